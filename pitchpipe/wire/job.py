@@ -1,0 +1,162 @@
+"""Models, jobs, events, tokens: what users see."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from pitchpipe.wire._base import Digest, Instant, Wire
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import TaskKind
+
+
+class ModelFormat(StrEnum):
+    """What an uploaded model is written in."""
+
+    ONNX = "onnx"
+    """ONNX protobuf; weights may be left out (see pitchpipe/strip.py)."""
+    RELAX = "relax"
+    """TVM JSON of a Relax module, as the SDK makes from a torch.export program."""
+    TVMSCRIPT = "tvmscript"
+    """The same as TVMScript text is code; only accepted by the SDK and the CLI, which turn it into `relax`."""
+    PT2 = "pt2"
+    """A torch.export archive; loading one can run code, so it needs an explicit trust flag and is converted locally."""
+
+
+class ModelView(Wire):
+    id: str
+    name: str
+    format: ModelFormat
+    digest: Digest
+    size_bytes: int = Field(ge=0)
+    created_at: Instant
+
+
+class Budget(Wire):
+    """How much a job may spend; at least one bound."""
+
+    trials: int | None = Field(default=None, ge=0, le=10_000_000)
+    seconds: float | None = Field(default=None, gt=0, le=1e7, description="wall seconds from the job's start")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.trials is None and self.seconds is None:
+            raise ValueError("a budget needs trials, seconds or both")
+        return self
+
+
+class JobState(StrEnum):
+    """Lifecycle: queued -> ingesting -> tuning -> confirming -> done; any but done -> failed or cancelled."""
+
+    QUEUED = "queued"
+    INGESTING = "ingesting"
+    TUNING = "tuning"
+    CONFIRMING = "confirming"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+class JobRequest(Wire):
+    model: str = Field(description="model id")
+    targets: tuple[Target, ...] = Field(min_length=1, max_length=8)
+    budget: Budget
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+class TaskView(Wire):
+    """A task of a job, as far as it is known."""
+
+    workload: Digest
+    target: Target
+    name: str
+    kind: TaskKind
+    weight: int
+    flops: float
+    bytes: float
+    trials: int = Field(ge=0, description="trials this job spent on it")
+    failed_trials: int = Field(ge=0)
+    reused: bool = Field(description="a stored best was served and no trial spent")
+    untuned_secs: float | None = None
+    tuned_secs: float | None = None
+
+
+class Progress(Wire):
+    trials: int = Field(default=0, ge=0)
+    failed_trials: int = Field(default=0, ge=0)
+    reused_tasks: int = Field(default=0, ge=0)
+    best_secs: float | None = Field(default=None, description="sum over tasks of weight x best median so far")
+    eta_secs: float | None = Field(default=None, ge=0)
+    eta_low_secs: float | None = Field(default=None, ge=0)
+    eta_high_secs: float | None = Field(default=None, ge=0)
+
+
+class JobView(Wire):
+    id: str
+    model: str
+    model_name: str
+    targets: tuple[Target, ...]
+    budget: Budget
+    seed: int
+    state: JobState
+    error: str | None = None
+    error_code: str | None = Field(default=None, description="problem type of the error")
+    progress: Progress
+    tasks: tuple[TaskView, ...] = ()
+    created_at: Instant
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+
+
+class EventKind(StrEnum):
+    STATE = "state"
+    """The job changed state; data: state, error."""
+    TASKS = "tasks"
+    """The model was split; data: number of tasks and how many were reused."""
+    PROGRESS = "progress"
+    """A batch was reported; data: Progress."""
+
+
+class JobEvent(Wire):
+    """One entry of a job's event stream; `seq` is the SSE id and starts at 1."""
+
+    seq: int = Field(ge=1)
+    kind: EventKind
+    data: dict[str, object]
+    at: Instant
+
+
+class Scope(StrEnum):
+    """What a token may do."""
+
+    USER = "user"
+    """Models, jobs, records and schedules of its project."""
+    WORKER = "worker"
+    """Register a worker, lease, report, read workloads."""
+    ADMIN = "admin"
+    """All of it, plus tokens and projects."""
+
+
+class TokenRequest(Wire):
+    project: str = Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$", description="project name")
+    scope: Scope
+    label: str = Field(default="", max_length=128)
+
+
+class TokenView(Wire):
+    id: str
+    project: str
+    scope: Scope
+    label: str
+    created_at: Instant
+    revoked_at: Instant | None = None
+
+
+class TokenCreated(TokenView):
+    token: str = Field(description="shown once; only its digest is stored")

@@ -1,0 +1,106 @@
+"""Workers, leases and reports."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from pitchpipe.wire._base import Digest, Instant, Wire
+from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+
+
+class WorkerState(StrEnum):
+    """Lifecycle: active -> draining -> gone; active or draining -> lost when it stops answering; lost -> active."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    GONE = "gone"
+    LOST = "lost"
+
+
+class WorkerRegistration(Wire):
+    """What a worker says of itself; the same `name` registers again as the same worker."""
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
+    device: DeviceFingerprint
+    target: Target
+    toolchain: Toolchain
+
+
+class WorkerView(Wire):
+    id: str
+    name: str
+    state: WorkerState
+    device: DeviceFingerprint
+    target: Target
+    toolchain: Toolchain
+    last_seen_at: Instant
+    trials: int = Field(ge=0, description="candidates measured since it registered")
+
+
+class Purpose(StrEnum):
+    """Why a batch is measured."""
+
+    SEARCH = "search"
+    """Candidates of the search: each is a trial."""
+    CONFIRM = "confirm"
+    """The best candidates and the baseline, timed interleaved; the first candidate is the baseline. Not trials."""
+
+
+class LeaseRequest(Wire):
+    worker: str
+    max_candidates: int = Field(default=16, ge=1, le=256)
+    wait_secs: float = Field(default=20.0, ge=0, le=60, description="long poll: how long to wait for work")
+
+
+class LeaseGrant(Wire):
+    """The right to measure a batch until the lease expires; every heartbeat renews it.
+
+    `fence` is strictly larger than that of every grant before it; reports and heartbeats with an older one are refused.
+    """
+
+    lease: str
+    fence: int = Field(ge=1)
+    ttl_secs: float = Field(gt=0)
+    purpose: Purpose
+    workload: Digest
+    target: Target
+    config: MeasureConfig
+    candidates: tuple[Candidate, ...] = Field(min_length=1)
+    incumbent_secs: float | None = Field(default=None, gt=0, description="best median known for the workload")
+
+
+class LeaseResponse(Wire):
+    """`grant` is absent when there was no work within the wait."""
+
+    grant: LeaseGrant | None = None
+
+
+class Heartbeat(Wire):
+    fence: int = Field(ge=1)
+
+
+class HeartbeatResponse(Wire):
+    ttl_secs: float
+    cancelled: bool = Field(description="the job ended: measure no more of it, report what is done")
+
+
+class Report(Wire):
+    """Results of some or all candidates of a lease. Idempotent by (lease, fence, candidate)."""
+
+    fence: int = Field(ge=1)
+    results: tuple[Measurement, ...] = Field(max_length=256)
+    final: bool = Field(description="nothing more will be reported: candidates without a result are queued again")
+
+
+class ReportResponse(Wire):
+    accepted: int = Field(ge=0, description="results stored by this call")
+    duplicates: int = Field(ge=0, description="results that were already stored, unchanged")
+    lease_open: bool
+
+
+class WorkloadView(Wire):
+    digest: Digest
+    ir: str

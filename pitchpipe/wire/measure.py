@@ -1,0 +1,114 @@
+"""Candidates and their measurements."""
+
+from __future__ import annotations
+
+import statistics
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from pitchpipe.wire._base import Digest, Seconds, Wire
+from pitchpipe.wire.ids import candidate_digest
+
+MEASURE_VERSION = 1
+"""Version of the way measurements are made; part of every record's key. Raise it when times stop being comparable."""
+
+BASELINE_TRACE = "[[],[]]"
+"""The trace with no instruction: the untuned workload, on targets whose compiler accepts it unscheduled."""
+
+
+class FailureKind(StrEnum):
+    """Why a candidate has no time. Final kinds are the candidate's own fault; retryable ones are not."""
+
+    INVALID_SCHEDULE = "invalid_schedule"
+    """The trace does not apply to the workload."""
+    BUILD_ERROR = "build_error"
+    """The compiler refused or crashed."""
+    BUILD_TIMEOUT = "build_timeout"
+    """The compiler took longer than the limit."""
+    RUN_ERROR = "run_error"
+    """The compiled candidate crashed, was killed, or ran out of its memory limit."""
+    RUN_TIMEOUT = "run_timeout"
+    """The compiled candidate ran longer than the limit."""
+    WRONG_OUTPUT = "wrong_output"
+    """The outputs differ from the untransformed build by more than the tolerance."""
+    WORKER_LOST = "worker_lost"
+    """Retryable: the worker stopped answering. Twice makes the candidate quarantined."""
+    DEVICE_ERROR = "device_error"
+    """Retryable: the device itself failed."""
+
+    @property
+    def retryable(self) -> bool:
+        return self in (FailureKind.WORKER_LOST, FailureKind.DEVICE_ERROR)
+
+
+class MeasureConfig(Wire):
+    """How a batch is measured. Limits are per candidate."""
+
+    version: int = MEASURE_VERSION
+    build_timeout_secs: float = Field(default=20.0, gt=0, le=600)
+    run_timeout_secs: float = Field(default=20.0, gt=0, le=600)
+    memory_limit_bytes: int = Field(default=4 << 30, ge=64 << 20)
+    min_samples: int = Field(default=3, ge=1, le=1000)
+    max_samples: int = Field(default=30, ge=1, le=10_000)
+    target_sample_secs: float = Field(default=2e-3, gt=0, le=10, description="calls are repeated to fill one sample")
+    max_secs: float = Field(default=0.1, gt=0, le=60, description="timing stops after this much time in the kernel")
+    slow_factor: float = Field(default=1.5, gt=1, description="a candidate this much slower than the incumbent stops early")
+    seed: int = Field(default=0, ge=0, description="of the input data")
+
+
+class Candidate(Wire):
+    """One schedule of a workload, proposed for measurement."""
+
+    digest: Digest
+    trace: str = Field(max_length=1 << 20, description="JSON text: [instructions, decisions], as MetaSchedule writes it")
+    predicted: float | None = Field(default=None, description="the cost model's score, higher is better")
+
+    @classmethod
+    def of(cls, workload: Digest, trace: str, predicted: float | None = None) -> Candidate:
+        return cls(digest=candidate_digest(workload, trace), trace=trace, predicted=predicted)
+
+
+class CheckVerdict(Wire):
+    """Outcome of the output check against the untransformed build."""
+
+    passed: bool
+    max_abs_error: float = Field(ge=0, description="largest absolute difference; 1e308 stands for not finite")
+    tolerance: float = Field(ge=0, description="largest allowed difference at the worst element")
+    input_sets: int = Field(ge=1)
+
+
+class Timed(Wire):
+    """A candidate that built, gave the right outputs, and was timed."""
+
+    outcome: Literal["timed"] = "timed"
+    candidate: Digest
+    run_secs: tuple[Seconds, ...] = Field(min_length=1, max_length=10_000, description="seconds of one run, per sample")
+    check: CheckVerdict
+    build_secs: float = Field(ge=0, lt=1e5)
+    load: float | None = Field(default=None, ge=0, description="1-minute load average of the host while timing")
+
+    @field_validator("check")
+    @classmethod
+    def _verified(cls, value: CheckVerdict) -> CheckVerdict:
+        if not value.passed:
+            raise ValueError("a candidate with wrong outputs has no time")
+        return value
+
+    @property
+    def secs(self) -> float:
+        """The ranking statistic: the median sample."""
+        return statistics.median(self.run_secs)
+
+
+class Failed(Wire):
+    """A candidate that has no time, and why."""
+
+    outcome: Literal["failed"] = "failed"
+    candidate: Digest
+    kind: FailureKind
+    detail: str = Field(default="", max_length=4096)
+
+
+Measurement = Annotated[Timed | Failed, Field(discriminator="outcome")]

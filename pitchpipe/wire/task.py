@@ -1,0 +1,40 @@
+"""Workloads and tasks: what is tuned."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from pitchpipe.wire._base import SCHEMA_VERSION, Digest, Wire
+from pitchpipe.wire.target import Target
+
+
+class TaskKind(StrEnum):
+    """How a task gets its schedule."""
+
+    TUNED = "tuned"
+    """Trials are spent on it."""
+    FIXED = "fixed"
+    """Trivially small or pure data movement: a fixed default schedule, no trials."""
+
+
+class Workload(Wire):
+    """A tensor program to tune, known by its digest."""
+
+    digest: Digest = Field(description="of the canonical form; see tuner/digest.py")
+    ir: str = Field(description="TVM JSON of an IRModule with one function, main; base of every trace")
+    schema_version: int = SCHEMA_VERSION
+
+
+class Task(Wire):
+    """A workload for a target, with its place in the model."""
+
+    workload: Workload
+    target: Target
+    name: str = Field(max_length=512, description="operator names joined; a label, never a key")
+    kind: TaskKind = TaskKind.TUNED
+    weight: int = Field(ge=1, description="times the workload occurs in one run of the model")
+    flops: float = Field(ge=0, description="floating-point operations of one run")
+    bytes: float = Field(ge=0, description="bytes of inputs read once and outputs written once")
+    group: str = Field(description="similarity group: same operator structure, other sizes")
