@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from pitchpipe.wire._base import SCHEMA_VERSION, Digest, Wire
+from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 
 
@@ -38,3 +39,5 @@ class Task(Wire):
     flops: float = Field(ge=0, description="floating-point operations of one run")
     bytes: float = Field(ge=0, description="bytes of inputs read once and outputs written once")
     group: str = Field(description="similarity group: same operator structure, other sizes")
+    baseline: str = Field(default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to")
+    fixed: str | None = Field(default=None, description="trace of the default schedule of a FIXED task")

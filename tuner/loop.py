@@ -1,0 +1,175 @@
+"""The tuning loop of one job, over three protocols: what measures, what remembers, what predicts.
+
+Driven by `step()`, which never blocks: searches run in an executor, measurements on workers, and a step moves whatever has
+finished to where it goes next. Several batches are in flight as long as the measurer can take them. Nothing is kept here
+that cannot be rebuilt from the record store and the measurer, so a coordinator that dies loses no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from pitchpipe.wire.ids import json_digest
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate, Measurement, Timed
+from pitchpipe.wire.record import TuningRecord
+from pitchpipe.wire.task import Task, TaskKind
+from tuner.budget import BudgetLedger
+from tuner.records import RecordStore
+from tuner.steps import Proposal, ProposeRequest, propose
+
+MEASURED_SHOWN = 256
+"""Measured candidates given to a search: the fastest of them; older and slower ones teach it through the cost model."""
+CONFIRMED = 3
+"""Candidates that meet the baseline in the confirming run."""
+MAX_SEARCH_CRASHES = 3
+"""A task whose search crashed this often in a row gets no more batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBatch:
+    """A batch whose candidates have all ended. Its results are in the record store already."""
+
+    batch: str
+    task: int
+    purpose: Purpose
+    candidates: tuple[Candidate, ...]
+    results: tuple[Measurement, ...]
+
+
+class Measurer(Protocol):
+    """Where candidates go to be measured. One thread calls it."""
+
+    def submit(
+        self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None
+    ) -> int:
+        """Queues a batch durably; returns how many candidates were new. Zero queues nothing."""
+
+    def collect(self) -> list[MeasuredBatch]:
+        """Batches that ended since the last call, each exactly once; never blocks."""
+
+    def hungry(self, waiting: int) -> bool:
+        """Whether another batch should be prepared, when `waiting` are being searched for."""
+
+
+class Predictor(Protocol):
+    """The newest cost model. Advisory: without one the search goes on at random."""
+
+    def latest(self) -> bytes | None:
+        """Serialised model, or None."""
+
+    def observe(self, measured: int) -> None:
+        """Tells that results arrived, so that a refit may start. Never blocks."""
+
+
+@dataclass(kw_only=True)
+class _Search:
+    task: int
+    reserved: int
+    future: Future[list[Proposal]]
+
+
+class TuningLoop:
+    """Spends a job's budget on its tuned tasks, then confirms every task that is not reused."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        reused: frozenset[int],
+        ledger: BudgetLedger,
+        measurer: Measurer,
+        records: RecordStore,
+        predictor: Predictor,
+        executor: Executor,
+        *,
+        seed: int,
+        confirming: frozenset[int] = frozenset(),
+        on_confirmed: Callable[[int, MeasuredBatch], None],
+    ) -> None:
+        self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
+        self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
+        self._searches: list[_Search] = []
+        self._crashes = [0] * len(tasks)
+        self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in confirming]
+        self._confirming = set(confirming)
+        for index, task in enumerate(tasks):
+            if task.kind is TaskKind.FIXED or index in reused:
+                ledger.tasks[index].exhausted = True
+
+    def step(self, elapsed_secs: float) -> bool:
+        """Moves everything that can move; True when the job is complete."""
+        for batch in self.measurer.collect():
+            if batch.purpose is Purpose.SEARCH:
+                self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
+                self.predictor.observe(len(batch.results))
+            else:
+                self._confirming.discard(batch.task)
+                self.on_confirmed(batch.task, batch)
+        for search in [s for s in self._searches if s.future.done()]:
+            self._searches.remove(search)
+            self._queue(search)
+        while self.measurer.hungry(len(self._searches)) and (due := self.ledger.next_batch(elapsed_secs)) is not None:
+            self._searches.append(self._search(*due))
+        if not self.ledger.finished(elapsed_secs):
+            return False
+        while self._to_confirm:
+            self._confirm(self._to_confirm.pop())
+        return not self._confirming
+
+    @property
+    def searching(self) -> bool:
+        """Whether trials may still be spent; False once only confirming runs are left."""
+        return bool(self._to_confirm)
+
+    def _search(self, index: int, n: int) -> _Search:
+        task, ledger = self.tasks[index], self.ledger.tasks[index]
+        measured = fastest(self.records.for_task(task.workload.digest, task.target), MEASURED_SHOWN)
+        request = ProposeRequest(
+            workload=task.workload,
+            target=task.target,
+            measured=measured,
+            seen=self.records.seen(task.workload.digest, task.target),
+            model=self.predictor.latest(),
+            n=n,
+            seed=int(json_digest([self.seed, task.workload.digest, ledger.trials])[:7], 16),
+        )
+        return _Search(task=index, reserved=n, future=self.executor.submit(propose, request))
+
+    def _queue(self, search: _Search) -> None:
+        ledger = self.ledger.tasks[search.task]
+        try:
+            proposals = search.future.result()
+        except Exception:  # noqa: BLE001 - whatever a search child dies of costs this batch, never the job
+            self._crashes[search.task] += 1
+            self.ledger.release(search.task, search.reserved)
+            ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES
+            return
+        self._crashes[search.task] = 0
+        queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
+        self.ledger.release(search.task, search.reserved - queued)
+        if queued == 0:
+            ledger.exhausted = True
+
+    def _confirm(self, index: int) -> None:
+        task = self.tasks[index]
+        if task.fixed is not None:
+            traces = [task.fixed]
+        else:
+            measured = fastest(self.records.for_task(task.workload.digest, task.target), CONFIRMED)
+            traces = [trace for trace, secs in measured if secs is not None]
+            if (best := self.records.best(task.workload.digest, task.target)) is not None:
+                traces.append(best.trace)
+        unique = dict.fromkeys([task.baseline, *traces])
+        proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]
+        self.measurer.submit(index, Purpose.CONFIRM, proposals, None)
+        self._confirming.add(index)
+
+
+def fastest(records: Sequence[TuningRecord], n: int) -> tuple[tuple[str, float | None], ...]:
+    """(trace, median seconds) of the `n` fastest timed records, fastest first, then failures (None) while room is left."""
+    timed = sorted(((r.result.secs, r.trace) for r in records if isinstance(r.result, Timed)))[:n]
+    failed = [r.trace for r in records if not isinstance(r.result, Timed)][: n - len(timed)]
+    return (*((trace, secs) for secs, trace in timed), *((trace, None) for trace in failed))
