@@ -1,0 +1,97 @@
+"""Who is asking, and whether they may.
+
+A token is looked up once per request at the app's edge, before the body is read; routes then declare the scopes they
+accept. An admin token may do everything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from pitchpipe.errors import Forbidden, Unauthorized
+from pitchpipe.wire.ids import sha256
+from pitchpipe.wire.job import Scope
+from service.db import Database
+from service.store import tokens
+from service.store.tokens import Principal
+
+_BEARER = HTTPBearer(auto_error=False, description="made by `pitchpipe tokens create`")
+_MAX_TOKEN_CHARS = 512
+_MAX_CACHED = 4096
+"""Entries; a cache this small costs nothing to drop and fill again."""
+
+
+class Authenticator:
+    """Turns an Authorization header into a Principal. Thread-safe.
+
+    A valid token is remembered for `cache_secs`, so that a busy worker costs one look-up per interval and not one per
+    request; only digests are kept. A revocation through this process is obeyed at once, one through another process
+    within `cache_secs`. Refusals are never remembered.
+    """
+
+    def __init__(self, database: Database, cache_secs: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._cache_secs = cache_secs
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, Principal]] = {}
+
+    def remembered(self, header: str | None) -> Principal | None:
+        """The answer where it needs no database; raises Unauthorized on a header that is no bearer token."""
+        token = _bearer(header)
+        with self._lock:
+            found = self._known.get(sha256(token.encode()))
+        return found[1] if found is not None and found[0] > self._clock() else None
+
+    def authenticate(self, header: str | None) -> Principal:
+        """Raises Unauthorized unless the header carries a token that is valid now."""
+        token = _bearer(header)
+        with self._database.transaction() as session:
+            principal = tokens.authenticate(session, token)
+        with self._lock:
+            if len(self._known) >= _MAX_CACHED:
+                self._known.clear()
+            self._known[sha256(token.encode())] = (self._clock() + self._cache_secs, principal)
+        return principal
+
+    def forget(self) -> None:
+        """Drops what is remembered; called after every revocation."""
+        with self._lock:
+            self._known.clear()
+
+
+def _bearer(header: str | None) -> str:
+    scheme, _, token = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip() or len(token) > _MAX_TOKEN_CHARS or not token.isascii():
+        raise Unauthorized("send a token: `Authorization: Bearer <token>`")
+    return token.strip()
+
+
+def _needs(*scopes: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Principal]:
+    allowed = {*scopes, Scope.ADMIN}
+
+    # The credentials are declared for the OpenAPI document only; the edge has judged them already.
+    def principal(
+        request: Request, _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+    ) -> Principal:
+        found = request.scope.get("pitchpipe.principal")
+        if not isinstance(found, Principal):
+            raise Unauthorized("send a token: `Authorization: Bearer <token>`")
+        if found.scope not in allowed:
+            names = " or ".join(sorted(scope.value for scope in allowed))
+            raise Forbidden(f"this needs a token of scope {names}; this one is of scope {found.scope.value}")
+        return found
+
+    return principal
+
+
+User = Annotated[Principal, Depends(_needs(Scope.USER))]
+Worker = Annotated[Principal, Depends(_needs(Scope.WORKER))]
+Anyone = Annotated[Principal, Depends(_needs(Scope.USER, Scope.WORKER))]
+Admin = Annotated[Principal, Depends(_needs())]

@@ -1,0 +1,145 @@
+"""What happens to a request before a route sees it: counted, shed, authenticated, capped; in that order.
+
+    request -> Edge -> routes
+                 count      every answer, by route and status
+                 shed       503 + Retry-After when too much is at work, before any work is done
+                 authenticate   401 before the body is read
+                 cap        413 as soon as the declared or the received size passes the cap
+                 last net   an exception nobody meant to raise becomes a 500 that tells nothing
+
+Long polls and event streams hold no thread while they wait, so they are counted apart: a thousand idle workers must
+not shed the requests that do work.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pitchpipe.errors import Overloaded, PitchpipeError, TooLarge
+from service import problems
+from service.context import Context
+
+log = structlog.get_logger("pitchpipe.http")
+_API = "/v1/"
+
+
+class Edge:
+    """ASGI middleware; one per app."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+        # Counted on the event loop only, so plain integers do.
+        self._running = {"request": 0, "waiting": 0}
+        settings = context.settings
+        self._limits = {"request": settings.max_requests, "waiting": settings.max_waiting}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        instance = f"urn:pitchpipe:request:{secrets.token_hex(8)}"
+        scope["pitchpipe.instance"] = instance
+        status = 0
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        kind = _kind(scope)
+        try:
+            with self._slot(kind):
+                await self._authenticate(scope)
+                await self._app(scope, _capped(receive, scope, self._cap(scope)), send_counted)
+        except PitchpipeError as error:
+            if status == 0:
+                await problems.of_error(error, instance)(scope, receive, send_counted)
+        except Exception:  # noqa: BLE001 - the last net: whatever it is, the caller gets a problem and the log gets it all
+            log.exception("unexpected error", instance=instance, method=scope["method"], path=scope["path"])
+            if status == 0:
+                await problems.unexpected(instance)(scope, receive, send_counted)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            metrics = self._context.metrics
+            metrics.requests.labels(scope["method"], route, str(status)).inc()
+            if kind == "request":
+                metrics.latency.labels(scope["method"], route).observe(time.perf_counter() - started)
+
+    @contextmanager
+    def _slot(self, kind: str | None) -> Iterator[None]:
+        """Probes (`kind` None) are always let in: an overloaded process is still alive."""
+        if kind is None:
+            yield
+            return
+        if self._running[kind] >= self._limits[kind]:
+            self._context.metrics.shed.inc()
+            raise Overloaded(
+                f"{self._limits[kind]} requests are at work; try again shortly",
+                retry_after_secs=self._context.settings.retry_after_secs,
+            )
+        gauge = self._context.metrics.running.labels(kind)
+        self._running[kind] += 1
+        gauge.inc()
+        try:
+            yield
+        finally:
+            self._running[kind] -= 1
+            gauge.dec()
+
+    async def _authenticate(self, scope: Scope) -> None:
+        if not scope["path"].startswith(_API):
+            return
+        header = Headers(scope=scope).get("authorization")
+        authenticator = self._context.authenticator
+        principal = authenticator.remembered(header)
+        if principal is None:
+            principal = await run_in_threadpool(authenticator.authenticate, header)
+        scope["pitchpipe.principal"] = principal
+
+    def _cap(self, scope: Scope) -> int:
+        upload = scope["method"] == "POST" and scope["path"] == "/v1/models"
+        return self._context.settings.max_model_bytes if upload else self._context.settings.max_body_bytes
+
+
+def _kind(scope: Scope) -> str | None:
+    path = scope["path"]
+    if path in ("/healthz", "/readyz", "/metrics"):
+        return None
+    waits = path == "/v1/leases" or (path.startswith("/v1/jobs/") and path.endswith("/events"))
+    return "waiting" if waits else "request"
+
+
+class _BodyTooLarge(HTTPException):
+    """An HTTPException, because FastAPI turns any other exception of a body's reading into `400`."""
+
+
+def _capped(receive: Receive, scope: Scope, cap_bytes: int) -> Receive:
+    """`receive` that raises once the body passes the cap; refuses at once what declares to be too large."""
+    declared = Headers(scope=scope).get("content-length", "")
+    message = f"the body is larger than {cap_bytes} bytes"
+    if declared.isdigit() and int(declared) > cap_bytes:
+        raise TooLarge(f"{message}: it declares {declared[:20]}")
+    received_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal received_bytes
+        found = await receive()
+        if found["type"] == "http.request":
+            received_bytes += len(found.get("body", b""))
+            if received_bytes > cap_bytes:
+                raise _BodyTooLarge(413, message)
+        return found
+
+    return limited

@@ -1,0 +1,264 @@
+"""One active job in the coordinator's memory: rebuilt from the database whenever the process is new."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+
+from pitchpipe.errors import InvalidModel, PitchpipeError
+from pitchpipe.wire.job import EventKind, JobState, JobView, Progress
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import MeasureConfig, Timed
+from pitchpipe.wire.task import Task, TaskKind
+from service.blobs import Blobs
+from service.db import Database
+from service.predictor import ProjectPredictor
+from service.store import batches, events, jobs, models, records, workers, workloads
+from service.wake import Wake
+from tuner.budget import BudgetLedger, effort
+from tuner.confirm import choose_best
+from tuner.loop import MeasuredBatch, TuningLoop
+from tuner.steps import Proposal, split_model
+
+BATCH_CANDIDATES = 32
+"""Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
+BATCHES_AHEAD = 2
+"""Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
+CONFIRM_SECS = 1.5
+"""Seconds held back from a budget in seconds for each task's confirming run."""
+
+
+class JobRun:
+    """Steps one job from queued to done. One thread calls it."""
+
+    def __init__(
+        self,
+        project: str,
+        job: str,
+        database: Database,
+        blobs: Blobs,
+        wake: Wake,
+        executor: Executor,
+        predictor: Callable[[str, str], ProjectPredictor],
+    ) -> None:
+        self.project, self.job = project, job
+        self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
+        self._split: Future[list[Task]] | None = None
+        self._loop: TuningLoop | None = None
+        self._spent_secs = 0.0
+        self._looked_at = time.monotonic()
+
+    def step(self) -> None:
+        """Moves whatever can move; raises the error that fails the job."""
+        now = time.monotonic()
+        self._spent_secs += now - self._looked_at
+        self._looked_at = now
+        if self._loop is None:
+            view = self._view()
+            if view.state in (JobState.QUEUED, JobState.INGESTING) and not self._ingest(view):
+                return
+            self._loop = self._build_loop(self._view())
+        finished = self._loop.step(self._spent_secs)
+        if not self._loop.searching:
+            self._enter(JobState.CONFIRMING)
+        if finished:
+            self._complete()
+
+    def _view(self) -> JobView:
+        with self.database.transaction() as session:
+            return jobs.get(session, self.project, self.job)
+
+    def _enter(self, state: JobState) -> None:
+        with self.database.transaction() as session:
+            if jobs.get(session, self.project, self.job).state is not state:
+                jobs.transition(session, self.job, state)
+        self.wake.notify()
+
+    def _ingest(self, view: JobView) -> bool:
+        if self._split is None:
+            self._enter(JobState.INGESTING)
+            with self.database.transaction() as session:
+                model = models.get(session, self.project, view.model)
+            data = self.blobs.get(model.digest)
+            self._split = self.executor.submit(split_model, data, model.format.value, view.targets)
+            self._split.add_done_callback(lambda _: self.wake.notify())
+        if not self._split.done():
+            return False
+        try:
+            tasks = self._split.result()
+        except PitchpipeError:
+            raise
+        except Exception as error:
+            raise InvalidModel(f"the model could not be split: {type(error).__name__}: {error}") from error
+        if not tasks:
+            raise InvalidModel("the model computes nothing that can be tuned")
+        self._accept(view, tasks)
+        return True
+
+    def _accept(self, view: JobView, tasks: list[Task]) -> None:
+        """Stores the tasks and marks those reused that were settled with at least the effort this job offers."""
+        offered = self._effort(view, tasks)
+        with self.database.transaction() as session:
+            for task in tasks:
+                workloads.put(session, self.project, task.workload)
+            jobs.set_tasks(session, self.job, tasks)
+            reused = 0
+            for target in view.targets:
+                digests = [task.workload.digest for task in tasks if task.target == target]
+                settled = records.settled(session, self.project, digests, target)
+                for task in tasks:
+                    key = task.workload.digest
+                    if task.target != target or settled.get(key, -1.0) < offered:
+                        continue
+                    best = records.best(session, self.project, key, target)
+                    if best is not None:
+                        reused += 1
+                        secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
+                        jobs.update_task(session, self.job, key, target, reused=True, **secs)
+            jobs.transition(session, self.job, JobState.TUNING)
+            jobs.update_progress(session, self.job, Progress(reused_tasks=reused), self._spent_secs)
+            events.append(session, self.job, EventKind.TASKS, {"tasks": len(tasks), "reused": reused})
+        self.wake.notify()
+
+    def _effort(self, view: JobView, tasks: Sequence[Task]) -> float:
+        tuned = sum(task.kind is TaskKind.TUNED for task in tasks)
+        return effort(tuned, view.budget.trials, view.budget.seconds)
+
+    def _build_loop(self, view: JobView) -> TuningLoop:
+        store = records.SqlRecordStore(self.database, self.project)
+        with self.database.transaction() as session:
+            self._tasks = jobs.tasks(session, self.job)
+            self._spent_secs = max(self._spent_secs, jobs.spent_secs(session, self.job))
+            open_ = batches.open_(session, self.job)
+        seconds = view.budget.seconds
+        if seconds is not None:
+            seconds = max(1.0, seconds - CONFIRM_SECS * len(self._tasks))
+        self._ledger = BudgetLedger(
+            self._tasks, trials=view.budget.trials, seconds=seconds, batch_size=BATCH_CANDIDATES
+        )
+        index = {(task.workload.digest, task.target.key): i for i, task in enumerate(self._tasks)}
+        in_flight = [0] * len(self._tasks)
+        confirming: set[int] = set()
+        for batch in open_:
+            at = index[batch.workload, batch.target.key]
+            if batch.purpose is Purpose.CONFIRM:
+                confirming.add(at)
+            else:
+                in_flight[at] += batch.candidates
+        done: set[int] = set()
+        for shown in view.tasks:
+            at = index[shown.workload, shown.target.key]
+            if shown.reused or shown.tuned_secs is not None:
+                done.add(at)
+            timed = [r.result.secs for r in store.for_task(shown.workload, shown.target) if isinstance(r.result, Timed)]
+            self._ledger.restore(
+                at,
+                trials=shown.trials,
+                failed=shown.failed_trials,
+                best_secs=min(timed, default=None),
+                in_flight=in_flight[at],
+            )
+        return TuningLoop(
+            self._tasks,
+            frozenset(done),
+            self._ledger,
+            _SqlMeasurer(self, index),
+            store,
+            self.predictor(self.project, self._tasks[0].target.kind),
+            self.executor,
+            seed=view.seed,
+            confirming=frozenset(confirming),
+            on_confirmed=self._confirmed,
+        )
+
+    def _confirmed(self, at: int, batch: MeasuredBatch) -> None:
+        """Serves the winner of a confirming run; the baseline when nothing beat it."""
+        task = self._tasks[at]
+        with self.database.transaction() as session:
+            worker = batches.measured_by(session, batch.batch)
+            best = choose_best(task, batch.candidates, batch.results, worker.device.device_class, worker.toolchain.key)
+            if best is None:
+                return
+            records.set_best(session, self.project, task.workload.digest, task.target, best)
+            secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
+            jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
+
+    def charged(self) -> None:
+        """Publishes progress after batches were observed."""
+        ledger = self._ledger
+        eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
+        with self.database.transaction() as session:
+            view = jobs.get(session, self.project, self.job)
+            progress = Progress(
+                trials=view.progress.trials,
+                failed_trials=view.progress.failed_trials,
+                reused_tasks=view.progress.reused_tasks,
+                best_secs=ledger.latency(),
+                eta_secs=eta.secs,
+                eta_low_secs=eta.low_secs,
+                eta_high_secs=eta.high_secs,
+            )
+            jobs.update_progress(session, self.job, progress, self._spent_secs)
+            events.append(session, self.job, EventKind.PROGRESS, progress.model_dump())
+
+    def _complete(self) -> None:
+        with self.database.transaction() as session:
+            view = jobs.get(session, self.project, self.job)
+            offered = self._effort(view, self._tasks)
+            for task in self._tasks:
+                records.settle(session, self.project, task.workload.digest, task.target, offered)
+            jobs.transition(session, self.job, JobState.DONE)
+        self.wake.notify()
+
+
+class _SqlMeasurer:
+    """Implements tuner.loop.Measurer over the candidate queue of one job."""
+
+    def __init__(self, run: JobRun, index: dict[tuple[str, str], int]) -> None:
+        self.run, self.index = run, index
+
+    def submit(
+        self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None
+    ) -> int:
+        """Queues the proposals that were never issued before."""
+        run, of = self.run, self.run._tasks[task]
+        with run.database.transaction() as session:
+            issued = batches.issue(
+                session,
+                run.job,
+                of.workload.digest,
+                of.target,
+                purpose,
+                [proposal.candidate for proposal in proposals],
+                MeasureConfig(),
+                incumbent_secs,
+                {p.candidate.digest: p.features for p in proposals if p.features is not None},
+            )
+        run.wake.notify()
+        return issued
+
+    def collect(self) -> list[MeasuredBatch]:
+        """Ended batches, marked observed in the transaction that reads them: a restart counts from the job's rows."""
+        run = self.run
+        with run.database.transaction() as session:
+            found = batches.finished(session, run.job)
+            batches.observed(session, [batch.batch for batch in found])
+        return [
+            MeasuredBatch(
+                batch=batch.batch,
+                task=self.index[batch.workload, batch.target.key],
+                purpose=batch.purpose,
+                candidates=batch.candidates,
+                results=batch.results,
+            )
+            for batch in found
+        ]
+
+    def hungry(self, waiting: int) -> bool:
+        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured."""
+        run = self.run
+        with run.database.transaction() as session:
+            open_ = len(batches.open_(session, run.job))
+            ready = workers.active(session, run.project)
+        return open_ + waiting < BATCHES_AHEAD * max(1, ready)

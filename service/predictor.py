@@ -1,0 +1,80 @@
+"""The newest cost model of a (project, target kind), refitted in the executor while tuning goes on.
+
+Advisory (promise 9): a model that is lost, damaged or fails to train leaves the search at random and changes no answer.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+
+import structlog
+
+from pitchpipe.errors import PitchpipeError
+from service.blobs import Blobs
+from service.db import Database
+from service.store import batches, cost_models
+from service.wake import Wake
+from tuner.steps import Sample, TrainedModel, train
+
+log = structlog.get_logger()
+
+REFIT_GROWTH = 0.2
+"""A model is refitted when the samples have grown by this share since the last one."""
+REFIT_MIN_SAMPLES = 64
+TRAINING_SAMPLES = 20_000
+"""Newest samples of a target kind that a model learns from, whichever job measured them."""
+
+
+class ProjectPredictor:
+    """Implements tuner.loop.Predictor for all jobs of a project on one target kind; called by the coordinator's thread."""
+
+    def __init__(
+        self, project: str, target_kind: str, database: Database, blobs: Blobs, wake: Wake, executor: Executor
+    ) -> None:
+        self.project, self.target_kind = project, target_kind
+        self.database, self.blobs, self.wake, self.executor = database, blobs, wake, executor
+        self._data = self._stored()
+        self._samples = 0
+        self._unseen = 0
+        self._training: Future[TrainedModel | None] | None = None
+
+    def latest(self) -> bytes | None:
+        """The newest model that finished training."""
+        if self._training is not None and self._training.done():
+            self._adopt(self._training)
+            self._training = None
+        return self._data
+
+    def observe(self, measured: int) -> None:
+        """Counts new measurements and starts a refit when there are enough."""
+        self._unseen += measured
+        if self._training is not None or self._unseen < max(REFIT_MIN_SAMPLES, REFIT_GROWTH * self._samples):
+            return
+        with self.database.transaction() as session:
+            rows = batches.samples(session, self.project, self.target_kind, TRAINING_SAMPLES)
+        samples = [Sample(workload=workload, features=features, secs=secs) for workload, features, secs in rows]
+        self._unseen = 0
+        self._training = self.executor.submit(train, samples, len(samples))
+        self._training.add_done_callback(lambda _: self.wake.notify())
+
+    def _stored(self) -> bytes | None:
+        with self.database.transaction() as session:
+            found = cost_models.latest(session, self.project, self.target_kind)
+        try:
+            return None if found is None else self.blobs.get(found[1])
+        except PitchpipeError as error:
+            log.warning("cost model lost, searching without one", error=error.detail)
+            return None
+
+    def _adopt(self, training: Future[TrainedModel | None]) -> None:
+        try:
+            trained = training.result()
+        except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
+            log.warning("cost model training failed", error=str(error))
+            return
+        if trained is None:
+            return
+        self._data, self._samples = trained.data, trained.samples
+        digest = self.blobs.put(trained.data)
+        with self.database.transaction() as session:
+            cost_models.add(session, self.project, self.target_kind, digest, trained.metrics, trained.samples)

@@ -1,0 +1,142 @@
+"""Errors as RFC 9457 problem documents: the one place where an exception becomes a response."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from pitchpipe.errors import InvalidInput, PitchpipeError, TooLarge
+from pitchpipe.wire.problem import PROBLEM_MEDIA_TYPE, TYPE_PREFIX, FieldProblem, Problem
+
+DESCRIPTIONS = {
+    400: "What was sent is not valid; `code` and `detail` say why",
+    401: "No valid token",
+    403: "The token's scope does not allow this",
+    404: "Absent, or another project's",
+    405: "The path knows other methods",
+    409: "The present state does not allow this; `code` says which conflict",
+    413: "The body is over its cap",
+    422: "The request is malformed; `errors` names the fields",
+    500: "Unexpected; the log knows `instance`",
+    503: "Shed before any work was done, or not ready; see Retry-After",
+}
+COMMON = (401, 403, 422, 500, 503)
+"""What any authenticated route may answer."""
+_MAX_FIELDS = 20
+"""A hostile body can be wrong in a million places; the first few are enough to act on."""
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route: the problems it may answer with, besides COMMON."""
+    content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        status: {"description": DESCRIPTIONS[status], "content": content} for status in sorted({*statuses, *COMMON})
+    }
+
+
+def response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """The document as a response."""
+    body = problem.model_dump_json(exclude_none=True, exclude_defaults=False)
+    return Response(body, status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=dict(headers or {}))
+
+
+def of_error(error: PitchpipeError, instance: str | None = None) -> Response:
+    """The response to an error raised on purpose."""
+    headers: dict[str, str] = {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after_secs is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_secs)))
+    problem = Problem(
+        type=TYPE_PREFIX + error.code,
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        code=error.code,
+        instance=instance,
+    )
+    return response(problem, headers)
+
+
+def unexpected(instance: str) -> Response:
+    """The response to an exception nobody meant to raise: tells nothing but where to look."""
+    return response(
+        Problem(
+            type=TYPE_PREFIX + "internal",
+            title="The service failed",
+            status=500,
+            detail="An unexpected error; the service's log has it under the instance given here.",
+            code="internal",
+            instance=instance,
+        )
+    )
+
+
+def register(app: FastAPI) -> None:
+    """Adds the handlers of every error a route can raise."""
+    app.add_exception_handler(PitchpipeError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_malformed)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+
+
+def _instance(request: Request) -> str | None:
+    found = request.scope.get("pitchpipe.instance")
+    return found if isinstance(found, str) else None
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PitchpipeError)
+    return of_error(error, _instance(request))
+
+
+async def _on_malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    # Only places and messages are told: an echo of the input could be huge, secret, or not JSON at all (NaN).
+    fields = tuple(
+        FieldProblem(field=".".join(str(part)[:128] for part in found["loc"])[:512], message=str(found["msg"])[:512])
+        for found in error.errors()[:_MAX_FIELDS]
+    )
+    detail = "; ".join(f"{field.field}: {field.message}" for field in fields[:3])
+    if len(error.errors()) > 3:
+        detail += f"; and {len(error.errors()) - 3} more"
+    code = InvalidInput().code
+    return response(
+        Problem(
+            type=TYPE_PREFIX + code,
+            title=InvalidInput.title,
+            status=422,
+            detail=detail,
+            code=code,
+            instance=_instance(request),
+            errors=fields,
+        )
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 413:
+        return of_error(TooLarge(str(error.detail)), _instance(request))
+    names = {400: InvalidInput().code, 404: "not-found", 405: "method-not-allowed"}
+    code = names.get(error.status_code, "http")
+    problem = Problem(
+        type=TYPE_PREFIX + code,
+        title=str(error.detail),
+        status=error.status_code,
+        detail=f"{request.method} {request.url.path[:256]}: {error.detail}",
+        code=code,
+        instance=_instance(request),
+    )
+    return response(problem, error.headers)
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    # Nobody reads this; it only keeps a broken upload out of the log of unexpected errors.
+    return of_error(InvalidInput("the connection closed before the whole body had arrived"))

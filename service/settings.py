@@ -1,0 +1,47 @@
+"""Settings of the service: one frozen object, read once at the start from `PITCHPIPE_*` and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_data_path
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIB = 1 << 20
+
+
+def default_database_url() -> str:
+    """SQLite in the user's data folder."""
+    return f"sqlite:///{user_data_path('pitchpipe') / 'pitchpipe.db'}"
+
+
+def default_blob_url() -> str:
+    """A folder beside the default database."""
+    return (user_data_path("pitchpipe") / "blobs").as_uri()
+
+
+class Settings(BaseSettings):
+    """Every field is an environment variable with the prefix PITCHPIPE_; unknown variables are ignored."""
+
+    model_config = SettingsConfigDict(env_prefix="PITCHPIPE_", frozen=True, extra="ignore")
+
+    database_url: str = Field(default_factory=default_database_url, description="sqlite:///... or postgresql://...")
+    blob_url: str = Field(default_factory=default_blob_url, description="file:///..., memory:/// or s3://...")
+    engine: str = Field(default="local", description="executor of search, ingest and training: local, dask://host:port")
+    cache_dir: Path = Field(default_factory=lambda: user_cache_path("pitchpipe"), description="rebuildable files")
+
+    host: str = Field(default="127.0.0.1", description="address the server listens on")
+    port: int = Field(default=8734, ge=0, le=65535, description="0 takes a free one")
+    graceful_shutdown_secs: int = Field(default=10, ge=0, description="how long SIGTERM waits for running requests")
+
+    max_body_bytes: int = Field(default=8 * MIB, ge=1024, description="cap of a JSON body")
+    max_model_bytes: int = Field(default=256 * MIB, ge=1024, description="cap of an uploaded model")
+    max_requests: int = Field(default=64, ge=1, description="requests at work at once; one more is shed with 503")
+    max_waiting: int = Field(default=1024, ge=1, description="long polls and event streams open at once")
+    retry_after_secs: float = Field(default=1.0, gt=0, description="what a shed request is told to wait")
+    token_cache_secs: float = Field(default=2.0, ge=0, description="how long another replica may honour a revoked token")
+
+    lease_ttl_secs: float = Field(default=30.0, gt=0, le=3600, description="a lease not renewed for this long expires")
+    poll_secs: float = Field(default=0.25, gt=0, le=10, description="how often a waiting request looks at the database")
+    worker_lost_secs: float = Field(default=60.0, gt=0, description="a worker silent for this long is marked lost")
