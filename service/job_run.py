@@ -109,7 +109,7 @@ class JobRun:
                 settled = records.settled(session, self.project, digests, target)
                 for task in tasks:
                     key = task.workload.digest
-                    if task.target != target or settled.get(key, -1.0) < offered:
+                    if task.target != target or task.seeds or settled.get(key, -1.0) < offered:
                         continue
                     best = records.best(session, self.project, key, target)
                     if best is not None:
@@ -218,9 +218,7 @@ class _SqlMeasurer:
     def __init__(self, run: JobRun, index: dict[tuple[str, str], int]) -> None:
         self.run, self.index = run, index
 
-    def submit(
-        self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None
-    ) -> int:
+    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
         """Queues the proposals that were never issued before."""
         run, of = self.run, self.run._tasks[task]
         with run.database.transaction() as session:

@@ -25,6 +25,8 @@ MEASURED_SHOWN = 256
 """Measured candidates given to a search: the fastest of them; older and slower ones teach it through the cost model."""
 CONFIRMED = 3
 """Candidates that meet the baseline in the confirming run."""
+SEEDS_CONFIRMED = 8
+"""Imported traces that join the confirming run."""
 MAX_SEARCH_CRASHES = 3
 """A task whose search crashed this often in a row gets no more batches."""
 
@@ -162,6 +164,7 @@ class TuningLoop:
             traces = [trace for trace, secs in measured if secs is not None]
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
+        traces.extend(task.seeds[:SEEDS_CONFIRMED])
         unique = dict.fromkeys([task.baseline, *traces])
         proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]
         self.measurer.submit(index, Purpose.CONFIRM, proposals, None)

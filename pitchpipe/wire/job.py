@@ -21,6 +21,8 @@ class ModelFormat(StrEnum):
     """TVM JSON of a Relax module, as the SDK makes from a torch.export program."""
     TVMSCRIPT = "tvmscript"
     """The same as TVMScript text is code; only accepted by the SDK and the CLI, which turn it into `relax`."""
+    METASCHEDULE = "metaschedule"
+    """MetaSchedule's pair of JSON files in one document: its workloads become tasks, its traces their seeds."""
     PT2 = "pt2"
     """A torch.export archive; loading one can run code, so it needs an explicit trust flag and is converted locally."""
 

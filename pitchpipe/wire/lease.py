@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -47,6 +48,12 @@ class Purpose(StrEnum):
     """Candidates of the search: each is a trial."""
     CONFIRM = "confirm"
     """The best candidates and the baseline, timed interleaved; the first candidate is the baseline. Not trials."""
+
+
+class WorkerStateRequest(Wire):
+    """What a worker, or its operator, wants of it: `draining` takes no new lease, `gone` has left."""
+
+    state: Literal[WorkerState.DRAINING, WorkerState.GONE]
 
 
 class LeaseRequest(Wire):

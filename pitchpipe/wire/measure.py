@@ -54,7 +54,9 @@ class MeasureConfig(Wire):
     max_samples: int = Field(default=30, ge=1, le=10_000)
     target_sample_secs: float = Field(default=2e-3, gt=0, le=10, description="calls are repeated to fill one sample")
     max_secs: float = Field(default=0.1, gt=0, le=60, description="timing stops after this much time in the kernel")
-    slow_factor: float = Field(default=1.5, gt=1, description="a candidate this much slower than the incumbent stops early")
+    slow_factor: float = Field(
+        default=1.5, gt=1, description="a candidate this much slower than the incumbent stops early"
+    )
     seed: int = Field(default=0, ge=0, description="of the input data")
 
 
@@ -62,7 +64,9 @@ class Candidate(Wire):
     """One schedule of a workload, proposed for measurement."""
 
     digest: Digest
-    trace: str = Field(max_length=1 << 20, description="JSON text: [instructions, decisions], as MetaSchedule writes it")
+    trace: str = Field(
+        max_length=1 << 20, description="JSON text: [instructions, decisions], as MetaSchedule writes it"
+    )
     predicted: float | None = Field(default=None, description="the cost model's score, higher is better")
 
     @classmethod

@@ -22,7 +22,9 @@ class Target(Wire):
     kind: Literal["llvm", "cuda"]
     mcpu: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.+-]{1,64}$", description="LLVM CPU name")
     mattr: tuple[str, ...] = Field(default=(), max_length=64, description="LLVM features such as +avx512f; sorted")
-    num_cores: int | None = Field(default=None, ge=1, le=4096, alias="num-cores", description="threads a kernel may use")
+    num_cores: int | None = Field(
+        default=None, ge=1, le=4096, alias="num-cores", description="threads a kernel may use"
+    )
     arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[a-z]?$", description="CUDA architecture")
     max_threads_per_block: int | None = Field(default=None, ge=1, le=4096)
     max_shared_memory_per_block: int | None = Field(default=None, ge=1, le=1 << 20, description="bytes")

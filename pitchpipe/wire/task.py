@@ -39,5 +39,8 @@ class Task(Wire):
     flops: float = Field(ge=0, description="floating-point operations of one run")
     bytes: float = Field(ge=0, description="bytes of inputs read once and outputs written once")
     group: str = Field(description="similarity group: same operator structure, other sizes")
-    baseline: str = Field(default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to")
+    baseline: str = Field(
+        default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
+    )
     fixed: str | None = Field(default=None, description="trace of the default schedule of a FIXED task")
+    seeds: tuple[str, ...] = Field(default=(), description="traces brought along (an import), tried in the confirming run")

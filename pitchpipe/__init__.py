@@ -1,0 +1,40 @@
+"""Pitchpipe: tune a model once for a whole fleet, fetch the schedules in milliseconds.
+
+Importing this package loads neither TVM nor torch nor SQLAlchemy; names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pitchpipe.artifact import CompiledModel
+    from pitchpipe.client import Client
+    from pitchpipe.errors import PitchpipeError
+    from pitchpipe.sdk import fetch, load, submit
+    from pitchpipe.wire.target import Target
+
+__version__ = "0.1.0"
+
+__all__ = ["Client", "CompiledModel", "PitchpipeError", "Target", "fetch", "load", "submit"]
+
+_HOMES = {
+    "Client": "pitchpipe.client",
+    "CompiledModel": "pitchpipe.artifact",
+    "PitchpipeError": "pitchpipe.errors",
+    "Target": "pitchpipe.wire.target",
+    "fetch": "pitchpipe.sdk",
+    "load": "pitchpipe.sdk",
+    "submit": "pitchpipe.sdk",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pitchpipe' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

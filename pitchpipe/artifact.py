@@ -1,0 +1,160 @@
+"""Compiled models: opening one from disk, keeping them in a local cache, running them.
+
+An artifact is a folder with `model.so` and `manifest.json`. The manifest carries the library's digest, the target, the
+toolchain and the tensors; all of it is checked before the library is opened, since opening one runs code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import platformdirs
+
+from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.wire._base import Digest, Wire
+from pitchpipe.wire.ids import sha256
+from pitchpipe.wire.target import Target, Toolchain
+
+MANIFEST_VERSION = 1
+
+
+class Tensor(Wire):
+    """Name, shape (elements per axis) and NumPy dtype name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Manifest(Wire):
+    """What an artifact is made of and for."""
+
+    version: int = MANIFEST_VERSION
+    library: Digest
+    target: Target
+    toolchain: Toolchain
+    inputs: tuple[Tensor, ...]
+    params: tuple[Tensor, ...]
+    tuned: tuple[Digest, ...]
+    """Workloads that run a tuned schedule."""
+    untuned: tuple[Digest, ...]
+    """Workloads that run the compiler's default."""
+
+
+def cache_dir() -> Path:
+    """Where artifacts are kept: PITCHPIPE_CACHE_DIR or the platform's cache folder."""
+    return Path(os.environ.get("PITCHPIPE_CACHE_DIR") or platformdirs.user_cache_dir("pitchpipe"))
+
+
+class CompiledModel:
+    """A compiled model whose weights are bound once. Call it with NumPy or DLPack arrays, in the order of `inputs`.
+
+    Not safe for concurrent calls: the executable reuses its buffers.
+    """
+
+    def __init__(self, manifest: Manifest, module: Any, weights: Mapping[str, Any]) -> None:
+        self.manifest = manifest
+        tvm = _runtime(manifest.target)
+        self._tvm = tvm
+        self._device = tvm.device("cuda" if manifest.target.kind == "cuda" else "cpu", 0)
+        self._machine = importlib.import_module("tvm.relax").VirtualMachine(module, self._device)
+        self.bind(weights)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return self.manifest.inputs
+
+    def bind(self, weights: Mapping[str, Any]) -> None:
+        """Transforms and keeps the weights (arrays by parameter name); raises InvalidInput for a missing or misshapen one."""
+        params = []
+        for param in self.manifest.params:
+            if param.name not in weights:
+                raise InvalidInput(f"no weight named {param.name!r} was given")
+            params.append(self._tensor(param, weights[param.name]))
+        self._params = list(self._machine["main_transform_params"](params)) if params else []
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Runs the model; one array, or a tuple of arrays where the model has several outputs. Raises InvalidInput."""
+        if len(arrays) != len(self.inputs):
+            raise InvalidInput(f"the model takes {len(self.inputs)} arrays, not {len(arrays)}")
+        tensors = [self._tensor(spec, array) for spec, array in zip(self.inputs, arrays, strict=True)]
+        result = self._machine["main"](*tensors, *self._params)
+        return result.numpy() if hasattr(result, "numpy") else tuple(part.numpy() for part in result)
+
+    def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
+        """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""
+        tensors = [self._tensor(spec, array) for spec, array in zip(self.inputs, arrays, strict=True)]
+        self._machine.set_input("main", *tensors, *self._params)
+        timer = self._machine.time_evaluator("invoke_stateful", self._device, number=1, repeat=repeats)
+        return [float(secs) for secs in timer("main").results]
+
+    def _tensor(self, spec: Tensor, array: Any) -> Any:
+        import numpy as np
+
+        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+            found: Any = self._tvm.runtime.from_dlpack(array)
+        else:
+            found = self._tvm.runtime.tensor(np.ascontiguousarray(array), self._device)
+        shape, dtype = tuple(int(n) for n in found.shape), str(found.dtype)
+        if (shape, dtype) != (spec.shape, spec.dtype):
+            raise InvalidInput(f"{spec.name} must be {spec.dtype}{list(spec.shape)}, not {dtype}{list(shape)}")
+        return found
+
+
+def write(folder: Path, manifest: Manifest, export: Callable[[Path], None]) -> None:
+    """Writes an artifact so that a reader sees all of it or nothing; `export` writes the library to the path it is given."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        part = Path(scratch) / "artifact"
+        part.mkdir()
+        export(part / "model.so")
+        sealed = manifest.model_copy(update={"library": sha256((part / "model.so").read_bytes())})
+        (part / "manifest.json").write_text(sealed.model_dump_json(by_alias=True, indent=1))
+        if folder.exists():
+            shutil.rmtree(folder)
+        part.rename(folder)
+
+
+def open_artifact(folder: Path, target: Target, weights: Mapping[str, Any]) -> CompiledModel:
+    """Opens an artifact. Raises IntegrityError when it is damaged and InvalidInput when it is for another target."""
+    try:
+        manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
+        library = (folder / "model.so").read_bytes()
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{folder.name}: {error}") from error
+    if sha256(library) != manifest.library:
+        raise IntegrityError(f"{folder.name}: model.so does not have the digest its manifest names")
+    if manifest.target != target:
+        raise InvalidInput(f"{folder.name} was built for {manifest.target}, not for {target}")
+    module = _runtime(target).runtime.load_module(str(folder / "model.so"))
+    return CompiledModel(manifest, module, weights)
+
+
+def tensors(specs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Manifest entries of anything with name, shape and dtype."""
+    return tuple(Tensor(name=spec.name, shape=tuple(spec.shape), dtype=spec.dtype) for spec in specs)
+
+
+def _runtime(target: Target) -> Any:
+    """TVM with its thread count set before first use: on its own it would use half of the cores (see docs/operations.md)."""
+    os.environ.setdefault("TVM_NUM_THREADS", str(target.num_cores or os.cpu_count() or 1))
+    if "torch" in sys.modules:
+        return importlib.import_module("tvm")
+    sys.modules["torch"] = None  # type: ignore[assignment]  # TVM would import an installed torch: 2 s for nothing
+    try:
+        tvm = importlib.import_module("tvm")
+    finally:
+        del sys.modules["torch"]
+    wanted = int(os.environ["TVM_NUM_THREADS"])
+    if (got := int(tvm.runtime.num_threads())) != wanted:
+        warnings.warn(f"TVM runs on {got} threads, not {wanted}: it was imported earlier", RuntimeWarning, stacklevel=3)
+    return tvm

@@ -1,0 +1,146 @@
+"""The whole service on this machine for as long as a command runs: a server process and a worker process.
+
+They are the same programs that a fleet runs, on loopback, with a token made for the occasion. Both die with this process,
+however it dies; the database stays, so the next command goes on from what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import filelock
+import platformdirs
+
+from pitchpipe.client import Client
+from pitchpipe.errors import InvalidInput, PitchpipeError, Unreachable
+from pitchpipe.wire.target import Target
+
+START_SECS = 60.0
+"""Longest wait for the server to listen and for the worker to register."""
+STOP_SECS = 10.0
+"""What a process gets to drain after SIGTERM before it is killed."""
+
+
+def default_database() -> str:
+    """SQLite in the user's data folder."""
+    return f"sqlite:///{Path(platformdirs.user_data_dir('pitchpipe')) / 'pitchpipe.db'}"
+
+
+class Embedded:
+    """Context manager: `with Embedded(database, target) as client`.
+
+    Raises InvalidInput when another command holds the same SQLite file, and Unreachable, with the process's last words,
+    when the server or the worker does not come up.
+    """
+
+    def __init__(self, database: str, target: Target, *, log_level: str = "warning") -> None:
+        self.database, self.target, self.log_level = database, target, log_level
+        self._scratch = tempfile.TemporaryDirectory(prefix="pitchpipe-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock: filelock.FileLock | None = None
+
+    def __enter__(self) -> Client:
+        try:
+            return self._start()
+        except BaseException:
+            self._stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self) -> Client:
+        scratch = Path(self._scratch.name)
+        token = secrets.token_urlsafe(32)
+        environment = {
+            **os.environ,
+            "PITCHPIPE_BOOTSTRAP_TOKEN": token,
+            "PITCHPIPE_TOKEN": token,
+            "PITCHPIPE_DATABASE_URL": self.database,
+            "PITCHPIPE_QUIET_LOCK": str(scratch / "quiet.lock"),
+            "PITCHPIPE_LOG_LEVEL": self.log_level,
+        }
+        if self.database.startswith("sqlite:///"):
+            path = Path(self.database.removeprefix("sqlite:///")).absolute()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            environment.setdefault("PITCHPIPE_BLOB_URL", f"file://{path.with_suffix('.blobs')}")
+            self._lock = filelock.FileLock(f"{path}.lock")
+            try:
+                self._lock.acquire(timeout=0)
+            except filelock.Timeout as error:
+                raise InvalidInput(f"{path} is in use by another pitchpipe command") from error
+        else:
+            environment.setdefault("PITCHPIPE_BLOB_URL", f"file://{platformdirs.user_data_dir('pitchpipe')}/blobs")
+        port_file = scratch / "port"
+        server = self._spawn(
+            "server", ["server", "--embedded", "--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)], environment
+        )
+        deadline = time.monotonic() + START_SECS
+        while not (port_file.exists() and port_file.read_text().strip()):
+            self._check(server, "server", deadline)
+            time.sleep(0.02)
+        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        worker = self._spawn(
+            "worker",
+            ["worker", "--url", url, "--name", "local", "--target", self.target.key, "--die-with-parent"],
+            environment,
+        )
+        client = Client(url, token)
+        while not any(view.state == "active" for view in client.workers()):
+            self._check(worker, "worker", deadline)
+            time.sleep(0.1)
+        return client
+
+    def _spawn(self, name: str, arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pitchpipe.cli", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is ours to handle: the processes get SIGTERM and drain
+            )
+        self._processes.append(process)
+        return process
+
+    def _check(self, process: subprocess.Popen[bytes], name: str, deadline: float) -> None:
+        if process.poll() is None and time.monotonic() < deadline:
+            return
+        log = (Path(self._scratch.name) / f"{name}.log").read_text(errors="replace").strip()
+        raise Unreachable(f"the embedded {name} did not come up: {log[-2000:] or 'it said nothing'}")
+
+    def log(self, name: str) -> str:
+        """What the server or the worker has logged so far."""
+        return (Path(self._scratch.name) / f"{name}.log").read_text(errors="replace")
+
+    def _stop(self) -> None:
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(timeout=STOP_SECS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        if self._lock is not None:
+            self._lock.release()
+        self._scratch.cleanup()
+
+
+def check_alive(embedded: Embedded) -> None:
+    """Raises PitchpipeError when a process of a running `Embedded` has ended."""
+    for process in embedded._processes:
+        if process.poll() is not None:
+            raise PitchpipeError(f"an embedded process ended with {process.returncode}: {process.args!r}")

@@ -1,0 +1,136 @@
+"""Submit, fetch, load: a model's way through a Pitchpipe service, from Python.
+
+A model is an ONNX file (a path or its bytes) or a `torch.nn.Module` with example inputs. Its weights never leave this
+process: what is sent is the graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.artifact import CompiledModel, cache_dir, open_artifact
+from pitchpipe.client import Client
+from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.plugins import step
+from pitchpipe.tune import LocalModel, detect_target, read_model
+from pitchpipe.wire.ids import json_digest
+from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat
+from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.target import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedules:
+    """Schedules fetched for a model and a target: what `load` applies."""
+
+    target: Target
+    response: LookupResponse
+
+    @property
+    def traces(self) -> dict[str, str]:
+        """Workload digest -> trace, for every workload that has a best."""
+        return {answer.workload: answer.best.trace for answer in self.response.answers if answer.best is not None}
+
+
+def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
+    """The graph and the weights of a model: a path, ONNX bytes, or a torch module with example inputs."""
+    if isinstance(model, LocalModel):
+        return model
+    if isinstance(model, (str, Path)):
+        return read_model(Path(model), trust=trust)
+    if isinstance(model, bytes):
+        data, weights = step("strip_onnx")(model)
+        return LocalModel(name="model", format=ModelFormat.ONNX, data=data, weights=weights)
+    if example_inputs is None:
+        raise InvalidInput(f"a {type(model).__name__} needs example inputs")
+    data, weights = step("export_torch")(model, tuple(example_inputs))
+    return LocalModel(name=type(model).__name__, format=ModelFormat.RELAX, data=data, weights=weights)
+
+
+def _client(client: Client | None) -> Client:
+    if client is not None:
+        return client
+    url, token = os.environ.get("PITCHPIPE_URL"), os.environ.get("PITCHPIPE_TOKEN")
+    if not url or not token:
+        raise InvalidInput("pass a client, or set PITCHPIPE_URL and PITCHPIPE_TOKEN")
+    return Client(url, token)
+
+
+def submit(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    target: Target | str = "auto",
+    trials: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    client: Client | None = None,
+    trust: bool = False,
+) -> JobView:
+    """Exports the model here, sends its graph without weights, and starts a tuning job; returns at once.
+
+    The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
+    Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
+    """
+    found = local_model(model, example_inputs, trust=trust)
+    service = _client(client)
+    uploaded = service.upload_model(found.data, name=found.name, format=found.format)
+    budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
+    wanted = target if isinstance(target, Target) else detect_target(target)
+    return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
+
+
+def fetch(
+    model_or_job: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    target: Target | str = "auto",
+    client: Client | None = None,
+    trust: bool = False,
+) -> Schedules:
+    """The best known schedules for a job (its view or id) or for a model that may never have been submitted."""
+    service = _client(client)
+    wanted = target if isinstance(target, Target) else detect_target(target)
+    if isinstance(model_or_job, JobView):
+        return Schedules(target=wanted, response=service.job_schedules(model_or_job.id, wanted))
+    if isinstance(model_or_job, str) and model_or_job.startswith("job_"):
+        return Schedules(target=wanted, response=service.job_schedules(model_or_job, wanted))
+    found = local_model(model_or_job, example_inputs, trust=trust)
+    workloads = step("identify")(found.data, found.format.value, wanted)
+    request = LookupRequest(target=wanted, workloads=tuple(workloads))
+    return Schedules(target=wanted, response=service.lookup(request))
+
+
+def load(
+    model: Any,
+    schedules: Schedules | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    weights: Mapping[str, Any] | None = None,
+    target: Target | str = "auto",
+    cache: Path | None = None,
+    trust: bool = False,
+) -> CompiledModel:
+    """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
+
+    Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. The result is
+    called with NumPy or DLPack arrays. Raises InvalidInput for weights that are missing or misshapen.
+    """
+    found = local_model(model, example_inputs, trust=trust)
+    wanted = schedules.target if schedules is not None else target
+    wanted = wanted if isinstance(wanted, Target) else detect_target(wanted)
+    traces = schedules.traces if schedules is not None else {}
+    toolchain = step("toolchain")(wanted.kind)
+    key = json_digest([json_digest(found.data.hex()), wanted.key, sorted(traces.items()), toolchain.key])
+    folder = (cache or cache_dir()) / "artifacts" / key
+    bound = {**found.weights, **(weights or {})}
+    if folder.exists():
+        try:
+            return open_artifact(folder, wanted, bound)
+        except IntegrityError:
+            pass  # a damaged cache entry is replaced below
+    return step("build")(found.data, found.format.value, wanted, traces, folder)(bound)  # type: ignore[no-any-return]

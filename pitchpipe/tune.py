@@ -1,0 +1,153 @@
+"""`pitchpipe tune MODEL`: submit to the embedded service, watch, then build and compare with the untuned model."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.client import Client
+from pitchpipe.embedded import Embedded
+from pitchpipe.errors import InvalidInput, JobFailed, PitchpipeError, from_problem
+from pitchpipe.plugins import step
+from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat
+from pitchpipe.wire.target import Target
+
+DEFAULT_SECONDS = 150.0
+"""Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
+SUFFIXES = {
+    ".onnx": ModelFormat.ONNX,
+    ".json": ModelFormat.RELAX,
+    ".pt2": ModelFormat.PT2,
+    ".py": ModelFormat.TVMSCRIPT,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModel:
+    """A model file as the service takes it (weights stripped), and the weights that stay here."""
+
+    name: str
+    format: ModelFormat
+    data: bytes
+    weights: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What the command line asks for."""
+
+    path: Path
+    database: str
+    target: Target
+    budget: Budget
+    seed: int
+    trust: bool = False
+    log_level: str = "warning"
+
+
+def read_model(path: Path, *, trust: bool) -> LocalModel:
+    """Reads a model file; raises InvalidInput for an unknown suffix, or for a file that can run code and is not trusted."""
+    model_format = SUFFIXES.get(path.suffix)
+    if model_format is None:
+        raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from error
+    if model_format in (ModelFormat.PT2, ModelFormat.TVMSCRIPT):
+        if not trust:
+            raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
+        data, weights = step("convert_trusted")(data, model_format)
+        return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights)
+    weights = {}
+    if model_format is ModelFormat.ONNX:
+        data, weights = step("strip_onnx")(data)
+    return LocalModel(name=path.stem, format=model_format, data=data, weights=weights)
+
+
+def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[str, Any]:
+    """Runs the whole chain and returns the object that `--json` prints. Times are in seconds.
+
+    Raises the error of whatever failed; a KeyboardInterrupt leaves the database ready for the next run.
+    """
+    started = time.monotonic()
+    model = read_model(options.path, trust=options.trust)
+    with Embedded(options.database, options.target, log_level=options.log_level) as client:
+        job = _submit(client, model, options)
+        view = _watch(client, job, on_progress)
+        schedules = client.job_schedules(view.id, options.target)
+        device = client.workers()[0].device
+    traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
+    evaluation = in_child("evaluate", model.data, model.format.value, options.target, traces, model.weights, options.seed)
+    return {
+        "model": model.name,
+        "target": options.target.attributes(),
+        "device": device.model,
+        "tasks": [
+            {
+                "workload": task.workload,
+                "name": task.name,
+                "kind": task.kind.value,
+                "weight": task.weight,
+                "flops": task.flops,
+                "trials": task.trials,
+                "untuned_secs": task.untuned_secs,
+                "tuned_secs": task.tuned_secs,
+            }
+            for task in view.tasks
+        ],
+        **evaluation,
+        "trials": view.progress.trials,
+        "failed_trials": view.progress.failed_trials,
+        "reused_tasks": view.progress.reused_tasks,
+        "seconds": time.monotonic() - started,
+        "job": view.id,
+    }
+
+
+def in_child(name: str, *arguments: Any) -> Any:
+    """Runs a step in a process of its own: what it compiles and runs cannot take this process down."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_run_step, name, arguments).result()
+
+
+def _run_step(name: str, arguments: tuple[Any, ...]) -> Any:
+    return step(name)(*arguments)
+
+
+def _submit(client: Client, model: LocalModel, options: TuneOptions) -> JobView:
+    """The interrupted job for the same model, target, budget and seed if there is one, else a new job."""
+    uploaded = client.upload_model(model.data, name=model.name, format=model.format)
+    request = JobRequest(model=uploaded.id, targets=(options.target,), budget=options.budget, seed=options.seed)
+    for job in client.jobs():
+        same = (job.model, job.targets, job.budget, job.seed) == (request.model, request.targets, request.budget, request.seed)
+        if same and not job.state.ended:
+            return job
+    return client.submit(request)
+
+
+def _watch(client: Client, job: JobView, on_progress: Callable[[JobView], None]) -> JobView:
+    for _ in client.events(job.id):
+        on_progress(client.job(job.id))
+    view = client.job(job.id)
+    if view.state is JobState.CANCELLED:
+        raise JobFailed("the job was cancelled")
+    if view.state is not JobState.DONE:
+        raise from_problem(500, view.error_code or "", view.error or "the job failed")
+    return view
+
+
+def detect_target(value: str) -> Target:
+    """`auto` asks this machine; anything else is JSON with TVM's attribute names."""
+    if value != "auto":
+        return Target.parse(value)
+    found: Target = step("detect_target")("auto")
+    return found
+
+
+__all__ = ["DEFAULT_SECONDS", "LocalModel", "PitchpipeError", "TuneOptions", "detect_target", "in_child", "read_model", "tune"]
