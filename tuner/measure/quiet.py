@@ -1,0 +1,104 @@
+"""The host-wide rule of quiet: while a candidate is timed, no process of ours computes.
+
+Two lock files, both taken with flock, so that a process that dies gives back what it held:
+
+    room   shared by everything that computes (searches, builds, reference runs), exclusive to whoever times
+    gate   passed by everyone on the way into the room; whoever waits to time keeps it shut, so that a stream of
+           overlapping computations cannot starve a timing
+
+Hold either for short phases: some builds, then the timing of what was built. One thread of a process uses this; a nested
+`computing()` is free there. All processes that name the same lock agree: the path is the environment variable
+PITCHPIPE_QUIET_LOCK, or one file per user in the temporary directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ENVIRONMENT = "PITCHPIPE_QUIET_LOCK"
+_POLL_SECS = 1e-3
+_held: list[int] = []
+"""Descriptors this process holds locks through. More than one only while the gate is passed."""
+
+
+class Abandoned(Exception):
+    """The caller gave up waiting for the lock."""
+
+
+def lock_path() -> Path:
+    """The room's lock file; the gate's is beside it."""
+    return Path(os.environ.get(ENVIRONMENT) or Path(tempfile.gettempdir()) / f"pitchpipe-quiet-{os.getuid()}.lock")
+
+
+@contextmanager
+def computing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Waits until nothing is timed, and keeps timings away meanwhile. `abandoned` is polled; true raises Abandoned."""
+    if _held:
+        yield
+        return
+    with _locked(".gate", fcntl.LOCK_SH, abandoned):
+        room = _acquire("", fcntl.LOCK_SH, abandoned)
+    try:
+        yield
+    finally:
+        _release(room)
+
+
+@contextmanager
+def timing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Waits until nothing computes or is timed, and keeps everything of ours away meanwhile."""
+    if _held:
+        raise RuntimeError("timing inside computing would wait for itself")
+    with _locked(".gate", fcntl.LOCK_EX, abandoned):
+        room = _acquire("", fcntl.LOCK_EX, abandoned)
+    try:
+        yield
+    finally:
+        _release(room)
+
+
+def forget_inherited() -> None:
+    """In a fork of a process that holds a lock: closes the inherited descriptors; the parent's lock stays."""
+    while _held:
+        with suppress(OSError):
+            os.close(_held.pop())
+
+
+@contextmanager
+def _locked(suffix: str, mode: int, abandoned: Callable[[], bool]) -> Iterator[None]:
+    descriptor = _acquire(suffix, mode, abandoned)
+    try:
+        yield
+    finally:
+        _release(descriptor)
+
+
+def _acquire(suffix: str, mode: int, abandoned: Callable[[], bool]) -> int:
+    path = lock_path()
+    descriptor = os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if abandoned():
+                    raise Abandoned(f"gave up waiting for {path}{suffix}") from None
+                time.sleep(_POLL_SECS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    _held.append(descriptor)
+    return descriptor
+
+
+def _release(descriptor: int) -> None:
+    if descriptor in _held:  # not so after forget_inherited
+        _held.remove(descriptor)
+        os.close(descriptor)
