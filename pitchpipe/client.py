@@ -1,8 +1,8 @@
 """The HTTP client: one method per route, wire types in and out, errors of pitchpipe.errors.
 
-What may be repeated is repeated: calls that are idempotent by nature or by key are retried on a broken connection and on
-503 for up to `retry_secs`, with the service's Retry-After obeyed. A lease is never acquired twice by a retry, since the
-first answer may have been a grant.
+What may be repeated is repeated: calls that are idempotent by nature or by key are retried on a broken connection and
+on 503 for up to `retry_secs`, with the service's Retry-After obeyed. A lease is never acquired twice by a retry, since
+the first answer may have been a grant.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Authenticator:
     def authenticate(self, header: str | None) -> Principal:
         """Raises Unauthorized unless the header carries a token that is valid now."""
         token = _bearer(header)
-        with self._database.transaction() as session:
+        with self._database.reading() as session:
             principal = tokens.authenticate(session, token)
         with self._lock:
             if len(self._known) >= _MAX_CACHED:

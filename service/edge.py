@@ -66,7 +66,7 @@ class Edge:
         except PitchpipeError as error:
             if status == 0:
                 await problems.of_error(error, instance)(scope, receive, send_counted)
-        except Exception:  # noqa: BLE001 - the last net: whatever it is, the caller gets a problem and the log gets it all
+        except Exception:
             log.exception("unexpected error", instance=instance, method=scope["method"], path=scope["path"])
             if status == 0:
                 await problems.unexpected(instance)(scope, receive, send_counted)
@@ -129,7 +129,7 @@ def _capped(receive: Receive, scope: Scope, cap_bytes: int) -> Receive:
     """`receive` that raises once the body passes the cap; refuses at once what declares to be too large."""
     declared = Headers(scope=scope).get("content-length", "")
     message = f"the body is larger than {cap_bytes} bytes"
-    if declared.isdigit() and int(declared) > cap_bytes:
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > cap_bytes):
         raise TooLarge(f"{message}: it declares {declared[:20]}")
     received_bytes = 0
 

@@ -70,7 +70,7 @@ class _Queue(Collector):
         totals = {"queued": 0, "leased": 0, "terminal": 0}
         states: dict[str, int] = {}
         try:
-            with self._database.transaction() as session:
+            with self._database.reading() as session:
                 for _project, job, state in jobs.active(session):
                     counts = batches.counts(session, job)
                     totals["queued"] += counts.queued

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
@@ -31,8 +31,14 @@ class Settings(BaseSettings):
     engine: str = Field(default="local", description="executor of search, ingest and training: local, dask://host:port")
     cache_dir: Path = Field(default_factory=lambda: user_cache_path("pitchpipe"), description="rebuildable files")
 
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    bootstrap_token: SecretStr | None = Field(
+        default=None, min_length=32, description="an admin token of the project `default`, valid from the start"
+    )
+
     host: str = Field(default="127.0.0.1", description="address the server listens on")
     port: int = Field(default=8734, ge=0, le=65535, description="0 takes a free one")
+    engine_workers: int = Field(default=1, ge=1, le=256, description="processes of the local executor")
     graceful_shutdown_secs: int = Field(default=10, ge=0, description="how long SIGTERM waits for running requests")
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024, description="cap of a JSON body")
@@ -40,8 +46,13 @@ class Settings(BaseSettings):
     max_requests: int = Field(default=64, ge=1, description="requests at work at once; one more is shed with 503")
     max_waiting: int = Field(default=1024, ge=1, description="long polls and event streams open at once")
     retry_after_secs: float = Field(default=1.0, gt=0, description="what a shed request is told to wait")
-    token_cache_secs: float = Field(default=2.0, ge=0, description="how long another replica may honour a revoked token")
+    token_cache_secs: float = Field(
+        default=2.0, ge=0, description="how long another replica may honour a revoked token"
+    )
 
     lease_ttl_secs: float = Field(default=30.0, gt=0, le=3600, description="a lease not renewed for this long expires")
     poll_secs: float = Field(default=0.25, gt=0, le=10, description="how often a waiting request looks at the database")
-    worker_lost_secs: float = Field(default=60.0, gt=0, description="a worker silent for this long is marked lost")
+    worker_timeout_secs: float = Field(default=60.0, gt=0, description="a worker silent for this long is marked lost")
+    coordinator_ttl_secs: float = Field(
+        default=10.0, gt=0, description="a coordinator silent for this long is replaced"
+    )

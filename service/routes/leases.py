@@ -1,0 +1,75 @@
+"""Leases: acquire by long poll, renew, report."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+
+from pitchpipe.wire.lease import (
+    Heartbeat,
+    HeartbeatResponse,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseResponse,
+    Report,
+    ReportResponse,
+)
+from service.auth import Principal, Worker
+from service.context import Context, Ctx
+from service.problems import documented
+from service.store import leases
+
+router = APIRouter(prefix="/v1/leases", tags=["leases"])
+
+
+@router.post("", responses=documented(400, 404, 409, 413))
+async def acquire_lease(context: Ctx, principal: Worker, request: LeaseRequest, http: Request) -> LeaseResponse:
+    """Waits up to `wait_secs` for candidates the worker can measure; holds a thread only while it looks."""
+    deadline = time.monotonic() + request.wait_secs
+    while True:
+        generation = context.wake.generation
+        if await http.is_disconnected():
+            return LeaseResponse()
+        grant = await run_in_threadpool(_try, context, principal, request)
+        if grant is not None:
+            if await http.is_disconnected():
+                # Nobody would measure it: give it back now rather than when it expires, and as no fault of anybody.
+                await run_in_threadpool(_give_back, context, principal, grant)
+                return LeaseResponse()
+            context.metrics.leases.inc()
+            return LeaseResponse(grant=grant)
+        left_secs = deadline - time.monotonic()
+        if left_secs <= 0 or context.wake.closed:
+            return LeaseResponse()
+        await context.wake.wait_async(min(left_secs, context.settings.poll_secs), since=generation)
+
+
+def _try(context: Context, principal: Principal, request: LeaseRequest) -> LeaseGrant | None:
+    with context.database.transaction() as session:
+        return leases.acquire(session, principal.project, request, context.settings.lease_ttl_secs)
+
+
+def _give_back(context: Context, principal: Principal, grant: LeaseGrant) -> None:
+    with context.database.transaction() as session:
+        leases.report(session, principal.project, grant.lease, Report(fence=grant.fence, results=(), final=True))
+    context.wake.notify()
+
+
+@router.post("/{lease_id}/heartbeat", responses=documented(400, 404, 409, 413))
+def renew_lease(context: Ctx, principal: Worker, lease_id: str, request: Heartbeat) -> HeartbeatResponse:
+    """Renews a lease; a lease that expired or was granted again is a conflict and stays lost."""
+    with context.database.transaction() as session:
+        return leases.heartbeat(session, principal.project, lease_id, request.fence, context.settings.lease_ttl_secs)
+
+
+@router.post("/{lease_id}/report", responses=documented(400, 404, 409, 413))
+def report_results(context: Ctx, principal: Worker, lease_id: str, request: Report) -> ReportResponse:
+    """Stores results: durable when this answers. Sending them again changes nothing."""
+    with context.database.transaction() as session:
+        answer = leases.report(session, principal.project, lease_id, request)
+    if answer.accepted:
+        context.metrics.count_results(request.results)
+    context.wake.notify()
+    return answer

@@ -1,0 +1,43 @@
+"""Records and schedules: what was measured, and what is served."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from pitchpipe.wire.page import RecordPage
+from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.target import Target
+from service.auth import User
+from service.context import Ctx, Cursor, Limit
+from service.problems import documented
+from service.store import records
+
+router = APIRouter(prefix="/v1", tags=["records"])
+
+
+@router.get("/records", responses=documented(400))
+def list_records(
+    context: Ctx,
+    principal: User,
+    workload: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
+    target: Annotated[str | None, Query(max_length=8192, description="JSON")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> RecordPage:
+    """Measured candidates, failures included, newest first."""
+    wanted = Target.parse(target) if target is not None else None
+    with context.database.reading() as session:
+        items, next_cursor = records.list_(
+            session, principal.project, workload=workload, target=wanted, cursor=cursor, limit=limit
+        )
+    return RecordPage(items=tuple(items), next_cursor=next_cursor)
+
+
+@router.post("/schedules/lookup", responses=documented(400, 413))
+def lookup_schedules(context: Ctx, principal: User, request: LookupRequest) -> LookupResponse:
+    """The served schedules of many workloads for one target; every answer names its tier and reason."""
+    request = request.model_copy(update={"target": Target.parse(request.target)})
+    with context.database.reading() as session:
+        return records.lookup(session, principal.project, request)

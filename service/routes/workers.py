@@ -1,0 +1,61 @@
+"""Workers: registration, states, and the workloads they read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from pitchpipe.wire.lease import WorkerRegistration, WorkerStateRequest, WorkerView, WorkloadView
+from pitchpipe.wire.page import WorkerPage
+from pitchpipe.wire.target import Target
+from service.auth import Anyone, Worker
+from service.context import Ctx
+from service.problems import documented
+from service.store import workers, workloads
+
+router = APIRouter(prefix="/v1", tags=["workers"])
+
+
+@router.post("/workers", responses=documented(400, 413))
+def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
+    """Registers a worker, or brings the one of this name back."""
+    request = request.model_copy(update={"target": Target.parse(request.target)})
+    with context.database.transaction() as session:
+        view = workers.register(session, principal.project, request)
+    context.wake.notify()
+    return view
+
+
+@router.get("/workers", responses=documented())
+def list_workers(context: Ctx, principal: Anyone) -> WorkerPage:
+    """Workers of the project, all on one page."""
+    with context.database.reading() as session:
+        return WorkerPage(items=tuple(workers.list_(session, principal.project)))
+
+
+@router.get("/workers/{worker_id}", responses=documented(404))
+def show_worker(context: Ctx, principal: Anyone, worker_id: str) -> WorkerView:
+    """One worker."""
+    with context.database.reading() as session:
+        return workers.get(session, principal.project, worker_id)
+
+
+@router.post("/workers/{worker_id}/state", responses=documented(404, 409, 413))
+def set_worker_state(context: Ctx, principal: Worker, worker_id: str, request: WorkerStateRequest) -> WorkerView:
+    """`draining` gets no new lease, `gone` has left; registering again makes it active."""
+    with context.database.transaction() as session:
+        workers.set_state(session, principal.project, worker_id, request.state)
+        view = workers.get(session, principal.project, worker_id)
+    context.wake.notify()
+    return view
+
+
+@router.get("/workloads/{digest}", responses=documented(404))
+def show_workload(
+    context: Ctx, principal: Anyone, digest: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+) -> WorkloadView:
+    """The program that a lease's traces apply to. A digest never changes its meaning: cache it for good."""
+    with context.database.reading() as session:
+        found = workloads.get(session, principal.project, digest)
+    return WorkloadView(digest=found.digest, ir=found.ir)

@@ -1,0 +1,167 @@
+"""The API process: a socket, uvicorn, and the coordinator beside it when embedded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+
+from pitchpipe.errors import InvalidInput
+from pitchpipe.wire.job import Scope, TokenRequest
+from service.app import create_app
+from service.blobs import Blobs
+from service.db import Database
+from service.settings import Settings
+from service.store import tokens
+from service.wake import Wake
+
+if TYPE_CHECKING:
+    from service.coordinator import Coordinator
+
+log = structlog.get_logger("pitchpipe.server")
+BACKLOG = 2048
+"""Connections that wait to be accepted; shedding happens after that, with an answer."""
+PARENT_POLL_SECS = 0.5
+
+
+class Server(uvicorn.Server):
+    """uvicorn that tells the app's waiting requests to end when it stops, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, wake: Wake, on_listening: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._wake = wake
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # An open event stream or long poll would hold the process until the graceful timeout cuts it off.
+        self._wake.close()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # `stopping_on_signals` does it for the whole process: uvicorn would raise the signal again after its own part
+        # and so end the process before the coordinator and the database are closed.
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises InvalidInput when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise InvalidInput(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def build(settings: Settings, database: Database, blobs: Blobs, wake: Wake, **hooks: Callable[[], None]) -> Server:
+    """A server over parts that the caller owns; run it with `serve(sockets=[...])` or `run(sockets=[...])`."""
+    config = uvicorn.Config(
+        create_app(settings, database, blobs, wake),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=settings.graceful_shutdown_secs,
+    )
+    return Server(config, wake, **hooks)
+
+
+def run(
+    settings: Settings, *, with_coordinator: bool = False, end_with_parent: bool = False, port_file: Path | None = None
+) -> None:
+    """Serves until SIGTERM or SIGINT, or until the parent process is gone."""
+    with contextlib.ExitStack() as stack:
+        database = Database(settings.database_url)
+        stack.callback(database.close)
+        if database.is_sqlite or end_with_parent:
+            # Nobody else can be surprised by a migration: one process owns a SQLite file, one command an embedded
+            # server. A fleet's PostgreSQL is migrated when its operator says so: `pitchpipe db upgrade`.
+            database.migrate()
+        blobs = Blobs(settings.blob_url)
+        wake = Wake()
+        _bootstrap(settings, database)
+        bound = stack.enter_context(listen(settings.host, settings.port))
+        port = bound.getsockname()[1]
+        coordinator = coordinate(settings, database, blobs, wake) if with_coordinator else None
+
+        def on_listening() -> None:
+            log.info("listening", host=settings.host, port=port, database=database.url, coordinator=with_coordinator)
+            if port_file is not None:
+                _write(port_file, f"{port}\n")
+
+        server = build(settings, database, blobs, wake, on_listening=on_listening)
+        if coordinator is not None:
+            stack.callback(coordinator.stop)
+            coordinator.start()
+        with stopping_on_signals(server):
+            if end_with_parent:
+                _end_with_parent(server)
+            server.run(sockets=[bound])
+    log.info("stopped")
+
+
+def coordinate(settings: Settings, database: Database, blobs: Blobs, wake: Wake) -> Coordinator:
+    """A coordinator that has not started. Imported here: an API process without one needs no tuner."""
+    from service.coordinator import Coordinator
+    from tuner.engine import create_engine
+
+    return Coordinator(settings, database, blobs, wake, create_engine(settings.engine, workers=settings.engine_workers))
+
+
+@contextlib.contextmanager
+def stopping_on_signals(server: Server) -> Iterator[None]:
+    """SIGTERM and SIGINT end the server gracefully; a second SIGINT does not wait. Main thread only."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.handle_exit(number, frame)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _bootstrap(settings: Settings, database: Database) -> None:
+    if settings.bootstrap_token is None:
+        return
+    request = TokenRequest(project="default", scope=Scope.ADMIN, label="bootstrap")
+    with database.transaction() as session:
+        tokens.adopt(session, request, settings.bootstrap_token.get_secret_value())
+
+
+def _write(path: Path, text: str) -> None:
+    """Atomically, so that whoever waits for the file never reads half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _end_with_parent(server: Server) -> None:
+    """A server whose command was killed has nobody left to serve. Polls, since no signal tells it portably."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while not server.should_exit:
+            if os.getppid() != parent:
+                log.warning("the parent process is gone, stopping")
+                server.should_exit = True
+            stop.wait(PARENT_POLL_SECS)
+
+    stop = threading.Event()
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
