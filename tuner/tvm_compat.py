@@ -58,9 +58,10 @@ _empty_intrinsics_package()
 
 import tvm_ffi  # noqa: E402  # after tvm: it would import torch
 from tvm import ir, relax, te, tirx, topi  # noqa: E402
-from tvm.s_tir import Schedule  # noqa: E402
+from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
 from tvm.s_tir.schedule import Trace  # noqa: E402
+from tvm_ffi import structural_walk  # noqa: E402
 
 IRModule: Any = tvm.IRModule
 PrimFunc: Any = tirx.PrimFunc
@@ -70,12 +71,16 @@ __all__ = [
     "PrimFunc",
     "Schedule",
     "Trace",
+    "dlight",
     "ir",
     "load_intrinsics",
     "load_ir",
     "ms",
+    "mutate",
     "relax",
+    "remove_weight_layout_rewrite",
     "save_ir",
+    "structural_walk",
     "te",
     "tirx",
     "to_tvm_target",
@@ -140,3 +145,16 @@ def toolchain(kind: str = "llvm") -> Toolchain:
     else:
         codegen = f"LLVM {tvm.target.codegen.llvm_version_major()}"
     return Toolchain(tvm=tvm.__version__, tvm_ffi=tvm_ffi.__version__, codegen=codegen)
+
+
+def mutate(mutator: Any, trace: Any, seed: int) -> Any:
+    """A neighbour of a trace, or None. The method on the mutator itself would draw its own seed from the device."""
+    return _apply_mutator(mutator, trace, seed)
+
+
+_apply_mutator: Any = tvm_ffi.get_global_func("s_tir.meta_schedule.MutatorApply")
+
+
+def remove_weight_layout_rewrite(module: Any) -> Any:
+    """The module without its layout-rewriting blocks: the parameters they rewrote have the new layout's shape."""
+    return tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)

@@ -6,8 +6,8 @@ Two lock files, both taken with flock, so that a process that dies gives back wh
     gate   passed by everyone on the way into the room; whoever waits to time keeps it shut, so that a stream of
            overlapping computations cannot starve a timing
 
-Hold either for short phases: some builds, then the timing of what was built. One thread of a process uses this; a nested
-`computing()` is free there. All processes that name the same lock agree: the path is the environment variable
+Hold either for short phases: some builds, then the timing of what was built. One thread of a process uses this; a
+nested `computing()` is free there. All processes that name the same lock agree: the path is the environment variable
 PITCHPIPE_QUIET_LOCK, or one file per user in the temporary directory.
 """
 
