@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +110,16 @@ class CompiledModel:
         return found
 
 
-def write(folder: Path, manifest: Manifest, export: Callable[[Path], None]) -> None:
-    """Writes an artifact so that a reader sees all of it or nothing; `export` writes the library to the path it is given."""
+def write(folder: Path, export: Callable[[Path], Manifest]) -> None:
+    """Writes an artifact so that a reader sees all of it or nothing.
+
+    `export` writes the library to the path it is given and returns the manifest, whose `library` digest is set here.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         part = Path(scratch) / "artifact"
         part.mkdir()
-        export(part / "model.so")
+        manifest = export(part / "model.so")
         sealed = manifest.model_copy(update={"library": sha256((part / "model.so").read_bytes())})
         (part / "manifest.json").write_text(sealed.model_dump_json(by_alias=True, indent=1))
         if folder.exists():
@@ -137,11 +140,6 @@ def open_artifact(folder: Path, target: Target, weights: Mapping[str, Any]) -> C
         raise InvalidInput(f"{folder.name} was built for {manifest.target}, not for {target}")
     module = _runtime(target).runtime.load_module(str(folder / "model.so"))
     return CompiledModel(manifest, module, weights)
-
-
-def tensors(specs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Manifest entries of anything with name, shape and dtype."""
-    return tuple(Tensor(name=spec.name, shape=tuple(spec.shape), dtype=spec.dtype) for spec in specs)
 
 
 def _runtime(target: Target) -> Any:

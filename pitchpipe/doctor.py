@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from pitchpipe.artifact import cache_dir
+from pitchpipe.child import run_step
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.plugins import step
-from pitchpipe.tune import in_child
 from pitchpipe.wire._base import Wire
+from pitchpipe.wire.target import Toolchain
 
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """Versions that are known to work together; a later apache-tvm-ffi crashes in the search."""
@@ -49,7 +50,7 @@ def _versions() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     yield _try("target", lambda: str(step("detect_target")("auto")))
     yield _try("device", lambda: str(step("fingerprint")().model))
-    yield _try("toolchain", lambda: str(in_child("toolchain").key))
+    yield _try("toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind="llvm")).key)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = os.environ.get("TVM_NUM_THREADS")
     ok = given is None or given == str(cores)
@@ -58,8 +59,8 @@ def _machine() -> Iterator[Finding]:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("cc")
     yield Finding(
         subject="linker",
-        ok=True,
-        detail=compiler or "none: compiled models are built in memory and not kept in the local cache",
+        ok=compiler is not None,
+        detail=compiler or "none: pitchpipe.load() needs one to build a model",
     )
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.artifact import CompiledModel, cache_dir, open_artifact
+from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, open_artifact, write
+from pitchpipe.child import run_step
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput
 from pitchpipe.plugins import step
 from pitchpipe.tune import LocalModel, detect_target, read_model
-from pitchpipe.wire.ids import json_digest
+from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat
 from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
@@ -100,7 +102,7 @@ def fetch(
     if isinstance(model_or_job, str) and model_or_job.startswith("job_"):
         return Schedules(target=wanted, response=service.job_schedules(model_or_job, wanted))
     found = local_model(model_or_job, example_inputs, trust=trust)
-    workloads = step("identify")(found.data, found.format.value, wanted)
+    workloads = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
     request = LookupRequest(target=wanted, workloads=tuple(workloads))
     return Schedules(target=wanted, response=service.lookup(request))
 
@@ -124,13 +126,20 @@ def load(
     wanted = schedules.target if schedules is not None else target
     wanted = wanted if isinstance(wanted, Target) else detect_target(wanted)
     traces = schedules.traces if schedules is not None else {}
-    toolchain = step("toolchain")(wanted.kind)
-    key = json_digest([json_digest(found.data.hex()), wanted.key, sorted(traces.items()), toolchain.key])
+    model_format = found.format.value
+    compiler = [version("apache-tvm"), version("apache-tvm-ffi")]
+    key = json_digest([sha256(found.data), model_format, wanted.key, sorted(traces.items()), compiler])
     folder = (cache or cache_dir()) / "artifacts" / key
     bound = {**found.weights, **(weights or {})}
-    if folder.exists():
-        try:
-            return open_artifact(folder, wanted, bound)
-        except IntegrityError:
-            pass  # a damaged cache entry is replaced below
-    return step("build")(found.data, found.format.value, wanted, traces, folder)(bound)  # type: ignore[no-any-return]
+    try:
+        return open_artifact(folder, wanted, bound)
+    except IntegrityError:
+        pass  # absent or damaged: built below
+
+    def export(library: Path) -> Manifest:
+        arguments = {"model_format": model_format, "target": wanted.key, "traces": traces, "library": str(library)}
+        built = run_step("build", found.data, **arguments)
+        return Manifest.model_validate({**built, "library": "0" * 64, "target": wanted})
+
+    write(folder, export)
+    return open_artifact(folder, wanted, bound)

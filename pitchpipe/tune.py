@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.child import run_step
 from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
-from pitchpipe.errors import InvalidInput, JobFailed, PitchpipeError, from_problem
+from pitchpipe.errors import InvalidInput, JobFailed, from_problem
 from pitchpipe.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat
 from pitchpipe.wire.target import Target
@@ -83,7 +82,16 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
         schedules = client.job_schedules(view.id, options.target)
         device = client.workers()[0].device
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
-    evaluation = in_child("evaluate", model.data, model.format.value, options.target, traces, model.weights, options.seed)
+    evaluation = run_step(
+        "evaluate",
+        model.data,
+        model.weights,
+        model_format=model.format.value,
+        target=options.target.key,
+        traces=traces,
+        seed=options.seed,
+        reference_path=str(options.path) if options.path.suffix == ".onnx" else None,
+    )
     return {
         "model": model.name,
         "target": options.target.attributes(),
@@ -108,16 +116,6 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
         "seconds": time.monotonic() - started,
         "job": view.id,
     }
-
-
-def in_child(name: str, *arguments: Any) -> Any:
-    """Runs a step in a process of its own: what it compiles and runs cannot take this process down."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_run_step, name, arguments).result()
-
-
-def _run_step(name: str, arguments: tuple[Any, ...]) -> Any:
-    return step(name)(*arguments)
 
 
 def _submit(client: Client, model: LocalModel, options: TuneOptions) -> JobView:
@@ -148,6 +146,3 @@ def detect_target(value: str) -> Target:
         return Target.parse(value)
     found: Target = step("detect_target")("auto")
     return found
-
-
-__all__ = ["DEFAULT_SECONDS", "LocalModel", "PitchpipeError", "TuneOptions", "detect_target", "in_child", "read_model", "tune"]

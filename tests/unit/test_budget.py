@@ -1,0 +1,158 @@
+"""The budget: pure, so every rule is checked without a clock."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitchpipe.wire.measure import CheckVerdict, Failed, FailureKind, Measurement, Timed
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Task, Workload
+from tuner.budget import STALE_TRIALS, BudgetLedger, effort
+
+TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
+PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=1)
+
+
+def task(name: str, *, weight: int = 1, flops: float = 1e9, group: str = "g") -> Task:
+    workload = Workload(digest=f"{abs(hash(name)):064x}"[:64], ir="{}")
+    return Task(workload=workload, target=TARGET, name=name, weight=weight, flops=flops, bytes=1.0, group=group)
+
+
+def times(n: int, secs: float) -> list[Measurement]:
+    return [Timed(candidate=f"{i:064x}", run_secs=(secs,), check=PASSED, build_secs=0.1) for i in range(n)]
+
+
+def failures(n: int) -> list[Measurement]:
+    return [Failed(candidate=f"{i:064x}", kind=FailureKind.BUILD_ERROR) for i in range(n)]
+
+
+def ledger(*tasks: Task, trials: int | None = 10_000, seconds: float | None = None) -> BudgetLedger:
+    return BudgetLedger(tasks, trials=trials, seconds=seconds, batch_size=16)
+
+
+def run_batch(book: BudgetLedger, secs: float, elapsed: float = 1.0) -> int:
+    due = book.next_batch(elapsed)
+    assert due is not None
+    index, n = due
+    book.charge(index, n, times(n, secs), elapsed)
+    return index
+
+
+def test_every_task_gets_a_first_batch_heaviest_first():
+    book = ledger(task("light", flops=1e6), task("heavy", flops=1e9), task("often", weight=8, flops=1e9))
+    assert [run_batch(book, 1.0) for _ in range(3)] == [2, 1, 0]
+
+
+def test_the_next_batch_goes_where_the_weighted_latency_is_largest_when_nothing_else_is_known():
+    book = ledger(task("a", group="a"), task("b", group="b"))
+    book.restore(0, trials=64, failed=0, best_secs=1.0, in_flight=0)
+    book.restore(1, trials=64, failed=0, best_secs=0.1, in_flight=0)
+    assert book.next_batch(0.0) == (0, 16)
+
+
+def test_a_task_far_below_the_speed_of_its_group_is_preferred():
+    def choice(group_of_slow: str) -> int:
+        book = ledger(
+            task("fast", flops=1e9, group="conv"),
+            task("slow", flops=1e8, group=group_of_slow),
+            task("other", flops=1e8, group="dense"),
+        )
+        book.restore(0, trials=640, failed=0, best_secs=1e-3, in_flight=0)
+        book.restore(1, trials=640, failed=0, best_secs=4e-3, in_flight=0)
+        book.restore(2, trials=640, failed=0, best_secs=5e-3, in_flight=0)
+        for entry in book.tasks:
+            entry.history = [(630, entry.best_secs)]
+        due = book.next_batch(0.0)
+        assert due is not None
+        return due[0]
+
+    assert choice(group_of_slow="alone") == 2
+    assert choice(group_of_slow="conv") == 1
+
+
+def test_a_task_that_stopped_improving_stops():
+    book = ledger(task("a"))
+    while (due := book.next_batch(1.0)) is not None:
+        book.charge(due[0], due[1], times(due[1], 1.0), 1.0)
+    assert STALE_TRIALS <= book.trials <= STALE_TRIALS + 2 * 16
+    assert book.finished(1.0)
+
+
+def test_a_task_that_only_fails_stops():
+    book = ledger(task("a"))
+    while (due := book.next_batch(1.0)) is not None:
+        book.charge(due[0], due[1], failures(due[1]), 1.0)
+    assert book.tasks[0].failed == book.trials
+    assert book.latency() is None
+
+
+def test_an_empty_batch_marks_the_task_exhausted():
+    book = ledger(task("a"))
+    due = book.next_batch(0.0)
+    assert due is not None
+    book.charge(due[0], due[1], [], 1.0)
+    assert book.finished(1.0)
+
+
+def test_seconds_end_the_job_whatever_is_left_of_the_trials():
+    book = ledger(task("a"), trials=None, seconds=10.0)
+    assert book.next_batch(9.9) is not None
+    assert book.next_batch(10.0) is None
+
+
+def test_a_small_budget_reaches_every_task():
+    tasks = [task(str(i)) for i in range(10)]
+    book = ledger(*tasks, trials=80)
+    while (due := book.next_batch(1.0)) is not None:
+        book.charge(due[0], due[1], times(due[1], 1.0), 1.0)
+    assert all(entry.trials >= 4 for entry in book.tasks)
+    assert book.trials == 80
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.floats(1e-6, 1.0), st.booleans()), max_size=60), st.integers(0, 300))
+def test_trials_are_never_overspent_and_each_is_charged_once(batches, limit):
+    book = ledger(task("a"), task("b", group="h"), task("c"), trials=limit)
+    charged = 0
+    open_: list[tuple[int, int]] = []
+    for _, secs, keep_open in batches:
+        if (due := book.next_batch(1.0)) is not None:
+            open_.append(due)
+        assert book.trials + sum(n for _, n in open_) <= limit
+        if open_ and not keep_open:
+            index, n = open_.pop(0)
+            book.charge(index, n, times(n, secs), 1.0)
+            charged += n
+        assert book.trials == charged
+        assert len({index for index, _ in open_}) == len(open_)
+
+
+@given(st.integers(1, 500), st.lists(st.floats(0.01, 10), min_size=1, max_size=30))
+def test_the_eta_lies_within_its_interval(limit, gaps):
+    book = ledger(task("a"), task("b"), trials=limit)
+    elapsed = 0.0
+    for gap in gaps:
+        elapsed += gap
+        if (due := book.next_batch(elapsed)) is None:
+            break
+        book.charge(due[0], due[1], times(due[1], 1.0), elapsed)
+        eta = book.eta(elapsed, tail_secs=2.0)
+        assert eta.secs is not None
+        assert 2.0 <= eta.low_secs <= eta.secs <= eta.high_secs
+
+
+def test_latency_weighs_each_task_by_its_occurrences():
+    book = ledger(task("a", weight=3), task("b", weight=2))
+    book.restore(0, trials=1, failed=0, best_secs=0.5, in_flight=0)
+    assert book.latency() is None
+    book.restore(1, trials=1, failed=0, best_secs=0.25, in_flight=0)
+    assert book.latency() == pytest.approx(2.0)
+
+
+def test_effort_compares_budgets_in_trials_and_seconds():
+    assert effort(10, 100, None) == 10.0
+    assert effort(10, None, 100.0) > effort(10, 100, None)
+    assert effort(10, 100, 1e6) == 10.0
+    assert effort(0, 100, None) == 100.0
+    assert math.isfinite(effort(1, 0, None))

@@ -1,0 +1,93 @@
+"""From a model and the best known traces to a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace, PitchpipeError
+from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import Target
+from tuner.graph import finish, prepare
+from tuner.ingest import IngestedModel, ingest
+from tuner.tasks import workload_functions
+from tuner.trace import apply_trace
+from tuner.tvm_compat import IRModule, load_ir, load_intrinsics, to_tvm_target, toolchain, tvm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A compiled model: VM functions `main` and `main_transform_params`."""
+
+    executable: Any
+    model: IngestedModel
+    tuned: tuple[str, ...]
+    """Digests of the workloads that run a schedule of `traces`."""
+    untuned: tuple[str, ...]
+
+
+def compile_model(model: IngestedModel, target: Target, traces: Mapping[str, str]) -> Build:
+    """Builds the model with a trace (by workload digest) wherever one is given and applies; else the compiler's default.
+
+    Raises InvalidTrace for a trace outside the allow-list, and PitchpipeError when the compiler refuses.
+    """
+    load_intrinsics(target)
+    prepared = prepare(load_ir(model.ir), target)
+    tuned, untuned = [], []
+    for variable, function, digest in workload_functions(prepared):
+        trace = traces.get(digest)
+        if trace is None or trace == BASELINE_TRACE:
+            untuned.append(digest)
+            continue
+        scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
+        prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
+        tuned.append(digest)
+    tvm_target = to_tvm_target(target)
+    try:
+        with tvm_target:
+            executable = tvm.compile(finish(prepared), target=tvm_target)
+    except tvm.error.InternalError as error:
+        raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
+    return Build(executable=executable, model=model, tuned=tuple(tuned), untuned=tuple(untuned))
+
+
+def identify(model: bytes, arrays: Mapping[str, Any], *, model_format: str, target: str) -> list[str]:
+    """Step: digests of the model's workloads on the target (its key)."""
+    prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), Target.parse(target))
+    return sorted({digest for _, _, digest in workload_functions(prepared)})
+
+
+def build(
+    model: bytes, arrays: Mapping[str, Any], *, model_format: str, target: str, traces: dict[str, str], library: str
+) -> dict[str, Any]:
+    """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
+
+    Raises InvalidTrace, or PitchpipeError when no linker is installed.
+    """
+    wanted = Target.parse(target)
+    ingested = ingest(model, ModelFormat(model_format))
+    built = compile_model(ingested, wanted, traces)
+    try:
+        built.executable.export_library(library)
+    except RuntimeError as error:
+        raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
+    if not Path(library).exists():
+        raise PitchpipeError("the library could not be linked")
+    return {
+        "inputs": [asdict(spec) for spec in ingested.inputs],
+        "params": [asdict(spec) for spec in ingested.params],
+        "tuned": sorted(built.tuned),
+        "untuned": sorted(built.untuned),
+        "toolchain": toolchain(wanted.kind).model_dump(),
+    }
+
+
+def describe_toolchain(model: bytes, arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """Step: versions of what compiles for targets of this kind."""
+    return toolchain(kind).model_dump()
+
+
+__all__ = ["Build", "InvalidTrace", "build", "compile_model", "identify"]
