@@ -20,6 +20,7 @@
     ├── Overloaded                    503  exit 5   carries retry_after_secs
     ├── Unreachable                   503  exit 5   the service did not answer
     ├── DeadlineExceeded              504  exit 124
+    ├── SchemaMismatch                503  exit 1   the database's schema is not this version's; says what to run
     ├── JobFailed                     500  exit 1   a job ended without a result
     ├── IntegrityError                500  exit 1   bytes do not match their digest
     └── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
@@ -45,6 +46,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PitchpipeError",
+    "SchemaMismatch",
     "StaleLease",
     "TooLarge",
     "Unauthorized",
@@ -154,6 +156,10 @@ class Unreachable(PitchpipeError):
 
 class DeadlineExceeded(PitchpipeError):
     status, exit_code, title = 504, 124, "The deadline passed"
+
+
+class SchemaMismatch(PitchpipeError):
+    status, title = 503, "The database's schema is not this version's"
 
 
 class JobFailed(PitchpipeError):

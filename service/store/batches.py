@@ -1,0 +1,266 @@
+"""Batches of candidates: issued by the coordinator, measured under leases, observed when all of them have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import exists, func, select, update
+from sqlalchemy.orm import Session
+
+from pitchpipe.errors import InvalidTransition, NotFound
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.target import Target
+from service.db import clock
+from service.states import CandidateState
+from service.store.values import get_target, insert, measurement, put_target, target_key
+from service.tables import Batch, CandidateRow, Job, Record, StoredDevice, StoredToolchain
+
+_OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
+_PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
+"""Confirmations first: they end jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedBatch:
+    """A batch whose candidates have all ended. The tuples run in parallel, in the order the candidates were issued."""
+
+    batch: int
+    workload: str
+    target: Target
+    purpose: Purpose
+    candidates: tuple[Candidate, ...]
+    results: tuple[Measurement, ...]
+    records: tuple[str, ...]
+    """Record ids."""
+    whole: bool
+    """All of it was measured under one lease, so its times may be compared as one interleaved run."""
+    device_class: str | None
+    """Of the device that measured the first timed candidate; None when none was timed."""
+    toolchain: str | None
+    """The toolchain's line, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenBatch:
+    """A batch some of whose candidates have not ended."""
+
+    batch: int
+    workload: str
+    target: Target
+    purpose: Purpose
+    issued: int
+    queued: int
+    leased: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Of a job's candidates; issued = queued + leased + terminal."""
+
+    issued: int
+    queued: int
+    leased: int
+    terminal: int
+
+
+def issue(
+    session: Session,
+    job: str,
+    workload: str,
+    target: Target,
+    purpose: Purpose,
+    candidates: Sequence[Candidate],
+    config: MeasureConfig,
+    incumbent_secs: float | None = None,
+    features: Mapping[str, bytes] | None = None,
+) -> tuple[int | None, int]:
+    """Queues candidates as one batch: (its id, how many were new).
+
+    A SEARCH candidate that this project already issued for the workload, target and measure version is skipped; when
+    none is left, no batch is made and the id is None. Raises InvalidTransition when the job has ended.
+    """
+    found = session.execute(
+        select(Job.project, Job.state).where(Job.id == job).with_for_update(key_share=True)
+    ).one_or_none()
+    if found is None:
+        raise NotFound(f"no job {job}")
+    if found.state.ended:
+        raise InvalidTransition(f"job {job} is {found.state.value}: nothing more is measured for it")
+    if not candidates:
+        return None, 0
+    batch = Batch(
+        project=found.project,
+        job=job,
+        workload=workload,
+        target_key=put_target(session, target),
+        purpose=purpose,
+        config=config.model_dump(mode="json"),
+        incumbent_secs=incumbent_secs,
+        created_at=clock(session),
+    )
+    session.add(batch)
+    session.flush()
+    new = session.scalars(
+        insert(session, CandidateRow).on_conflict_do_nothing().returning(CandidateRow.digest),
+        [
+            {
+                "batch": batch.id,
+                "project": found.project,
+                "job": job,
+                "workload": workload,
+                "target_key": batch.target_key,
+                "measure_version": config.version,
+                "purpose": purpose,
+                "priority": _PRIORITY[purpose],
+                "position": position,
+                "digest": candidate.digest,
+                "trace": candidate.trace,
+                "predicted": candidate.predicted,
+                "features": (features or {}).get(candidate.digest),
+                "state": CandidateState.QUEUED,
+                "losses": 0,
+            }
+            for position, candidate in enumerate(candidates)
+        ],
+    ).all()
+    if not new:
+        session.delete(batch)
+        session.flush()
+        return None, 0
+    return batch.id, len(new)
+
+
+def finished(session: Session, job: str) -> list[FinishedBatch]:
+    """Batches not yet observed, none of whose candidates is queued or leased; oldest first.
+
+    Cancelled candidates have no result and are left out.
+    """
+    rows = session.scalars(
+        select(Batch)
+        .where(
+            Batch.job == job,
+            ~Batch.observed,
+            ~exists().where(CandidateRow.batch == Batch.id, CandidateRow.state.in_(_OPEN)),
+        )
+        .order_by(Batch.id)
+    )
+    return [_finished(session, row) for row in rows]
+
+
+def observed(session: Session, batches: Iterable[int]) -> None:
+    """The coordinator has seen these: `finished` no longer gives them."""
+    session.execute(update(Batch).where(Batch.id.in_(list(batches))).values(observed=True))
+
+
+def open_(session: Session, job: str) -> list[OpenBatch]:
+    """Batches that still have queued or leased candidates, oldest first."""
+    states = (CandidateRow.state == CandidateState.QUEUED, CandidateRow.state == CandidateState.LEASED)
+    queued, leased = (func.count().filter(state).label(name) for state, name in zip(states, "ql", strict=True))
+    rows = session.execute(
+        select(Batch, queued, leased, func.count())
+        .join(CandidateRow, CandidateRow.batch == Batch.id)
+        .where(Batch.job == job, ~Batch.observed)
+        .group_by(Batch.id)
+        .having(queued + leased > 0)
+        .order_by(Batch.id)
+    )
+    return [
+        OpenBatch(
+            batch=batch.id,
+            workload=batch.workload,
+            target=get_target(session, batch.target_key),
+            purpose=batch.purpose,
+            issued=issued,
+            queued=q,
+            leased=n,
+        )
+        for batch, q, n, issued in rows
+    ]
+
+
+def cancel_job(session: Session, job: str) -> int:
+    """Cancels what is queued; what is leased may still be reported, and is cancelled if it is not. How many."""
+    rows = session.execute(
+        update(CandidateRow)
+        .where(CandidateRow.job == job, CandidateRow.state == CandidateState.QUEUED)
+        .values(state=CandidateState.CANCELLED)
+        .returning(CandidateRow.id)
+    )
+    return len(rows.all())
+
+
+def counts(session: Session, job: str) -> Counts:
+    """Where the job's candidates are."""
+    rows = session.execute(
+        select(CandidateRow.state, func.count()).where(CandidateRow.job == job).group_by(CandidateRow.state)
+    )
+    by_state = dict(rows.all())
+    queued, leased = (by_state.get(state, 0) for state in _OPEN)
+    issued = sum(by_state.values())
+    return Counts(issued=issued, queued=queued, leased=leased, terminal=issued - queued - leased)
+
+
+def seen(
+    session: Session, project: str, workload: str, target: Target, measure_version: int = MEASURE_VERSION
+) -> frozenset[str]:
+    """Digests of the SEARCH candidates issued so far and of every record: what is not to be proposed again."""
+    key = target_key(target)
+    issued = select(CandidateRow.digest).where(
+        CandidateRow.project == project,
+        CandidateRow.workload == workload,
+        CandidateRow.target_key == key,
+        CandidateRow.measure_version == measure_version,
+        CandidateRow.purpose == Purpose.SEARCH,
+        CandidateRow.state != CandidateState.CANCELLED,
+    )
+    recorded = select(Record.candidate).where(
+        Record.project == project,
+        Record.workload == workload,
+        Record.target_key == key,
+        Record.measure_version == measure_version,
+    )
+    return frozenset(session.scalars(issued.union(recorded)))
+
+
+def samples(session: Session, project: str, target_kind: str, limit: int) -> list[tuple[str, bytes, float | None]]:
+    """(workload, features, median secs or None for a failure) of the newest `limit` records that have features."""
+    rows = session.execute(
+        select(Record.workload, Record.features, Record.secs)
+        .where(
+            Record.project == project,
+            Record.target_kind == target_kind,
+            Record.measure_version == MEASURE_VERSION,
+            Record.features.is_not(None),
+        )
+        .order_by(Record.id.desc())
+        .limit(limit)
+    )
+    return [(row.workload, row.features, row.secs) for row in rows]
+
+
+def _finished(session: Session, batch: Batch) -> FinishedBatch:
+    rows = session.execute(
+        select(CandidateRow, Record, StoredDevice.device_class, StoredToolchain.label)
+        .join(Record, (Record.project == CandidateRow.project) & (Record.id == CandidateRow.record))
+        .join(StoredDevice, StoredDevice.key == Record.device_key)
+        .join(StoredToolchain, StoredToolchain.key == Record.toolchain_key)
+        .where(CandidateRow.batch == batch.id)
+        .order_by(CandidateRow.position)
+        .execution_options(populate_existing=True)
+    ).all()
+    timed = [(device_class, label) for _, record, device_class, label in rows if record.secs is not None]
+    device_class, toolchain = timed[0] if timed else (None, None)
+    return FinishedBatch(
+        batch=batch.id,
+        workload=batch.workload,
+        target=get_target(session, batch.target_key),
+        purpose=batch.purpose,
+        candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c, *_ in rows),
+        results=tuple(measurement(record) for _, record, *_ in rows),
+        records=tuple(record.id for _, record, *_ in rows),
+        whole=len({c.lease for c, *_ in rows}) == 1,
+        device_class=device_class,
+        toolchain=toolchain,
+    )

@@ -1,0 +1,254 @@
+"""Jobs and their tasks. states.py says which transition is allowed; the job's row orders concurrent writers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from pitchpipe.errors import IdempotencyConflict, InvalidInput, NotFound
+from pitchpipe.wire.ids import json_digest, new_id
+from pitchpipe.wire.job import EventKind, JobRequest, JobState, JobView, Progress, TaskView
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Task, Workload
+from service import states
+from service.db import clock, instant
+from service.store import batches, events, models, workloads
+from service.store.paging import page
+from service.store.values import get_target, insert, put_target, target_key
+from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload
+
+_TASK_FIELDS = frozenset({"reused", "untuned_secs", "tuned_secs"})
+
+
+def submit(
+    session: Session, project: str, request: JobRequest, idempotency_key: str | None = None
+) -> tuple[JobView, bool]:
+    """The job and whether this call made it. The same key with the same request gives the old job.
+
+    Raises NotFound for the model, IdempotencyConflict for the same key with another request.
+    """
+    models.get(session, project, request.model)
+    body = request.model_dump(mode="json", by_alias=True)
+    job = session.execute(
+        insert(session, Job)
+        .values(
+            id=new_id("job"),
+            project=project,
+            model=request.model,
+            request=body,
+            state=JobState.QUEUED,
+            progress=Progress().model_dump(mode="json"),
+            trials=0,
+            failed_trials=0,
+            spent_secs=0.0,
+            last_event=0,
+            idempotency_key=idempotency_key,
+            request_digest=json_digest(body),
+            created_at=clock(session),
+        )
+        .on_conflict_do_nothing(index_elements=[Job.project, Job.idempotency_key])
+        .returning(Job.id)
+    ).scalar_one_or_none()
+    if job is not None:
+        events.append(session, job, EventKind.STATE, {"state": JobState.QUEUED.value, "error": None})
+        return get(session, project, job), True
+    old = session.execute(
+        select(Job.id, Job.request_digest).where(Job.project == project, Job.idempotency_key == idempotency_key)
+    ).one()
+    if old.request_digest != json_digest(body):
+        raise IdempotencyConflict(f"the key {idempotency_key!r} was used for another request: job {old.id}")
+    return get(session, project, old.id), False
+
+
+def get(session: Session, project: str, job: str) -> JobView:
+    """With its tasks. Raises NotFound."""
+    row = session.execute(
+        select(Job).where(Job.project == project, Job.id == job).execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no job {job}")
+    tasks = session.scalars(
+        select(JobTask).where(JobTask.job == job).order_by(JobTask.position).execution_options(populate_existing=True)
+    )
+    return _view(row, _model_names(session, [row])[row.model], tuple(_task_view(session, task) for task in tasks))
+
+
+def list_(
+    session: Session, project: str, cursor: str | None = None, limit: int = 100
+) -> tuple[list[JobView], str | None]:
+    """Newest first, without tasks."""
+    rows, following = page(session, select(Job).where(Job.project == project), Job.id, "job", cursor, limit)
+    names = _model_names(session, rows)
+    return [_view(row, names[row.model], ()) for row in rows], following
+
+
+def active(session: Session) -> list[tuple[str, str, JobState]]:
+    """(project, job, state) of every job that has not ended, oldest first."""
+    rows = session.execute(select(Job.project, Job.id, Job.state).where(Job.finished_at.is_(None)).order_by(Job.id))
+    return [(row.project, row.id, row.state) for row in rows]
+
+
+def transition(
+    session: Session, job: str, to: JobState, error: str | None = None, error_code: str | None = None
+) -> None:
+    """Moves the job and appends a STATE event. A job that ends takes its queued candidates with it.
+
+    Raises InvalidTransition, which tells the history.
+    """
+    state = _lock(session, job)
+    if to not in states.JOB[state]:
+        states.job_transition(job, history(session, job), to)
+    at = clock(session)
+    changes: dict[str, Any] = {"state": to, "error": error, "error_code": error_code}
+    if to is JobState.INGESTING:
+        changes["started_at"] = at
+    if to.ended:
+        changes["finished_at"] = at
+    session.execute(update(Job).where(Job.id == job).values(**changes))
+    events.append(session, job, EventKind.STATE, {"state": to.value, "error": error})
+    if to.ended:
+        batches.cancel_job(session, job)
+
+
+def history(session: Session, job: str) -> list[JobState]:
+    """The states the job went through, oldest first."""
+    rows = session.scalars(
+        select(JobEventRow.data)
+        .where(JobEventRow.job == job, JobEventRow.kind == EventKind.STATE)
+        .order_by(JobEventRow.seq)
+    )
+    return [JobState(data["state"]) for data in rows]
+
+
+def cancel(session: Session, project: str, job: str) -> JobView:
+    """Idempotent. Raises NotFound, and InvalidTransition for a job that is done or failed."""
+    view = get(session, project, job)
+    if view.state is not JobState.CANCELLED:
+        # A cancellation that came in between is the same cancellation.
+        if _lock(session, job) is not JobState.CANCELLED:
+            transition(session, job, JobState.CANCELLED)
+        view = get(session, project, job)
+    return view
+
+
+def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
+    """What the model was split into. Repeating it, after a restart, keeps what the tasks were already charged."""
+    project = session.execute(select(Job.project).where(Job.id == job)).scalar_one()
+    rows = []
+    for position, task in enumerate(tasks):
+        workloads.put(session, project, task.workload)
+        rows.append(
+            {
+                "job": job,
+                "workload": task.workload.digest,
+                "target_key": put_target(session, task.target),
+                "project": project,
+                "position": position,
+                "body": task.model_dump(mode="json", exclude={"workload", "target"}),
+                "trials": 0,
+                "failed_trials": 0,
+                "reused": False,
+            }
+        )
+    if rows:
+        session.execute(insert(session, JobTask).on_conflict_do_nothing(), rows)
+
+
+def tasks(session: Session, job: str) -> list[Task]:
+    """In the order they were given, with their IR."""
+    rows = session.execute(
+        select(JobTask, StoredWorkload)
+        .join(
+            StoredWorkload,
+            (StoredWorkload.project == JobTask.project) & (StoredWorkload.digest == JobTask.workload),
+        )
+        .where(JobTask.job == job)
+        .order_by(JobTask.position)
+    )
+    return [
+        Task(
+            workload=Workload(digest=stored.digest, ir=stored.ir, schema_version=stored.schema_version),
+            target=get_target(session, task.target_key),
+            **task.body,
+        )
+        for task, stored in rows
+    ]
+
+
+def update_task(session: Session, job: str, workload: str, target: Target, **fields: Any) -> None:
+    """Sets `reused`, `untuned_secs` or `tuned_secs`. Trials are charged by reports alone."""
+    if unknown := fields.keys() - _TASK_FIELDS:
+        raise InvalidInput(f"{sorted(unknown)} of a task are not set by hand")
+    changed = session.execute(
+        update(JobTask)
+        .where(JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_key(target))
+        .values(**fields)
+        .returning(JobTask.position)
+    ).scalar_one_or_none()
+    if changed is None:
+        raise NotFound(f"job {job} has no task {workload} for that target")
+
+
+def update_progress(session: Session, job: str, progress: Progress, spent_secs: float) -> None:
+    """Stores the progress and appends it as an event. Its trials are replaced by the charged ones."""
+    row = session.execute(select(Job.trials, Job.failed_trials).where(Job.id == job)).one_or_none()
+    if row is None:
+        raise NotFound(f"no job {job}")
+    progress = progress.model_copy(update={"trials": row.trials, "failed_trials": row.failed_trials})
+    body = progress.model_dump(mode="json")
+    session.execute(update(Job).where(Job.id == job).values(progress=body, spent_secs=spent_secs))
+    events.append(session, job, EventKind.PROGRESS, body)
+
+
+def spent_secs(session: Session, job: str) -> float:
+    """Seconds of tuning stored by the last `update_progress`; a restarted coordinator goes on from here."""
+    return session.execute(select(Job.spent_secs).where(Job.id == job)).scalar_one()
+
+
+def _lock(session: Session, job: str) -> JobState:
+    """Locks the job's row and returns its state."""
+    state = session.execute(select(Job.state).where(Job.id == job).with_for_update(key_share=True)).scalar_one_or_none()
+    if state is None:
+        raise NotFound(f"no job {job}")
+    return state
+
+
+def _model_names(session: Session, rows: Sequence[Job]) -> dict[str, str]:
+    found = select(Model.id, Model.name).where(Model.id.in_({row.model for row in rows}))
+    return dict(session.execute(found).all())
+
+
+def _view(row: Job, model_name: str, views: tuple[TaskView, ...]) -> JobView:
+    request = JobRequest.model_validate(row.request)
+    return JobView(
+        id=row.id,
+        model=row.model,
+        model_name=model_name,
+        targets=request.targets,
+        budget=request.budget,
+        seed=request.seed,
+        state=row.state,
+        error=row.error,
+        error_code=row.error_code,
+        progress=Progress(**row.progress | {"trials": row.trials, "failed_trials": row.failed_trials}),
+        tasks=views,
+        created_at=instant(row.created_at),
+        started_at=None if row.started_at is None else instant(row.started_at),
+        finished_at=None if row.finished_at is None else instant(row.finished_at),
+    )
+
+
+def _task_view(session: Session, row: JobTask) -> TaskView:
+    return TaskView(
+        workload=row.workload,
+        target=get_target(session, row.target_key),
+        trials=row.trials,
+        failed_trials=row.failed_trials,
+        reused=row.reused,
+        untuned_secs=row.untuned_secs,
+        tuned_secs=row.tuned_secs,
+        **{name: row.body[name] for name in ("name", "kind", "weight", "flops", "bytes")},
+    )

@@ -1,0 +1,406 @@
+"""Leases: time-bounded, renewable, fenced rights to measure candidates.
+
+The database decides every race. A claim is one UPDATE over rows that no other claim can see (SKIP LOCKED; SQLite has
+one writer). A report or a heartbeat begins with one conditional UPDATE of the lease: fence, state and the database's clock
+in its WHERE; if it changes no row, nothing else is touched. The fence counter is one row, read and raised in the same
+transaction as the grant, so fences of committed grants strictly increase.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import and_, insert, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+from pitchpipe.errors import IdempotencyConflict, InvalidReport, InvalidTransition, NotFound, StaleLease
+from pitchpipe.wire.ids import json_digest, new_id
+from pitchpipe.wire.lease import (
+    HeartbeatResponse,
+    LeaseGrant,
+    LeaseRequest,
+    Purpose,
+    Report,
+    ReportResponse,
+    WorkerState,
+)
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
+from pitchpipe.wire.record import TuningRecord
+from pitchpipe.wire.target import Target
+from service.db import clock, instant, now
+from service.states import MAX_LOSSES, CandidateState, LeaseState
+from service.store import records, workers
+from service.store.values import get_device, get_target, get_toolchain
+from service.tables import Batch, CandidateRow, Counter, Job, JobTask, Lease, LeaseResult, WorkerRow
+
+_FENCE = "fence"
+_EXPIRED_AT_ONCE = 64
+"""Leases one `expire` call ends, so that its transaction stays short."""
+
+
+def available(session: Session, project: str, worker: str) -> bool:
+    """Whether `acquire` would find work, or a lease to take back, now. Only reads: for a long poll's waiting."""
+    row = _worker(session, project, worker)
+    overdue = select(Lease.id).where(Lease.state == LeaseState.OPEN, Lease.expires_at <= now(session)).limit(1)
+    return row.state is not WorkerState.DRAINING and (
+        session.scalar(_next(project, row.target_key)) is not None or session.scalar(overdue) is not None
+    )
+
+
+def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: float) -> LeaseGrant | None:
+    """Up to `max_candidates` of one batch for the worker's target; None when there is nothing to do, or it drains.
+
+    A CONFIRM batch is granted whole, since its times are compared with each other. A candidate whose lease was lost
+    before is granted alone, so that it takes no other down. Raises NotFound for the worker, InvalidTransition once it
+    is gone. Overdue leases are taken back first: work is offered again even while no coordinator runs.
+    """
+    state = workers.touch(session, project, request.worker)
+    if state is WorkerState.GONE:
+        raise InvalidTransition(f"worker {request.worker} is gone; it registers again before it leases")
+    expire(session)
+    worker = _worker(session, project, request.worker)
+    if state is WorkerState.DRAINING:
+        return None
+    purpose = session.scalar(_next(project, worker.target_key))
+    if purpose is None:
+        return None
+    lease = new_id("lea")
+    claimed = _claim(session, project, worker.target_key, purpose, lease, request.max_candidates)
+    if not claimed:
+        return None
+    claimed.sort(key=lambda row: row.position)
+    batch = session.get_one(Batch, claimed[0].batch)
+    fence = session.execute(
+        update(Counter).where(Counter.name == _FENCE).values(value=Counter.value + 1).returning(Counter.value)
+    ).scalar_one()
+    session.execute(
+        insert(Lease).values(
+            id=lease,
+            fence=fence,
+            project=project,
+            worker=worker.id,
+            batch=batch.id,
+            job=batch.job,
+            state=LeaseState.OPEN,
+            expires_at=now(session) + ttl_secs,
+            created_at=now(session),
+        )
+    )
+    return LeaseGrant(
+        lease=lease,
+        fence=fence,
+        ttl_secs=ttl_secs,
+        purpose=batch.purpose,
+        workload=batch.workload,
+        target=get_target(session, batch.target_key),
+        config=MeasureConfig.model_validate(batch.config),
+        candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c in claimed),
+        incumbent_secs=batch.incumbent_secs,
+    )
+
+
+def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: float) -> HeartbeatResponse:
+    """Renews the lease. Raises NotFound, StaleLease."""
+    row = _lease(session, project, lease)
+    renewed = session.execute(
+        update(Lease).where(*_held(session, row, fence)).values(expires_at=now(session) + ttl_secs).returning(Lease.id)
+    ).scalar_one_or_none()
+    if renewed is None:
+        raise _stale(row, fence)
+    workers.touch(session, project, row.worker)
+    state = session.execute(select(Job.state).where(Job.id == row.job)).scalar_one()
+    return HeartbeatResponse(ttl_secs=ttl_secs, cancelled=state.ended)
+
+
+def report(session: Session, project: str, lease: str, body: Report) -> ReportResponse:
+    """Stores results as records and charges the budget, in one transaction; all of the report or nothing of it.
+
+    Idempotent by (lease, fence, candidate), also after the lease has ended. Raises NotFound; StaleLease when it holds
+    anything new and the lease is not held; IdempotencyConflict when a result differs from the stored one;
+    InvalidReport for a candidate that the lease does not hold or that is there twice.
+    """
+    row = _lease(session, project, lease)
+    if row.fence != body.fence:
+        raise _stale(row, body.fence)
+    results = {result.candidate: result for result in body.results}
+    if len(results) != len(body.results):
+        raise InvalidReport("a candidate is there twice")
+    stored = dict(
+        session.execute(
+            select(LeaseResult.candidate, LeaseResult.body_digest).where(
+                LeaseResult.lease == lease, LeaseResult.candidate.in_(results)
+            )
+        ).all()
+    )
+    for digest, body_digest in stored.items():
+        if _body_digest(results[digest]) != body_digest:
+            raise IdempotencyConflict(f"lease {lease} reported another result of candidate {digest}")
+    fresh = [result for digest, result in results.items() if digest not in stored]
+    held = session.execute(
+        # The condition decides; the assignment changes nothing, a report does not renew a lease.
+        update(Lease).where(*_held(session, row, body.fence)).values(state=LeaseState.OPEN).returning(Lease.id)
+    ).scalar_one_or_none()
+    if held is None:
+        if fresh or not stored:
+            raise _stale(row, body.fence)
+        return ReportResponse(accepted=0, duplicates=len(stored), lease_open=False)
+    ending = _Ending.begin(session, row)
+    for result in fresh:
+        ending.accept(result)
+    if body.final:
+        ending.give_back()
+    still_open = not body.final and bool(ending.leased)
+    ending.finish(LeaseState.OPEN if still_open else LeaseState.CLOSED)
+    workers.touch(session, project, row.worker)
+    return ReportResponse(accepted=len(fresh), duplicates=len(stored), lease_open=still_open)
+
+
+def expire(session: Session) -> int:
+    """Takes overdue leases back, by the database's clock; how many candidates were queued again.
+
+    Safe to call from anywhere at any time: a lease that another call holds is skipped.
+    """
+    rows = session.scalars(
+        select(Lease)
+        .where(Lease.state == LeaseState.OPEN, Lease.expires_at <= now(session))
+        # Jobs in one order: two calls never wait for each other's.
+        .order_by(Lease.job, Lease.id)
+        .limit(_EXPIRED_AT_ONCE)
+        .with_for_update(skip_locked=True, key_share=True)
+        .execution_options(populate_existing=True)
+    ).all()
+    queued = 0
+    for row in rows:
+        ending = _Ending.begin(session, row)
+        for candidate in list(ending.leased.values()):
+            ending.lose(candidate, FailureKind.WORKER_LOST, "its lease expired")
+        ending.finish(LeaseState.EXPIRED)
+        queued += ending.queued
+    return queued
+
+
+def forgive(session: Session, ttl_secs: float) -> int:
+    """Gives every open lease at least `ttl_secs` from now; how many. For a service that was down: time in which no
+    heartbeat could arrive is not the workers' fault."""
+    rows = session.execute(
+        update(Lease)
+        .where(Lease.state == LeaseState.OPEN, Lease.expires_at < now(session) + ttl_secs)
+        .values(expires_at=now(session) + ttl_secs)
+        .returning(Lease.id)
+    )
+    return len(rows.all())
+
+
+@dataclass(kw_only=True)
+class _Ending:
+    """How the candidates of one lease end. Holds the job's row, so that no cancellation comes between."""
+
+    session: Session
+    lease: Lease
+    job_ended: bool
+    leased: dict[str, CandidateRow]
+    """What the lease still holds, by digest."""
+    queued: int = 0
+    _records: list[TuningRecord] = field(default_factory=list)
+    _features: dict[str, bytes] = field(default_factory=dict)
+    _at: float = 0.0
+
+    @classmethod
+    def begin(cls, session: Session, lease: Lease) -> _Ending:
+        state = session.execute(
+            select(Job.state).where(Job.id == lease.job).with_for_update(key_share=True)
+        ).scalar_one()
+        held = session.scalars(
+            select(CandidateRow)
+            .where(CandidateRow.lease == lease.id, CandidateRow.state == CandidateState.LEASED)
+            .order_by(CandidateRow.position)
+            .execution_options(populate_existing=True)
+        )
+        leased = {candidate.digest: candidate for candidate in held}
+        return cls(session=session, lease=lease, job_ended=state.ended, leased=leased, _at=clock(session))
+
+    def accept(self, result: Measurement) -> None:
+        """A result that the worker reports."""
+        candidate = self.leased.get(result.candidate)
+        if candidate is None:
+            raise InvalidReport(f"lease {self.lease.id} holds no candidate {result.candidate}")
+        self.session.add(LeaseResult(lease=self.lease.id, candidate=result.candidate, body_digest=_body_digest(result)))
+        if isinstance(result, Failed) and result.kind.retryable:
+            self.lose(candidate, result.kind, result.detail)
+        else:
+            self._end(
+                candidate, CandidateState.MEASURED if isinstance(result, Timed) else CandidateState.FAILED, result
+            )
+
+    def lose(self, candidate: CandidateRow, kind: FailureKind, detail: str) -> None:
+        """The lease ended without a result that is the candidate's own: again, or quarantine."""
+        candidate.losses += 1
+        if candidate.losses < MAX_LOSSES:
+            self._requeue(candidate)
+            return
+        told = f"quarantined: {candidate.losses} leases that held it ended without its result; the last: {detail}"
+        self._end(
+            candidate, CandidateState.QUARANTINED, Failed(candidate=candidate.digest, kind=kind, detail=told[:4096])
+        )
+
+    def give_back(self) -> None:
+        """The worker is done with the lease: what it did not measure is queued again, at nobody's cost."""
+        for candidate in list(self.leased.values()):
+            self._requeue(candidate)
+
+    def finish(self, state: LeaseState) -> None:
+        """Writes records, charges, and the lease's state."""
+        self.session.flush()
+        self.session.execute(update(Lease).where(Lease.id == self.lease.id).values(state=state))
+        records.add(self.session, self.lease.project, self._records, self._features)
+        if not self._records:
+            return
+        batch = self.session.get_one(Batch, self.lease.batch)
+        n, failed = len(self._records), sum(isinstance(record.result, Failed) for record in self._records)
+        self.session.execute(
+            update(WorkerRow).where(WorkerRow.id == self.lease.worker).values(trials=WorkerRow.trials + n)
+        )
+        if batch.purpose is not Purpose.SEARCH:
+            return
+        self.session.execute(
+            update(Job)
+            .where(Job.id == batch.job)
+            .values(trials=Job.trials + n, failed_trials=Job.failed_trials + failed)
+        )
+        self.session.execute(
+            update(JobTask)
+            .where(JobTask.job == batch.job, JobTask.workload == batch.workload, JobTask.target_key == batch.target_key)
+            .values(trials=JobTask.trials + n, failed_trials=JobTask.failed_trials + failed)
+        )
+
+    def _requeue(self, candidate: CandidateRow) -> None:
+        del self.leased[candidate.digest]
+        if self.job_ended:
+            candidate.state = CandidateState.CANCELLED
+        else:
+            candidate.state = CandidateState.QUEUED
+            self.queued += 1
+
+    def _end(self, candidate: CandidateRow, state: CandidateState, result: Measurement) -> None:
+        del self.leased[candidate.digest]
+        worker = self.session.get_one(WorkerRow, self.lease.worker)
+        record = TuningRecord(
+            id=new_id("rec"),
+            workload=candidate.workload,
+            target=self._target(candidate),
+            trace=candidate.trace,
+            result=result,
+            device=get_device(self.session, worker.device_key),
+            toolchain=get_toolchain(self.session, worker.toolchain_key),
+            measure_version=candidate.measure_version,
+            worker=worker.id,
+            created_at=instant(self._at),
+        )
+        self._records.append(record)
+        if candidate.features is not None:
+            self._features[candidate.digest] = candidate.features
+        candidate.state, candidate.record, candidate.features = state, record.id, None
+
+    def _target(self, candidate: CandidateRow) -> Target:
+        return get_target(self.session, candidate.target_key)
+
+
+def _next(project: str, target_key: str):  # type: ignore[no-untyped-def]
+    return (
+        select(CandidateRow.purpose)
+        .where(
+            CandidateRow.project == project,
+            CandidateRow.target_key == target_key,
+            CandidateRow.state == CandidateState.QUEUED,
+        )
+        .order_by(CandidateRow.priority, CandidateRow.id)
+        .limit(1)
+    )
+
+
+def _claim(
+    session: Session, project: str, target_key: str, purpose: Purpose, lease: str, limit: int
+) -> list[CandidateRow]:
+    """The claim, in one statement: the first queued candidate nobody is claiming, and the rest of its batch with it."""
+    row, earlier, other = aliased(CandidateRow), aliased(CandidateRow), aliased(CandidateRow)
+    first = (
+        select(row.id, row.batch, row.losses)
+        .where(
+            row.project == project,
+            row.target_key == target_key,
+            row.state == CandidateState.QUEUED,
+            row.purpose == purpose,
+        )
+        .order_by(row.priority, row.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    if purpose is Purpose.CONFIRM:
+        # Only through its first queued candidate can a batch be entered, so that two claims never share it.
+        first = first.where(
+            ~select(earlier.id)
+            .where(earlier.batch == row.batch, earlier.id < row.id, earlier.state == CandidateState.QUEUED)
+            .exists()
+        )
+    entry = first.cte("entry")
+    together = or_(other.id == entry.c.id, and_(entry.c.losses == 0, other.losses == 0))
+    picked = (
+        select(other.id)
+        .join(entry, entry.c.batch == other.batch)
+        .where(other.state == CandidateState.QUEUED)
+        .order_by(other.id)
+        .with_for_update(skip_locked=True, of=other)
+    )
+    if purpose is Purpose.SEARCH:
+        picked = picked.where(together).limit(limit)
+    claimed = (
+        update(CandidateRow)
+        .where(CandidateRow.id.in_(select(picked.cte("picked").c.id)))
+        .values(state=CandidateState.LEASED, lease=lease)
+        .returning(CandidateRow)
+        .execution_options(synchronize_session=False, populate_existing=True)
+    )
+    return list(session.scalars(claimed))
+
+
+def _held(session: Session, row: Lease, fence: int):  # type: ignore[no-untyped-def]
+    return (
+        Lease.id == row.id,
+        Lease.fence == min(fence, 2**63 - 1),
+        Lease.state == LeaseState.OPEN,
+        Lease.expires_at > now(session),
+    )
+
+
+def _lease(session: Session, project: str, lease: str) -> Lease:
+    """Locks the lease: two reports of it come one after the other."""
+    row = session.execute(
+        select(Lease)
+        .where(Lease.project == project, Lease.id == lease)
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no lease {lease}")
+    return row
+
+
+def _worker(session: Session, project: str, worker: str) -> WorkerRow:
+    row = session.execute(
+        select(WorkerRow)
+        .where(WorkerRow.project == project, WorkerRow.id == worker)
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no worker {worker}")
+    return row
+
+
+def _stale(row: Lease, fence: int) -> StaleLease:
+    if fence != row.fence:
+        return StaleLease(f"lease {row.id} has fence {row.fence}, not {str(fence)[:20]}")
+    return StaleLease(f"lease {row.id} is {'overdue' if row.state is LeaseState.OPEN else row.state.value}")
+
+
+def _body_digest(result: Measurement) -> str:
+    return json_digest(result.model_dump(mode="json"))

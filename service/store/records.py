@@ -1,0 +1,299 @@
+"""Tuning records, the best of them, and look-up. Nothing here ever answers for another target or another project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session
+
+from pitchpipe.errors import InvalidInput
+from pitchpipe.wire.ids import candidate_digest
+from pitchpipe.wire.measure import MEASURE_VERSION, Timed
+from pitchpipe.wire.record import Best, LookupRequest, LookupResponse, ScheduleAnswer, Tier, TuningRecord
+from pitchpipe.wire.target import Target
+from service.db import Database, instant
+from service.store import batches
+from service.store.paging import page
+from service.store.values import (
+    get_device,
+    get_target,
+    get_toolchain,
+    insert,
+    measurement,
+    put_device,
+    put_target,
+    put_toolchain,
+    target_key,
+)
+from service.tables import BestRow, Record, Settled
+
+
+def add(
+    session: Session, project: str, records: Sequence[TuningRecord], features: Mapping[str, bytes] | None = None
+) -> int:
+    """Stores records; one whose id is known is left as it is. How many were new. `features` by candidate digest."""
+    rows = [_row(session, project, record, features or {}) for record in records]
+    if not rows:
+        return 0
+    return len(session.scalars(insert(session, Record).on_conflict_do_nothing().returning(Record.id), rows).all())
+
+
+def list_(
+    session: Session,
+    project: str,
+    *,
+    workload: str | None = None,
+    target: Target | None = None,
+    timed: bool | None = None,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> tuple[list[TuningRecord], str | None]:
+    """Newest first; `timed` False gives failures only."""
+    query = select(Record).where(Record.project == project)
+    if workload is not None:
+        query = query.where(Record.workload == workload)
+    if target is not None:
+        query = query.where(Record.target_key == target_key(target))
+    if timed is not None:
+        query = query.where(Record.secs.is_not(None) if timed else Record.secs.is_(None))
+    rows, following = page(session, query, Record.id, "rec", cursor, limit)
+    return [_record(session, row) for row in rows], following
+
+
+def for_task(session: Session, project: str, workload: str, target: Target) -> list[TuningRecord]:
+    """Every record of this measure version for exactly this workload and target, oldest first."""
+    rows = session.scalars(
+        select(Record)
+        .where(
+            Record.project == project,
+            Record.workload == workload,
+            Record.target_key == target_key(target),
+            Record.measure_version == MEASURE_VERSION,
+        )
+        .order_by(Record.id)
+    )
+    return [_record(session, row) for row in rows]
+
+
+def set_best(session: Session, project: str, workload: str, target: Target, best: Best) -> None:
+    """Serves `best` from now on, in place of the older one of its device class.
+
+    Raises InvalidInput unless its record is a timed one of this project, workload, target, trace and device class, and
+    was no slower than the baseline. A `best` without a record says that the baseline won.
+    """
+    if best.record is not None:
+        row = session.get(Record, (project, best.record))
+        key = (workload, target_key(target), MEASURE_VERSION)
+        if row is None or (row.workload, row.target_key, row.measure_version) != key:
+            raise InvalidInput(f"{best.record} is not a record of this workload and target")
+        if row.secs is None:
+            raise InvalidInput(f"{best.record} failed: {row.failure}; only a verified time is served")
+        if candidate_digest(workload, best.trace) != row.candidate:
+            raise InvalidInput(f"{best.record} has another trace")
+        if get_device(session, row.device_key).device_class != best.device_class:
+            raise InvalidInput(f"{best.record} was measured on another device class")
+        if best.secs > best.baseline_secs:
+            raise InvalidInput(f"{best.record} is slower than the baseline, which is served in its place")
+    columns = best.model_dump(exclude={"confirmed_at", "device_class"}) | {
+        "confirmed_at": best.confirmed_at.timestamp()
+    }
+    statement = insert(session, BestRow).values(
+        project=project,
+        target_key=put_target(session, target),
+        workload=workload,
+        measure_version=MEASURE_VERSION,
+        device_class=best.device_class,
+        **columns,
+    )
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=list(BestRow.__table__.primary_key),
+            set_={name: statement.excluded[name] for name in columns},
+        )
+    )
+
+
+def bests(
+    session: Session,
+    project: str,
+    workloads: Sequence[str],
+    target: Target,
+    device_class: str | None = None,
+    toolchain: str | None = None,
+) -> dict[str, Best]:
+    """The best of each workload for exactly this target, in one query; those without one are left out.
+
+    Of several device classes the asked one comes first, then the asked toolchain, then the newest.
+    """
+    fits = [
+        case((column == value, 0), else_=1)
+        for column, value in ((BestRow.device_class, device_class), (BestRow.toolchain, toolchain))
+        if value is not None
+    ]
+    rows = session.scalars(
+        select(BestRow)
+        .where(
+            BestRow.project == project,
+            BestRow.target_key == target_key(target),
+            BestRow.workload.in_(set(workloads)),
+            BestRow.measure_version == MEASURE_VERSION,
+        )
+        .order_by(*fits, BestRow.confirmed_at.desc(), BestRow.device_class)
+        .execution_options(populate_existing=True)
+    )
+    found: dict[str, Best] = {}
+    for row in rows:
+        if row.workload not in found:
+            found[row.workload] = _best(row)
+    return found
+
+
+def lookup(session: Session, project: str, request: LookupRequest) -> LookupResponse:
+    """One answer per asked workload, in the asked order, from one query."""
+    found = bests(session, project, request.workloads, request.target, request.device_class, request.toolchain)
+    return LookupResponse(
+        answers=tuple(_answer(workload, found.get(workload), request) for workload in request.workloads)
+    )
+
+
+def settle(session: Session, project: str, workload: str, target: Target, effort: float) -> None:
+    """A finished job offered `effort` (trials per task) to this task; the largest one is kept."""
+    statement = insert(session, Settled).values(
+        project=project,
+        target_key=put_target(session, target),
+        workload=workload,
+        measure_version=MEASURE_VERSION,
+        effort=effort,
+    )
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=list(Settled.__table__.primary_key),
+            set_={"effort": statement.excluded.effort},
+            where=Settled.effort < statement.excluded.effort,
+        )
+    )
+
+
+def settled(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, float]:
+    """workload -> the largest effort a finished job offered it; those never settled are left out."""
+    rows = session.execute(
+        select(Settled.workload, Settled.effort).where(
+            Settled.project == project,
+            Settled.target_key == target_key(target),
+            Settled.workload.in_(set(workloads)),
+            Settled.measure_version == MEASURE_VERSION,
+        )
+    )
+    return dict(rows.all())
+
+
+def count(session: Session, project: str) -> int:
+    """Records of the project."""
+    return session.execute(select(func.count()).select_from(Record).where(Record.project == project)).scalar_one()
+
+
+class SqlRecordStore:
+    """The tuner's RecordStore on a project's tables. Thread-safe; each call is one transaction, durable on return.
+
+    `device_class` and `toolchain`, where given, decide which of several bests `best` prefers.
+    """
+
+    def __init__(
+        self, database: Database, project: str, *, device_class: str | None = None, toolchain: str | None = None
+    ) -> None:
+        self._database, self._project = database, project
+        self._device_class, self._toolchain = device_class, toolchain
+
+    def add(self, records: Sequence[TuningRecord]) -> None:
+        with self._database.transaction() as session:
+            add(session, self._project, records)
+
+    def for_task(self, workload: str, target: Target) -> list[TuningRecord]:
+        with self._database.reading() as session:
+            return for_task(session, self._project, workload, target)
+
+    def best(self, workload: str, target: Target) -> Best | None:
+        with self._database.reading() as session:
+            found = bests(session, self._project, [workload], target, self._device_class, self._toolchain)
+        return found.get(workload)
+
+    def set_best(self, workload: str, target: Target, best: Best) -> None:
+        with self._database.transaction() as session:
+            set_best(session, self._project, workload, target, best)
+
+    def seen(self, workload: str, target: Target) -> frozenset[str]:
+        with self._database.reading() as session:
+            return batches.seen(session, self._project, workload, target)
+
+
+def _answer(workload: str, best: Best | None, request: LookupRequest) -> ScheduleAnswer:
+    if best is None:
+        reason = "no confirmed schedule of this workload for this target"
+        return ScheduleAnswer(workload=workload, tier=Tier.NONE, reason=reason)
+    misses = [
+        f"{name} was not named" if asked is None else f"confirmed with another {name}"
+        for name, asked, got in (
+            ("device class", request.device_class, best.device_class),
+            ("toolchain", request.toolchain, best.toolchain),
+        )
+        if asked != got
+    ]
+    tier = Tier.SAME_ARCH if misses else Tier.EXACT
+    reason = f"same target; {'; '.join(misses)}" if misses else "same target, device class and toolchain"
+    return ScheduleAnswer(workload=workload, tier=tier, reason=reason, best=best)
+
+
+def _row(session: Session, project: str, record: TuningRecord, features: Mapping[str, bytes]) -> dict[str, Any]:
+    result = record.result
+    digest = result.candidate
+    return {
+        "project": project,
+        "id": record.id,
+        "workload": record.workload,
+        "target_key": put_target(session, record.target),
+        "target_kind": record.target.kind,
+        "candidate": digest,
+        "trace": record.trace,
+        "secs": result.secs if isinstance(result, Timed) else None,
+        "failure": None if isinstance(result, Timed) else result.kind.value,
+        "result": result.model_dump(mode="json"),
+        "features": features.get(digest),
+        "device_key": put_device(session, record.device),
+        "toolchain_key": put_toolchain(session, record.toolchain),
+        "measure_version": record.measure_version,
+        "worker": record.worker,
+        "created_at": record.created_at.timestamp(),
+        "schema_version": record.schema_version,
+    }
+
+
+def _record(session: Session, row: Record) -> TuningRecord:
+    return TuningRecord(
+        id=row.id,
+        workload=row.workload,
+        target=get_target(session, row.target_key),
+        trace=row.trace,
+        result=measurement(row),
+        device=get_device(session, row.device_key),
+        toolchain=get_toolchain(session, row.toolchain_key),
+        measure_version=row.measure_version,
+        worker=row.worker,
+        created_at=instant(row.created_at),
+        schema_version=row.schema_version,
+    )
+
+
+def _best(row: BestRow) -> Best:
+    return Best(
+        record=row.record,
+        trace=row.trace,
+        secs=row.secs,
+        secs_low=row.secs_low,
+        secs_high=row.secs_high,
+        baseline_secs=row.baseline_secs,
+        device_class=row.device_class,
+        toolchain=row.toolchain,
+        confirmed_at=instant(row.confirmed_at),
+    )

