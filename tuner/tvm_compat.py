@@ -75,6 +75,7 @@ __all__ = [
     "ir",
     "load_intrinsics",
     "load_ir",
+    "loop_bindings",
     "ms",
     "mutate",
     "relax",
@@ -89,6 +90,7 @@ __all__ = [
     "tvm",
     "tvm_ffi",
     "usable_cores",
+    "uses",
 ]
 
 
@@ -152,6 +154,17 @@ def mutate(mutator: Any, trace: Any, seed: int) -> Any:
     return _apply_mutator(mutator, trace, seed)
 
 
+def uses(expression: Any, variable: Any) -> bool:
+    """Whether the variable occurs in the expression."""
+    return any(found.same_as(variable) for found in tirx.analysis.undefined_vars(expression))
+
+
+def loop_bindings(schedule: Any, block: Any) -> list[Any]:
+    """What each axis of a block is bound to, in the order of its `iter_vars`."""
+    return list(_block_realize(schedule, block).iter_values)
+
+
+_block_realize: Any = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
 _apply_mutator: Any = tvm_ffi.get_global_func("s_tir.meta_schedule.MutatorApply")
 
 

@@ -1,0 +1,226 @@
+"""The search: one round of evolution over a design space, ranked by the cost model.
+
+`propose` is pure: the same request gives the same proposals in every process, whatever is cached and however many
+threads work on it, because every candidate is drawn from a seed of its own and never from a shared stream.
+
+One round, for `n` wanted candidates:
+
+1. parents: the fastest measured traces, and fresh random ones (decisions drawn from the sketches);
+2. a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
+3. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
+   search and the cost model honest.
+
+MetaSchedule's own EvolutionarySearch is not used: it draws from per-thread streams (two threads are not reproducible),
+its 512 x 5 candidates a round cost 20 ms of CPU each, and it forgets what was issued before it was created.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.errors import InvalidTrace, PitchpipeError
+from pitchpipe.wire.measure import Candidate
+from tuner.cost_model import CostModel, pack_features, unpack_features
+from tuner.space import space_of
+from tuner.space.metaschedule import SEED_LIMIT, structural_hash
+from tuner.steps import Proposal, ProposeRequest
+from tuner.trace import apply_trace, encode_trace, without_postproc
+from tuner.tvm_compat import usable_cores
+
+__all__ = ["propose"]
+
+ELITES = 24
+"""Measured traces that become parents, the fastest first."""
+RANDOM_RATIO = 1.5
+"""Fresh random candidates per wanted one."""
+GENERATIONS = 2
+CHILDREN_RATIO = 1.5
+"""Mutated candidates per wanted one and generation."""
+EPSILON = 0.1
+"""Share of the proposals drawn at random rather than by score."""
+PRESSURE = 2.0
+"""Parents are chosen in proportion to fitness ** PRESSURE; 0 would be blind, large would be greedy."""
+MAX_ROUNDS = 6
+"""Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """A candidate that applied and passed the postprocessors."""
+
+    key: str
+    """Its trace before postprocessing: what is recognised when it is met again."""
+    program: int
+    """Structural hash of the schedule; several traces may make one program."""
+    trace: Any
+    """What a mutation starts from."""
+    schedule: Any
+    features: bytes
+
+
+def propose(request: ProposeRequest) -> list[Proposal]:
+    """At most `request.n` new candidates, best predicted first; fewer, or none, when the space runs out of new ones.
+
+    A model that cannot be loaded is no model: scores are then random. Measured traces that do not apply (another TVM's,
+    another space's) are skipped as parents.
+    """
+    if request.n <= 0:
+        return []
+    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="propose") as threads:
+        return _Round(request, threads.map).run()
+
+
+class _Round:
+    """The state of one `propose`."""
+
+    def __init__(self, request: ProposeRequest, parallel: Callable[..., Iterable[Any]]) -> None:
+        self.request, self.parallel = request, parallel
+        self.space = space_of(request.workload, request.target)
+        self.model = _load_model(request.model)
+        self.rng = np.random.default_rng([request.seed, int(request.workload.digest[:8], 16)])
+        self.keys = {without_postproc(trace) for trace, _ in request.measured}
+        self.programs: set[int] = set()
+        self.parents: list[Any] = []
+        self.fitness: list[float] = []
+        self.found: list[tuple[float, _Built]] = []
+        self.explored: list[_Built] = []
+
+    def run(self) -> list[Proposal]:
+        n = self.request.n
+        self._add_elites()
+        guided = self.model is not None or bool(self.parents)
+        chosen: list[Proposal] = []
+        for _ in range(MAX_ROUNDS):
+            before = len(self.found)
+            self.explored += self._grow(self._draws(math.ceil(n * RANDOM_RATIO)))
+            for _ in range(GENERATIONS if guided else 0):
+                self._grow(self._mutations(math.ceil(n * CHILDREN_RATIO)))
+            if len(self.found) == before:
+                break
+            chosen = self._choose()
+            if len(chosen) == n:
+                break
+        return chosen
+
+    def _add_elites(self) -> None:
+        measured = sorted((secs, trace) for trace, secs in self.request.measured if secs is not None)[:ELITES]
+        if not measured:
+            return
+        best = measured[0][0]
+        for (secs, _), trace in zip(measured, self.parallel(self._parent, [t for _, t in measured]), strict=True):
+            if trace is not None:
+                self.parents.append(trace)
+                self.fitness.append(best / secs)
+
+    def _parent(self, text: str) -> Any:
+        try:
+            return apply_trace(self.space.mod, without_postproc(text)).trace.simplified(True)
+        except InvalidTrace:
+            return None
+
+    def _draws(self, count: int) -> list[tuple[Any, int, bool]]:
+        """Random points of the space: sketches in turn, so that each gets its share."""
+        sketches = self.space.sketches
+        start = int(self.rng.integers(len(sketches)))
+        return [(sketches[(start + i) % len(sketches)], self._seed(), False) for i in range(count)]
+
+    def _mutations(self, count: int) -> list[tuple[Any, int, bool]]:
+        if not self.parents:
+            return []
+        weights = np.maximum(np.array(self.fitness), 1e-3) ** PRESSURE
+        chosen = self.rng.choice(len(self.parents), size=count, p=weights / weights.sum())
+        return [(self.parents[i], self._seed(), True) for i in chosen]
+
+    def _seed(self) -> int:
+        return int(self.rng.integers(1, SEED_LIMIT))
+
+    def _grow(self, draws: list[tuple[Any, int, bool]]) -> list[_Built]:
+        """Builds the draws, scores those that are new, and makes them parents of the next generation."""
+        fresh: list[_Built] = []
+        for built in self.parallel(self._build, draws):
+            if built is not None and built.key not in self.keys and built.program not in self.programs:
+                self.keys.add(built.key)
+                self.programs.add(built.program)
+                fresh.append(built)
+        scores = self._scores(fresh)
+        self.found += zip(scores, fresh, strict=True)
+        if self.model is not None:
+            self.parents += [built.trace for built in fresh]
+            self.fitness += [min(max(score, 0.0), 1.0) for score in scores]
+        return fresh
+
+    def _build(self, draw: tuple[Any, int, bool]) -> _Built | None:
+        """Runs in a thread; reads `self.keys`, which no thread changes."""
+        trace, seed, mutated = draw
+        if mutated:
+            trace = self.space.neighbour(trace, np.random.default_rng(seed))
+            if trace is None:
+                return None
+        schedule = self.space.candidate(trace, seed)
+        if schedule is None:
+            return None
+        trace = schedule.trace.simplified(True)
+        try:
+            key = encode_trace(trace)
+        except InvalidTrace:
+            return None
+        if key in self.keys:
+            return None
+        return _Built(
+            key=key,
+            program=structural_hash(schedule),
+            trace=trace,
+            schedule=schedule,
+            features=pack_features(self.space.features(schedule)),
+        )
+
+    def _scores(self, built: list[_Built]) -> list[float]:
+        """Predicted from the packed features, which is what the model is trained on."""
+        if self.model is not None and built:
+            try:
+                return [float(s) for s in self.model.predict([unpack_features(b.features) for b in built])]
+            except PitchpipeError:
+                self.model = None
+        return [float(s) for s in self.rng.random(len(built))]
+
+    def _choose(self) -> list[Proposal]:
+        """The best predicted, then the random share, none of them seen before; deterministic for equal scores."""
+        n = self.request.n
+        random_share = min(max(1, round(EPSILON * n)), len(self.explored)) if n > 1 and self.model is not None else 0
+        ranked = [(score, b) for score, b in sorted(self.found, key=lambda item: (-item[0], item[1].key))]
+        scores = {b.key: score for score, b in self.found}
+        explored = [self.explored[i] for i in np.random.default_rng(self.request.seed).permutation(len(self.explored))]
+        order = [*ranked, *((scores[b.key], b) for b in explored)]
+        chosen: dict[str, Proposal] = {}
+        for limit, queue in ((n - random_share, ranked), (n, [(scores[b.key], b) for b in explored]), (n, order)):
+            for score, built in queue:
+                if len(chosen) >= limit:
+                    break
+                if built.key not in chosen and (proposal := self._proposal(score, built)) is not None:
+                    chosen[built.key] = proposal
+        return sorted(chosen.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest))
+
+    def _proposal(self, score: float, built: _Built) -> Proposal | None:
+        try:
+            trace = encode_trace(built.schedule.trace)
+        except InvalidTrace:
+            return None
+        predicted = score if self.model is not None else None
+        candidate = Candidate.of(self.request.workload.digest, trace, predicted)
+        return None if candidate.digest in self.request.seen else Proposal(candidate=candidate, features=built.features)
+
+
+def _load_model(data: bytes | None) -> CostModel | None:
+    """Advisory: a lost or poisoned model slows the search and changes no answer."""
+    if data is None:
+        return None
+    try:
+        return CostModel.load(data)
+    except PitchpipeError:
+        return None

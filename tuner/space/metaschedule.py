@@ -1,0 +1,125 @@
+"""MetaSchedule's own design space, and the steps every candidate of any space goes through.
+
+sketch (a trace with open decisions) -> sample or mutate -> decided trace -> schedule -> postprocessors -> candidate
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
+
+SEED_LIMIT = 2**31 - 1
+"""TVM's random states are in [1, 2**31 - 1]."""
+
+_SILENT = logging.getLogger("pitchpipe.metaschedule")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+_SILENT.setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Space:
+    """The design space of one workload on one target. Threads may share it: nothing in it changes after it is made."""
+
+    mod: Any
+    schedules: Sequence[Any]
+    """One per sketch, its decisions drawn once when it was generated."""
+    sketches: Sequence[Any]
+    """The same as traces with every decision left open."""
+    _context: Any
+    _postprocs: Sequence[Any]
+    _mutators: Sequence[Any]
+    _probabilities: NDArray[np.float64]
+    _extractor: Any
+
+    def joined(self, schedules: Sequence[Any]) -> Space:
+        """This space with more sketches."""
+        return replace(
+            self,
+            schedules=[*self.schedules, *schedules],
+            sketches=[*self.sketches, *(_undecided(schedule) for schedule in schedules)],
+        )
+
+    def decide(self, trace: Any, seed: int) -> Any:
+        """The trace with every open decision drawn from `seed`; None when the draw does not apply."""
+        schedule = self._applied(trace, seed)
+        return None if schedule is None else schedule.trace.simplified(True)
+
+    def neighbour(self, trace: Any, rng: np.random.Generator) -> Any:
+        """A decided trace with one decision changed; None when there is none to change."""
+        if not self._mutators:
+            return None
+        mutator = self._mutators[rng.choice(len(self._mutators), p=self._probabilities)]
+        return mutate(mutator, trace, int(rng.integers(1, SEED_LIMIT)))
+
+    def candidate(self, trace: Any, seed: int) -> Any:
+        """The complete schedule of a trace, postprocessors included; None when the trace or one of them fails."""
+        schedule = self._applied(trace, seed)
+        if schedule is None:
+            return None
+        schedule.enter_postproc()
+        try:
+            return schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a candidate is no candidate
+            return None
+
+    def features(self, schedule: Any) -> NDArray[np.float32]:
+        """Per-store features: one row of 164 for every store statement of the lowered schedule."""
+        found = self._extractor.extract_from(self._context, [ms.MeasureCandidate(schedule, [])])
+        return np.asarray(found[0].numpy(), dtype=np.float32)
+
+    def _applied(self, trace: Any, seed: int) -> Any:
+        schedule = Schedule(self.mod, seed=seed, debug_mask=0, error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, True)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        return schedule
+
+
+def generate(workload: Workload, target: Target) -> Space:
+    """MetaSchedule's post-order-apply space with the rules, postprocessors and mutators it has for the target."""
+    load_intrinsics(target)
+    mod = load_ir(workload.ir)
+    context = ms.TuneContext(
+        mod,
+        target=to_tvm_target(target),
+        space_generator="post-order-apply",
+        search_strategy=None,
+        task_name=workload.digest,
+        logger=_SILENT,
+        rand_state=1,
+        num_threads=1,
+    )
+    schedules = list(context.generate_design_space())
+    generator = context.space_generator
+    mutators = sorted(((str(mutator), float(p), mutator) for mutator, p in generator.mutator_probs.items()))
+    probabilities = np.array([p for _, p, _ in mutators], dtype=np.float64)
+    return Space(
+        mod=mod,
+        schedules=schedules,
+        sketches=[_undecided(schedule) for schedule in schedules],
+        _context=context,
+        _postprocs=list(generator.postprocs),
+        _mutators=[mutator for _, _, mutator in mutators],
+        _probabilities=probabilities / probabilities.sum() if len(mutators) else probabilities,
+        _extractor=ms.feature_extractor.PerStoreFeature(),
+    )
+
+
+def structural_hash(schedule: Any) -> int:
+    """Fast index of a candidate's program; two traces may make the same one. Not a key."""
+    return int(tvm_ffi.structural_hash(schedule.mod))
+
+
+def _undecided(schedule: Any) -> Any:
+    return Trace(schedule.trace.simplified(True).insts, {})
