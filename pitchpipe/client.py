@@ -259,8 +259,10 @@ class Client:
         """Registers a worker, or brings the one of this name back."""
         return _parse(WorkerView, self._call("POST", "/v1/workers", json=registration))
 
-    def workers(self) -> tuple[WorkerView, ...]:
-        return _parse(WorkerPage, self._call("GET", "/v1/workers")).items
+    def workers(self) -> Iterator[WorkerView]:
+        """All workers of the project, newest first."""
+        for page in self._pages("/v1/workers", WorkerPage):
+            yield from page.items
 
     def worker(self, worker_id: str) -> WorkerView:
         return _parse(WorkerView, self._call("GET", f"/v1/workers/{_part(worker_id)}"))

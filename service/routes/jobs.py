@@ -12,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 
 from pitchpipe.errors import InvalidTarget, NoDevice
 from pitchpipe.wire.job import EventKind, JobEvent, JobRequest, JobState, JobView
-from pitchpipe.wire.lease import WorkerState
 from pitchpipe.wire.page import JobPage
 from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
@@ -46,16 +45,12 @@ def submit_job(
     context: Ctx, principal: User, request: JobRequest, response: Response, idempotency_key: IdempotencyKey = None
 ) -> JobView:
     """Queues a tuning job. Every target needs an active worker of the project that serves it."""
-    request = request.model_copy(update={"targets": tuple(Target.parse(target) for target in request.targets)})
+    request = request.model_copy(update={"targets": tuple(Target.parse(target.key) for target in request.targets)})
     with context.database.transaction() as session:
         view, created = jobs.submit(session, principal.project, request, idempotency_key)
         if created:
             # Inside the same transaction: a refused job leaves neither a row nor a spent key.
-            served = {
-                worker.target.key
-                for worker in workers.list_(session, principal.project)
-                if worker.state is WorkerState.ACTIVE
-            }
+            served = {worker.target.key for worker in workers.active(session, principal.project)}
             _refuse_unserved(request.targets, served)
     if not created:
         response.status_code = 200

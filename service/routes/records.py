@@ -23,6 +23,7 @@ def list_records(
     principal: User,
     workload: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
     target: Annotated[str | None, Query(max_length=8192, description="JSON")] = None,
+    timed: Annotated[bool | None, Query(description="false: failures only")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> RecordPage:
@@ -30,7 +31,7 @@ def list_records(
     wanted = Target.parse(target) if target is not None else None
     with context.database.reading() as session:
         items, next_cursor = records.list_(
-            session, principal.project, workload=workload, target=wanted, cursor=cursor, limit=limit
+            session, principal.project, workload=workload, target=wanted, timed=timed, cursor=cursor, limit=limit
         )
     return RecordPage(items=tuple(items), next_cursor=next_cursor)
 
@@ -38,6 +39,6 @@ def list_records(
 @router.post("/schedules/lookup", responses=documented(400, 413))
 def lookup_schedules(context: Ctx, principal: User, request: LookupRequest) -> LookupResponse:
     """The served schedules of many workloads for one target; every answer names its tier and reason."""
-    request = request.model_copy(update={"target": Target.parse(request.target)})
+    request = request.model_copy(update={"target": Target.parse(request.target.key)})
     with context.database.reading() as session:
         return records.lookup(session, principal.project, request)

@@ -10,7 +10,7 @@ from pitchpipe.wire.lease import WorkerRegistration, WorkerStateRequest, WorkerV
 from pitchpipe.wire.page import WorkerPage
 from pitchpipe.wire.target import Target
 from service.auth import Anyone, Worker
-from service.context import Ctx
+from service.context import Ctx, Cursor, Limit
 from service.problems import documented
 from service.store import workers, workloads
 
@@ -20,18 +20,19 @@ router = APIRouter(prefix="/v1", tags=["workers"])
 @router.post("/workers", responses=documented(400, 413))
 def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
     """Registers a worker, or brings the one of this name back."""
-    request = request.model_copy(update={"target": Target.parse(request.target)})
+    request = request.model_copy(update={"target": Target.parse(request.target.key)})
     with context.database.transaction() as session:
         view = workers.register(session, principal.project, request)
     context.wake.notify()
     return view
 
 
-@router.get("/workers", responses=documented())
-def list_workers(context: Ctx, principal: Anyone) -> WorkerPage:
-    """Workers of the project, all on one page."""
+@router.get("/workers", responses=documented(400))
+def list_workers(context: Ctx, principal: Anyone, cursor: Cursor = None, limit: Limit = 50) -> WorkerPage:
+    """Workers of the project, newest first."""
     with context.database.reading() as session:
-        return WorkerPage(items=tuple(workers.list_(session, principal.project)))
+        items, next_cursor = workers.list_(session, principal.project, cursor, limit)
+    return WorkerPage(items=tuple(items), next_cursor=next_cursor)
 
 
 @router.get("/workers/{worker_id}", responses=documented(404))
@@ -45,8 +46,7 @@ def show_worker(context: Ctx, principal: Anyone, worker_id: str) -> WorkerView:
 def set_worker_state(context: Ctx, principal: Worker, worker_id: str, request: WorkerStateRequest) -> WorkerView:
     """`draining` gets no new lease, `gone` has left; registering again makes it active."""
     with context.database.transaction() as session:
-        workers.set_state(session, principal.project, worker_id, request.state)
-        view = workers.get(session, principal.project, worker_id)
+        view = workers.set_state(session, principal.project, worker_id, request.state)
     context.wake.notify()
     return view
 

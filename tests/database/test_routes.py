@@ -1,0 +1,533 @@
+"""The routes over a real SQLite store, in process: what each answers, and what bad input gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pitchpipe.client import Client
+from pitchpipe.errors import (
+    Forbidden,
+    IdempotencyConflict,
+    InvalidInput,
+    InvalidModel,
+    InvalidTarget,
+    InvalidTransition,
+    NoDevice,
+    NotFound,
+    StaleLease,
+    TooLarge,
+    Unauthorized,
+)
+from pitchpipe.wire.ids import new_id, sha256
+from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelView, Scope, TokenRequest
+from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration, WorkerState, WorkerView
+from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Timed
+from pitchpipe.wire.record import LookupRequest, Tier
+from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.task import Task, Workload
+from service.app import create_app
+from service.blobs import Blobs
+from service.db import Database
+from service.settings import Settings
+from service.store import batches, jobs, tokens, workloads
+from service.wake import Wake
+
+TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
+OTHER = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+WORKLOAD = Workload(digest=sha256(b"a workload"), ir="{}")
+CANDIDATES = [Candidate.of(WORKLOAD.digest, json.dumps([[["Fuse", n]], []])) for n in range(4)]
+VERDICT = CheckVerdict(passed=True, max_abs_error=0, tolerance=1e-3, input_sets=1)
+REGISTRATION = WorkerRegistration(
+    name="w1",
+    device=DeviceFingerprint(kind="cpu", model="m", cores=2, memory_bytes=1),
+    target=TARGET,
+    toolchain=Toolchain(tvm="0.27", tvm_ffi="0.1.14", codegen="llvm 19"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One app, with a token of each scope for project `a`, and a user of project `b`."""
+
+    http: TestClient
+    database: Database
+    settings: Settings
+    tokens: dict[str, str]
+
+    def client(self, who: str) -> Client:
+        return Client("http://testserver", self.tokens.get(who, who), transport=self.http._transport, retry_secs=0)
+
+    def job(self, state: JobState = JobState.QUEUED) -> str:
+        """A job of project `a`, whose target is served by worker w1."""
+        self.client("worker").register_worker(REGISTRATION)
+        view = self.client("user").submit(request_for(self.model()))
+        if state is not JobState.QUEUED:
+            path = [JobState.INGESTING, JobState.TUNING, JobState.CONFIRMING, JobState.DONE]
+            with self.database.transaction() as session:
+                for step in path[: path.index(state) + 1]:
+                    jobs.transition(session, view.id, step)
+        return view.id
+
+    def model(self) -> ModelView:
+        return self.client("user").upload_model(b"an onnx file", "resnet", "onnx")
+
+    def batch(self) -> str:
+        """A tuning job with one batch of four queued candidates."""
+        job = self.job(JobState.INGESTING)
+        task = Task(workload=WORKLOAD, target=TARGET, name="dense", weight=1, flops=1, bytes=1, group="g")
+        with self.database.transaction() as session:
+            project = tokens.bootstrap(session, "a")
+            workloads.put(session, project, WORKLOAD)
+            jobs.set_tasks(session, job, [task])
+            jobs.transition(session, job, JobState.TUNING)
+            batches.issue(session, job, WORKLOAD.digest, TARGET, Purpose.SEARCH, CANDIDATES, MeasureConfig())
+        return job
+
+    def worker(self) -> WorkerView:
+        return self.client("worker").register_worker(REGISTRATION)
+
+
+def request_for(model: ModelView, *targets: Target, trials: int = 8) -> JobRequest:
+    return JobRequest(model=model.id, targets=targets or (TARGET,), budget=Budget(trials=trials))
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("routes") / "empty.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+    return path
+
+
+@pytest.fixture
+def make_service(tmp_path: Path, migrated: Path) -> Iterator[Callable[..., Service]]:
+    made: list[Service] = []
+
+    def make(**options: Any) -> Service:
+        path = tmp_path / f"{len(made)}.db"
+        path.write_bytes(migrated.read_bytes())
+        database = Database(f"sqlite:///{path}")
+        settings = Settings(database_url=f"sqlite:///{path}", blob_url="memory:///", poll_secs=0.01, **options)
+        app = create_app(settings, database, Blobs(settings.blob_url), Wake())
+        scopes = {"user": ("a", Scope.USER), "worker": ("a", Scope.WORKER), "admin": ("a", Scope.ADMIN)}
+        scopes |= {"stranger": ("b", Scope.USER), "strange worker": ("b", Scope.WORKER)}
+        with database.transaction() as session:
+            texts = {
+                who: tokens.create(session, TokenRequest(project=project, scope=scope)).token
+                for who, (project, scope) in scopes.items()
+            }
+        made.append(Service(http=TestClient(app), database=database, settings=settings, tokens=texts))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.http.close()
+        service.database.close()
+
+
+@pytest.fixture
+def service(make_service: Callable[..., Service]) -> Service:
+    return make_service()
+
+
+def timed(candidate: Candidate, secs: float = 1e-3) -> Timed:
+    return Timed(candidate=candidate.digest, run_secs=(secs,), check=VERDICT, build_secs=0.1)
+
+
+# --- tokens and scopes
+
+
+def test_a_missing_a_wrong_and_a_revoked_token_are_unauthorized(service: Service) -> None:
+    answer = service.http.get("/v1/jobs")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["content-type"] == "application/problem+json"
+    with pytest.raises(Unauthorized):
+        list(service.client("no such token").jobs())
+    admin = service.client("admin")
+    made = admin.create_token("a", "user")
+    assert list(service.client(made.token).jobs()) == []
+    admin.revoke_token(made.id)
+    with pytest.raises(Unauthorized):
+        list(service.client(made.token).jobs())
+
+
+def test_a_scope_does_not_reach_further_than_it_says(service: Service) -> None:
+    with pytest.raises(Forbidden, match="scope admin"):
+        service.client("user").create_token("a", "admin")
+    with pytest.raises(Forbidden):
+        service.client("user").acquire(LeaseRequest(worker=new_id("wrk")))
+    with pytest.raises(Forbidden):
+        service.client("worker").submit(request_for(service.model()))
+    assert list(service.client("admin").jobs()) == []
+
+
+def test_a_new_token_is_shown_once_and_listed_without_its_text(service: Service) -> None:
+    admin = service.client("admin")
+    made = admin.create_token("new-project", "user", "for ci")
+    listed = {view.id: view for view in admin.tokens()}
+    assert listed[made.id].label == "for ci"
+    assert (
+        made.token
+        not in service.http.get("/v1/tokens", headers={"authorization": f"Bearer {service.tokens['admin']}"}).text
+    )
+
+
+# --- models
+
+
+def test_an_uploaded_model_is_stored_once(service: Service) -> None:
+    first, second = service.model(), service.model()
+    assert first == second
+    assert first.digest == sha256(b"an onnx file")
+    assert [view.id for view in service.client("user").models()] == [first.id]
+    assert service.client("user").model(first.id) == first
+
+
+def test_an_upload_over_the_cap_is_refused_whether_or_not_it_says_so(make_service: Callable[..., Service]) -> None:
+    service = make_service(max_model_bytes=2048)
+    client = service.client("user")
+    with pytest.raises(TooLarge, match="2048"):
+        client.upload_model(b"x" * 2049, "m", "onnx")
+    headers = {"authorization": f"Bearer {service.tokens['user']}", "content-type": "application/octet-stream"}
+    chunked = service.http.post("/v1/models?name=m&format=onnx", headers=headers, content=iter([b"x" * 1024] * 3))
+    assert "content-length" not in chunked.request.headers
+    assert (chunked.status_code, chunked.json()["code"]) == (413, "too-large")
+    assert list(client.models()) == []
+    assert client.upload_model(b"x" * 2048, "m", "onnx").size_bytes == 2048
+
+
+def test_a_format_that_is_code_and_an_empty_body_are_refused(service: Service) -> None:
+    client = service.client("user")
+    for kind in ("tvmscript", "pt2"):
+        with pytest.raises(InvalidModel, match="SDK"):
+            client.upload_model(b"x", "m", kind)
+    with pytest.raises(InvalidModel, match="empty"):
+        client.upload_model(b"", "m", "onnx")
+
+
+def test_a_wrong_token_is_refused_before_the_body_is_read(service: Service) -> None:
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("the body was read")
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/models",
+        "query_string": b"name=m&format=onnx",
+        "headers": [(b"authorization", b"Bearer wrong")],
+    }
+    asyncio.run(service.http.app(scope, receive, send))
+    assert sent[0]["status"] == 401
+    scope = {**scope, "path": "/v1/jobs", "headers": [(b"authorization", b"Bearer wrong")]}
+    sent.clear()
+    asyncio.run(service.http.app(scope, receive, send))
+    assert sent[0]["status"] == 401
+
+
+# --- jobs
+
+
+def test_a_job_is_submitted_shown_listed_and_cancelled(service: Service) -> None:
+    job = service.job()
+    client = service.client("user")
+    assert client.job(job).model_name == "resnet"
+    assert [view.id for view in client.jobs()] == [job]
+    assert client.cancel(job).state is JobState.CANCELLED
+    assert client.cancel(job).state is JobState.CANCELLED
+
+
+def test_a_done_job_cannot_be_cancelled(service: Service) -> None:
+    with pytest.raises(InvalidTransition, match="queued -> ingesting"):
+        service.client("user").cancel(service.job(JobState.DONE))
+
+
+def test_the_same_key_submits_once_and_another_body_is_a_conflict(service: Service) -> None:
+    service.worker()
+    client, model = service.client("user"), service.model()
+    first = client.submit(request_for(model), idempotency_key="k1")
+    assert client.submit(request_for(model), idempotency_key="k1").id == first.id
+    with pytest.raises(IdempotencyConflict):
+        client.submit(request_for(model, trials=9), idempotency_key="k1")
+    assert len(list(client.jobs())) == 1
+    # What was accepted stays accepted, also when the fleet has changed in between.
+    service.client("worker").set_worker_state(service.worker().id, WorkerState.GONE)
+    assert client.submit(request_for(model), idempotency_key="k1").id == first.id
+
+
+def test_a_target_this_fleet_has_no_device_for_is_a_conflict_that_names_it(service: Service) -> None:
+    client, model = service.client("user"), service.model()
+    with pytest.raises(NoDevice, match="znver3"):
+        client.submit(request_for(model), idempotency_key="k")
+    worker = service.worker()
+    with pytest.raises(NoDevice, match="haswell"):
+        client.submit(request_for(model, TARGET, OTHER), idempotency_key="k")
+    assert list(client.jobs()) == []
+    assert client.submit(request_for(model), idempotency_key="k").state is JobState.QUEUED
+    service.client("worker").set_worker_state(worker.id, WorkerState.DRAINING)
+    with pytest.raises(NoDevice):
+        client.submit(request_for(model))
+
+
+def test_a_target_without_what_its_kind_needs_is_refused(service: Service) -> None:
+    with pytest.raises(InvalidTarget, match="num-cores"):
+        service.client("user").submit(request_for(service.model(), Target(kind="llvm", mcpu="znver3")))
+
+
+def test_another_projects_ids_are_not_found(service: Service) -> None:
+    job, model = service.batch(), service.model()
+    stranger, strange_worker = service.client("stranger"), service.client("strange worker")
+    worker = service.worker()
+    for call in (
+        lambda: stranger.job(job),
+        lambda: stranger.cancel(job),
+        lambda: stranger.job_schedules(job),
+        lambda: list(stranger.events(job)),
+        lambda: stranger.model(model.id),
+        lambda: stranger.submit(request_for(model)),
+        lambda: stranger.worker(worker.id),
+        lambda: stranger.workload(WORKLOAD.digest),
+        lambda: strange_worker.acquire(LeaseRequest(worker=worker.id, wait_secs=0)),
+        lambda: strange_worker.set_worker_state(worker.id, WorkerState.GONE),
+    ):
+        with pytest.raises(NotFound):
+            call()
+    assert list(stranger.jobs()) == list(stranger.models()) == list(stranger.workers()) == []
+
+
+def test_pages_are_bounded_and_their_cursors_checked(service: Service) -> None:
+    headers = {"authorization": f"Bearer {service.tokens['user']}"}
+    assert service.http.get("/v1/jobs?limit=201", headers=headers).status_code == 422
+    assert service.http.get("/v1/jobs?limit=0", headers=headers).status_code == 422
+    assert service.http.get("/v1/jobs?cursor=nonsense", headers=headers).status_code == 400
+    service.worker()
+    client, model = service.client("user"), service.model()
+    made = [client.submit(request_for(model)).id for _ in range(5)]
+    page = service.http.get("/v1/jobs?limit=3", headers=headers).json()
+    rest = service.http.get(f"/v1/jobs?limit=3&cursor={page['next_cursor']}", headers=headers).json()
+    assert [item["id"] for item in page["items"] + rest["items"]] == made[::-1]
+    assert rest["next_cursor"] is None
+
+
+# --- events
+
+
+def test_events_stream_to_the_end_of_the_job_and_resume_after_the_last_seen(service: Service) -> None:
+    job = service.job(JobState.DONE)
+    client = service.client("user")
+    events = list(client.events(job))
+    assert [event.data["state"] for event in events] == ["queued", "ingesting", "tuning", "confirming", "done"]
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5]
+    assert [event.seq for event in client.events(job, after=3)] == [4, 5]
+    assert list(client.events(job, after=5)) == []
+    headers = {"authorization": f"Bearer {service.tokens['user']}"}
+    raw = service.http.get(f"/v1/jobs/{job}/events?after=4", headers=headers)
+    assert raw.headers["content-type"].startswith("text/event-stream")
+    assert "event: state\n" in raw.text
+    assert "\nid: 5\n" in raw.text
+    assert service.http.get(f"/v1/jobs/{job}/events", headers=headers | {"last-event-id": "x"}).status_code == 422
+
+
+# --- leases
+
+
+def test_a_batch_is_leased_renewed_and_reported(service: Service) -> None:
+    job, worker, client = service.batch(), service.worker(), service.client("worker")
+    grant = client.acquire(LeaseRequest(worker=worker.id, wait_secs=0))
+    assert grant is not None
+    assert {candidate.digest for candidate in grant.candidates} == {candidate.digest for candidate in CANDIDATES}
+    assert client.workload(grant.workload).ir == WORKLOAD.ir
+    beat = client.heartbeat(grant.lease, grant.fence)
+    assert (beat.ttl_secs, beat.cancelled) == (service.settings.lease_ttl_secs, False)
+    failed = Failed(candidate=CANDIDATES[1].digest, kind=FailureKind.BUILD_ERROR, detail="x")
+    report = Report(fence=grant.fence, results=(timed(CANDIDATES[0]), failed), final=False)
+    answer = client.report(grant.lease, report)
+    assert (answer.accepted, answer.duplicates, answer.lease_open) == (2, 0, True)
+    again = client.report(grant.lease, report)
+    assert (again.accepted, again.duplicates) == (0, 2)
+    with pytest.raises(IdempotencyConflict):
+        client.report(grant.lease, Report(fence=grant.fence, results=(timed(CANDIDATES[0], 2e-3),), final=False))
+    user = service.client("user")
+    assert len(list(user.records(workload=WORKLOAD.digest, target=TARGET))) == 2
+    assert list(user.records(target=OTHER)) == []
+    assert (user.job(job).tasks[0].trials, user.job(job).tasks[0].failed_trials) == (2, 1)
+
+
+def test_a_stale_fence_is_a_conflict_and_changes_nothing(service: Service) -> None:
+    service.batch()
+    worker, client = service.worker(), service.client("worker")
+    grant = client.acquire(LeaseRequest(worker=worker.id, wait_secs=0))
+    assert grant is not None
+    service.database.clock_offset_secs = 3600
+    with pytest.raises(StaleLease):
+        client.heartbeat(grant.lease, grant.fence)
+    with pytest.raises(StaleLease):
+        client.report(grant.lease, Report(fence=grant.fence, results=(timed(CANDIDATES[0]),), final=True))
+    assert list(service.client("user").records()) == []
+
+
+@pytest.mark.parametrize("time", ["0", "-1", "NaN", "1e300", "Infinity", "1e999", '"fast"', "null"])
+def test_a_time_that_is_no_time_is_refused_by_the_name_of_its_field(service: Service, time: str) -> None:
+    service.batch()
+    worker, client = service.worker(), service.client("worker")
+    grant = client.acquire(LeaseRequest(worker=worker.id, wait_secs=0))
+    assert grant is not None
+    good = Report(fence=grant.fence, results=(timed(CANDIDATES[0], 0.125),), final=True).model_dump_json()
+    assert good.count("0.125") == 1
+    answer = service.http.post(
+        f"/v1/leases/{grant.lease}/report",
+        content=good.replace("0.125", time),
+        headers={"authorization": f"Bearer {service.tokens['worker']}", "content-type": "application/json"},
+    )
+    problem = answer.json()
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "run_secs" in problem["errors"][0]["field"]
+    assert "run_secs" in problem["detail"]
+    assert list(service.client("user").records()) == []
+    assert client.heartbeat(grant.lease, grant.fence).ttl_secs > 0
+
+
+def test_a_candidate_the_lease_does_not_hold_fails_the_whole_report(service: Service) -> None:
+    service.batch()
+    worker, client = service.worker(), service.client("worker")
+    grant = client.acquire(LeaseRequest(worker=worker.id, wait_secs=0))
+    assert grant is not None
+    stray = Candidate.of(WORKLOAD.digest, "[[9],[]]")
+    with pytest.raises(InvalidInput, match=stray.digest):
+        client.report(grant.lease, Report(fence=grant.fence, results=(timed(CANDIDATES[0]), timed(stray)), final=True))
+    assert list(service.client("user").records()) == []
+
+
+def test_no_work_within_the_wait_is_an_empty_grant_and_an_unknown_worker_is_not_found(service: Service) -> None:
+    worker, client = service.worker(), service.client("worker")
+    assert client.acquire(LeaseRequest(worker=worker.id, wait_secs=0.05)) is None
+    with pytest.raises(NotFound):
+        client.acquire(LeaseRequest(worker=new_id("wrk"), wait_secs=0))
+
+
+# --- schedules
+
+
+def test_a_look_up_answers_every_workload_and_says_why_it_has_none(service: Service) -> None:
+    other = sha256(b"another")
+    answers = service.client("user").lookup(LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, other))).answers
+    assert [(answer.workload, answer.tier) for answer in answers] == [(WORKLOAD.digest, Tier.NONE), (other, Tier.NONE)]
+    assert all(answer.reason for answer in answers)
+
+
+def test_a_jobs_schedules_are_the_answers_for_its_workloads(service: Service) -> None:
+    user, job = service.client("user"), service.batch()
+    assert [answer.workload for answer in user.job_schedules(job).answers] == [WORKLOAD.digest]
+    assert user.job_schedules(job, OTHER).answers == ()
+    assert user.job_schedules(service.job()).answers == ()
+    headers = {"authorization": f"Bearer {service.tokens['user']}"}
+    bad = service.http.get(f"/v1/jobs/{job}/schedules", params={"target": "{"}, headers=headers)
+    assert (bad.status_code, bad.json()["code"]) == (400, "invalid-target")
+
+
+# --- what bad input gets
+
+
+def test_malformed_bodies_are_named_by_field_and_never_echoed(service: Service) -> None:
+    headers = {"authorization": f"Bearer {service.tokens['user']}", "content-type": "application/json"}
+    for body, field in (
+        ("{", "body"),
+        ("[]", "body"),
+        ("{}", "body.model"),
+        ('{"model": "mdl_1", "targets": [], "budget": {"trials": 1}}', "body.targets"),
+        ('{"model": "mdl_1", "targets": [{"kind": "opencl"}], "budget": {"trials": 1}}', "body.targets.0.kind"),
+        ('{"model": "mdl_1", "targets": [{"kind": "llvm"}], "budget": {}, "secret": "hunter2"}', "body"),
+    ):
+        answer = service.http.post("/v1/jobs", content=body, headers=headers)
+        assert answer.status_code == 422, body
+        assert any(found["field"].startswith(field) for found in answer.json()["errors"]), answer.text
+        assert "hunter2" not in answer.text
+
+
+def test_a_json_body_over_the_cap_is_too_large(make_service: Callable[..., Service]) -> None:
+    service = make_service(max_body_bytes=2048)
+    headers = {"authorization": f"Bearer {service.tokens['user']}", "content-type": "application/json"}
+    for content in (b" " * 2049, iter([b" " * 1500] * 2)):
+        answer = service.http.post("/v1/jobs", content=content, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
+
+
+def test_unknown_paths_and_methods_are_problems_too(service: Service) -> None:
+    headers = {"authorization": f"Bearer {service.tokens['user']}"}
+    absent = service.http.get("/v1/nothing", headers=headers)
+    assert (absent.status_code, absent.json()["code"]) == (404, "not-found")
+    method = service.http.put("/v1/jobs", headers=headers)
+    assert (method.status_code, method.json()["code"]) == (405, "method-not-allowed")
+    assert method.headers["allow"]
+    assert service.http.get("/nowhere").headers["content-type"] == "application/problem+json"
+
+
+def test_an_unexpected_error_tells_nothing_but_where_to_look(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("password=hunter2")
+
+    monkeypatch.setattr(jobs, "list_", broken)
+    answer = service.http.get("/v1/jobs", headers={"authorization": f"Bearer {service.tokens['user']}"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "hunter2" not in answer.text
+    output = capsys.readouterr()
+    assert answer.json()["instance"] in output.out + output.err
+
+
+# --- probes, metrics, overload
+
+
+def test_probes_tell_alive_from_ready(service: Service, tmp_path: Path) -> None:
+    assert service.http.get("/healthz").json()["status"] == "ok"
+    assert service.client("user").health().status == "ok"
+    empty = Database(f"sqlite:///{tmp_path / 'unmigrated.db'}")
+    app = create_app(service.settings, empty, Blobs("memory:///"), Wake())
+    with TestClient(app) as http:
+        assert http.get("/healthz").status_code == 200
+        ready = http.get("/readyz")
+        assert ready.status_code == 503
+        assert "db upgrade" in ready.json()["detail"]
+    empty.close()
+
+
+def test_metrics_count_requests_by_route_and_show_the_queue(service: Service) -> None:
+    service.batch()
+    worker, client = service.worker(), service.client("worker")
+    grant = client.acquire(LeaseRequest(worker=worker.id, max_candidates=3, wait_secs=0))
+    assert grant is not None
+    client.report(grant.lease, Report(fence=grant.fence, results=(timed(grant.candidates[0]),), final=False))
+    page = service.http.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    for line in (
+        'pitchpipe_requests_total{method="POST",route="/v1/leases/{lease_id}/report",status="200"} 1.0',
+        'pitchpipe_candidates{state="queued"} 1.0',
+        'pitchpipe_candidates{state="leased"} 2.0',
+        'pitchpipe_candidates{state="terminal"} 1.0',
+        'pitchpipe_jobs{state="tuning"} 1.0',
+        "pitchpipe_leases_total 1.0",
+        'pitchpipe_results_total{outcome="timed"} 1.0',
+    ):
+        assert line in page.text, page.text
+    assert "pitchpipe_request_duration_seconds_bucket" in page.text
+
+
+def test_metrics_survive_a_database_that_is_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.database, "reading", lambda: (_ for _ in ()).throw(NotFound("away")))
+    assert "pitchpipe_requests_running" in service.http.get("/metrics").text
