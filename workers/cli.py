@@ -1,0 +1,106 @@
+"""The worker's command."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pitchpipe.wire.target import Target
+
+CALL_TIMEOUT_SECS = 10.0
+"""Silence on a connection after which a call has failed: a third of a lease's usual life."""
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds `worker` to the Typer app of `pitchpipe`."""
+    app.command("worker")(work)
+
+
+def work(
+    url: Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")],
+    token: Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="with scope worker", show_default=False)] = "",
+    name: Annotated[
+        str | None, typer.Option(help="unique in the project, the same after a restart; default: host and device")
+    ] = None,
+    target: Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")] = "auto",
+    max_candidates: Annotated[int, typer.Option(min=1, max=256, help="most candidates of one lease")] = 16,
+    parallel_builds: Annotated[
+        int | None, typer.Option(min=1, max=256, help="compilations at a time; default: one per core")
+    ] = None,
+    die_with_parent: Annotated[
+        bool, typer.Option("--die-with-parent", help="drain when the process that started this one ends")
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option(envvar="PITCHPIPE_LOG_LEVEL", help="debug, info, warning or error")
+    ] = "info",
+) -> None:
+    """Lease candidates, build, check and time them on this machine's device, and report, until told to stop.
+
+    The first SIGTERM or SIGINT drains: what is measured is reported, the rest handed back. The second ends at once.
+    """
+    parent = os.getppid() if die_with_parent else None
+    _configure_logs(log_level)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Before TVM is loaded anywhere: left alone it takes half the cores, for it assumes hyper-threads.
+    os.environ.setdefault("TVM_NUM_THREADS", str(cores))
+
+    from pitchpipe.client import Client
+    from pitchpipe.wire.lease import WorkerRegistration
+    from workers.daemon import Daemon
+    from workers.device import detect_target, fingerprint, toolchain
+    from workers.sandbox import Sandbox
+
+    found = _target(target) or detect_target()
+    registration = WorkerRegistration(
+        name=name or _default_name(found), device=fingerprint(), target=found, toolchain=toolchain()
+    )
+    # The state machine does the retrying: it knows which lease a call is about and whether it still lives.
+    with (
+        Client(url, token or None, timeout_secs=CALL_TIMEOUT_SECS, retry_secs=0) as client,
+        Sandbox(found, parallel_builds=parallel_builds or cores) as sandbox,
+    ):
+        daemon = Daemon(client, sandbox, registration, max_candidates=max_candidates, parent=parent)
+        daemon.handle_signals()
+        code = daemon.run()
+    raise typer.Exit(code)
+
+
+def _target(text: str) -> Target | None:
+    from pitchpipe.wire.target import Target
+
+    return None if text == "auto" else Target.parse(text)
+
+
+def _default_name(target: Target) -> str:
+    """Stable over restarts, so that a restarted worker is the same worker; one per host and kind of device."""
+    return re.sub(r"[^A-Za-z0-9_.:-]", "-", f"{socket.gethostname()}:{target.kind}")[:128]
+
+
+def _configure_logs(level: str) -> None:
+    import logging
+
+    import structlog
+
+    from pitchpipe.errors import InvalidInput
+
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise InvalidInput(f"{level!r} is no log level: debug, info, warning or error")
+    on_terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if on_terminal else [structlog.processors.format_exc_info]),
+            structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
