@@ -114,8 +114,8 @@ def param_names(model: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def strip_proto(model: Any, *, external_dir: Path | None = None) -> dict[str, np.ndarray]:
-    """Strips a ModelProto in place and returns the weights by name; see `strip_onnx`."""
+def strip_proto(model: Any, *, external_dir: Path | None = None, keep_values: bool = True) -> dict[str, np.ndarray]:
+    """Strips a ModelProto in place and returns the weights by name, none without `keep_values`; see `strip_onnx`."""
     import onnx
 
     graph = model.graph
@@ -123,12 +123,14 @@ def strip_proto(model: Any, *, external_dir: Path | None = None) -> dict[str, np
     _refuse_odd_tensors(model, external_dir is not None)
     kept = _known_to_the_compiler(graph)
     weights: dict[str, np.ndarray] = {}
+    taken = len(params)
     inputs = {value.name: value for value in graph.input}
 
     def take(name: str, tensor: Any) -> bool:
         if name in kept or not _is_weight(tensor):
             return False
-        weights[name] = _values(name, tensor, external_dir)
+        if keep_values:
+            weights[name] = _values(name, tensor, external_dir)
         if name not in inputs:
             value = onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
             graph.input.append(value)
@@ -141,7 +143,7 @@ def strip_proto(model: Any, *, external_dir: Path | None = None) -> dict[str, np
     for tensor in initializers:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor.CopyFrom(onnx.numpy_helper.from_array(_values(tensor.name, tensor, external_dir), tensor.name))
-    if weights:
+    if len(params) > taken:
         _replace(graph.initializer, initializers)
         _replace(graph.node, nodes)
     # IR version 3 lists every initializer among the inputs as well; one that stayed is a constant, not an input.

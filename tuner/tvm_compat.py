@@ -91,6 +91,7 @@ __all__ = [
     "tvm_ffi",
     "usable_cores",
     "uses",
+    "with_function",
 ]
 
 
@@ -132,6 +133,13 @@ def load_ir(text: str) -> Any:
 def save_ir(module: Any) -> str:
     """TVM JSON of an IRModule; equal modules made by equal steps give equal text."""
     return str(ir.save_json(module))
+
+
+def with_function(module: Any, name: str, function: Any) -> Any:
+    """A copy of the module in which `name` is `function`; callers of the others keep their callees."""
+    result = IRModule(dict(module.functions.items()), attrs=module.attrs)
+    result.update_func(result.get_global_var(name), function)
+    return result
 
 
 def toolchain(kind: str = "llvm") -> Toolchain:

@@ -1,0 +1,191 @@
+"""Graph preparation: from an ingested Relax module to calls of fused tensor functions, and on to something to build.
+
+`prepare` (before tuning) works in this order:
+
+1. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
+   weights here are arguments.
+2. Convolutions go to NHWC with HWIO weights, the layout whose inner loops vectorise.
+3. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
+   bound.
+4. Operators become tensor functions, which are fused; buffers that hold weights are marked, so that a schedule may
+   change their layout.
+
+`finish` (after schedules were put in) moves the layout changes that schedules made of weights into
+`main_transform_params` as well. It lifts a second time, so what the first lifting made is set aside and called first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitchpipe.errors import UnsupportedOperator
+from pitchpipe.wire.target import Target
+from tuner.fold import fold_batch_norm
+from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, to_tvm_target, tvm, tvm_ffi
+
+MAIN = "main"
+TRANSFORM = "main_transform_params"
+LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+
+KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
+"""Attributes of a tensor function that its schedule depends on."""
+
+
+def prepare(mod: Any, target: Target) -> Any:
+    """A module of main(*inputs, *transformed), main_transform_params(params) -> transformed, and tensor functions.
+
+    Depends on nothing but its arguments. `mod` is an ingested module: one function main with `num_input`. Raises
+    UnsupportedOperator when an operator has no implementation.
+    """
+    transform = relax.transform
+    lift = [
+        transform.CanonicalizeBindings(),
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        transform.DeadCodeElimination([MAIN]),
+        transform.ConvertLayout(LAYOUTS),
+        transform.CanonicalizeBindings(),
+        transform.DeadCodeElimination([MAIN]),
+        transform.LiftTransformParams(),
+    ]
+    lower = [
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination([MAIN, TRANSFORM]),
+        transform.AttachAttrLayoutFreeBuffers(),
+    ]
+    with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
+        mod = fold_batch_norm(transform.CanonicalizeBindings()(mod))
+        mod = tvm.transform.Sequential(lift)(mod)
+        mod = tvm.transform.Sequential(lower)(mod)
+    _check_lowered(mod)
+    return _normalise(mod)
+
+
+def tensor_functions(prepared: Any) -> dict[str, Any]:
+    """Name -> PrimFunc of every tensor function that main calls; those of main_transform_params only are left out."""
+    return {name: prepared[name] for name in call_counts(prepared)}
+
+
+def call_counts(prepared: Any) -> dict[str, int]:
+    """Name of a tensor function -> times that one run of main calls it, in the order of first calls."""
+    counts: dict[str, int] = {}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == "relax.call_tir":
+            name = expr.args[0].name_hint
+            counts[name] = counts.get(name, 0) + 1
+
+    relax.analysis.post_order_visit(prepared[MAIN].body, visit)
+    return counts
+
+
+def workload_module(function: Any) -> Any:
+    """The workload of a tensor function of a prepared module: a module that holds it alone, as main."""
+    return IRModule({MAIN: function.with_attr("global_symbol", MAIN)})
+
+
+def _normalise(mod: Any) -> Any:
+    """Every tensor function with its blocks numbered and without the attributes that do not matter to a schedule.
+
+    Traces find blocks by name, so equal digests, which are blind to names, must mean equal block names.
+    """
+    functions = {}
+    for variable, function in mod.functions.items():
+        if isinstance(function, PrimFunc):
+            mod.update_func(variable, _normalised(function))
+        functions[variable.name_hint] = function
+    return mod
+
+
+def _normalised(function: Any) -> Any:
+    attributes = {key: value for key, value in (function.attrs or {}).items() if key in KEPT_ATTRIBUTES}
+    if not attributes.get("layout_free_buffers"):
+        attributes.pop("layout_free_buffers", None)
+    count = 0
+
+    def rename(block: Any) -> Any:
+        nonlocal count
+        if block.name_hint == "root":
+            return block
+        count += 1
+        return tvm.s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            f"stage{count - 1}",
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+
+    body = tvm_ffi.structural_map(function.body, (tvm.s_tir.SBlock, rename))
+    return tirx.PrimFunc(function.params, body, function.ret_type).with_attrs(attributes)
+
+
+def finish(prepared: Any) -> Any:
+    """A module ready for tvm.compile: main(*inputs, *transformed) and main_transform_params(params) -> transformed.
+
+    `prepared` is what `prepare` made, any of its tensor functions replaced by a scheduled one with the same arguments.
+    Where a schedule changed the layout of a weight, the change is made in main_transform_params.
+    """
+    transform = relax.transform
+    functions = {}
+    for variable, function in prepared.functions.items():
+        # Tensor functions are private, so that passes may rename them and drop those left without a caller.
+        private = function.without_attr("global_symbol") if isinstance(function, PrimFunc) else function
+        functions[variable] = private
+    first = functions.pop(prepared.get_global_var(TRANSFORM))
+    second_lift = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()]
+    mod = tvm.transform.Sequential(second_lift)(IRModule(functions))
+    return transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
+
+
+def _chain(mod: Any, first: Any, functions: Mapping[Any, Any]) -> Any:
+    """The module whose main_transform_params does what `first` does, then what it did.
+
+    `first` calls tensor functions of `functions`, from before the second lifting, which may have changed them.
+    """
+    originals = {variable.name_hint: function for variable, function in functions.items()}
+    second = mod[TRANSFORM]
+    builder = relax.BlockBuilder(IRModule({v: f for v, f in mod.functions.items() if v.name_hint != TRANSFORM}))
+    renamed: dict[str, Any] = {}
+
+    def rename(variable: Any) -> Any:
+        name = variable.name_hint
+        if name not in renamed:
+            renamed[name] = builder.add_func(originals[name], f"bind_{name}")
+        return renamed[name]
+
+    first = tvm_ffi.structural_map(first, (ir.GlobalVar, rename))
+    callees = [builder.add_func(_private(first), "bind_params"), builder.add_func(_private(second), "lay_out_params")]
+    params = relax.Var(first.params[0].name, first.params[0].ty)
+    with builder.function(TRANSFORM, [params]):
+        value = params
+        for callee in callees:
+            value = builder.emit(relax.Call(callee, [value]))
+        builder.emit_func_output(value)
+    return builder.get()
+
+
+def _private(function: Any) -> Any:
+    return function.without_attr("global_symbol").without_attr("num_input")
+
+
+def _check_lowered(mod: Any) -> None:
+    """Raises InvalidModel naming an operator of main that has no implementation as a tensor function."""
+    allowed = {"relax.call_tir", "relax.memory.view"}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call):
+            name = getattr(expr.op, "name", None) or str(expr.op)
+            if name not in allowed:
+                raise UnsupportedOperator(f"operator {name} has no implementation for this target")
+
+    relax.analysis.post_order_visit(mod[MAIN].body, visit)

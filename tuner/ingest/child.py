@@ -1,0 +1,60 @@
+"""What runs inside the child that parses one model: confine, parse, judge, answer, end.
+
+The answer is one byte and a body: `+` and the `relax` format, or `-` and the JSON of an error's code and detail.
+Standard output is kept for it alone; whatever the libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
+from pitchpipe.wire.job import ModelFormat
+from tuner.ingest import IngestedModel, IngestLimits, container
+from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, read_request
+
+
+def main() -> None:
+    """Reads the request from standard input and ends the process."""
+    header, data = read_request(sys.stdin.buffer)
+    limits = IngestLimits(**header["limits"])  # type: ignore[arg-type]
+    answer_fd = os.dup(1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    confine_resources(limits.cpu_secs, limits.memory_bytes)
+    try:
+        reader = _reader(ModelFormat(str(header["format"])))
+        confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in PACKAGE_ROOTS)])
+        answer = b"+" + container(reader(data, limits))
+    except PitchpipeError as error:
+        answer = _problem(error)
+    except MemoryError:
+        answer = _problem(TooLarge(f"the model needs more than {limits.memory_bytes} bytes of memory to read"))
+    except RecursionError:
+        answer = _problem(InvalidModel("the model nests too deeply"))
+    except Exception as error:  # noqa: BLE001  # the parsers raise whatever they met; the parent needs a cause
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        answer = _problem(InvalidModel(f"the model cannot be read: {type(error).__name__}: {reason[:500]}"))
+    with os.fdopen(answer_fd, "wb") as stream:
+        stream.write(answer)
+    # Not sys.exit: the compiler's threads and destructors have nothing more to do.
+    os._exit(0)
+
+
+def _problem(error: PitchpipeError) -> bytes:
+    return b"-" + json.dumps({"code": error.code, "detail": error.detail}).encode()
+
+
+def _reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], IngestedModel]:
+    """The reader of a format, everything it needs imported."""
+    if format is ModelFormat.ONNX:
+        from tuner.ingest.onnx_reader import read_onnx
+
+        return read_onnx
+    from tuner.ingest.relax_reader import read_relax, read_tvmscript
+
+    return read_tvmscript if format is ModelFormat.TVMSCRIPT else read_relax

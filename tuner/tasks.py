@@ -1,0 +1,148 @@
+"""Tasks: the distinct tensor programs of a prepared model, with how often they run and what they cost."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Task, TaskKind, Workload
+from tuner.digest import workload_digest
+from tuner.graph import MAIN, call_counts, prepare, workload_module
+from tuner.ingest import DEFAULT_LIMITS, IngestLimits, ingest
+from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
+
+SMALL_CONTRACTION_FLOPS = 1e5
+"""A matrix product or convolution below this takes some microseconds whatever its schedule is."""
+
+SMALL_REDUCTION_FLOPS = 2e5
+"""The same for chains of reductions (softmax, layer norm), which reach a tenth of a contraction's speed."""
+
+
+def split_model(
+    data: bytes, model_format: str, targets: Sequence[Target], limits: IngestLimits = DEFAULT_LIMITS
+) -> list[Task]:
+    """The tasks of an uploaded model for every target. Parses in a child; see tuner.ingest.ingest for the errors."""
+    model = ingest(data, ModelFormat(model_format), limits)
+    return [task for target in targets for task in split(prepare(load_ir(model.ir), target), target)]
+
+
+def split(prepared: Any, target: Target) -> list[Task]:
+    """The tasks of a prepared module, in the order in which main first calls them; equal workloads are one task.
+
+    What only main_transform_params calls is no task: it runs once, when weights are bound.
+    """
+    tasks: dict[str, Task] = {}
+    counts = call_counts(prepared)
+    for variable, function, digest in workload_functions(prepared):
+        weight = counts[variable.name_hint]
+        if digest in tasks:
+            weight += tasks[digest].weight
+            tasks[digest] = tasks[digest].model_copy(update={"weight": weight})
+        else:
+            tasks[digest] = _task(variable.name_hint, function, digest, weight, target)
+    return list(tasks.values())
+
+
+def workload_functions(prepared: Any) -> list[tuple[Any, Any, str]]:
+    """(GlobalVar, PrimFunc, workload digest) of every tensor function that main calls, in the order of first calls.
+
+    A trace of the workload applies to workload_module(PrimFunc).
+    """
+    found = []
+    for name in call_counts(prepared):
+        variable = prepared.get_global_var(name)
+        function = prepared[variable]
+        found.append((variable, function, workload_digest(workload_module(function))))
+    return found
+
+
+def function_digests(prepared: Any) -> dict[str, str]:
+    """Name of a tensor function that main calls -> its workload's digest."""
+    return {variable.name_hint: digest for variable, _, digest in workload_functions(prepared)}
+
+
+def _task(name: str, function: Any, digest: str, weight: int, target: Target) -> Task:
+    module = workload_module(function)
+    flops = float(tvm.s_tir.analysis.estimate_tir_flops(module))
+    shapes = [_shape(param.ty) for param in function.params]
+    sizes = [math.prod(shape) * _item_bytes(param.ty) for shape, param in zip(shapes, function.params, strict=True)]
+    operators = _operators(name)
+    stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
+    return Task(
+        workload=Workload(digest=digest, ir=save_ir(module)),
+        target=target,
+        name=f"{operators} {'x'.join(map(str, shapes[-1]))}"[:512],
+        kind=_kind(stages, flops),
+        weight=weight,
+        flops=flops,
+        bytes=float(sum(sizes)),
+        group=f"{operators} {','.join(_iterators(block) for block in stages)}",
+    )
+
+
+def _kind(stages: Sequence[Any], flops: float) -> TaskKind:
+    """TUNED for contractions, and for chains of reductions, that are not small; FIXED for the rest.
+
+    Element-wise work, data movement and single reductions (pooling, means) are bound by memory: a default schedule that
+    uses all cores and vectors leaves nothing to find.
+    """
+    reductions = [block for block in stages if "R" in _iterators(block)]
+    if any(_multiplies_two_tensors(block) for block in reductions):
+        return TaskKind.TUNED if flops >= SMALL_CONTRACTION_FLOPS else TaskKind.FIXED
+    return TaskKind.TUNED if len(reductions) >= 2 and flops >= SMALL_REDUCTION_FLOPS else TaskKind.FIXED
+
+
+def _blocks(body: Any) -> list[Any]:
+    """Every block below `body`, inner ones first."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(body, (tvm.s_tir.SBlock, found.append))
+    return found
+
+
+def _iterators(block: Any) -> str:
+    """One letter per iterator of a block: S spatial, R reduction, O other."""
+    letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+    return "".join(letters.get(variable.iter_type, "O") for variable in block.iter_vars)
+
+
+def _multiplies_two_tensors(block: Any) -> bool:
+    found = False
+
+    def visit(product: Any) -> None:
+        nonlocal found
+        left, right = (_loaded(operand) for operand in (product.a, product.b))
+        found = found or (left is not None and right is not None and not left.same_as(right))
+
+    tvm_ffi.structural_walk(block.body, (tirx.Mul, visit))
+    return found
+
+
+def _loaded(expr: Any) -> Any:
+    """The buffer that an expression loads from, through casts; None if it is no load."""
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return expr.source if isinstance(expr, ir.TensorLoad) else None
+
+
+def _shape(ty: Any) -> list[int]:
+    return [int(extent) for extent in ty.shape]
+
+
+def _item_bytes(ty: Any) -> int:
+    dtype = str(ty.dtype)
+    return 1 if dtype == "bool" else 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _operators(name: str) -> str:
+    """Operator names of a function's name: `fused_conv2d1_add3_relu11` is conv2d_add_relu."""
+    return "_".join(part for part in map(_without_number, name.removeprefix("fused_").split("_")) if part)
+
+
+def _without_number(part: str) -> str:
+    return re.sub(r"\d+$", "", part)
