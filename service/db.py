@@ -1,8 +1,8 @@
 """The database: engine, transactions, clock, schema revision. SQLite for one machine, PostgreSQL for a fleet.
 
 Durability: what a transaction wrote is on disk when `transaction()` returns (SQLite: WAL with synchronous=FULL;
-PostgreSQL: synchronous_commit=on). Time: `now(session)` is an SQL expression in Unix seconds, evaluated by the database;
-nothing else decides what has expired.
+PostgreSQL: synchronous_commit=on). Time: `now(session)` is an SQL expression in Unix seconds, evaluated by the
+database; nothing else decides what has expired.
 """
 
 from __future__ import annotations

@@ -47,10 +47,12 @@ class CandidateState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self not in (CandidateState.QUEUED, CandidateState.LEASED)
+        return not CANDIDATE[self]
 
 
 class LeaseState(StrEnum):
+    """Where a lease is."""
+
     OPEN = "open"
     CLOSED = "closed"
     EXPIRED = "expired"
@@ -71,6 +73,21 @@ WORKER: Mapping[WorkerState, frozenset[WorkerState]] = {
     WorkerState.DRAINING: frozenset({WorkerState.ACTIVE, WorkerState.GONE, WorkerState.LOST}),
     WorkerState.LOST: frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.GONE}),
     WorkerState.GONE: frozenset({WorkerState.ACTIVE}),
+}
+
+CANDIDATE: Mapping[CandidateState, frozenset[CandidateState]] = {
+    CandidateState.QUEUED: frozenset({CandidateState.LEASED, CandidateState.CANCELLED}),
+    CandidateState.LEASED: frozenset(CandidateState) - {CandidateState.LEASED},
+    CandidateState.MEASURED: frozenset(),
+    CandidateState.FAILED: frozenset(),
+    CandidateState.QUARANTINED: frozenset(),
+    CandidateState.CANCELLED: frozenset(),
+}
+
+LEASE: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.OPEN: frozenset({LeaseState.CLOSED, LeaseState.EXPIRED}),
+    LeaseState.CLOSED: frozenset(),
+    LeaseState.EXPIRED: frozenset(),
 }
 
 MAX_LOSSES = 2

@@ -60,6 +60,11 @@ Serial = BigInteger().with_variant(Integer, "sqlite")
 """SQLite numbers rows by itself only when the column is an INTEGER."""
 
 
+def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """An index of the few rows that matter: as small as the work at hand, however long the history."""
+    return Index(name, *columns, unique=unique, postgresql_where=text(where), sqlite_where=text(where))
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(
         naming_convention={
@@ -170,12 +175,7 @@ class Job(Base):
     __table_args__ = (
         UniqueConstraint("project", "idempotency_key"),
         Index(None, "project", "id"),
-        Index(
-            "ix_jobs_active",
-            "id",
-            postgresql_where=text("finished_at IS NULL"),
-            sqlite_where=text("finished_at IS NULL"),
-        ),
+        _partial("ix_jobs_active", "id", where="finished_at IS NULL"),
     )
 
 
@@ -250,13 +250,7 @@ class Batch(Base):
     created_at: Mapped[float]
     __table_args__ = (
         ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),
-        Index(
-            "ix_batches_unobserved",
-            "job",
-            "id",
-            postgresql_where=text("NOT observed"),
-            sqlite_where=text("NOT observed"),
-        ),
+        _partial("ix_batches_unobserved", "job", "id", where="NOT observed"),
     )
 
 
@@ -290,26 +284,13 @@ class CandidateRow(Base):
     __table_args__ = (
         UniqueConstraint("batch", "digest"),
         # What was proposed once is never proposed again, unless it was cancelled unmeasured.
-        Index(
+        _partial(
             "uq_candidates_search",
-            "project",
-            "workload",
-            "target_key",
-            "measure_version",
-            "digest",
+            *("project", "workload", "target_key", "measure_version", "digest"),
+            where="purpose = 'search' AND state <> 'cancelled'",
             unique=True,
-            postgresql_where=text("purpose = 'search' AND state <> 'cancelled'"),
-            sqlite_where=text("purpose = 'search' AND state <> 'cancelled'"),
         ),
-        Index(
-            "ix_candidates_queue",
-            "project",
-            "target_key",
-            "priority",
-            "id",
-            postgresql_where=text("state = 'queued'"),
-            sqlite_where=text("state = 'queued'"),
-        ),
+        _partial("ix_candidates_queue", "project", "target_key", "priority", "id", where="state = 'queued'"),
         Index(None, "job", "state"),
         Index(None, "lease"),
     )
@@ -326,14 +307,7 @@ class Lease(Base):
     state: Mapped[LeaseState]
     expires_at: Mapped[float]
     created_at: Mapped[float]
-    __table_args__ = (
-        Index(
-            "ix_leases_open",
-            "expires_at",
-            postgresql_where=text("state = 'open'"),
-            sqlite_where=text("state = 'open'"),
-        ),
-    )
+    __table_args__ = (_partial("ix_leases_open", "expires_at", where="state = 'open'"),)
 
 
 class LeaseResult(Base):
@@ -350,8 +324,10 @@ class Record(Base):
     """A TuningRecord. `secs` is the median of its samples, absent exactly when it failed."""
 
     __tablename__ = "records"
-    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    id: Mapped[str] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True)
+    """Order of arrival."""
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    id: Mapped[str]
     workload: Mapped[str]
     target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"))
     target_kind: Mapped[str]
@@ -370,8 +346,9 @@ class Record(Base):
     created_at: Mapped[float]
     schema_version: Mapped[int]
     __table_args__ = (
+        UniqueConstraint("project", "id"),
         Index(None, "project", "workload", "target_key", "measure_version"),
-        Index(None, "project", "target_kind", "id"),
+        Index(None, "project", "target_kind", "seq"),
     )
 
 

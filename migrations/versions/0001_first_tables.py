@@ -89,6 +89,7 @@ def upgrade() -> None:
     op.create_index(op.f("ix_models_project_id"), "models", ["project", "id"], unique=False)
     op.create_table(
         "records",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("project", sa.String(), nullable=False),
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("workload", sa.String(), nullable=False),
@@ -110,10 +111,11 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project"], ["projects.id"], name=op.f("fk_records_project")),
         sa.ForeignKeyConstraint(["target_key"], ["targets.key"], name=op.f("fk_records_target_key")),
         sa.ForeignKeyConstraint(["toolchain_key"], ["toolchains.key"], name=op.f("fk_records_toolchain_key")),
-        sa.PrimaryKeyConstraint("project", "id", name=op.f("pk_records")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_records")),
+        sa.UniqueConstraint("project", "id", name=op.f("uq_records_project_id")),
     )
     op.create_index(
-        op.f("ix_records_project_target_kind_id"), "records", ["project", "target_kind", "id"], unique=False
+        op.f("ix_records_project_target_kind_seq"), "records", ["project", "target_kind", "seq"], unique=False
     )
     op.create_index(
         op.f("ix_records_project_workload_target_key_measure_version"),
@@ -423,7 +425,7 @@ def downgrade() -> None:
     op.drop_table("tokens")
     op.drop_table("settled")
     op.drop_index(op.f("ix_records_project_workload_target_key_measure_version"), table_name="records")
-    op.drop_index(op.f("ix_records_project_target_kind_id"), table_name="records")
+    op.drop_index(op.f("ix_records_project_target_kind_seq"), table_name="records")
     op.drop_table("records")
     op.drop_index(op.f("ix_models_project_id"), table_name="models")
     op.drop_table("models")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import Select, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidTransition, NotFound
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig, Measurement
-from pitchpipe.wire.target import Target
+from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from service.db import clock
 from service.states import CandidateState
-from service.store.values import get_target, insert, measurement, put_target, target_key
-from service.tables import Batch, CandidateRow, Job, Record, StoredDevice, StoredToolchain
+from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
+from service.tables import Base, Batch, CandidateRow, Job, Record
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
 _PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
@@ -44,15 +45,25 @@ class FinishedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenBatch:
-    """A batch some of whose candidates have not ended."""
+    """A batch with candidates that have not ended; `candidates` = queued + leased of them."""
 
     batch: int
     workload: str
     target: Target
     purpose: Purpose
-    issued: int
+    candidates: int
     queued: int
     leased: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBy:
+    """Where a batch's times come from."""
+
+    device: DeviceFingerprint
+    toolchain: Toolchain
+    records: Mapping[str, str]
+    """Candidate digest -> record id, of every candidate with a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +86,11 @@ def issue(
     config: MeasureConfig,
     incumbent_secs: float | None = None,
     features: Mapping[str, bytes] | None = None,
-) -> tuple[int | None, int]:
-    """Queues candidates as one batch: (its id, how many were new).
+) -> int:
+    """Queues candidates as one batch; how many were new. Zero makes no batch.
 
-    A SEARCH candidate that this project already issued for the workload, target and measure version is skipped; when
-    none is left, no batch is made and the id is None. Raises InvalidTransition when the job has ended.
+    A SEARCH candidate that this project already issued for the workload, target and measure version is skipped.
+    `features` by candidate digest go with the record. Raises InvalidTransition when the job has ended.
     """
     found = session.execute(
         select(Job.project, Job.state).where(Job.id == job).with_for_update(key_share=True)
@@ -89,7 +100,7 @@ def issue(
     if found.state.ended:
         raise InvalidTransition(f"job {job} is {found.state.value}: nothing more is measured for it")
     if not candidates:
-        return None, 0
+        return 0
     batch = Batch(
         project=found.project,
         job=job,
@@ -128,8 +139,7 @@ def issue(
     if not new:
         session.delete(batch)
         session.flush()
-        return None, 0
-    return batch.id, len(new)
+    return len(new)
 
 
 def finished(session: Session, job: str) -> list[FinishedBatch]:
@@ -159,7 +169,7 @@ def open_(session: Session, job: str) -> list[OpenBatch]:
     states = (CandidateRow.state == CandidateState.QUEUED, CandidateRow.state == CandidateState.LEASED)
     queued, leased = (func.count().filter(state).label(name) for state, name in zip(states, "ql", strict=True))
     rows = session.execute(
-        select(Batch, queued, leased, func.count())
+        select(Batch, queued, leased)
         .join(CandidateRow, CandidateRow.batch == Batch.id)
         .where(Batch.job == job, ~Batch.observed)
         .group_by(Batch.id)
@@ -172,12 +182,28 @@ def open_(session: Session, job: str) -> list[OpenBatch]:
             workload=batch.workload,
             target=get_target(session, batch.target_key),
             purpose=batch.purpose,
-            issued=issued,
+            candidates=q + n,
             queued=q,
             leased=n,
         )
-        for batch, q, n, issued in rows
+        for batch, q, n in rows
     ]
+
+
+def measured_by(session: Session, batch: int) -> MeasuredBy:
+    """Where the batch's times come from: the device of its first timed candidate, or of the first that has a record.
+
+    Raises NotFound when no candidate of it has a record.
+    """
+    rows = session.scalars(_with_records(batch, Record)).all()
+    if not rows:
+        raise NotFound(f"no candidate of batch {batch} has a result")
+    first = next((row for row in rows if row.secs is not None), rows[0])
+    return MeasuredBy(
+        device=get_device(session, first.device_key),
+        toolchain=get_toolchain(session, first.toolchain_key),
+        records={row.candidate: row.id for row in rows},
+    )
 
 
 def cancel_job(session: Session, job: str) -> int:
@@ -234,33 +260,36 @@ def samples(session: Session, project: str, target_kind: str, limit: int) -> lis
             Record.measure_version == MEASURE_VERSION,
             Record.features.is_not(None),
         )
-        .order_by(Record.id.desc())
+        .order_by(Record.seq.desc())
         .limit(limit)
     )
     return [(row.workload, row.features, row.secs) for row in rows]
 
 
 def _finished(session: Session, batch: Batch) -> FinishedBatch:
-    rows = session.execute(
-        select(CandidateRow, Record, StoredDevice.device_class, StoredToolchain.label)
-        .join(Record, (Record.project == CandidateRow.project) & (Record.id == CandidateRow.record))
-        .join(StoredDevice, StoredDevice.key == Record.device_key)
-        .join(StoredToolchain, StoredToolchain.key == Record.toolchain_key)
-        .where(CandidateRow.batch == batch.id)
-        .order_by(CandidateRow.position)
-        .execution_options(populate_existing=True)
-    ).all()
-    timed = [(device_class, label) for _, record, device_class, label in rows if record.secs is not None]
-    device_class, toolchain = timed[0] if timed else (None, None)
+    rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
+    timed = [record for _, record in rows if record.secs is not None]
     return FinishedBatch(
         batch=batch.id,
         workload=batch.workload,
         target=get_target(session, batch.target_key),
         purpose=batch.purpose,
-        candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c, *_ in rows),
-        results=tuple(measurement(record) for _, record, *_ in rows),
-        records=tuple(record.id for _, record, *_ in rows),
-        whole=len({c.lease for c, *_ in rows}) == 1,
-        device_class=device_class,
-        toolchain=toolchain,
+        candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c, _ in rows),
+        results=tuple(measurement(record) for _, record in rows),
+        records=tuple(record.id for _, record in rows),
+        whole=len({candidate.lease for candidate, _ in rows}) == 1,
+        device_class=get_device(session, timed[0].device_key).device_class if timed else None,
+        toolchain=get_toolchain(session, timed[0].toolchain_key).key if timed else None,
+    )
+
+
+def _with_records(batch: int, *what: type[Base]) -> Select[*tuple[Any, ...]]:
+    """Candidates of the batch that have a record, with it, in the order they were issued."""
+    return (
+        select(*what)
+        .select_from(CandidateRow)
+        .join(Record, (Record.project == CandidateRow.project) & (Record.id == CandidateRow.record))
+        .where(CandidateRow.batch == batch)
+        .order_by(CandidateRow.position)
+        .execution_options(populate_existing=True)
     )

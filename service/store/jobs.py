@@ -193,14 +193,15 @@ def update_task(session: Session, job: str, workload: str, target: Target, **fie
 
 
 def update_progress(session: Session, job: str, progress: Progress, spent_secs: float) -> None:
-    """Stores the progress and appends it as an event. Its trials are replaced by the charged ones."""
-    row = session.execute(select(Job.trials, Job.failed_trials).where(Job.id == job)).one_or_none()
-    if row is None:
+    """Stores the progress. Its trials are not: views show those that reports charged."""
+    changed = session.execute(
+        update(Job)
+        .where(Job.id == job)
+        .values(progress=progress.model_dump(mode="json"), spent_secs=spent_secs)
+        .returning(Job.id)
+    )
+    if changed.scalar_one_or_none() is None:
         raise NotFound(f"no job {job}")
-    progress = progress.model_copy(update={"trials": row.trials, "failed_trials": row.failed_trials})
-    body = progress.model_dump(mode="json")
-    session.execute(update(Job).where(Job.id == job).values(progress=body, spent_secs=spent_secs))
-    events.append(session, job, EventKind.PROGRESS, body)
 
 
 def spent_secs(session: Session, job: str) -> float:

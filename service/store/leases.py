@@ -1,20 +1,18 @@
 """Leases: time-bounded, renewable, fenced rights to measure candidates.
 
 The database decides every race. A claim is one UPDATE over rows that no other claim can see (SKIP LOCKED; SQLite has
-one writer). A report or a heartbeat begins with one conditional UPDATE of the lease: fence, state and the database's clock
-in its WHERE; if it changes no row, nothing else is touched. The fence counter is one row, read and raised in the same
-transaction as the grant, so fences of committed grants strictly increase.
+one writer). A report or a heartbeat is decided by one conditional UPDATE of the lease, with fence, state and the
+database's clock in its WHERE; if it changes no row, nothing else is touched. The fence counter is one row, read and
+raised in the same transaction as the grant, so fences of committed grants strictly increase.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from sqlalchemy import and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, insert, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from pitchpipe.errors import IdempotencyConflict, InvalidReport, InvalidTransition, NotFound, StaleLease
-from pitchpipe.wire.ids import json_digest, new_id
+from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.lease import (
     HeartbeatResponse,
     LeaseGrant,
@@ -24,14 +22,13 @@ from pitchpipe.wire.lease import (
     ReportResponse,
     WorkerState,
 )
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
-from pitchpipe.wire.record import TuningRecord
-from pitchpipe.wire.target import Target
-from service.db import clock, instant, now
-from service.states import MAX_LOSSES, CandidateState, LeaseState
-from service.store import records, workers
-from service.store.values import get_device, get_target, get_toolchain
-from service.tables import Batch, CandidateRow, Counter, Job, JobTask, Lease, LeaseResult, WorkerRow
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
+from service.db import now
+from service.states import CandidateState, LeaseState
+from service.store import workers
+from service.store.endings import Ending, body_digest
+from service.store.values import get_target
+from service.tables import Batch, CandidateRow, Counter, Job, Lease, LeaseResult, WorkerRow
 
 _FENCE = "fence"
 _EXPIRED_AT_ONCE = 64
@@ -43,7 +40,7 @@ def available(session: Session, project: str, worker: str) -> bool:
     row = _worker(session, project, worker)
     overdue = select(Lease.id).where(Lease.state == LeaseState.OPEN, Lease.expires_at <= now(session)).limit(1)
     return row.state is not WorkerState.DRAINING and (
-        session.scalar(_next(project, row.target_key)) is not None or session.scalar(overdue) is not None
+        session.scalar(_queued(project, row.target_key)) is not None or session.scalar(overdue) is not None
     )
 
 
@@ -61,11 +58,12 @@ def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: flo
     worker = _worker(session, project, request.worker)
     if state is WorkerState.DRAINING:
         return None
-    purpose = session.scalar(_next(project, worker.target_key))
-    if purpose is None:
+    if session.scalar(_queued(project, worker.target_key)) is None:
         return None
     lease = new_id("lea")
-    claimed = _claim(session, project, worker.target_key, purpose, lease, request.max_candidates)
+    claimed: list[CandidateRow] = []
+    for purpose in (Purpose.CONFIRM, Purpose.SEARCH):  # confirmations first: they end jobs
+        claimed = claimed or _claim(session, project, worker.target_key, purpose, lease, request.max_candidates)
     if not claimed:
         return None
     claimed.sort(key=lambda row: row.position)
@@ -132,8 +130,8 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
             )
         ).all()
     )
-    for digest, body_digest in stored.items():
-        if _body_digest(results[digest]) != body_digest:
+    for digest, known in stored.items():
+        if body_digest(results[digest]) != known:
             raise IdempotencyConflict(f"lease {lease} reported another result of candidate {digest}")
     fresh = [result for digest, result in results.items() if digest not in stored]
     held = session.execute(
@@ -144,14 +142,15 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
         if fresh or not stored:
             raise _stale(row, body.fence)
         return ReportResponse(accepted=0, duplicates=len(stored), lease_open=False)
-    ending = _Ending.begin(session, row)
+    # The worker's row before the job's: an `acquire` of the same worker locks them in this order.
+    workers.touch(session, project, row.worker, measured=len(fresh))
+    ending = Ending.begin(session, row)
     for result in fresh:
         ending.accept(result)
     if body.final:
         ending.give_back()
     still_open = not body.final and bool(ending.leased)
     ending.finish(LeaseState.OPEN if still_open else LeaseState.CLOSED)
-    workers.touch(session, project, row.worker)
     return ReportResponse(accepted=len(fresh), duplicates=len(stored), lease_open=still_open)
 
 
@@ -171,7 +170,7 @@ def expire(session: Session) -> int:
     ).all()
     queued = 0
     for row in rows:
-        ending = _Ending.begin(session, row)
+        ending = Ending.begin(session, row)
         for candidate in list(ending.leased.values()):
             ending.lose(candidate, FailureKind.WORKER_LOST, "its lease expired")
         ending.finish(LeaseState.EXPIRED)
@@ -191,129 +190,14 @@ def forgive(session: Session, ttl_secs: float) -> int:
     return len(rows.all())
 
 
-@dataclass(kw_only=True)
-class _Ending:
-    """How the candidates of one lease end. Holds the job's row, so that no cancellation comes between."""
-
-    session: Session
-    lease: Lease
-    job_ended: bool
-    leased: dict[str, CandidateRow]
-    """What the lease still holds, by digest."""
-    queued: int = 0
-    _records: list[TuningRecord] = field(default_factory=list)
-    _features: dict[str, bytes] = field(default_factory=dict)
-    _at: float = 0.0
-
-    @classmethod
-    def begin(cls, session: Session, lease: Lease) -> _Ending:
-        state = session.execute(
-            select(Job.state).where(Job.id == lease.job).with_for_update(key_share=True)
-        ).scalar_one()
-        held = session.scalars(
-            select(CandidateRow)
-            .where(CandidateRow.lease == lease.id, CandidateRow.state == CandidateState.LEASED)
-            .order_by(CandidateRow.position)
-            .execution_options(populate_existing=True)
-        )
-        leased = {candidate.digest: candidate for candidate in held}
-        return cls(session=session, lease=lease, job_ended=state.ended, leased=leased, _at=clock(session))
-
-    def accept(self, result: Measurement) -> None:
-        """A result that the worker reports."""
-        candidate = self.leased.get(result.candidate)
-        if candidate is None:
-            raise InvalidReport(f"lease {self.lease.id} holds no candidate {result.candidate}")
-        self.session.add(LeaseResult(lease=self.lease.id, candidate=result.candidate, body_digest=_body_digest(result)))
-        if isinstance(result, Failed) and result.kind.retryable:
-            self.lose(candidate, result.kind, result.detail)
-        else:
-            self._end(
-                candidate, CandidateState.MEASURED if isinstance(result, Timed) else CandidateState.FAILED, result
-            )
-
-    def lose(self, candidate: CandidateRow, kind: FailureKind, detail: str) -> None:
-        """The lease ended without a result that is the candidate's own: again, or quarantine."""
-        candidate.losses += 1
-        if candidate.losses < MAX_LOSSES:
-            self._requeue(candidate)
-            return
-        told = f"quarantined: {candidate.losses} leases that held it ended without its result; the last: {detail}"
-        self._end(
-            candidate, CandidateState.QUARANTINED, Failed(candidate=candidate.digest, kind=kind, detail=told[:4096])
-        )
-
-    def give_back(self) -> None:
-        """The worker is done with the lease: what it did not measure is queued again, at nobody's cost."""
-        for candidate in list(self.leased.values()):
-            self._requeue(candidate)
-
-    def finish(self, state: LeaseState) -> None:
-        """Writes records, charges, and the lease's state."""
-        self.session.flush()
-        self.session.execute(update(Lease).where(Lease.id == self.lease.id).values(state=state))
-        records.add(self.session, self.lease.project, self._records, self._features)
-        if not self._records:
-            return
-        batch = self.session.get_one(Batch, self.lease.batch)
-        n, failed = len(self._records), sum(isinstance(record.result, Failed) for record in self._records)
-        self.session.execute(
-            update(WorkerRow).where(WorkerRow.id == self.lease.worker).values(trials=WorkerRow.trials + n)
-        )
-        if batch.purpose is not Purpose.SEARCH:
-            return
-        self.session.execute(
-            update(Job)
-            .where(Job.id == batch.job)
-            .values(trials=Job.trials + n, failed_trials=Job.failed_trials + failed)
-        )
-        self.session.execute(
-            update(JobTask)
-            .where(JobTask.job == batch.job, JobTask.workload == batch.workload, JobTask.target_key == batch.target_key)
-            .values(trials=JobTask.trials + n, failed_trials=JobTask.failed_trials + failed)
-        )
-
-    def _requeue(self, candidate: CandidateRow) -> None:
-        del self.leased[candidate.digest]
-        if self.job_ended:
-            candidate.state = CandidateState.CANCELLED
-        else:
-            candidate.state = CandidateState.QUEUED
-            self.queued += 1
-
-    def _end(self, candidate: CandidateRow, state: CandidateState, result: Measurement) -> None:
-        del self.leased[candidate.digest]
-        worker = self.session.get_one(WorkerRow, self.lease.worker)
-        record = TuningRecord(
-            id=new_id("rec"),
-            workload=candidate.workload,
-            target=self._target(candidate),
-            trace=candidate.trace,
-            result=result,
-            device=get_device(self.session, worker.device_key),
-            toolchain=get_toolchain(self.session, worker.toolchain_key),
-            measure_version=candidate.measure_version,
-            worker=worker.id,
-            created_at=instant(self._at),
-        )
-        self._records.append(record)
-        if candidate.features is not None:
-            self._features[candidate.digest] = candidate.features
-        candidate.state, candidate.record, candidate.features = state, record.id, None
-
-    def _target(self, candidate: CandidateRow) -> Target:
-        return get_target(self.session, candidate.target_key)
-
-
-def _next(project: str, target_key: str):  # type: ignore[no-untyped-def]
+def _queued(project: str, target_key: str) -> Select[int]:
     return (
-        select(CandidateRow.purpose)
+        select(CandidateRow.id)
         .where(
             CandidateRow.project == project,
             CandidateRow.target_key == target_key,
             CandidateRow.state == CandidateState.QUEUED,
         )
-        .order_by(CandidateRow.priority, CandidateRow.id)
         .limit(1)
     )
 
@@ -363,7 +247,7 @@ def _claim(
     return list(session.scalars(claimed))
 
 
-def _held(session: Session, row: Lease, fence: int):  # type: ignore[no-untyped-def]
+def _held(session: Session, row: Lease, fence: int) -> tuple[ColumnElement[bool], ...]:
     return (
         Lease.id == row.id,
         Lease.fence == min(fence, 2**63 - 1),
@@ -400,7 +284,3 @@ def _stale(row: Lease, fence: int) -> StaleLease:
     if fence != row.fence:
         return StaleLease(f"lease {row.id} has fence {row.fence}, not {str(fence)[:20]}")
     return StaleLease(f"lease {row.id} is {'overdue' if row.state is LeaseState.OPEN else row.state.value}")
-
-
-def _body_digest(result: Measurement) -> str:
-    return json_digest(result.model_dump(mode="json"))

@@ -72,7 +72,7 @@ def for_task(session: Session, project: str, workload: str, target: Target) -> l
             Record.target_key == target_key(target),
             Record.measure_version == MEASURE_VERSION,
         )
-        .order_by(Record.id)
+        .order_by(Record.seq)
     )
     return [_record(session, row) for row in rows]
 
@@ -84,7 +84,9 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
     was no slower than the baseline. A `best` without a record says that the baseline won.
     """
     if best.record is not None:
-        row = session.get(Record, (project, best.record))
+        row = session.execute(
+            select(Record).where(Record.project == project, Record.id == best.record)
+        ).scalar_one_or_none()
         key = (workload, target_key(target), MEASURE_VERSION)
         if row is None or (row.workload, row.target_key, row.measure_version) != key:
             raise InvalidInput(f"{best.record} is not a record of this workload and target")
@@ -96,6 +98,8 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
             raise InvalidInput(f"{best.record} was measured on another device class")
         if best.secs > best.baseline_secs:
             raise InvalidInput(f"{best.record} is slower than the baseline, which is served in its place")
+    elif best.secs != best.baseline_secs:
+        raise InvalidInput("a best without a record is the baseline itself: its time is the baseline's")
     columns = best.model_dump(exclude={"confirmed_at", "device_class"}) | {
         "confirmed_at": best.confirmed_at.timestamp()
     }
@@ -113,6 +117,11 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
             set_={name: statement.excluded[name] for name in columns},
         )
     )
+
+
+def best(session: Session, project: str, workload: str, target: Target) -> Best | None:
+    """The newest best of any device class for exactly this target."""
+    return bests(session, project, [workload], target).get(workload)
 
 
 def bests(

@@ -57,6 +57,22 @@ def create(session: Session, request: TokenRequest) -> TokenCreated:
     return TokenCreated(**_view(row, request.project).model_dump(), token=token)
 
 
+def adopt(session: Session, request: TokenRequest, token: str) -> None:
+    """Makes a token whose text the caller chose. Idempotent; one that was revoked stays revoked."""
+    session.execute(
+        insert(session, Token)
+        .values(
+            id=new_id("tok"),
+            project=bootstrap(session, request.project),
+            scope=request.scope,
+            label=request.label,
+            digest=sha256(token.encode()),
+            created_at=clock(session),
+        )
+        .on_conflict_do_nothing(index_elements=[Token.digest])
+    )
+
+
 def authenticate(session: Session, token: str) -> Principal:
     """Raises Unauthorized for a token that is unknown or revoked; the two are not told apart."""
     found = session.execute(

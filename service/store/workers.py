@@ -68,12 +68,12 @@ def list_(
     return [_view(session, row) for row in rows], following
 
 
-def touch(session: Session, project: str, worker: str) -> WorkerState:
-    """The worker was heard of: a lost one is active again. Its state. Raises NotFound."""
+def touch(session: Session, project: str, worker: str, *, measured: int = 0) -> WorkerState:
+    """The worker was heard of, and measured so many: a lost one is active again. Its state. Raises NotFound."""
     found = session.execute(
         update(WorkerRow)
         .where(WorkerRow.project == project, WorkerRow.id == worker)
-        .values(last_seen_at=now(session))
+        .values(last_seen_at=now(session), trials=WorkerRow.trials + measured)
         .returning(WorkerRow.state)
     ).scalar_one_or_none()
     if found is None:

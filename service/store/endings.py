@@ -1,0 +1,135 @@
+"""How the candidates of a lease end: with a result of their own, queued again, quarantined, cancelled.
+
+Everything an ending changes (candidates, records, the charge, the lease) is written in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from pitchpipe.errors import InvalidReport
+from pitchpipe.wire.ids import json_digest, new_id
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Failed, FailureKind, Measurement, Timed
+from pitchpipe.wire.record import TuningRecord
+from service.db import clock, instant
+from service.states import MAX_LOSSES, CandidateState, LeaseState
+from service.store import records
+from service.store.values import get_device, get_target, get_toolchain
+from service.tables import Batch, CandidateRow, Job, JobTask, Lease, LeaseResult, WorkerRow
+
+
+def body_digest(result: Measurement) -> str:
+    """Tells whether a repeated report says the same."""
+    return json_digest(result.model_dump(mode="json"))
+
+
+@dataclass(kw_only=True)
+class Ending:
+    """How the candidates of one lease end. Holds the job's row, so that no cancellation comes between."""
+
+    session: Session
+    lease: Lease
+    job_ended: bool
+    leased: dict[str, CandidateRow]
+    """What the lease still holds, by digest."""
+    queued: int = 0
+    _records: list[TuningRecord] = field(default_factory=list)
+    _features: dict[str, bytes] = field(default_factory=dict)
+    _at: float = 0.0
+
+    @classmethod
+    def begin(cls, session: Session, lease: Lease) -> Ending:
+        state = session.execute(
+            select(Job.state).where(Job.id == lease.job).with_for_update(key_share=True)
+        ).scalar_one()
+        held = session.scalars(
+            select(CandidateRow)
+            .where(CandidateRow.lease == lease.id, CandidateRow.state == CandidateState.LEASED)
+            .order_by(CandidateRow.position)
+            .execution_options(populate_existing=True)
+        )
+        leased = {candidate.digest: candidate for candidate in held}
+        return cls(session=session, lease=lease, job_ended=state.ended, leased=leased, _at=clock(session))
+
+    def accept(self, result: Measurement) -> None:
+        """A result that the worker reports."""
+        candidate = self.leased.get(result.candidate)
+        if candidate is None:
+            raise InvalidReport(f"lease {self.lease.id} holds no candidate {result.candidate}")
+        self.session.add(LeaseResult(lease=self.lease.id, candidate=result.candidate, body_digest=body_digest(result)))
+        if isinstance(result, Failed) and result.kind.retryable:
+            self.lose(candidate, result.kind, result.detail)
+        else:
+            self._end(
+                candidate, CandidateState.MEASURED if isinstance(result, Timed) else CandidateState.FAILED, result
+            )
+
+    def lose(self, candidate: CandidateRow, kind: FailureKind, detail: str) -> None:
+        """The lease ended without a result that is the candidate's own: again, or quarantine."""
+        candidate.losses += 1
+        if candidate.losses < MAX_LOSSES:
+            self._requeue(candidate)
+            return
+        told = f"quarantined: {candidate.losses} leases that held it ended without its result; the last: {detail}"
+        self._end(
+            candidate, CandidateState.QUARANTINED, Failed(candidate=candidate.digest, kind=kind, detail=told[:4096])
+        )
+
+    def give_back(self) -> None:
+        """The worker is done with the lease: what it did not measure is queued again, at nobody's cost."""
+        for candidate in list(self.leased.values()):
+            self._requeue(candidate)
+
+    def finish(self, state: LeaseState) -> None:
+        """Writes records, charges, and the lease's state."""
+        self.session.flush()
+        self.session.execute(update(Lease).where(Lease.id == self.lease.id).values(state=state))
+        records.add(self.session, self.lease.project, self._records, self._features)
+        if not self._records:
+            return
+        batch = self.session.get_one(Batch, self.lease.batch)
+        if batch.purpose is not Purpose.SEARCH:
+            return
+        n, failed = len(self._records), sum(isinstance(record.result, Failed) for record in self._records)
+        self.session.execute(
+            update(Job)
+            .where(Job.id == batch.job)
+            .values(trials=Job.trials + n, failed_trials=Job.failed_trials + failed)
+        )
+        self.session.execute(
+            update(JobTask)
+            .where(JobTask.job == batch.job, JobTask.workload == batch.workload, JobTask.target_key == batch.target_key)
+            .values(trials=JobTask.trials + n, failed_trials=JobTask.failed_trials + failed)
+        )
+
+    def _requeue(self, candidate: CandidateRow) -> None:
+        del self.leased[candidate.digest]
+        if self.job_ended:
+            candidate.state = CandidateState.CANCELLED
+        else:
+            candidate.state = CandidateState.QUEUED
+            self.queued += 1
+
+    def _end(self, candidate: CandidateRow, state: CandidateState, result: Measurement) -> None:
+        del self.leased[candidate.digest]
+        worker = self.session.get_one(WorkerRow, self.lease.worker)
+        record = TuningRecord(
+            id=new_id("rec"),
+            workload=candidate.workload,
+            target=get_target(self.session, candidate.target_key),
+            trace=candidate.trace,
+            result=result,
+            device=get_device(self.session, worker.device_key),
+            toolchain=get_toolchain(self.session, worker.toolchain_key),
+            measure_version=candidate.measure_version,
+            worker=worker.id,
+            created_at=instant(self._at),
+        )
+        self._records.append(record)
+        if candidate.features is not None:
+            self._features[candidate.digest] = candidate.features
+        candidate.state, candidate.record, candidate.features = state, record.id, None
