@@ -1,13 +1,19 @@
-"""Tuning records: the store every part sees, an in-memory one, and the exchange with MetaSchedule's files."""
+"""Tuning records: the store every part sees, an in-memory one, and the exchange with MetaSchedule's files.
+
+Importing this module needs no compiler.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from pitchpipe.errors import InvalidInput
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
 from tuner.trace import apply_trace, decode_trace, encode_trace
 
 __all__ = [
@@ -16,7 +22,12 @@ __all__ = [
     "apply_trace",
     "decode_trace",
     "encode_trace",
+    "export_metaschedule",
+    "import_metaschedule",
 ]
+
+if TYPE_CHECKING:
+    from tuner.exchange import ImportedRecord
 
 
 @runtime_checkable
@@ -75,3 +86,21 @@ class InMemoryRecordStore:
 
     def seen(self, workload: str, target: Target) -> frozenset[str]:
         return frozenset(record.result.candidate for record in self.for_task(workload, target))
+
+
+def export_metaschedule(entries: Sequence[tuple[Workload, str, float]], target: Target, folder: Path) -> int:
+    """Writes (workload, trace, seconds) as the pair of files that stock TVM applies; see tuner/exchange.py."""
+    from tuner import exchange
+
+    return exchange.export(entries, target, folder)
+
+
+def import_metaschedule(folder: Path) -> list[ImportedRecord]:
+    """The usable records of a pair of files; see tuner/exchange.py. Raises InvalidInput."""
+    from tuner import exchange
+
+    try:
+        pair = [(folder / name).read_text() for name in (exchange.WORKLOADS, exchange.RECORDS)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{folder}: {error}") from error
+    return exchange.parse(*pair)

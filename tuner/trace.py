@@ -193,6 +193,8 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
     else:
         inputs = [_input(where, item, known, 0) for item in inputs]
     attributes = [_attribute(where, item, 0) for item in attributes]
+    if kind == "TransformLayout" and (len(attributes) != 4 or attributes[3]):
+        raise InvalidTrace(f"{where}: a layout that is assumed to be injective is not checked by TVM")
     if kind in ("Annotate", "Unannotate"):
         key = attributes[0] if len(attributes) == 1 else None
         if not isinstance(key, str) or key not in ANNOTATIONS:

@@ -1,0 +1,61 @@
+"""Small tensor programs for tests: workloads as the split makes them, without a model around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.digest import workload_digest
+from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
+
+TARGET = Target.parse({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
+
+
+def relax_module(make: Callable[..., Any], *shapes: tuple[int, ...], inputs: int = 1) -> Any:
+    """A lowered and fused Relax module of `make(builder, *arguments)`; arguments after `inputs` are weights."""
+    builder = relax.BlockBuilder()
+    arguments = [relax.Var(f"a{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    with builder.function("main", arguments, attrs={"num_input": inputs}):
+        with builder.dataflow():
+            result = builder.emit_output(make(builder, *arguments))
+        builder.emit_func_output(result)
+    transform = relax.transform
+    passes = [
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.AttachAttrLayoutFreeBuffers(),
+    ]
+    return tvm.transform.Sequential(passes)(builder.get())
+
+
+def workload(make: Callable[..., Any], *shapes: tuple[int, ...], inputs: int = 1) -> Workload:
+    """The one tensor program of `relax_module`."""
+    functions = [f for f in relax_module(make, *shapes, inputs=inputs).functions.values() if isinstance(f, PrimFunc)]
+    assert len(functions) == 1
+    mod = IRModule({"main": functions[0].with_attr("global_symbol", "main")})
+    return Workload(digest=workload_digest(mod), ir=save_ir(mod))
+
+
+def conv_relu(builder: Any, x: Any, w: Any, b: Any) -> Any:
+    y = builder.emit(relax.op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI"))
+    return relax.op.nn.relu(builder.emit(relax.op.add(y, b)))
+
+
+def dense_add(builder: Any, x: Any, w: Any, b: Any) -> Any:
+    return relax.op.add(builder.emit(relax.op.matmul(x, w)), b)
+
+
+@cache
+def conv(height: int = 14, channels: int = 16, outputs: int = 16) -> Workload:
+    shapes = ((1, height, height, channels), (outputs, 3, 3, channels), (1, 1, 1, outputs))
+    return workload(conv_relu, *shapes)
+
+
+@cache
+def dense(rows: int = 16, reduction: int = 64, columns: int = 32) -> Workload:
+    return workload(dense_add, (rows, reduction), (reduction, columns), (columns,))
