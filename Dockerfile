@@ -1,0 +1,71 @@
+# One image per role: docker build --target server|coordinator|worker
+#
+#   server        the HTTP service; no TVM, no torch
+#   coordinator   the job loop, whose executor children search with TVM
+#   worker        builds, checks and times candidates on its device
+#
+# Everything that is installed is locked with hashes in deploy/*.lock.
+
+FROM python:3.11-slim-bookworm AS python
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
+
+FROM python AS wheel
+WORKDIR /source
+COPY deploy/build.lock deploy/build.lock
+RUN pip install --require-hashes --only-binary :all: -r deploy/build.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY pitchpipe pitchpipe
+COPY tuner tuner
+COPY service service
+COPY workers workers
+COPY migrations migrations
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+# Libraries come before the wheel: they change less often.
+FROM python AS environment
+RUN python -m venv /opt/pitchpipe
+ENV PATH=/opt/pitchpipe/bin:$PATH
+
+FROM environment AS server-environment
+COPY deploy/server.lock /locks/
+RUN pip install --require-hashes --only-binary :all: -r /locks/server.lock
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps --no-index /wheels/*.whl
+
+FROM environment AS coordinator-environment
+COPY deploy/coordinator.lock /locks/
+RUN pip install --require-hashes --only-binary :all: -r /locks/coordinator.lock
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps --no-index /wheels/*.whl
+
+FROM environment AS worker-environment
+COPY deploy/worker.lock /locks/
+RUN pip install --require-hashes --only-binary :all: -r /locks/worker.lock
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps --no-index /wheels/*.whl
+
+FROM python:3.11-slim-bookworm AS runtime
+# The folder of blobs belongs to the user in the image, so that a volume mounted there does too.
+RUN groupadd --system --gid 10001 pitchpipe \
+    && useradd --system --uid 10001 --gid 10001 --create-home pitchpipe \
+    && install --directory --owner=pitchpipe --group=pitchpipe /var/lib/pitchpipe
+ENV PATH=/opt/pitchpipe/bin:$PATH PYTHONUNBUFFERED=1
+WORKDIR /home/pitchpipe
+USER 10001:10001
+ENTRYPOINT ["pitchpipe"]
+
+FROM runtime AS coordinator
+COPY --from=coordinator-environment /opt/pitchpipe /opt/pitchpipe
+CMD ["coordinator"]
+
+FROM runtime AS worker
+COPY --from=worker-environment /opt/pitchpipe /opt/pitchpipe
+CMD ["worker"]
+
+# Last, so that a build without --target gives the smallest image.
+FROM runtime AS server
+COPY --from=server-environment /opt/pitchpipe /opt/pitchpipe
+EXPOSE 8734
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8734/healthz', timeout=4)"]
+CMD ["server", "--host", "0.0.0.0"]

@@ -1,0 +1,88 @@
+# The same few commands everywhere. Each does its own set-up into .venv; a second call of a set-up does nothing.
+#
+#   make demo         tune a ResNet-18 on this machine and compare it with the untuned build
+#   make test         the whole suite; T=tests/unit/test_budget.py runs a part of it
+#   make lint         ruff, mypy, import-linter, hadolint
+#   make bench        the benchmarks; `make bench-setup` first installs the peers
+#   make format       ruff's formatter
+#   make lock         write the lock files again, after a change of pyproject.toml
+#   make clean        remove what these commands made, except .venv
+#
+# PYTHON=python3.12 picks an interpreter, TORCH='torch==2.13.0 --index-url ...' another build of PyTorch (tests only).
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: setup demo test lint bench bench-setup format lock clean
+
+VENV ?= .venv
+PYTHON ?=
+TORCH ?= torch==2.13.0
+T ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# TVM assumes hyper-threads and uses half of the cores unless it is told how many there are.
+export TVM_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+setup: $(VENV)/.project
+
+$(VENV)/.python:
+	.ci/venv $(VENV) $(PYTHON)
+	touch $@
+
+$(VENV)/.libraries: requirements.lock $(VENV)/.python
+	$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements.lock
+	touch $@
+
+$(VENV)/.project: pyproject.toml $(VENV)/.libraries
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+# On a line of its own: no lock fits every build of it, and only tests and the SDK's export of torch modules need it.
+$(VENV)/.torch: $(VENV)/.libraries
+	$(PIP) install --quiet $(TORCH)
+	touch $@
+
+demo: setup
+	mkdir -p build
+	$(BIN)/python examples/make_resnet18.py build/resnet18.onnx
+	$(BIN)/pitchpipe tune build/resnet18.onnx --database sqlite:///build/demo.db
+
+test: setup $(VENV)/.torch
+	$(BIN)/python -m pytest $(T)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/hadolint --config .hadolint.yaml Dockerfile
+
+format: setup
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+# The peers that the benchmarks compare with; the product needs none of them.
+bench-setup: setup $(VENV)/.torch
+	$(PIP) install --quiet --require-hashes --only-binary :all: -r benchmarks/requirements.lock
+
+bench: setup $(VENV)/.torch
+	for script in $(wildcard benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+LOCK := $(COMPILE) pyproject.toml
+
+lock: setup
+	$(PIP) install --quiet uv
+	$(LOCK) --quiet --extra server --extra compiler --extra dask --group dev -o requirements.lock
+	$(LOCK) --quiet --extra server -c requirements.lock -o deploy/server.lock
+	$(LOCK) --quiet --extra compiler -c requirements.lock -o deploy/worker.lock
+	$(LOCK) --quiet --extra server --extra compiler --extra dask -c requirements.lock -o deploy/coordinator.lock
+	$(COMPILE) --quiet --group build -c requirements.lock -o deploy/build.lock
+	$(COMPILE) --quiet --group bench -c requirements.lock -o benchmarks/requirements.lock
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
