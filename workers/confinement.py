@@ -1,8 +1,8 @@
 """What keeps a candidate's process in its cage: it dies with its parent, it has limits, and it may not start processes.
 
-Linux only. `confine` is called in the forked child, before anything foreign runs there. The system-call filter
-(seccomp) kills a child that forks or executes, and answers "not permitted" to writes of files, to sockets and to signals
-for others; threads and memory stay free. Where the kernel offers no filter, limits and `kill_strays` remain.
+Linux only; called in the forked child before anything foreign runs there. The system-call filter (seccomp) kills a
+child that forks or executes, and answers "not permitted" to writes of files, to sockets and to signals for others;
+threads and memory stay free. Where the kernel offers no filter, limits and `kill_strays` remain.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ _WRITING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 # Numbers of the calls the filter knows, for x86-64 and 64-bit Arm; absent where the architecture lacks the call.
 _NUMBERS = {
-    "x86_64": {
-        **{"open": 2, "socket": 41, "connect": 42, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "execve": 59},
-        **{"kill": 62, "truncate": 76, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87},
-        **{"symlink": 88, "chmod": 90, "chown": 92, "lchown": 94, "ptrace": 101, "setpgid": 109, "setsid": 112},
-        **{"rt_sigqueueinfo": 129, "mknod": 133, "mount": 165, "tkill": 200, "tgkill": 234, "openat": 257},
-        **{"mkdirat": 258, "mknodat": 259, "fchownat": 260, "unlinkat": 263, "renameat": 264, "linkat": 265},
-        **{"symlinkat": 266, "fchmodat": 268, "rt_tgsigqueueinfo": 297, "process_vm_readv": 310},
-        **{"process_vm_writev": 311, "renameat2": 316, "execveat": 322, "bpf": 321, "pidfd_send_signal": 424},
-        **{"io_uring_setup": 425, "clone3": 435, "openat2": 437, "pidfd_getfd": 438},
-    },
-    "aarch64": {
-        **{"mknodat": 33, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37, "renameat": 38, "mount": 40},
-        **{"truncate": 45, "fchmodat": 53, "fchownat": 54, "openat": 56, "ptrace": 117, "kill": 129, "tkill": 130},
-        **{"tgkill": 131, "rt_sigqueueinfo": 138, "setpgid": 154, "setsid": 157, "socket": 198, "socketpair": 199},
-        **{"connect": 203, "clone": 220, "execve": 221, "rt_tgsigqueueinfo": 240, "process_vm_readv": 270},
-        **{"process_vm_writev": 271, "renameat2": 276, "bpf": 280, "execveat": 281, "pidfd_send_signal": 424},
-        **{"io_uring_setup": 425, "clone3": 435, "openat2": 437, "pidfd_getfd": 438},
-    },
+    "x86_64": (
+        "open 2 socket 41 connect 42 socketpair 53 clone 56 fork 57 vfork 58 execve 59 kill 62 truncate 76 "
+        "rename 82 mkdir 83 rmdir 84 creat 85 link 86 unlink 87 symlink 88 chmod 90 chown 92 lchown 94 ptrace "
+        "101 setpgid 109 setsid 112 rt_sigqueueinfo 129 mknod 133 mount 165 tkill 200 tgkill 234 openat 257 "
+        "mkdirat 258 mknodat 259 fchownat 260 unlinkat 263 renameat 264 linkat 265 symlinkat 266 fchmodat 268 "
+        "rt_tgsigqueueinfo 297 process_vm_readv 310 process_vm_writev 311 renameat2 316 execveat 322 bpf 321 "
+        "pidfd_send_signal 424 io_uring_setup 425 clone3 435 openat2 437 pidfd_getfd 438 "
+    ),
+    "aarch64": (
+        "mknodat 33 mkdirat 34 unlinkat 35 symlinkat 36 linkat 37 renameat 38 mount 40 truncate 45 fchmodat "
+        "53 fchownat 54 openat 56 ptrace 117 kill 129 tkill 130 tgkill 131 rt_sigqueueinfo 138 setpgid 154 "
+        "setsid 157 socket 198 socketpair 199 connect 203 clone 220 execve 221 rt_tgsigqueueinfo 240 "
+        "process_vm_readv 270 process_vm_writev 271 renameat2 276 bpf 280 execveat 281 pidfd_send_signal 424 "
+        "io_uring_setup 425 clone3 435 openat2 437 pidfd_getfd 438 "
+    ),
 }
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _KILLED = {"fork", "vfork", "execve", "execveat"}
@@ -109,7 +106,8 @@ def _filter(machine: str, pid: int) -> list[bytes]:
     program = [op(_LOAD, 4), op(_EQUAL, _AUDIT_ARCH[machine], 1, 0), kill, op(_LOAD, 0)]
     if machine == "x86_64":
         program += [op(0x35, 0x40000000, 0, 1), kill]  # the x32 calls: other numbers for the same things
-    for name, number in _NUMBERS[machine].items():
+    words = _NUMBERS[machine].split()
+    for name, number in zip(words[::2], map(int, words[1::2]), strict=True):
         if name in _KILLED:
             body = [kill]
         elif name in _ABSENT:

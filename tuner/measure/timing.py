@@ -1,7 +1,7 @@
 """When to stop timing a candidate: pure decisions over a function `call(n) -> seconds of n calls`.
 
-A sample is the mean of `n` calls in a row, `n` chosen so that a sample fills `target_sample_secs`. The statistic is the
-median of the samples. Caches are warm, as in TVM's stock runner: every call reads the same buffers.
+A sample is the mean of `n` calls in a row, `n` chosen so that a sample fills `target_sample_secs`. The statistic is
+the median of the samples. Caches are warm, as in TVM's stock runner: every call reads the same buffers.
 
 Notation: x_(1) <= ... <= x_(m) are the ordered samples, med their median, inc the incumbent's median seconds.
 """
@@ -44,8 +44,9 @@ class Stop(Enum):
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
     """A distribution-free interval of the median: (x_(k), x_(m+1-k)) with the largest k whose coverage suffices.
 
-    Its coverage is 1 - 2 * P(Binomial(m, 1/2) < k) for independent samples of any distribution. Fewer than six samples
-    cannot give 95 %: their range is then widened by its own length on both sides, which is a convention, not a theorem.
+    Its coverage is 1 - 2 * P(Binomial(m, 1/2) < k) for independent samples of any distribution. Fewer than six
+    samples cannot give 95 %: their range is then widened by its own length on both sides, which is a convention,
+    not a theorem.
     """
     if not samples:
         raise ValueError("no samples, no interval")
@@ -71,8 +72,8 @@ def calls_per_sample(config: MeasureConfig, call_secs: float) -> int:
 def hopeless(first_secs: float, incumbent_secs: float | None) -> bool:
     """Whether a first call ends the timing.
 
-    A candidate as fast as the incumbent is lost to this rule only if something delays its first call by nine times its
-    own duration and COLD_START_SECS more. It still gets a time, of that one call.
+    A candidate as fast as the incumbent is lost to this rule only if something delays its first call by nine times
+    its own duration and COLD_START_SECS more. It still gets a time, of that one call.
     """
     return incumbent_secs is not None and first_secs > HOPELESS_FACTOR * incumbent_secs + COLD_START_SECS
 

@@ -1,0 +1,259 @@
+"""One workload prepared for measuring, and what a child does with one candidate of it.
+
+A `Bench` is made once per workload, in the process whose forks measure: it holds the module, the inputs and the
+reference outputs, which the forks share and cannot spoil for one another (copy on write). `Running` is a built
+candidate with its arguments, inside such a fork. Nothing here starts TVM's thread pool before the fork.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
+from pitchpipe.wire.target import Target
+from tuner.measure.build import Built, TensorType, build, cpu_target_of_host
+from tuner.measure.check import (
+    SETS,
+    Facts,
+    Reference,
+    inspect,
+    make_inputs,
+    mostly_finite,
+    numpy_dtype,
+    poison,
+    verdict,
+)
+from tuner.measure.timing import calls_per_sample, sample
+from tuner.tvm_compat import load_ir, to_tvm_target, tvm
+
+_LOOP_IN_PYTHON_SECS = 1e-3
+"""Calls at least this long are timed one by one here; shorter ones in TVM's evaluator, whose loop costs nothing."""
+
+
+class WrongOutput(Exception):
+    """The outputs differ by more than the tolerance."""
+
+    def __init__(self, found: CheckVerdict, input_set: str) -> None:
+        super().__init__(
+            f"on the {input_set} inputs the error is up to {found.max_abs_error:g}, tolerance {found.tolerance:g}"
+        )
+        self.verdict = found
+
+
+class Bench:
+    """A workload with its inputs, before any reference is known. Raises ValueError or InvalidModel if it has no use."""
+
+    def __init__(self, ir: str, target: Target, seed: int) -> None:
+        self.mod = load_ir(ir)
+        self.target = target
+        self.tvm_target = to_tvm_target(target)
+        self.facts: Facts = inspect(self.mod)
+        self.seed = seed
+        self.positive = dict.fromkeys(SETS, False)
+        self.inputs: dict[str, list[Any]] = {}
+        self.references: dict[str, Reference] = {}
+
+    def fill(self, name: str, *, positive: bool = False) -> None:
+        """Allocates the inputs of a set."""
+        self.positive[name] = positive
+        self.inputs[name] = [
+            _tensor(array, self.facts.params[i])
+            for i, array in zip(
+                self.facts.inputs, make_inputs(self.facts, name, self.seed, positive=positive), strict=True
+            )
+        ]
+
+    @property
+    def output_types(self) -> tuple[TensorType, ...]:
+        """Of the parameters that are written."""
+        return tuple(self.facts.params[i] for i in self.facts.outputs)
+
+    def output_bytes(self) -> int:
+        """Size of one set's outputs."""
+        return sum(_size(found) for found in self.output_types)
+
+    def held_bytes(self) -> int:
+        """Memory of all inputs, references and tolerances, about."""
+        inputs = sum(_size(self.facts.params[i]) for i in self.facts.inputs)
+        return len(SETS) * (inputs + 2 * self.output_bytes())
+
+    def run_reference(self, name: str, buffer: memoryview) -> bool:
+        """In a fork: builds the untransformed workload, runs it on the set, and copies the outputs into `buffer`.
+
+        False when so little of the outcome is finite that it compares nothing.
+        """
+        target = self.tvm_target if self.target.kind == "llvm" else cpu_target_of_host()
+        running = Running(self, build(self.mod, target), tvm.cpu())
+        running.run(name)
+        arrays = running.outputs()
+        offset = 0
+        for array in arrays:
+            data = np.ascontiguousarray(array).tobytes()
+            buffer[offset : offset + len(data)] = data
+            offset += len(data)
+        return mostly_finite(arrays)
+
+    def set_reference(self, name: str, buffer: memoryview) -> None:
+        """Takes the outputs that `run_reference` left."""
+        outputs, offset = [], 0
+        for found in self.output_types:
+            size = _size(found)
+            flat = np.frombuffer(buffer[offset : offset + size], dtype=np.uint8)
+            outputs.append(flat.view(numpy_dtype(found.dtype)).reshape(found.shape))
+            offset += size
+        self.references[name] = Reference(self.facts, name, outputs)
+
+
+class Running:
+    """A built candidate with its arguments. Belongs to one process."""
+
+    def __init__(self, bench: Bench, built: Built, device: Any) -> None:
+        self._bench, self._built, self._device = bench, built, device
+        self._on_host = device.dlpack_device_type() == tvm.cpu().dlpack_device_type()
+        self._outputs = [_empty(found, device) for found in bench.output_types]
+        self._views = [_view(tensor) if self._on_host else None for tensor in self._outputs]
+        self._arguments: dict[str, list[Any]] = {}
+        self._evaluators: dict[int, Any] = {}
+
+    def _prepare(self, name: str) -> list[Any]:
+        """The argument list of a set, weights packed."""
+        if name not in self._arguments:
+            packings = {packing.param: packing for packing in self._built.packings}
+            arguments: list[Any] = [None] * len(self._bench.facts.params)
+            for index, tensor in zip(self._bench.facts.inputs, self._bench.inputs[name], strict=True):
+                given = tensor if self._on_host else tensor.copyto(self._device)
+                if (packing := packings.get(index)) is not None:
+                    packed = _empty(packing.packed, self._device)
+                    packing.function(given, packed)
+                    given = packed
+                arguments[index] = given
+            for index, tensor in zip(self._bench.facts.outputs, self._outputs, strict=True):
+                arguments[index] = tensor
+            self._arguments[name] = arguments
+        return self._arguments[name]
+
+    def run(self, name: str) -> float:
+        """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
+        arguments = self._prepare(name)
+        for tensor, view in zip(self._outputs, self._views, strict=True):
+            if view is not None:
+                poison(view)
+            else:
+                array = np.empty([int(extent) for extent in tensor.shape], numpy_dtype(str(tensor.dtype)))
+                poison(array)
+                tensor.copyfrom(array)
+        self._device.sync()
+        start = time.perf_counter()
+        self._built.main(*arguments)
+        self._device.sync()
+        return time.perf_counter() - start
+
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """What the last run wrote."""
+        return [
+            view if view is not None else tensor.numpy()
+            for tensor, view in zip(self._outputs, self._views, strict=True)
+        ]
+
+    def call(self, calls: int) -> float:
+        """Seconds of `calls` calls in a row on the first set."""
+        arguments = self._prepare(SETS[0])
+        if self._on_host and calls == 1:
+            start = time.perf_counter()
+            self._built.main(*arguments)
+            return time.perf_counter() - start
+        if calls not in self._evaluators:
+            self._evaluators[calls] = self._built.module.time_evaluator("main", self._device, number=calls, repeat=1)
+        return float(self._evaluators[calls](*arguments).results[0]) * calls
+
+
+class Measuring:
+    """Check and timing of one candidate, in the order that costs least when the candidate is no good."""
+
+    def __init__(self, bench: Bench, running: Running) -> None:
+        self._bench, self._running = bench, running
+        self._results: list[tuple[bool, float, float]] = []
+
+    def check(self, names: Sequence[str]) -> float:
+        """Runs and compares the sets; returns the duration of the last run. Raises WrongOutput."""
+        secs = 0.0
+        for name in names:
+            secs = self._running.run(name)
+            self._compare(name)
+        return secs
+
+    def _compare(self, name: str) -> None:
+        self._results.append(self._bench.references[name].compare(self._running.outputs()))
+        if not (found := self.verdict()).passed:
+            raise WrongOutput(found, name)
+
+    def verdict(self) -> CheckVerdict:
+        """Over what was compared so far; every set counts once."""
+        found = verdict(self._results)
+        return found.model_copy(update={"input_sets": min(len(self._results), len(self._bench.references))})
+
+    def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> list[float]:
+        """Checks one set, samples while it is promising, checks the other sets when it is; returns the samples."""
+        first, *rest = self._bench.references
+        first_secs = self.check([first])
+        checked = False
+
+        def promising() -> None:
+            nonlocal checked
+            checked = True
+            self.check(rest)
+
+        samples, _ = sample(
+            self._running.call,
+            config,
+            incumbent_secs=incumbent_secs,
+            first_secs=first_secs,
+            promising=promising,
+            limit_secs=limit_secs - first_secs * (1 + len(rest)),
+        )
+        if checked:  # Once more after many calls: a race between threads does not show in every run.
+            self.check([first])
+        return samples
+
+    def warm(self, config: MeasureConfig) -> int:
+        """Checks all sets and returns how many calls fill a sample."""
+        self.check(list(self._bench.references))
+        calls = calls_per_sample(config, self._running.call(1))
+        return calls_per_sample(config, self._running.call(calls) / calls) if calls > 1 else 1
+
+
+def device_of(target: Target) -> Any:
+    """TVM's device for timing."""
+    return tvm.cuda() if target.kind == "cuda" else tvm.cpu()
+
+
+def load_average() -> float:
+    """Of the host over one minute."""
+    return os.getloadavg()[0]
+
+
+def _size(found: TensorType) -> int:
+    return int(np.prod(found.shape, dtype=np.int64)) * numpy_dtype(found.dtype).itemsize
+
+
+def _empty(found: TensorType, device: Any) -> Any:
+    return tvm.runtime.empty(found.shape, found.dtype, device)
+
+
+def _tensor(array: np.ndarray[Any, Any], found: TensorType) -> Any:
+    tensor = tvm.runtime.empty(found.shape, found.dtype)
+    tensor.copyfrom(np.ascontiguousarray(array))
+    return tensor
+
+
+def _view(tensor: Any) -> np.ndarray[Any, Any] | None:
+    """A writable view of a tensor on the host; None for types NumPy does not exchange."""
+    try:
+        return np.from_dlpack(tensor)
+    except (RuntimeError, TypeError, BufferError):
+        return None

@@ -1,0 +1,326 @@
+"""Whether a candidate computes what the workload says: input sets, tolerance, comparison.
+
+Three input sets:
+
+    random      floats uniform in [-1, 1)
+    structured  small integers, chosen so that sums of products stay exactly representable: any order of summation
+                gives the same result, so one missing or doubled term shows, at any length of reduction and in any
+                type
+    edges       zeros of both signs, ones, large and small magnitudes
+
+Integer parameters that index another buffer stay inside it. A set on which the reference is mostly not finite (a root
+or a logarithm of negatives) is drawn again with positive values.
+
+Tolerance. Let r be the reference, s the root mean square of its finite elements, u(t) the unit roundoff of type t
+(2^-24 for float32), K the sum over reduction blocks of their lengths, t_a the least precise float type that a
+reduction block writes, t_s the least precise that any block writes. An element may differ by
+
+    tol_i = 16 * (u(t_s) + u(t_a) * sqrt(K)) * (|r_i| + s)
+
+Rounding errors of a sum of K terms in any order grow like u * sqrt(K) relative to the sum's typical size when they
+are independent (Higham & Mary, "A new approach to probabilistic rounding error analysis", 2019); s stands for that
+size where r_i itself has cancelled. 16 leaves room for chains of operations and for the extremes of many elements.
+Where the structured set's outcome is exact (no operation but + - * min max and choices; every reference element an
+integer well below 2^p, p the bits of the significand) tol_i is at most 0.25.
+
+Integer results of integer arithmetic must be equal. Where floats took part, one element in 1000 may differ by one: a
+rounding boundary. NaN never passes where the reference is finite; where the reference is NaN the candidate must be,
+where it is infinite the candidate must be the same infinity. Outputs are poisoned before a run, floats with NaN, so
+that elements nobody wrote show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.wire.measure import CheckVerdict
+from tuner.measure.build import TensorType, parameters
+from tuner.tvm_compat import structural_walk
+
+SETS = ("random", "structured", "edges")
+NOT_FINITE = 1e308
+"""Stands for an infinite or undefined error in a verdict."""
+_FACTOR = 16.0
+_EXACT_NODES = frozenset({"Add", "Sub", "Mul", "Max", "Min", "Cast", "Select"})
+_INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
+_EXACT_CALLS = frozenset({"tirx.if_then_else", "tirx.likely"})
+_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+_FEWEST_BITS = 3
+"""Of the 8-bit and smaller floats."""
+
+
+def significand_bits(dtype: str) -> int | None:
+    """Bits of a float type's significand, the hidden one counted; None for types that are not floats."""
+    return _BITS.get(dtype, _FEWEST_BITS) if "float" in dtype else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the check needs to know of a workload."""
+
+    params: tuple[TensorType, ...]
+    outputs: tuple[int, ...]
+    """Indices of the parameters that the function writes."""
+    reduction: int
+    """K: summed lengths of the reduction blocks."""
+    bits: int
+    """Fewest significand bits of a float that any block writes; 53 when none does."""
+    reduction_bits: int
+    """Fewest significand bits of a float that a reduction block writes; 53 when none does."""
+    exact: bool
+    """Whether only exact operations occur (+ - * min max, choices)."""
+    floats: bool
+    """Whether any float takes part."""
+    index_bound: int | None
+    """Smallest extent that values read from integer buffers index, or None when nothing is indexed so."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Indices of the parameters that are only read."""
+        return tuple(i for i in range(len(self.params)) if i not in self.outputs)
+
+
+def inspect(mod: Any) -> Facts:
+    """The facts of a workload. Raises ValueError when a parameter is no static buffer or nothing is written."""
+    function = mod["main"]
+    params = parameters(mod)
+    written: set[int] = set()
+    bits, reduction_bits, reduction = 53, 53, 0
+    exact, floats, bound = True, any("float" in param.dtype for param in params), None
+
+    def visit(node: Any) -> None:
+        nonlocal bits, reduction_bits, reduction, exact, floats, bound
+        kind = type(node).__name__
+        if kind == "SBlock":
+            length = math.prod(int(v.dom.extent) for v in node.iter_vars if v.iter_type == v.CommReduce)
+            reducing = any(v.iter_type == v.CommReduce for v in node.iter_vars)
+            reduction += length if reducing else 0
+            for region in node.writes:
+                written.update(i for i, param in enumerate(function.params) if param.same_as(region.source))
+                found = significand_bits(str(region.source.ty.dtype))
+                if found is not None:
+                    floats = True
+                    bits = min(bits, found)
+                    reduction_bits = min(reduction_bits, found) if reducing else reduction_bits
+        elif kind == "BufferStore":
+            written.update(i for i, param in enumerate(function.params) if param.same_as(node.buffer))
+            bound = _least(bound, _indexed_extent(node.buffer, node.indices))
+        elif kind == "TensorLoad":
+            bound = _least(bound, _indexed_extent(node.source, node.indices))
+        elif kind in _INEXACT_NODES:
+            exact = exact and "float" not in str(node.ty)
+        elif kind == "Call":
+            exact = exact and getattr(node.op, "name", "") in _EXACT_CALLS
+
+    structural_walk(function.body, [(object, visit)])
+    if not written:
+        raise ValueError("the workload writes none of its parameters")
+    return Facts(
+        params=params,
+        outputs=tuple(sorted(written)),
+        reduction=max(1, reduction),
+        bits=bits,
+        reduction_bits=reduction_bits,
+        exact=exact,
+        floats=floats,
+        index_bound=bound,
+    )
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _indexed_extent(buffer: Any, indices: Sequence[Any]) -> int | None:
+    """The smallest extent of `buffer` that is indexed by a value read from memory."""
+    least: int | None = None
+    for extent, index in zip(buffer.ty.shape, indices, strict=True):
+        loads: list[Any] = []
+
+        def visit(node: Any, loads: list[Any] = loads) -> None:
+            if type(node).__name__ == "TensorLoad":
+                loads.append(node)
+
+        structural_walk(index, [(object, visit)])
+        if loads:
+            least = _least(least, int(extent))
+    return least
+
+
+def make_inputs(facts: Facts, name: str, seed: int, *, positive: bool = False) -> list[np.ndarray[Any, Any]]:
+    """The arrays of one input set, in the order of `facts.inputs`. The same arguments give the same arrays."""
+    number = SETS.index(name)
+    return [
+        _array(facts, facts.params[i], name, np.random.default_rng([seed, number, i]), positive=positive)
+        for i in facts.inputs
+    ]
+
+
+def _array(
+    facts: Facts, param: TensorType, name: str, rng: np.random.Generator, *, positive: bool
+) -> np.ndarray[Any, Any]:
+    dtype = numpy_dtype(param.dtype)
+    bits = significand_bits(param.dtype)
+    if bits is None:
+        return _integers(facts, param, name, rng).astype(dtype)
+    if name == "random":
+        values = rng.uniform(-1, 1, param.shape)
+    elif name == "structured":
+        values = _exact_integers(facts, min(bits, facts.bits), param.shape, rng)
+    else:
+        big, small = (256.0, 2.0**-12) if bits >= 24 else (8.0, 2.0**-6) if bits >= 8 else (2.0, 0.5)
+        choices = [0.0, -0.0, 1.0, -1.0, 0.5, -2.0, small, -small, big, -big]
+        values = rng.choice(np.array(choices), size=param.shape)
+    if positive:
+        values = np.abs(values) + (0.5 if name != "structured" else 1.0)
+    return values.astype(dtype)
+
+
+def _exact_integers(facts: Facts, bits: int, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Small integers whose sums of `reduction` products stay below 2^bits with a margin of five deviations."""
+    room = 2.0**bits / (5 * math.sqrt(facts.reduction))
+    amplitude = 3 if room > 16 else 1
+    values = rng.integers(-amplitude, amplitude + 1, size=shape).astype(np.float32)
+    if room < 1:
+        values *= rng.random(shape) < room
+    return values
+
+
+def _integers(facts: Facts, param: TensorType, name: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    if param.dtype == "bool":
+        return rng.integers(0, 2, size=param.shape)
+    low, high = (0, 16) if param.dtype.startswith("uint") else (-8, 8)
+    if facts.index_bound is not None:
+        low, high = 0, max(1, min(facts.index_bound, 127))
+        if name != "edges":
+            high = max(1, facts.index_bound) if param.dtype in ("int32", "int64", "uint32", "uint64") else high
+    elif param.dtype in ("int8", "uint8") and name != "structured":
+        low, high = (-128, 128) if param.dtype == "int8" else (0, 256)
+    if name == "edges":
+        return rng.choice(np.array([low, high - 1, min(max(0, low), high - 1)]), size=param.shape)
+    return rng.integers(low, high, size=param.shape)
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's type of that name; bfloat16 and the 8-bit floats come from ml_dtypes. ValueError if there is none."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        import ml_dtypes
+
+        found = getattr(ml_dtypes, dtype, None)
+        if found is None:
+            raise ValueError(f"no NumPy type for {dtype}") from None
+        small: np.dtype[Any] = np.dtype(found)
+        return small
+
+
+def poison(array: np.ndarray[Any, Any]) -> None:
+    """Fills an output with what no candidate should leave there: NaN, or the byte 0xA5; True for booleans."""
+    if array.dtype == np.bool_:
+        array.fill(True)
+    elif array.dtype.kind in "iu":
+        array.view(np.uint8).fill(0xA5)
+    else:
+        array.fill(np.nan)
+
+
+def mostly_finite(arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether at least half of all elements are finite: a reference that is not says too little."""
+    total = sum(array.size for array in arrays)
+    finite = sum(int(np.isfinite(_plain(array)).sum()) for array in arrays)
+    return 2 * finite >= total
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As a type that NumPy computes with: the small floats of ml_dtypes become float32."""
+    return array if array.dtype.kind in "iub" or array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+class Reference:
+    """The reference outputs of one input set, with the tolerance worked out once."""
+
+    def __init__(self, facts: Facts, name: str, outputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._floats = facts.floats
+        self._outputs = [_plain(output) for output in outputs]
+        self._tolerances = [self._tolerance(facts, name, output) for output in self._outputs]
+
+    @staticmethod
+    def _tolerance(facts: Facts, name: str, output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """Per element, in the output's type; None for integers."""
+        if output.dtype.kind in "iub":
+            return None
+        finite = np.isfinite(output)
+        size = np.abs(np.where(finite, output, 0))
+        scale = math.sqrt(float(np.mean(np.square(size, dtype=np.float64)))) if size.size else 0.0
+        relative = _FACTOR * (2.0**-facts.bits + 2.0**-facts.reduction_bits * math.sqrt(facts.reduction))
+        tolerance = relative * (size + scale)
+        if name == "structured" and facts.exact and finite.all():
+            limit = 2.0 ** (min(facts.bits, facts.reduction_bits) - 1)
+            if bool((size <= limit).all()) and bool((output == np.rint(output)).all()):
+                tolerance = np.minimum(tolerance, 0.25)
+        return np.asarray(tolerance, dtype=output.dtype)
+
+    def compare(self, outputs: Sequence[np.ndarray[Any, Any]]) -> tuple[bool, float, float]:
+        """(right, largest absolute error, tolerance at the worst element)."""
+        right, worst_error, worst_ratio, worst_tolerance = True, 0.0, -1.0, 0.0
+        with np.errstate(all="ignore"):
+            for output, expected, tolerance in zip(outputs, self._outputs, self._tolerances, strict=True):
+                if tolerance is None:
+                    ok, error, allowed = self._compare_integers(output, expected)
+                    ratio = error / max(allowed, 0.5)
+                else:
+                    ok, error, allowed, ratio = self._compare_floats(_plain(output), expected, tolerance)
+                right &= ok
+                worst_error = max(worst_error, error)
+                if ratio > worst_ratio:
+                    worst_ratio, worst_tolerance = ratio, allowed
+        return right, worst_error, worst_tolerance
+
+    def _compare_integers(
+        self, output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]
+    ) -> tuple[bool, float, float]:
+        if bool(np.array_equal(output, expected)):
+            return True, 0.0, 0.0
+        difference = np.abs(output.astype(np.float64) - expected.astype(np.float64))
+        error = float(difference.max())
+        if not self._floats:
+            return False, error, 0.0
+        return error <= 1 and int((difference > 0).sum()) <= output.size / 1000, error, 1.0
+
+    @staticmethod
+    def _compare_floats(
+        output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], tolerance: np.ndarray[Any, Any]
+    ) -> tuple[bool, float, float, float]:
+        difference = np.abs(output - expected)
+        if not bool((difference <= tolerance).all()):
+            same = (output == expected) | (np.isnan(output) & np.isnan(expected))
+            difference = np.where(same, 0, difference)
+        if difference.size == 0:
+            return True, 0.0, 0.0, 0.0
+        wrong = ~(difference <= tolerance)
+        if bool(wrong.any()):
+            finite = np.nan_to_num(difference, nan=NOT_FINITE, posinf=NOT_FINITE).astype(np.float64)
+            worst = int(np.argmax(np.where(wrong, finite, -1.0)))
+            error = float(min(finite.flat[worst], NOT_FINITE))
+            if not np.isfinite(difference.flat[worst]):
+                error = NOT_FINITE
+            allowed = float(tolerance.flat[worst])
+            return False, error, allowed, error / max(allowed, 1e-300)
+        worst = int(np.argmax(difference))
+        error, allowed = float(difference.flat[worst]), float(tolerance.flat[worst])
+        return True, error, allowed, error / max(allowed, 1e-300)
+
+
+def verdict(results: Sequence[tuple[bool, float, float]]) -> CheckVerdict:
+    """One verdict over the input sets compared so far."""
+    failed = [result for result in results if not result[0]]
+    worst = max(failed or list(results), key=lambda result: result[1])
+    return CheckVerdict(
+        passed=not failed, max_abs_error=worst[1], tolerance=min(worst[2], NOT_FINITE), input_sets=len(results)
+    )

@@ -1,0 +1,288 @@
+"""Measures candidates of one target in disposable processes, and survives whatever they do.
+
+    worker daemon, Sandbox      (may have threads; imports no TVM)
+      └─ zygote                 imported TVM once; workers/zygote.py
+           └─ task process      one per workload, the last used ones are kept; workers/task_process.py
+                └─ candidates   one child each; crash, hang and eat memory without consequence
+
+All of them end when the process that holds the Sandbox does, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import TypeAdapter, ValidationError
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from workers.channel import Channel, Closed
+
+_START_SECS = 180.0
+"""For the zygote to import and warm up; it takes one to two seconds on an idle core, CUDA intrinsics eleven more."""
+_SILENCE_SECS = 90.0
+"""A task process says something every second, except while it reads a workload."""
+_STOP_SECS = 15.0
+_POLL_SECS = 0.2
+_KEPT_TASKS = 48
+_KEPT_SHARE = 0.125
+"""Of the host's memory, for the inputs and references of the task processes kept."""
+_PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PITCHPIPE_QUIET_LOCK", "VIRTUAL_ENV", "PYTHONPATH")
+_PASSED_PREFIXES = ("TVM_", "CUDA_", "NVIDIA_", "LC_")
+_RESULT: TypeAdapter[Measurement] = TypeAdapter(Measurement)
+
+
+class _Broken(Exception):
+    """A process of ours died, or does not answer: not the candidates' fault."""
+
+
+@dataclass(kw_only=True)
+class _Task:
+    pid: int
+    channel: Channel
+    holds_bytes: int = 0
+
+
+class Sandbox:
+    """Isolation for the measurements of one target. A context manager; one `measure` at a time.
+
+    The zygote starts in the constructor, without waiting for it.
+    """
+
+    def __init__(self, target: Target, *, parallel_builds: int | None = None, confined: bool = True) -> None:
+        """`parallel_builds`: cores by default. `confined=False` leaves out the system-call filter."""
+        self.target = target
+        self._parallel_builds = parallel_builds or len(os.sched_getaffinity(0))
+        self._confined = confined and target.kind != "cuda"  # The CUDA driver opens its devices for writing.
+        self._measuring = threading.Lock()
+        self._tasks: OrderedDict[tuple[str, int], _Task] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._zygote: socket.socket | None = None
+        self._start()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process below; idempotent."""
+        for task in self._tasks.values():
+            task.channel.close()
+        self._tasks.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        if self._process is not None:
+            try:
+                self._process.wait(_STOP_SECS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def measure(
+        self,
+        workload: Workload,
+        candidates: Sequence[Candidate],
+        config: MeasureConfig,
+        *,
+        purpose: Purpose = Purpose.SEARCH,
+        incumbent_secs: float | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Measurement]:
+        """Yields one result per candidate as they finish, in no order; stops early, without results, when `cancelled`.
+
+        `cancelled` is polled several times a second. Closing the iterator cancels too. Candidates whose measurement
+        broke something of ours are tried once more with fresh processes; then they fail as device_error, which is
+        retryable. Raises RuntimeError if another measure is running.
+        """
+        if not self._measuring.acquire(blocking=False):
+            raise RuntimeError("this sandbox is measuring already")
+        try:
+            left = {candidate.digest: candidate for candidate in candidates}
+            reason = ""
+            for attempt in range(2):
+                if not left:
+                    return
+                batch = {
+                    "candidates": [candidate.model_dump(mode="json") for candidate in left.values()],
+                    "config": config.model_dump(mode="json"),
+                    "purpose": purpose.value,
+                    "incumbent_secs": incumbent_secs,
+                }
+                try:
+                    task = self._task(workload, config)
+                    for result in self._results(task, batch, cancelled):
+                        if left.pop(result.candidate, None) is not None:
+                            yield result
+                    if cancelled() or not left:
+                        return
+                    raise _Broken("the batch ended without all its results")
+                except _Broken as broken:
+                    reason = str(broken)
+                    self._forget((workload.digest, config.seed))
+                    if attempt == 0 and not self._alive():
+                        self._restart()
+            for digest in left:
+                yield Failed(
+                    candidate=digest, kind=FailureKind.DEVICE_ERROR, detail=f"measured twice in vain: {reason}"
+                )
+        finally:
+            self._measuring.release()
+
+    # -- one batch
+
+    def _results(self, task: _Task, batch: dict[str, Any], cancelled: Callable[[], bool]) -> Iterator[Measurement]:
+        """Until the batch's end; cancels it when `cancelled` or when the iterator is closed."""
+        over = False
+        try:
+            task.channel.send({"measure": batch})
+            heard = time.monotonic()
+            while True:
+                message = task.channel.receive(_POLL_SECS)
+                if message is None and time.monotonic() - heard > _SILENCE_SECS:
+                    raise _Broken("the task process does not answer")
+                if message is not None:
+                    heard = time.monotonic()
+                    if "end" in message:
+                        over = True
+                        return
+                    if "holds" in message:
+                        task.holds_bytes = int(message["holds"])
+                    if "result" in message:
+                        yield _RESULT.validate_python(message["result"])
+                if cancelled():
+                    return
+        except (Closed, ValidationError, ValueError) as error:
+            over = True
+            raise _Broken(f"the task process failed: {error}") from error
+        finally:
+            if not over:
+                self._cancel(task)
+
+    def _cancel(self, task: _Task) -> None:
+        deadline = time.monotonic() + _STOP_SECS
+        with suppress(Closed):
+            task.channel.send({"cancel": True})
+            while time.monotonic() < deadline:
+                message = task.channel.receive(_POLL_SECS)
+                if message is not None and "end" in message:
+                    return
+        for key in [key for key, kept in self._tasks.items() if kept is task]:
+            self._forget(key)
+
+    # -- task processes
+
+    def _task(self, workload: Workload, config: MeasureConfig) -> _Task:
+        """The workload's task process, kept or new. Raises _Broken."""
+        key = (workload.digest, config.seed)
+        if key in self._tasks:
+            self._tasks.move_to_end(key)
+            return self._tasks[key]
+        room = psutil.virtual_memory().total * _KEPT_SHARE
+        while len(self._tasks) >= _KEPT_TASKS or sum(task.holds_bytes for task in self._tasks.values()) > room:
+            self._forget(next(iter(self._tasks)))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self._ask_fork(theirs)
+        task = _Task(pid=pid, channel=Channel(ours))
+        self._tasks[key] = task
+        opened = {
+            "ir": workload.ir,
+            "target": self.target.attributes(),
+            "config": config.model_dump(mode="json"),
+            "parallel_builds": self._parallel_builds,
+            "confined": self._confined,
+        }
+        try:
+            task.channel.send({"open": opened})
+        except Closed as error:
+            raise _Broken(f"the task process failed: {error}") from error
+        return task
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        task = self._tasks.pop(key, None)
+        if task is None:
+            return
+        task.channel.close()
+        if self._zygote is not None:
+            with suppress(OSError):
+                self._zygote.sendall(json.dumps({"kill": task.pid}).encode() + b"\n")
+
+    # -- the zygote
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[1])
+        program = (
+            f"import sys; sys.path.insert(0, {root!r}); from workers.zygote import main; "
+            f"main({theirs.fileno()}, {os.getpid()}, sys.argv[1])"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", program, self.target.key],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        self._zygote = ours
+        self._ready = False
+
+    def _environment(self) -> dict[str, str]:
+        """Few variables: secrets of the daemon's stay out of reach of what is measured."""
+        kept = {
+            name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)
+        }
+        cores = self.target.num_cores or len(os.sched_getaffinity(0))
+        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        return kept | one | {"TVM_NUM_THREADS": str(cores), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
+    def _answer(self, timeout_secs: float) -> dict[str, Any]:
+        """The zygote's next line. Raises _Broken."""
+        if self._zygote is None:
+            raise _Broken("the sandbox is closed")
+        self._zygote.settimeout(timeout_secs)
+        try:
+            data = self._zygote.recv(4096)
+            answer = json.loads(data)
+        except (OSError, ValueError) as error:
+            raise _Broken(f"the zygote does not answer: {error}") from error
+        if not isinstance(answer, dict) or "fatal" in answer:
+            raise _Broken(f"the zygote did not start: {answer}")
+        return answer
+
+    def _ask_fork(self, theirs: socket.socket) -> int:
+        if not self._ready:
+            self._answer(_START_SECS)
+            self._ready = True
+        assert self._zygote is not None
+        try:
+            socket.send_fds(self._zygote, [b'{"fork": true}\n'], [theirs.fileno()])
+        except OSError as error:
+            raise _Broken(f"the zygote is gone: {error}") from error
+        return int(self._answer(_STOP_SECS)["pid"])
