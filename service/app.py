@@ -43,20 +43,26 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     for noun in (probes, models, jobs, leases, workers, records, tokens):
         app.include_router(noun.router)
     app.add_middleware(Edge, context=context)
-    _document_problems(app)
+    _complete_document(app)
     return app
 
 
-def _document_problems(app: FastAPI) -> None:
-    """Puts the Problem schema, which the routes' `documented(...)` refer to, into the OpenAPI document."""
+def _complete_document(app: FastAPI) -> None:
+    """Adds to the OpenAPI document what FastAPI cannot know: the Problem schema, and that unions need their tag."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = original()
-        schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(schema.pop("$defs", {}))
-        schemas["Problem"] = schema
-        return document
+        if app.openapi_schema is None:
+            document = original()
+            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(problem.pop("$defs", {}))
+            schemas["Problem"] = problem
+            for schema in schemas.values():
+                tags = [name for name, value in schema.get("properties", {}).items() if "const" in value]
+                if tags:
+                    schema["required"] = sorted({*schema.get("required", ()), *tags})
+        assert app.openapi_schema is not None
+        return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

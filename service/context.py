@@ -36,6 +36,7 @@ def _context(request: Request) -> Context:
 
 Ctx = Annotated[Context, Depends(_context)]
 Cursor = Annotated[
-    str | None, Query(max_length=256, pattern=r"^[\x20-\x7e]*$", description="`next_cursor` of the page before")
+    str | None,
+    Query(min_length=1, max_length=256, pattern=r"^[\x20-\x7e]+$", description="`next_cursor` of the page before"),
 ]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="most items of the page")]

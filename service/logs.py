@@ -14,7 +14,9 @@ def configure(level: str) -> None:
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     exceptions: list[structlog.typing.Processor] = [structlog.processors.format_exc_info]
     if sys.stderr.isatty():
-        renderer, exceptions = structlog.dev.ConsoleRenderer(), []
+        # Plain: the pretty traceback prints local variables, and those hold tokens.
+        plain = structlog.dev.plain_traceback
+        renderer, exceptions = structlog.dev.ConsoleRenderer(exception_formatter=plain), []
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -35,4 +37,5 @@ def configure(level: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look at the revision
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from pitchpipe.errors import InvalidInput, PitchpipeError, TooLarge
+from pitchpipe.errors import InvalidInput, NotFound, PitchpipeError, TooLarge
 from pitchpipe.wire.problem import PROBLEM_MEDIA_TYPE, TYPE_PREFIX, FieldProblem, Problem
 
 DESCRIPTIONS = {
@@ -100,31 +101,48 @@ async def _on_malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # Only places and messages are told: an echo of the input could be huge, secret, or not JSON at all (NaN).
     fields = tuple(
-        FieldProblem(field=".".join(str(part)[:128] for part in found["loc"])[:512], message=str(found["msg"])[:512])
+        FieldProblem(
+            field=".".join(str(part)[:128] for part in found["loc"])[:512],
+            message=str(found["msg"]).removeprefix("Value error, ")[:512],
+        )
         for found in error.errors()[:_MAX_FIELDS]
     )
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields[:3])
     if len(error.errors()) > 3:
         detail += f"; and {len(error.errors()) - 3} more"
+    # A rule of our own that no schema can say is broken: the payload is well formed and still not valid.
+    ours = all(found["type"] == "value_error" for found in error.errors())
+    return _malformed(detail, fields, _instance(request), status=400 if ours else 422)
+
+
+def _malformed(detail: str, fields: tuple[FieldProblem, ...], instance: str | None, status: int = 422) -> Response:
     code = InvalidInput().code
     return response(
         Problem(
             type=TYPE_PREFIX + code,
             title=InvalidInput.title,
-            status=422,
+            status=status,
             detail=detail,
             code=code,
-            instance=_instance(request),
+            instance=instance,
             errors=fields,
         )
     )
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
+    """What FastAPI and Starlette raise by themselves."""
     assert isinstance(error, HTTPException)
+    instance = _instance(request)
     if error.status_code == 413:
-        return of_error(TooLarge(str(error.detail)), _instance(request))
-    names = {400: InvalidInput().code, 404: "not-found", 405: "method-not-allowed"}
+        return of_error(TooLarge(str(error.detail)), instance)
+    if error.status_code == 400:
+        # The only 400 of the framework: a body that is not even text.
+        return _malformed("the body cannot be read: it is not JSON in UTF-8", (), instance)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "")
+    names = {404: NotFound("").code, 405: "method-not-allowed"}
     code = names.get(error.status_code, "http")
     problem = Problem(
         type=TYPE_PREFIX + code,
@@ -132,9 +150,17 @@ async def _on_http(request: Request, error: Exception) -> Response:
         status=error.status_code,
         detail=f"{request.method} {request.url.path[:256]}: {error.detail}",
         code=code,
-        instance=_instance(request),
+        instance=instance,
     )
-    return response(problem, error.headers)
+    return response(problem, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Every method of the path: the framework tells those of the first route it met."""
+    for template, operations in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path):
+            return sorted(method.upper() for method in operations)
+    return []
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:

@@ -39,7 +39,9 @@ class Target(Wire):
     def _features(cls, value: object) -> object:
         if isinstance(value, str):
             value = value.split(",")
-        return tuple(sorted(set(value))) if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)) and all(isinstance(feature, str) for feature in value):
+            return tuple(sorted(set(value)))
+        return value
 
     @classmethod
     def parse(cls, value: str | dict[str, object] | Target) -> Self:

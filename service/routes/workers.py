@@ -42,7 +42,7 @@ def show_worker(context: Ctx, principal: Anyone, worker_id: str) -> WorkerView:
         return workers.get(session, principal.project, worker_id)
 
 
-@router.post("/workers/{worker_id}/state", responses=documented(404, 409, 413))
+@router.post("/workers/{worker_id}/state", responses=documented(400, 404, 409, 413))
 def set_worker_state(context: Ctx, principal: Worker, worker_id: str, request: WorkerStateRequest) -> WorkerView:
     """`draining` gets no new lease, `gone` has left; registering again makes it active."""
     with context.database.transaction() as session:
