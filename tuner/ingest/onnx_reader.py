@@ -6,7 +6,6 @@ said before TVM's frontend sees it, with the names of the file; what only the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import onnx
@@ -15,7 +14,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import param_names, parse_onnx, strip_proto
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec
-from tuner.ingest.settle import check_static, settle
+from tuner.ingest.settle import check_shapes, check_static, settle
 from tuner.tvm_compat import relax, tvm
 
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
@@ -43,7 +42,8 @@ def read_onnx(data: bytes, limits: IngestLimits) -> IngestedModel:
     importer = _Importer()
     module = importer.convert(model, limits)
     order = [*inputs, *params]
-    return settle(module, [specs[name] for name in order], len(inputs), limits)
+    by_name = {variable.name: variable for variable in module["main"].params}
+    return settle(module, [by_name[name] for name in order], [specs[name] for name in order], len(inputs), limits)
 
 
 def _inlined(model: Any) -> Any:
@@ -172,21 +172,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM h
         for name, expr in self._nodes.items():
             ty = getattr(expr, "ty", None)
             if isinstance(expr, relax.Expr) and ty is not None:
-                for shape in _shapes(ty):
-                    check_static(name, shape, limits)
-
-
-def _shapes(ty: Any) -> Iterator[list[int] | None]:
-    """Shapes of the tensors in a type; None for one that is not static."""
-    if isinstance(ty, relax.TensorType):
-        values = getattr(ty.shape, "values", None)
-        if values is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in values):
-            yield None
-        else:
-            yield [int(extent) for extent in values]
-    elif isinstance(ty, tvm.ir.TupleType):
-        for field in ty.fields:
-            yield from _shapes(field)
+                check_shapes(name, ty, limits)
 
 
 def _reason(error: Exception) -> str:

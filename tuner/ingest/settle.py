@@ -8,7 +8,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedShape
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec
-from tuner.tvm_compat import ir, relax, save_ir, with_function
+from tuner.tvm_compat import ir, relax, save_ir, tirx, with_function
 
 
 def check_static(name: str, shape: Sequence[int] | None, limits: IngestLimits) -> None:
@@ -21,19 +21,36 @@ def check_static(name: str, shape: Sequence[int] | None, limits: IngestLimits) -
         raise UnsupportedShape(f"tensor {name!r} of shape {list(shape)} has more than {limits.elements} elements")
 
 
-def settle(module: Any, specs: Sequence[TensorSpec], num_input: int, limits: IngestLimits) -> IngestedModel:
-    """The ingested model of `module`, whose main takes, in any order, the tensors that `specs` names.
+def check_shapes(name: str, ty: Any, limits: IngestLimits) -> None:
+    """check_static for every tensor in a Relax type."""
+    if isinstance(ty, relax.TensorType):
+        check_static(name, _static_shape(ty), limits)
+    elif isinstance(ty, ir.TupleType):
+        for field in ty.fields:
+            check_shapes(name, field, limits)
 
-    `specs` holds the inputs, then the parameters, `num_input` of the former. Raises InvalidModel when main disagrees.
+
+def _static_shape(ty: Any) -> list[int] | None:
+    extents: list[Any] = list(ty.shape.values) if isinstance(ty.shape, relax.ShapeExpr) else [None]
+    return [int(extent) for extent in extents] if all(isinstance(extent, tirx.IntImm) for extent in extents) else None
+
+
+def settle(
+    module: Any, variables: Sequence[Any], specs: Sequence[TensorSpec], num_input: int, limits: IngestLimits
+) -> IngestedModel:
+    """The ingested model of `module`, whose main takes `variables`, which `specs` describe one by one.
+
+    The first `num_input` are inputs, the rest parameters; main is rewritten to take them in this order. Raises
+    InvalidModel when main disagrees.
     """
     main = module["main"]
-    by_name = {param.name: param for param in main.params}
-    if len(by_name) < len(main.params) or set(by_name) != {spec.name for spec in specs}:
-        raise InvalidModel("the tensors that main takes are not those that the model names")
-    ordered = [by_name[spec.name] for spec in specs]
-    for spec, param in zip(specs, ordered, strict=True):
-        _check_agrees(spec, param, limits)
-    function = relax.Function(ordered, main.body, main.ret_ty, main.is_pure, main.attrs)
+    if len({spec.name for spec in specs}) < len(specs):
+        raise InvalidModel("two tensors that the model takes have the same name")
+    if len(variables) != len(specs) or {hash(variable) for variable in variables} != set(map(hash, main.params)):
+        raise InvalidModel(f"main takes {len(main.params)} tensors, the model names {len(specs)}")
+    for spec, variable in zip(specs, variables, strict=True):
+        _check_agrees(spec, variable, limits)
+    function = relax.Function(variables, main.body, main.ret_ty, main.is_pure, main.attrs)
     function = function.without_attr("params").with_attr("num_input", num_input).with_attr("global_symbol", "main")
     _check_constants(function, limits)
     settled = with_function(module, "main", function)
@@ -42,9 +59,13 @@ def settle(module: Any, specs: Sequence[TensorSpec], num_input: int, limits: Ing
 
 def _check_agrees(spec: TensorSpec, param: Any, limits: IngestLimits) -> None:
     check_static(spec.name, spec.shape, limits)
-    shape = getattr(getattr(param.ty, "shape", None), "values", None)
-    if shape is None or [int(extent) for extent in shape] != list(spec.shape):
+    if not isinstance(param.ty, relax.TensorType):
+        raise InvalidModel(f"main takes {spec.name!r}, which is not a tensor")
+    check_shapes(spec.name, param.ty, limits)
+    if [int(extent) for extent in param.ty.shape.values] != list(spec.shape):
         raise InvalidModel(f"main takes tensor {spec.name!r} in another shape than {list(spec.shape)}")
+    if str(param.ty.dtype) != spec.dtype:
+        raise InvalidModel(f"main takes tensor {spec.name!r} as {param.ty.dtype}, not {spec.dtype}")
 
 
 def _check_constants(function: Any, limits: IngestLimits) -> None:
