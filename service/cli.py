@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import sys
@@ -29,7 +30,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print JSON on stdout")
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the service's commands to the Typer app of `pitchpipe`."""
+    """Adds the service's commands to the Typer app of `pitchpipe`; ImportError without the extra `server`."""
+    for library in ("fastapi", "sqlalchemy", "uvicorn"):
+        if importlib.util.find_spec(library) is None:
+            raise ImportError(f"the service needs {library}: install pitchpipe[server]", name=library)
     app.command("server")(serve)
     app.command("coordinator")(coordinate)
     tokens = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens, in the database itself.")

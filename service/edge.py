@@ -4,7 +4,7 @@
                  count      every answer, by route and status
                  shed       503 + Retry-After when too much is at work, before any work is done
                  authenticate   401 before the body is read
-                 cap        413 as soon as the declared or the received size passes the cap
+                 cap        413 as soon as the declared or the received size passes the cap, 408 when no more comes
                  last net   an exception nobody meant to raise becomes a 500 that tells nothing
 
 Long polls and event streams hold no thread while they wait, so they are counted apart: a thousand idle workers must
@@ -13,6 +13,7 @@ not shed the requests that do work.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ class Edge:
         try:
             with self._slot(kind):
                 await self._authenticate(scope)
-                await self._app(scope, _capped(receive, scope, self._cap(scope)), send_counted)
+                body = _guarded(receive, scope, self._cap(scope), self._context.settings.body_silence_secs)
+                await self._app(scope, body, send_counted)
         except PitchpipeError as error:
             if status == 0:
                 await problems.of_error(error, instance)(scope, receive, send_counted)
@@ -121,25 +123,35 @@ def _kind(scope: Scope) -> str | None:
     return "waiting" if waits else "request"
 
 
-class _BodyTooLarge(HTTPException):
+class _BodyRefused(HTTPException):
     """An HTTPException, because FastAPI turns any other exception of a body's reading into `400`."""
 
 
-def _capped(receive: Receive, scope: Scope, cap_bytes: int) -> Receive:
-    """`receive` that raises once the body passes the cap; refuses at once what declares to be too large."""
-    declared = Headers(scope=scope).get("content-length", "")
-    message = f"the body is larger than {cap_bytes} bytes"
-    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > cap_bytes):
-        raise TooLarge(f"{message}: it declares {declared[:20]}")
-    received_bytes = 0
+def _guarded(receive: Receive, scope: Scope, cap_bytes: int, silence_secs: float) -> Receive:
+    """`receive` that raises once the body passes the cap or stops coming. What declares too much is refused at once.
 
-    async def limited() -> Message:
-        nonlocal received_bytes
-        found = await receive()
-        if found["type"] == "http.request":
-            received_bytes += len(found.get("body", b""))
-            if received_bytes > cap_bytes:
-                raise _BodyTooLarge(413, message)
+    A body that never ends would hold its slot for ever: a few of them, and nobody else is served.
+    """
+    declared = Headers(scope=scope).get("content-length", "")
+    too_large = f"the body is larger than {cap_bytes} bytes"
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > cap_bytes):
+        raise TooLarge(f"{too_large}: it declares {declared[:20]}")
+    received_bytes, complete = 0, False
+
+    async def guarded() -> Message:
+        nonlocal received_bytes, complete
+        if complete:
+            # What comes now is only the news that the client has gone, which may take as long as it likes.
+            return await receive()
+        try:
+            async with asyncio.timeout(silence_secs):
+                found = await receive()
+        except TimeoutError as error:
+            raise _BodyRefused(408, f"no more of the body came for {silence_secs:g} s") from error
+        complete = not found.get("more_body", False)
+        received_bytes += len(found.get("body", b""))
+        if received_bytes > cap_bytes:
+            raise _BodyRefused(413, too_large)
         return found
 
-    return limited
+    return guarded

@@ -21,6 +21,7 @@ DESCRIPTIONS = {
     403: "The token's scope does not allow this",
     404: "Absent, or another project's",
     405: "The path knows other methods",
+    408: "The body stopped coming",
     409: "The present state does not allow this; `code` says which conflict",
     413: "The body is over its cap",
     422: "The request is malformed; `errors` names the fields",
@@ -29,6 +30,8 @@ DESCRIPTIONS = {
 }
 COMMON = (401, 403, 422, 500, 503)
 """What any authenticated route may answer."""
+BODY = (400, 408, 413)
+"""What a route with a body may answer besides."""
 _MAX_FIELDS = 20
 """A hostile body can be wrong in a million places; the first few are enough to act on."""
 
@@ -142,7 +145,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "")
-    names = {404: NotFound("").code, 405: "method-not-allowed"}
+    names = {404: NotFound("").code, 405: "method-not-allowed", 408: "request-timeout"}
     code = names.get(error.status_code, "http")
     problem = Problem(
         type=TYPE_PREFIX + code,

@@ -43,6 +43,9 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024, description="cap of a JSON body")
     max_model_bytes: int = Field(default=256 * MIB, ge=1024, description="cap of an uploaded model")
+    body_silence_secs: float = Field(
+        default=30.0, gt=0, description="a body that stops coming for this long is refused"
+    )
     max_requests: int = Field(default=64, ge=1, description="requests at work at once; one more is shed with 503")
     max_waiting: int = Field(default=1024, ge=1, description="long polls and event streams open at once")
     retry_after_secs: float = Field(default=1.0, gt=0, description="what a shed request is told to wait")

@@ -17,7 +17,7 @@ from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Context, Ctx, Cursor, Limit
-from service.problems import documented
+from service.problems import BODY, documented
 from service.store import events, jobs, records, workers
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -39,7 +39,7 @@ IdempotencyKey = Annotated[
 @router.post(
     "",
     status_code=201,
-    responses={**documented(400, 404, 409, 413), 200: {"model": JobView, "description": "The key's job, as it is now"}},
+    responses={**documented(*BODY, 404, 409), 200: {"model": JobView, "description": "The key's job, as it is now"}},
 )
 def submit_job(
     context: Ctx, principal: User, request: JobRequest, response: Response, idempotency_key: IdempotencyKey = None

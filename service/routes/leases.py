@@ -16,10 +16,11 @@ from pitchpipe.wire.lease import (
     Report,
     ReportResponse,
 )
-from service.auth import Principal, Worker
+from service.auth import Worker
 from service.context import Context, Ctx
-from service.problems import documented
+from service.problems import BODY, documented
 from service.store import leases
+from service.store.tokens import Principal
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 
@@ -27,7 +28,7 @@ CLAIM_EVERY_SECS = 10.0
 """Well under `worker_timeout_secs`, after which a silent worker is marked lost."""
 
 
-@router.post("", responses=documented(400, 404, 409, 413))
+@router.post("", responses=documented(*BODY, 404, 409))
 async def acquire_lease(context: Ctx, principal: Worker, request: LeaseRequest, http: Request) -> LeaseResponse:
     """Waits up to `wait_secs` for candidates the worker can measure; holds a thread only while it looks."""
     deadline = time.monotonic() + request.wait_secs
@@ -75,14 +76,14 @@ def _give_back(context: Context, principal: Principal, grant: LeaseGrant) -> Non
     context.wake.notify()
 
 
-@router.post("/{lease_id}/heartbeat", responses=documented(400, 404, 409, 413))
+@router.post("/{lease_id}/heartbeat", responses=documented(*BODY, 404, 409))
 def renew_lease(context: Ctx, principal: Worker, lease_id: str, request: Heartbeat) -> HeartbeatResponse:
     """Renews a lease; a lease that expired or was granted again is a conflict and stays lost."""
     with context.database.transaction() as session:
         return leases.heartbeat(session, principal.project, lease_id, request.fence, context.settings.lease_ttl_secs)
 
 
-@router.post("/{lease_id}/report", responses=documented(400, 404, 409, 413))
+@router.post("/{lease_id}/report", responses=documented(*BODY, 404, 409))
 def report_results(context: Ctx, principal: Worker, lease_id: str, request: Report) -> ReportResponse:
     """Stores results: durable when this answers. Sending them again changes nothing."""
     with context.database.transaction() as session:

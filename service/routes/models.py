@@ -14,7 +14,7 @@ from pitchpipe.wire.job import ModelFormat, ModelView
 from pitchpipe.wire.page import ModelPage
 from service.auth import User
 from service.context import Context, Ctx, Cursor, Limit
-from service.problems import documented
+from service.problems import BODY, documented
 from service.store import models
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -30,7 +30,7 @@ _BINARY_BODY = {
 }
 
 
-@router.post("", status_code=201, responses=documented(400, 413), openapi_extra=_BINARY_BODY)
+@router.post("", status_code=201, responses=documented(*BODY), openapi_extra=_BINARY_BODY)
 async def upload_model(
     request: Request,
     context: Ctx,

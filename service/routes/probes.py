@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,7 +13,7 @@ from service.context import Ctx
 from service.problems import documented
 
 router = APIRouter(tags=["probes"])
-_READY = {503: documented()[503]}
+_READY: dict[int | str, dict[str, Any]] = {503: documented()[503]}
 
 
 @router.get("/healthz")

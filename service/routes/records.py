@@ -11,7 +11,7 @@ from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx, Cursor, Limit
-from service.problems import documented
+from service.problems import BODY, documented
 from service.store import records
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -36,7 +36,7 @@ def list_records(
     return RecordPage(items=tuple(items), next_cursor=next_cursor)
 
 
-@router.post("/schedules/lookup", responses=documented(400, 413))
+@router.post("/schedules/lookup", responses=documented(*BODY))
 def lookup_schedules(context: Ctx, principal: User, request: LookupRequest) -> LookupResponse:
     """The served schedules of many workloads for one target; every answer names its tier and reason."""
     request = request.model_copy(update={"target": Target.parse(request.target.key)})

@@ -8,13 +8,13 @@ from pitchpipe.wire.job import TokenCreated, TokenRequest
 from pitchpipe.wire.page import TokenPage
 from service.auth import Admin
 from service.context import Ctx, Cursor, Limit
-from service.problems import documented
+from service.problems import BODY, documented
 from service.store import tokens
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
-@router.post("", status_code=201, responses=documented(400, 413))
+@router.post("", status_code=201, responses=documented(*BODY))
 def create_token(context: Ctx, _principal: Admin, request: TokenRequest, response: Response) -> TokenCreated:
     """A new token; its text is in this answer and nowhere else. A project comes into being with its first token."""
     with context.database.transaction() as session:

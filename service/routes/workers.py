@@ -11,13 +11,13 @@ from pitchpipe.wire.page import WorkerPage
 from pitchpipe.wire.target import Target
 from service.auth import Anyone, Worker
 from service.context import Ctx, Cursor, Limit
-from service.problems import documented
+from service.problems import BODY, documented
 from service.store import workers, workloads
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
 
-@router.post("/workers", responses=documented(400, 413))
+@router.post("/workers", responses=documented(*BODY))
 def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
     """Registers a worker, or brings the one of this name back."""
     request = request.model_copy(update={"target": Target.parse(request.target.key)})
@@ -42,7 +42,7 @@ def show_worker(context: Ctx, principal: Anyone, worker_id: str) -> WorkerView:
         return workers.get(session, principal.project, worker_id)
 
 
-@router.post("/workers/{worker_id}/state", responses=documented(400, 404, 409, 413))
+@router.post("/workers/{worker_id}/state", responses=documented(*BODY, 404, 409))
 def set_worker_state(context: Ctx, principal: Worker, worker_id: str, request: WorkerStateRequest) -> WorkerView:
     """`draining` gets no new lease, `gone` has left; registering again makes it active."""
     with context.database.transaction() as session:

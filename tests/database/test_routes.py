@@ -467,6 +467,28 @@ def test_a_json_body_over_the_cap_is_too_large(make_service: Callable[..., Servi
         assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
 
 
+def test_a_body_that_stops_coming_gives_its_slot_back(make_service: Callable[..., Service]) -> None:
+    service = make_service(body_silence_secs=0.01, max_requests=1)
+    sent: list[Any] = []
+    chunks = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive() -> Any:
+        return chunks.pop() if chunks else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [
+        (b"authorization", f"Bearer {service.tokens['user']}".encode()),
+        (b"content-type", b"application/json"),
+    ]
+    scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": headers}
+    asyncio.run(service.http.app(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["code"] == "request-timeout"
+    assert list(service.client("user").jobs()) == []
+
+
 def test_unknown_paths_and_methods_are_problems_too(service: Service) -> None:
     headers = {"authorization": f"Bearer {service.tokens['user']}"}
     absent = service.http.get("/v1/nothing", headers=headers)
