@@ -21,10 +21,10 @@ from __future__ import annotations
 import mmap
 import os
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -75,12 +75,12 @@ class Cancelled(Exception):
     """The worker wants no more results of this batch."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unusable(Exception):
     """No candidate of the workload can be measured, and why."""
 
-    kind: FailureKind
-    detail: str
+    def __init__(self, *, kind: FailureKind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind, self.detail = kind, detail
 
 
 def serve(channel: Channel) -> None:
@@ -429,5 +429,7 @@ def run_forked(channel: Channel) -> None:
         serve(channel)
     except Closed:
         code = 0
+    except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream
+        traceback.print_exc()
     finally:
         os._exit(code)

@@ -318,9 +318,11 @@ class Reference:
 
 
 def verdict(results: Sequence[tuple[bool, float, float]]) -> CheckVerdict:
-    """One verdict over the input sets compared so far."""
-    failed = [result for result in results if not result[0]]
-    worst = max(failed or list(results), key=lambda result: result[1])
+    """One verdict over the input sets compared so far: the error that comes closest to its tolerance, or exceeds it."""
+    worst = max(results, key=lambda result: (not result[0], result[1] / max(result[2], 1e-300), result[1]))
     return CheckVerdict(
-        passed=not failed, max_abs_error=worst[1], tolerance=min(worst[2], NOT_FINITE), input_sets=len(results)
+        passed=all(result[0] for result in results),
+        max_abs_error=worst[1],
+        tolerance=min(worst[2], NOT_FINITE),
+        input_sets=len(results),
     )

@@ -1,0 +1,203 @@
+"""Candidates that crash, hang, flood and fork, measured by real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tests.hostile import MISDEEDS, harmless, hostile, parallel, program
+from workers.sandbox import Sandbox
+
+TARGET = Target.parse(
+    {"kind": "llvm", "mcpu": "x86-64-v2" if os.uname().machine == "x86_64" else "generic", "num-cores": 2}
+)
+CONFIG = MeasureConfig(run_timeout_secs=5, max_secs=0.02, target_sample_secs=5e-4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A lock of the tests' own: another test session on this host does not delay this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def sandbox(quiet_lock: None) -> Iterator[Sandbox]:
+    with Sandbox(TARGET, parallel_builds=2) as opened:
+        yield opened
+
+
+def measure(
+    sandbox: Sandbox, workload: Workload, candidates: list[Candidate], **options: object
+) -> dict[str, Measurement]:
+    config = options.pop("config", CONFIG)
+    results = list(sandbox.measure(workload, candidates, config, **options))  # type: ignore[arg-type]
+    assert len(results) == len(candidates), "exactly one result per candidate"
+    return {result.candidate: result for result in results}
+
+
+def processes_below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def gone(processes: list[psutil.Process], patience_secs: float = 20.0) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=patience_secs)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "kind", "told"),
+    [
+        ("segfault", FailureKind.RUN_ERROR, "SIGSEGV"),
+        ("illegal_instruction", FailureKind.RUN_ERROR, "SIGILL"),
+        ("abort", FailureKind.RUN_ERROR, "SIGABRT"),
+        ("silent_exit", FailureKind.RUN_ERROR, "without a report"),
+        ("allocate_100_gb", FailureKind.RUN_ERROR, "SIGSEGV"),
+        ("fork", FailureKind.RUN_ERROR, "SIGSYS"),
+        ("flood_of_output", FailureKind.RUN_ERROR, "SIGXFSZ"),
+        ("wrong_output", FailureKind.WRONG_OUTPUT, "tolerance"),
+    ],
+)
+def test_a_misdeed_ends_as_its_failure_kind_and_harms_no_other_candidate(
+    sandbox: Sandbox, misdeed: str, kind: FailureKind, told: str
+) -> None:
+    workload = hostile(MISDEEDS[misdeed])
+    bad, good = parallel(workload), harmless(workload)
+    results = measure(sandbox, workload, [bad, *good])
+    failure = results[bad.digest]
+    assert isinstance(failure, Failed)
+    assert failure.kind is kind, failure.detail
+    assert told in failure.detail
+    assert all(isinstance(results[candidate.digest], Timed) for candidate in good)
+
+
+def test_a_candidate_that_hangs_is_killed_at_its_limit(sandbox: Sandbox) -> None:
+    workload = hostile(MISDEEDS["hang"])
+    bad, good = parallel(workload), harmless(workload)
+    results = measure(sandbox, workload, [bad, *good], config=CONFIG.model_copy(update={"run_timeout_secs": 1.0}))
+    failure = results[bad.digest]
+    assert isinstance(failure, Failed)
+    assert failure.kind is FailureKind.RUN_TIMEOUT
+    assert all(isinstance(results[candidate.digest], Timed) for candidate in good)
+
+
+def test_a_wrong_candidate_is_refused_in_a_confirming_run_too(sandbox: Sandbox) -> None:
+    workload = hostile(MISDEEDS["wrong_output"])
+    bad, good = parallel(workload), harmless(workload)
+    results = measure(sandbox, workload, [*good, bad], purpose=Purpose.CONFIRM)
+    assert getattr(results[bad.digest], "kind", None) is FailureKind.WRONG_OUTPUT
+    assert all(isinstance(results[candidate.digest], Timed) for candidate in good)
+
+
+def test_a_workload_whose_untransformed_build_crashes_fails_every_candidate(sandbox: Sandbox) -> None:
+    workload = program(MISDEEDS["abort"])
+    baseline = Candidate.of(workload.digest, BASELINE_TRACE)
+    failure = measure(sandbox, workload, [baseline])[baseline.digest]
+    assert isinstance(failure, Failed)
+    assert failure.kind is FailureKind.RUN_ERROR
+    assert "untransformed" in failure.detail
+
+
+def test_a_build_over_its_limit_is_a_build_timeout(sandbox: Sandbox) -> None:
+    workload = hostile("2")
+    good = harmless(workload)
+    measure(sandbox, workload, good[:1])
+    hurried = CONFIG.model_copy(update={"build_timeout_secs": 1e-3})
+    failure = measure(sandbox, workload, good[1:], config=hurried)[good[1].digest]
+    assert isinstance(failure, Failed)
+    assert failure.kind is FailureKind.BUILD_TIMEOUT
+
+
+def test_text_that_is_no_workload_fails_its_candidates_only(sandbox: Sandbox) -> None:
+    workload = Workload(digest="0" * 64, ir='{"root_index": 0, "nodes": []}')
+    baseline = Candidate.of(workload.digest, BASELINE_TRACE)
+    assert getattr(measure(sandbox, workload, [baseline])[baseline.digest], "kind", None) is FailureKind.BUILD_ERROR
+    other = hostile("3")
+    assert isinstance(next(iter(measure(sandbox, other, harmless(other)[:1]).values())), Timed)
+
+
+def test_processes_that_an_unconfined_candidate_starts_die_with_it(quiet_lock: None) -> None:
+    stray = 'T.call_extern("int32", "setsid") + T.call_extern("int32", "pause")'
+    crash = MISDEEDS["abort"]
+    workload = hostile(f'T.if_then_else(T.call_extern("int32", "fork") == 0, {stray}, {crash})')
+    with Sandbox(TARGET, parallel_builds=1, confined=False) as unconfined:
+        bad = parallel(workload)
+        results = measure(unconfined, workload, [bad, *harmless(workload)])
+        assert getattr(results[bad.digest], "kind", None) is FailureKind.RUN_ERROR
+        assert unconfined._process is not None
+        command = psutil.Process(unconfined._process.pid).cmdline()
+        assert len(named(command)) == 2, "the zygote and one task process; forks share their command line"
+    assert named(command) == []
+
+
+def named(command: list[str]) -> list[psutil.Process]:
+    """Processes of the host with that command line."""
+    return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == command]
+
+
+@pytest.mark.parametrize("victim", ["zygote", "task process"])
+def test_a_batch_survives_the_death_of_what_measures_it(quiet_lock: None, victim: str) -> None:
+    workload = hostile("4")
+    candidates = [*harmless(workload), parallel(workload)]
+    with Sandbox(TARGET, parallel_builds=1) as mortal:
+        measure(mortal, workload, candidates[:1])
+        assert mortal._process is not None
+        zygote = psutil.Process(mortal._process.pid)
+        (zygote if victim == "zygote" else zygote.children()[0]).kill()
+        results = measure(mortal, workload, candidates)
+    assert sum(isinstance(result, Timed) for result in results.values()) == 2
+
+
+def test_a_cancelled_batch_stops_and_the_next_one_runs(sandbox: Sandbox) -> None:
+    workload = hostile(MISDEEDS["hang"])
+    started = time.monotonic()
+    patient = CONFIG.model_copy(update={"run_timeout_secs": 100.0})
+    results = sandbox.measure(workload, [parallel(workload)], patient, cancelled=lambda: time.monotonic() > started + 1)
+    assert list(results) == []
+    assert len(measure(sandbox, workload, harmless(workload))) == 2
+
+
+def test_nothing_is_left_when_the_daemon_is_killed(tmp_path: Path) -> None:
+    script = f"""
+        from pitchpipe.wire.measure import MeasureConfig
+        from tests.acceptance.test_sandbox import TARGET
+        from tests.hostile import MISDEEDS, hostile, parallel
+        from workers.sandbox import Sandbox
+        workload = hostile({MISDEEDS["hang"]!r})
+        sandbox = Sandbox(TARGET)
+        print("measuring", flush=True)
+        list(sandbox.measure(workload, [parallel(workload)], MeasureConfig(run_timeout_secs=100)))
+    """
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PITCHPIPE_QUIET_LOCK": str(tmp_path / "lock")},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert daemon.stdout is not None
+        daemon.stdout.readline()
+        deadline = time.monotonic() + 60
+        while len(below := processes_below(daemon.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(below) >= 3, "zygote, task process, child"
+    finally:
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.wait()
+        assert daemon.stdout is not None
+        daemon.stdout.close()
+    assert gone(below)

@@ -1,0 +1,179 @@
+"""The timing policy against synthetic clocks: no compiler, no real time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitchpipe.wire.measure import MeasureConfig
+from tuner.measure.timing import (
+    COLD_START_SECS,
+    CONFIRM_ROUNDS,
+    Stop,
+    abba,
+    calls_per_sample,
+    confirmed,
+    median_interval,
+    sample,
+    slow,
+)
+
+CONFIG = MeasureConfig()
+
+
+class Kernel:
+    """A function `call` with given seconds per call, one value per invocation."""
+
+    def __init__(self, secs: float | Iterable[float]) -> None:
+        self._secs = itertools.repeat(secs) if isinstance(secs, float) else iter(secs)
+        self.asked: list[int] = []
+
+    def __call__(self, calls: int) -> float:
+        self.asked.append(calls)
+        return next(self._secs) * calls
+
+
+def noisy(seed: int, secs: float, noise: float) -> Kernel:
+    rng = random.Random(seed)
+    return Kernel(secs * (1 + noise * rng.expovariate(1.0)) for _ in itertools.count())
+
+
+def test_a_steady_kernel_needs_six_samples() -> None:
+    samples, stop = sample(Kernel(1e-3), CONFIG)
+    assert stop is Stop.PRECISE
+    assert len(samples) == 6
+    assert statistics.median(samples) == pytest.approx(1e-3)
+
+
+def test_short_calls_are_repeated_to_fill_a_sample() -> None:
+    kernel = Kernel(1e-6)
+    sample(kernel, CONFIG)
+    assert kernel.asked[-1] == calls_per_sample(CONFIG, 1e-6)
+    assert kernel.asked[-1] == pytest.approx(CONFIG.target_sample_secs / 1e-6, abs=1)
+
+
+def test_a_cold_first_call_does_not_shorten_the_samples() -> None:
+    kernel = Kernel(itertools.chain([5e-3], itertools.repeat(1e-5)))
+    samples, _ = sample(kernel, CONFIG)
+    assert samples == pytest.approx([1e-5] * len(samples))
+    assert kernel.asked[-1] >= CONFIG.target_sample_secs / 1e-5 / 2
+
+
+def test_a_candidate_far_slower_than_the_incumbent_costs_one_call() -> None:
+    kernel = Kernel(0.5)
+    samples, stop = sample(kernel, CONFIG, incumbent_secs=1e-3)
+    assert stop is Stop.HOPELESS
+    assert samples == [0.5]
+    assert kernel.asked == [1]
+
+
+def test_a_first_call_that_only_was_cold_is_not_hopeless() -> None:
+    kernel = Kernel(itertools.chain([COLD_START_SECS], itertools.repeat(1e-5)))
+    _, stop = sample(kernel, CONFIG, incumbent_secs=1e-5)
+    assert stop is Stop.PRECISE
+
+
+def test_a_slower_candidate_stops_after_its_first_samples_and_is_not_promising() -> None:
+    told: list[bool] = []
+    samples, stop = sample(Kernel(2e-3), CONFIG, incumbent_secs=1e-3, promising=lambda: told.append(True))
+    assert stop is Stop.SLOW
+    assert len(samples) == CONFIG.min_samples
+    assert not told
+
+
+def test_a_promising_candidate_is_announced_once() -> None:
+    told: list[bool] = []
+    sample(Kernel(0.9e-3), CONFIG, incumbent_secs=1e-3, promising=lambda: told.append(True))
+    assert told == [True]
+
+
+def test_without_an_incumbent_every_candidate_is_promising() -> None:
+    told: list[bool] = []
+    sample(Kernel(0.2), CONFIG, promising=lambda: told.append(True))
+    assert told == [True]
+
+
+def test_a_noisy_kernel_gets_more_samples_than_a_steady_one_but_no_more_than_allowed() -> None:
+    samples, stop = sample(noisy(1, 2e-3, 0.5), CONFIG)
+    assert 6 < len(samples) <= CONFIG.max_samples
+    assert stop is Stop.SPENT
+
+
+def test_a_long_kernel_stops_at_the_time_allowed_with_the_fewest_samples() -> None:
+    samples, stop = sample(Kernel(x * 0.3 for x in itertools.cycle([1.0, 1.2])), CONFIG)
+    assert stop is Stop.SPENT
+    assert len(samples) == CONFIG.min_samples
+
+
+def test_a_kernel_that_barely_fits_the_run_limit_gets_one_sample() -> None:
+    kernel = Kernel(6.0)
+    samples, stop = sample(kernel, CONFIG, limit_secs=20.0)
+    assert stop is Stop.SPENT
+    assert samples == [6.0]
+
+
+def test_time_spent_never_passes_the_run_limit_by_more_than_a_sample() -> None:
+    kernel = Kernel(3.0)
+    samples, _ = sample(kernel, CONFIG, limit_secs=14.0)
+    assert len(samples) >= 1
+    assert sum(kernel.asked) * 3.0 <= 14.0 + 3.0
+
+
+def test_the_slow_rule_errs_as_rarely_as_its_docstring_says() -> None:
+    # The worst case allowed: the candidate's true median is exactly slow_factor * incumbent.
+    rng = random.Random(7)
+    trials = 20_000
+    stopped = sum(
+        slow([1.5 * (1 + 0.1 * rng.choice([-1, 1]) * rng.random()) for _ in range(CONFIG.min_samples)], CONFIG, 1.0)
+        for _ in range(trials)
+    )
+    assert stopped / trials <= 2**-CONFIG.min_samples * 1.1
+
+
+def test_the_interval_covers_the_median_as_often_as_it_claims() -> None:
+    rng = random.Random(11)
+    trials = 4000
+    covered = 0
+    for _ in range(trials):
+        low, high = median_interval([rng.lognormvariate(0, 0.3) for _ in range(12)])
+        covered += low <= 1.0 <= high
+    assert covered / trials >= 0.95
+
+
+@given(st.lists(st.floats(1e-9, 10.0), min_size=1, max_size=60))
+def test_the_interval_holds_the_median(samples: list[float]) -> None:
+    low, high = median_interval(samples)
+    assert 0 < low <= statistics.median(samples) <= high
+
+
+@given(st.lists(st.floats(1e-9, 10.0), min_size=6, max_size=60))
+def test_with_six_samples_or_more_the_interval_ends_at_samples(samples: list[float]) -> None:
+    low, high = median_interval(samples)
+    assert {low, high} <= set(samples)
+
+
+def test_an_interleaved_run_goes_forward_and_backward() -> None:
+    rounds = abba(3)
+    assert [next(rounds) for _ in range(4)] == [(0, 1, 2), (2, 1, 0), (0, 1, 2), (2, 1, 0)]
+
+
+def test_a_steady_candidate_is_confirmed_after_the_agreed_rounds() -> None:
+    assert not confirmed([1e-3] * (CONFIRM_ROUNDS - 1), 2, CONFIG)
+    assert confirmed([1e-3] * CONFIRM_ROUNDS, 2, CONFIG)
+
+
+def test_a_very_long_candidate_is_confirmed_by_its_fewest_samples() -> None:
+    assert not confirmed([2.0] * (CONFIG.min_samples - 1), 1, CONFIG)
+    assert confirmed([2.0] * CONFIG.min_samples, 1, CONFIG)
+
+
+def test_a_noisy_candidate_is_confirmed_when_the_samples_are_used_up() -> None:
+    spread = [1e-3, 2e-3] * CONFIG.max_samples
+    assert not confirmed(spread[: CONFIG.max_samples - 1], 1, CONFIG)
+    assert confirmed(spread[: CONFIG.max_samples], 1, CONFIG)
