@@ -20,9 +20,7 @@ import stamina
 from pydantic import BaseModel, ValidationError
 
 from pitchpipe.errors import (
-    DeadlineExceeded,
     InvalidInput,
-    JobFailed,
     NotFound,
     Overloaded,
     PitchpipeError,
@@ -185,18 +183,25 @@ class Client:
                     raise
             time.sleep(0.2)
 
-    def wait(self, job_id: str, timeout_secs: float | None = None, poll_secs: float = 1.0) -> JobView:
-        """The job once it is done; raises JobFailed when it failed or was cancelled, DeadlineExceeded in between."""
+    def wait(
+        self,
+        job_id: str,
+        timeout_secs: float | None = None,
+        *,
+        on_view: Callable[[JobView], object] = lambda _: None,
+        poll_secs: float = 1.0,
+    ) -> JobView:
+        """The job once it has ended, however it did, or as it is when the timeout passes; `on_view` sees every look."""
         deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
         pause_secs = min(0.05, poll_secs)
-        while not (view := self.job(job_id)).state.ended:
-            if deadline is not None and time.monotonic() + pause_secs > deadline:
-                raise DeadlineExceeded(f"job {job_id} is still {view.state.value} after {timeout_secs:g} s")
-            time.sleep(pause_secs)
+        while True:
+            view = self.job(job_id)
+            on_view(view)
+            left_secs = pause_secs if deadline is None else deadline - time.monotonic()
+            if view.state.ended or left_secs <= 0:
+                return view
+            time.sleep(min(pause_secs, left_secs))
             pause_secs = min(pause_secs * 1.5, poll_secs)
-        if view.state is not JobState.DONE:
-            raise JobFailed(f"job {job_id} {view.state.value}: {view.error or 'no reason given'}")
-        return view
 
     def job_schedules(self, job_id: str, target: Target | None = None) -> LookupResponse:
         """The answers for the job's workloads; `target` is needed when the job has several."""
@@ -259,10 +264,9 @@ class Client:
         """Registers a worker, or brings the one of this name back."""
         return _parse(WorkerView, self._call("POST", "/v1/workers", json=registration))
 
-    def workers(self) -> Iterator[WorkerView]:
+    def workers(self) -> list[WorkerView]:
         """All workers of the project, newest first."""
-        for page in self._pages("/v1/workers", WorkerPage):
-            yield from page.items
+        return [worker for page in self._pages("/v1/workers", WorkerPage) for worker in page.items]
 
     def worker(self, worker_id: str) -> WorkerView:
         return _parse(WorkerView, self._call("GET", f"/v1/workers/{_part(worker_id)}"))

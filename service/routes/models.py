@@ -21,7 +21,8 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 _CHUNK_BYTES = 1 << 20
 """Bytes gathered before a write leaves the event loop: a thread hop per packet would cost more than the write."""
-_UPLOADABLE = (ModelFormat.ONNX, ModelFormat.RELAX)
+_CODE = (ModelFormat.TVMSCRIPT, ModelFormat.PT2)
+"""Formats whose reading can run code: the SDK and the CLI convert them on the user's own machine."""
 _BINARY_BODY = {
     "requestBody": {
         "required": True,
@@ -39,7 +40,7 @@ async def upload_model(
     format: ModelFormat,
 ) -> ModelView:
     """Stores the raw body as a model. The same bytes and format give the model that is there already."""
-    if format not in _UPLOADABLE:
+    if format in _CODE:
         raise InvalidModel(
             f"format {format.value!r} is code and is not accepted over HTTP; convert it to `relax` with the SDK or "
             "`pitchpipe` on your machine"

@@ -27,6 +27,7 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
 from service.db import Database
+from service.server import listen
 from service.store import batches, jobs, tokens, workloads
 
 TOKEN = "a-token-that-the-test-chose-by-itself"
@@ -205,6 +206,13 @@ def test_a_long_poll_whose_client_is_gone_takes_no_work(start: Callable[..., Run
     grant = client.acquire(LeaseRequest(worker=worker.id, wait_secs=60))
     assert grant is not None
     assert len(grant.candidates) == len(CANDIDATES)
+
+
+def test_answers_do_not_wait_for_the_clients_acknowledgement() -> None:
+    with listen("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()):
+        accepted, _ = bound.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_an_upload_with_a_wrong_token_or_over_the_cap_gets_its_answer_without_being_read(

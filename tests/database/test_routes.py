@@ -306,7 +306,7 @@ def test_another_projects_ids_are_not_found(service: Service) -> None:
     ):
         with pytest.raises(NotFound):
             call()
-    assert list(stranger.jobs()) == list(stranger.models()) == list(stranger.workers()) == []
+    assert list(stranger.jobs()) == list(stranger.models()) == stranger.workers() == []
 
 
 def test_pages_are_bounded_and_their_cursors_checked(service: Service) -> None:
