@@ -48,7 +48,7 @@ NOT_FINITE = 1e308
 _FACTOR = 16.0
 _EXACT_NODES = frozenset({"Add", "Sub", "Mul", "Max", "Min", "Cast", "Select"})
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
-_EXACT_CALLS = frozenset({"tirx.if_then_else", "tirx.likely"})
+_EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _FEWEST_BITS = 3
 """Of the 8-bit and smaller floats."""

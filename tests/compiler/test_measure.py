@@ -1,0 +1,155 @@
+"""Build, output check and timing of real programs in the sandbox."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pitchpipe.wire.ids import canonical_json
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
+from pitchpipe.wire.task import Workload
+from tests.compiler.programs import TARGET, conv, dense
+from tuner.measure.build import apply, build
+from tuner.trace import encode_trace
+from tuner.tvm_compat import Schedule, load_intrinsics, load_ir, ms, to_tvm_target
+from workers.sandbox import Sandbox
+
+CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
+        with Sandbox(TARGET) as opened:
+            yield opened
+
+
+def measure(
+    sandbox: Sandbox,
+    workload: Workload,
+    traces: list[str],
+    purpose: Purpose = Purpose.SEARCH,
+    incumbent_secs: float | None = None,
+) -> list[Measurement]:
+    """Results in the order of the traces."""
+    candidates = [Candidate.of(workload.digest, trace) for trace in traces]
+    results = {
+        result.candidate: result
+        for result in sandbox.measure(workload, candidates, CONFIG, purpose=purpose, incumbent_secs=incumbent_secs)
+    }
+    assert len(results) == len(traces)
+    return [results[candidate.digest] for candidate in candidates]
+
+
+def traces(workload: Workload, count: int, seed: int = 1) -> list[str]:
+    """Random members of MetaSchedule's space that its postprocessors accept."""
+    load_intrinsics(TARGET)
+    mod = load_ir(workload.ir)
+    context = ms.TuneContext(
+        mod,
+        target=to_tvm_target(TARGET),
+        space_generator=ms.space_generator.PostOrderApply(),
+        search_strategy=ms.search_strategy.ReplayTrace(),
+        rand_state=seed,
+        num_threads=1,
+    )
+    context.pre_tuning(max_trials=count, num_trials_per_iter=count, design_spaces=context.generate_design_space())
+    return [encode_trace(candidate.sch.trace) for candidate in context.generate_measure_candidates()]
+
+
+def packing_trace(workload: Workload) -> str:
+    """A trace that rewrites a weight's layout."""
+    for trace in traces(workload, 8):
+        if build(apply(load_ir(workload.ir), trace), to_tvm_target(TARGET)).packings:
+            return trace
+    raise AssertionError("the space has no such trace")
+
+
+def test_a_matmul_is_built_checked_on_three_sets_and_timed(sandbox: Sandbox) -> None:
+    results = measure(sandbox, dense(64, 64, 64), [BASELINE_TRACE, *traces(dense(64, 64, 64), 2)])
+    for result in results:
+        assert isinstance(result, Timed), result
+        assert result.check.input_sets == 3
+        assert result.check.max_abs_error <= result.check.tolerance
+        assert len(result.run_secs) >= CONFIG.min_samples
+
+
+def test_a_convolution_with_a_rewritten_weight_is_checked_with_the_weight_packed(sandbox: Sandbox) -> None:
+    workload = conv()
+    (result,) = measure(sandbox, workload, [packing_trace(workload)])
+    assert isinstance(result, Timed), result
+    assert result.check.input_sets == 3
+
+
+def test_a_trace_of_another_workload_is_an_invalid_schedule(sandbox: Sandbox) -> None:
+    (result,) = measure(sandbox, dense(), traces(conv(), 1))
+    assert isinstance(result, Failed)
+    assert result.kind is FailureKind.INVALID_SCHEDULE
+
+
+def test_a_trace_outside_the_allow_list_is_an_invalid_schedule(sandbox: Sandbox) -> None:
+    hostile = [
+        [["GetSBlock", [], ["root", "main"], ["b0"]], ["Annotate", ["b0", '"x"'], ["pragma_import_llvm"], []]],
+        [],
+    ]
+    (result,) = measure(sandbox, dense(), [canonical_json(hostile).decode()])
+    assert isinstance(result, Failed)
+    assert result.kind is FailureKind.INVALID_SCHEDULE
+
+
+def test_what_the_compiler_refuses_is_a_build_error(sandbox: Sandbox) -> None:
+    workload = dense()
+    schedule = Schedule(load_ir(workload.ir))
+    block = schedule.get_child_blocks(schedule.get_sblock("root"))[0]
+    schedule.bind(schedule.get_loops(block)[0], "threadIdx.x")
+    (result,) = measure(sandbox, workload, [encode_trace(schedule.trace)])
+    assert isinstance(result, Failed)
+    assert result.kind is FailureKind.BUILD_ERROR
+
+
+def test_a_candidate_far_from_the_incumbent_is_checked_once_and_timed_briefly(sandbox: Sandbox) -> None:
+    (result,) = measure(sandbox, dense(128, 256, 128), [BASELINE_TRACE], incumbent_secs=1e-6)
+    assert isinstance(result, Timed)
+    assert result.check.input_sets == 1
+    assert len(result.run_secs) <= CONFIG.min_samples
+
+
+def test_a_confirming_run_gives_every_candidate_a_result(sandbox: Sandbox) -> None:
+    workload = dense(64, 64, 64)
+    good = traces(workload, 2)
+    results = measure(sandbox, workload, [BASELINE_TRACE, *good, *traces(conv(), 1)], Purpose.CONFIRM)
+    assert [result.outcome for result in results] == ["timed", "timed", "timed", "failed"]
+    assert all(len(result.run_secs) >= 6 for result in results if isinstance(result, Timed))
+
+
+def test_forked_children_use_all_cores_of_the_target_and_their_parent_has_one_thread() -> None:
+    script = """
+        import os, sys
+        from pitchpipe.wire.target import Target
+        from tuner.measure.build import compile_module, threads, warm_up
+        from tuner.tvm_compat import tvm
+        warm_up(Target.parse(sys.argv[1]))
+        before = len(os.listdir("/proc/self/task"))
+        print(before, flush=True)
+        if os.fork() == 0:
+            print(threads(), flush=True)
+            os._exit(0)
+        os.wait()
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), TARGET.key],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "TVM_NUM_THREADS": str(TARGET.num_cores)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.split() == ["1", str(TARGET.num_cores)]
