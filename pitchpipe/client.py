@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import httpx2
-import stamina
 from pydantic import BaseModel, ValidationError
 
 from pitchpipe.errors import (
@@ -65,6 +65,8 @@ __all__ = ["Client"]
 _T = TypeVar("_T", bound=BaseModel)
 _Body = bytes | IO[bytes]
 
+FIRST_PAUSE_SECS, LAST_PAUSE_SECS = 0.1, 5.0
+"""Between repetitions of a call, doubled each time: soon after a hiccup, and no burden on a service that restarts."""
 EVENT_SILENCE_SECS = 45.0
 """The service sends a comment every 15 s; three missed ones mean a dead connection."""
 
@@ -330,14 +332,7 @@ class Client:
                 raise _error(response)
             return response
 
-        if not repeat or self._retry_secs <= 0:
-            return once()
-        for attempt in stamina.retry_context(
-            on=_pause, attempts=None, timeout=self._retry_secs, wait_initial=0.1, wait_max=5.0
-        ):
-            with attempt:
-                return once()
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        return _repeated(once, self._retry_secs if repeat else 0.0)
 
     def _pages(self, path: str, kind: type[_T], params: dict[str, str] | None = None) -> Iterator[_T]:
         wanted = {**(params or {}), "limit": str(MAX_PAGE)}
@@ -378,11 +373,21 @@ def _transport_errors(url: str) -> Iterator[None]:
         raise InvalidInput(f"{url} is not a URL: {error}") from error
 
 
-def _pause(error: Exception) -> bool | float:
-    """What stamina asks after a failure: repeat or not, and how long to wait."""
-    if isinstance(error, Overloaded) and error.retry_after_secs is not None:
-        return error.retry_after_secs
-    return isinstance(error, (Unreachable, Overloaded))
+def _repeated(once: Callable[[], httpx2.Response], limit_secs: float) -> httpx2.Response:
+    """Repeats while the service is away or busy. Not stamina: it announces retries on stdout, which is for data."""
+    deadline = time.monotonic() + limit_secs
+    pause_secs = FIRST_PAUSE_SECS
+    while True:
+        try:
+            return once()
+        except (Unreachable, Overloaded) as error:
+            # The jitter keeps a fleet that was shed together from coming back together.
+            asked_secs = 0.0 if error.retry_after_secs is None else error.retry_after_secs
+            wait_secs = max(asked_secs, pause_secs * random.uniform(0.5, 1.0))
+            if time.monotonic() + wait_secs > deadline:
+                raise
+        time.sleep(wait_secs)
+        pause_secs = min(2 * pause_secs, LAST_PAUSE_SECS)
 
 
 def _error(response: httpx2.Response) -> PitchpipeError:

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
-import stamina
 
 from pitchpipe.client import Client
 from pitchpipe.errors import (
@@ -33,9 +33,12 @@ REQUEST = JobRequest(model="mdl_1", targets=(TARGET,), budget=Budget(trials=8))
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses() -> object:
-    with stamina.set_testing(True, attempts=5, cap=True):
-        yield
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses are noted, not made; the clock moves by them."""
+    made: list[float] = []
+    clock = SimpleNamespace(sleep=made.append, monotonic=lambda: sum(made))
+    monkeypatch.setattr("pitchpipe.client.time", clock)
+    return made
 
 
 def job(state: str = "queued", **more: object) -> dict[str, object]:
@@ -119,6 +122,25 @@ def test_an_idempotent_call_is_repeated_after_a_broken_connection_and_a_503() ->
     with script.client() as client:
         assert client.job("job_1").id == "job_1"
     assert len(script.requests) == 4
+
+
+def test_the_service_says_how_long_to_wait_and_the_client_obeys(pauses: list[float]) -> None:
+    script = Script(problem(503, "overloaded", **{"retry-after": "7"}), httpx2.Response(200, json=job()))
+    with script.client() as client:
+        client.job("job_1")
+    assert pauses == [7]
+
+
+def test_repetitions_grow_apart_and_end_within_their_limit(
+    pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(*[httpx2.ConnectError("refused")] * 100)
+    with script.client(retry_secs=20) as client, pytest.raises(Unreachable, match="refused"):
+        client.job("job_1")
+    assert sum(pauses) <= 20
+    assert max(pauses) > 10 * pauses[0]
+    assert len(script.requests) == len(pauses) + 1 < 20
+    assert capsys.readouterr().out == ""
 
 
 def test_every_repetition_of_a_submit_carries_the_same_key() -> None:
