@@ -31,6 +31,7 @@ from service.context import Context
 
 log = structlog.get_logger("pitchpipe.http")
 _API = "/v1/"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Edge:
@@ -75,9 +76,11 @@ class Edge:
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             metrics = self._context.metrics
-            metrics.requests.labels(scope["method"], route, str(status)).inc()
+            # A label for every method somebody makes up would fill the memory.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            metrics.requests.labels(method, route, str(status)).inc()
             if kind == "request":
-                metrics.latency.labels(scope["method"], route).observe(time.perf_counter() - started)
+                metrics.latency.labels(method, route).observe(time.perf_counter() - started)
 
     @contextmanager
     def _slot(self, kind: str | None) -> Iterator[None]:

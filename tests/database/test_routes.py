@@ -535,6 +535,7 @@ def test_metrics_count_requests_by_route_and_show_the_queue(service: Service) ->
     grant = client.acquire(LeaseRequest(worker=worker.id, max_candidates=3, wait_secs=0))
     assert grant is not None
     client.report(grant.lease, Report(fence=grant.fence, results=(timed(grant.candidates[0]),), final=False))
+    service.http.request("BREW", "/nowhere")
     page = service.http.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     for line in (
@@ -544,6 +545,7 @@ def test_metrics_count_requests_by_route_and_show_the_queue(service: Service) ->
         'pitchpipe_candidates{state="terminal"} 1.0',
         'pitchpipe_jobs{state="tuning"} 1.0',
         "pitchpipe_leases_total 1.0",
+        'pitchpipe_requests_total{method="other",route="unmatched",status="404"} 1.0',
         'pitchpipe_results_total{outcome="timed"} 1.0',
     ):
         assert line in page.text, page.text
