@@ -28,7 +28,7 @@ def work(
     name: Annotated[
         str | None, typer.Option(help="unique in the project, the same after a restart; default: host and device")
     ] = None,
-    target: Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")] = "auto",
+    target: Annotated[str, typer.Option(help="auto, llvm, cuda, or JSON with TVM's attribute names")] = "auto",
     max_candidates: Annotated[int, typer.Option(min=1, max=256, help="most candidates of one lease")] = 16,
     parallel_builds: Annotated[
         int | None, typer.Option(min=1, max=256, help="compilations at a time; default: one per core")
@@ -46,35 +46,29 @@ def work(
     """
     parent = os.getppid() if die_with_parent else None
     _configure_logs(log_level)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Before TVM is loaded anywhere: left alone it takes half the cores, for it assumes hyper-threads.
-    os.environ.setdefault("TVM_NUM_THREADS", str(cores))
-
     from pitchpipe.client import Client
     from pitchpipe.wire.lease import WorkerRegistration
+    from pitchpipe.wire.target import Target
     from workers.daemon import Daemon
     from workers.device import detect_target, fingerprint, toolchain
     from workers.sandbox import Sandbox
 
-    found = _target(target) or detect_target()
+    found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(target)
     registration = WorkerRegistration(
-        name=name or _default_name(found), device=fingerprint(), target=found, toolchain=toolchain()
+        name=name or _default_name(found),
+        device=fingerprint("cuda" if found.kind == "cuda" else "cpu"),
+        target=found,
+        toolchain=toolchain(found),
     )
     # The state machine does the retrying: it knows which lease a call is about and whether it still lives.
     with (
         Client(url, token or None, timeout_secs=CALL_TIMEOUT_SECS, retry_secs=0) as client,
-        Sandbox(found, parallel_builds=parallel_builds or cores) as sandbox,
+        Sandbox(found, parallel_builds=parallel_builds) as sandbox,
     ):
         daemon = Daemon(client, sandbox, registration, max_candidates=max_candidates, parent=parent)
         daemon.handle_signals()
         code = daemon.run()
     raise typer.Exit(code)
-
-
-def _target(text: str) -> Target | None:
-    from pitchpipe.wire.target import Target
-
-    return None if text == "auto" else Target.parse(text)
 
 
 def _default_name(target: Target) -> str:
@@ -99,7 +93,10 @@ def _configure_logs(level: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if on_terminal else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer(),
+            # Plain tracebacks: the pretty ones print local variables, and those hold tokens.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            if on_terminal
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -163,6 +163,8 @@ class Daemon:
             self.stop()
 
     def _handle(self, event: events.Event) -> None:
+        if not isinstance(event, events.Stale) or self.state.find(event.lease) is not None:
+            _log_event(event)
         if isinstance(event, events.Granted):
             self._lives[event.grant.lease] = (event.grant.ttl_secs, time.monotonic())
         elif isinstance(event, events.Beat) and event.lease in self._lives:
@@ -173,7 +175,6 @@ class Daemon:
             # A bug of ours. What is held cannot be trusted; without heartbeats it is offered to others.
             log.error("invalid transition", detail=error.detail)
             after, instructions = machine.step(self.state, events.Broken(detail=error.detail))
-        _log_event(event)
         if after.phase is not self.state.phase:
             log.info("phase", phase=after.phase.value, worker=after.worker)
         self.state = after
@@ -237,6 +238,8 @@ class Daemon:
                 grant = self._service.acquire(request)
                 return events.Nothing() if grant is None else events.Granted(grant=grant)
             case events.Heartbeat(lease=lease, fence=fence):
+                if lease not in self._lives:  # let go since this was scheduled
+                    return events.Stale(lease=lease)
                 beat = self._service.heartbeat(lease, fence)
                 return events.Beat(lease=lease, ttl_secs=beat.ttl_secs, cancelled=beat.cancelled)
             case events.Report(lease=lease, fence=fence, results=results, final=final):
