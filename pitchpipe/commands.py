@@ -47,7 +47,7 @@ def _print(items: BaseModel | Sequence[BaseModel]) -> None:
 @jobs.command("submit")
 def submit_job(
     model: Path,
-    url: Url = "http://127.0.0.1:8765",
+    url: Url = "http://127.0.0.1:8734",
     token: Token = "",
     target: TargetText = "auto",
     trials: Annotated[int | None, typer.Option(min=0)] = None,
@@ -64,7 +64,7 @@ def submit_job(
 
 
 @jobs.command("list")
-def list_jobs(url: Url = "http://127.0.0.1:8765", token: Token = "", as_json: Json = False) -> None:
+def list_jobs(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Jobs of the project, newest first."""
     found = list(Client(url, token).jobs())
     if as_json:
@@ -78,7 +78,7 @@ def list_jobs(url: Url = "http://127.0.0.1:8765", token: Token = "", as_json: Js
 
 
 @jobs.command("show")
-def show_job(job: str, url: Url = "http://127.0.0.1:8765", token: Token = "", as_json: Json = False) -> None:
+def show_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """One job with its tasks."""
     view = Client(url, token).job(job)
     if as_json:
@@ -95,7 +95,7 @@ def show_job(job: str, url: Url = "http://127.0.0.1:8765", token: Token = "", as
 @jobs.command("watch")
 def watch_job(
     job: str,
-    url: Url = "http://127.0.0.1:8765",
+    url: Url = "http://127.0.0.1:8734",
     token: Token = "",
     timeout: Annotated[float | None, typer.Option(min=0, help="seconds")] = None,
     as_json: Json = False,
@@ -113,7 +113,7 @@ def watch_job(
 
 
 @jobs.command("cancel")
-def cancel_job(job: str, url: Url = "http://127.0.0.1:8765", token: Token = "", as_json: Json = False) -> None:
+def cancel_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Cancels a job; what it measured stays."""
     view: JobView = Client(url, token).cancel(job)
     _print(view) if as_json else print(view.state.value)
@@ -122,7 +122,7 @@ def cancel_job(job: str, url: Url = "http://127.0.0.1:8765", token: Token = "", 
 @schedules.command("lookup")
 def look_up(
     model_or_job: str,
-    url: Url = "http://127.0.0.1:8765",
+    url: Url = "http://127.0.0.1:8734",
     token: Token = "",
     target: TargetText = "auto",
     as_json: Json = False,
@@ -133,7 +133,12 @@ def look_up(
         _print(found.response)
         return
     rows = [
-        (answer.workload[:16], answer.tier.value, milliseconds(answer.best.secs if answer.best else None), answer.reason)
+        (
+            answer.workload[:16],
+            answer.tier.value,
+            milliseconds(answer.best.secs if answer.best else None),
+            answer.reason,
+        )
         for answer in found.response.answers
     ]
     show(Console(), "schedules", ("workload", "tier", "ms", "reason"), rows)
@@ -143,7 +148,7 @@ def look_up(
 def export_schedules(
     model_or_job: str,
     folder: Path,
-    url: Url = "http://127.0.0.1:8765",
+    url: Url = "http://127.0.0.1:8734",
     token: Token = "",
     target: TargetText = "auto",
 ) -> None:
@@ -160,7 +165,7 @@ def export_schedules(
 @schedules.command("import")
 def import_schedules(
     folder: Path,
-    url: Url = "http://127.0.0.1:8765",
+    url: Url = "http://127.0.0.1:8734",
     token: Token = "",
     target: TargetText = "auto",
     as_json: Json = False,
@@ -178,7 +183,7 @@ def import_schedules(
 
 
 @workers.command("list")
-def list_workers(url: Url = "http://127.0.0.1:8765", token: Token = "", as_json: Json = False) -> None:
+def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Workers of the project."""
     found = list(Client(url, token).workers())
     if as_json:
@@ -189,7 +194,7 @@ def list_workers(url: Url = "http://127.0.0.1:8765", token: Token = "", as_json:
 
 
 @models.command("list")
-def list_models(url: Url = "http://127.0.0.1:8765", token: Token = "", as_json: Json = False) -> None:
+def list_models(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Models of the project."""
     found = list(Client(url, token).models())
     if as_json:

@@ -36,7 +36,9 @@ def examine(database: str | None) -> list[Finding]:
 
 def _versions() -> Iterator[Finding]:
     ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding(subject="python", ok=ok, detail=platform.python_version() + ("" if ok else ": 3.11 or 3.12 is needed"))
+    yield Finding(
+        subject="python", ok=ok, detail=platform.python_version() + ("" if ok else ": 3.11 or 3.12 is needed")
+    )
     for name in SHOWN:
         try:
             found = version(name)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import filelock
 import platformdirs
@@ -83,7 +82,9 @@ class Embedded:
             environment.setdefault("PITCHPIPE_BLOB_URL", f"file://{platformdirs.user_data_dir('pitchpipe')}/blobs")
         port_file = scratch / "port"
         server = self._spawn(
-            "server", ["server", "--embedded", "--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)], environment
+            "server",
+            ["server", "--embedded", "--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)],
+            environment,
         )
         deadline = time.monotonic() + START_SECS
         while not (port_file.exists() and port_file.read_text().strip()):

@@ -1,29 +1,29 @@
 """Every error Pitchpipe raises on purpose.
 
-    PitchpipeError                    500  exit 1
-    ├── InvalidInput                  400  exit 2   the caller sent something wrong; the message names what
-    │   ├── InvalidModel              400           a model that cannot be read or is not allowed
-    │   │   ├── UnsupportedOperator   400           names the operator and its node
-    │   │   └── UnsupportedShape      400           dynamic or absurd shapes; names the tensor
-    │   ├── InvalidTarget             400           unknown kind, attribute or value
-    │   ├── InvalidTrace              400           a trace outside the allow-list, or malformed
-    │   ├── InvalidReport             400           a time of 0, -1, NaN or 1e300, an unknown candidate, ...
-    │   └── TooLarge                  413           a body or a model over its cap
-    ├── Unauthorized                  401  exit 4
-    ├── Forbidden                     403  exit 4
-    ├── NotFound                      404  exit 3   absent, or another project's: the two are not told apart
-    ├── Conflict                      409  exit 1
-    │   ├── StaleLease                409           the lease expired or an older fencing token was used
-    │   ├── IdempotencyConflict       409           the same key came with another body
-    │   ├── InvalidTransition         409           the state machine says no; the message tells the history
-    │   └── NoDevice                  409           no registered device serves the target
-    ├── Overloaded                    503  exit 5   carries retry_after_secs
-    ├── Unreachable                   503  exit 5   the service did not answer
-    ├── DeadlineExceeded              504  exit 124
-    ├── SchemaMismatch                503  exit 1   the database's schema is not this version's; says what to run
-    ├── JobFailed                     500  exit 1   a job ended without a result
-    ├── IntegrityError                500  exit 1   bytes do not match their digest
-    └── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
+PitchpipeError                    500  exit 1
+├── InvalidInput                  400  exit 2   the caller sent something wrong; the message names what
+│   ├── InvalidModel              400           a model that cannot be read or is not allowed
+│   │   ├── UnsupportedOperator   400           names the operator and its node
+│   │   └── UnsupportedShape      400           dynamic or absurd shapes; names the tensor
+│   ├── InvalidTarget             400           unknown kind, attribute or value
+│   ├── InvalidTrace              400           a trace outside the allow-list, or malformed
+│   ├── InvalidReport             400           a time of 0, -1, NaN or 1e300, an unknown candidate, ...
+│   └── TooLarge                  413           a body or a model over its cap
+├── Unauthorized                  401  exit 4
+├── Forbidden                     403  exit 4
+├── NotFound                      404  exit 3   absent, or another project's: the two are not told apart
+├── Conflict                      409  exit 1
+│   ├── StaleLease                409           the lease expired or an older fencing token was used
+│   ├── IdempotencyConflict       409           the same key came with another body
+│   ├── InvalidTransition         409           the state machine says no; the message tells the history
+│   └── NoDevice                  409           no registered device serves the target
+├── Overloaded                    503  exit 5   carries retry_after_secs
+├── Unreachable                   503  exit 5   the service did not answer
+├── DeadlineExceeded              504  exit 124
+├── SchemaMismatch                503  exit 1   the database's schema is not this version's; says what to run
+├── JobFailed                     500  exit 1   a job ended without a result
+├── IntegrityError                500  exit 1   bytes do not match their digest
+└── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
 """
 
 from __future__ import annotations

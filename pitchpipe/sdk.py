@@ -45,8 +45,8 @@ def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trus
     if isinstance(model, (str, Path)):
         return read_model(Path(model), trust=trust)
     if isinstance(model, bytes):
-        data, weights = step("strip_onnx")(model)
-        return LocalModel(name="model", format=ModelFormat.ONNX, data=data, weights=weights)
+        stripped = step("strip_onnx")(model)
+        return LocalModel(name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights)
     if example_inputs is None:
         raise InvalidInput(f"a {type(model).__name__} needs example inputs")
     data, weights = step("export_torch")(model, tuple(example_inputs))
@@ -137,7 +137,12 @@ def load(
         pass  # absent or damaged: built below
 
     def export(library: Path) -> Manifest:
-        arguments = {"model_format": model_format, "target": wanted.key, "traces": traces, "library": str(library)}
+        arguments: dict[str, Any] = {
+            "model_format": model_format,
+            "target": wanted.key,
+            "traces": traces,
+            "library": str(library),
+        }
         built = run_step("build", found.data, **arguments)
         return Manifest.model_validate({**built, "library": "0" * 64, "target": wanted})
 

@@ -65,7 +65,8 @@ def read_model(path: Path, *, trust: bool) -> LocalModel:
         return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights)
     weights = {}
     if model_format is ModelFormat.ONNX:
-        data, weights = step("strip_onnx")(data)
+        stripped = step("strip_onnx")(data, external_dir=path.parent)
+        data, weights = stripped.data, stripped.weights
     return LocalModel(name=path.stem, format=model_format, data=data, weights=weights)
 
 
@@ -123,7 +124,12 @@ def _submit(client: Client, model: LocalModel, options: TuneOptions) -> JobView:
     uploaded = client.upload_model(model.data, name=model.name, format=model.format)
     request = JobRequest(model=uploaded.id, targets=(options.target,), budget=options.budget, seed=options.seed)
     for job in client.jobs():
-        same = (job.model, job.targets, job.budget, job.seed) == (request.model, request.targets, request.budget, request.seed)
+        same = (job.model, job.targets, job.budget, job.seed) == (
+            request.model,
+            request.targets,
+            request.budget,
+            request.seed,
+        )
         if same and not job.state.ended:
             return job
     return client.submit(request)

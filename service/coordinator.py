@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 
 import structlog
 
-from pitchpipe.errors import InvalidTransition, PitchpipeError
+from pitchpipe.errors import InvalidTransition, JobFailed, PitchpipeError
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import JobState
 from service.blobs import Blobs
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 TICK_SECS = 0.25
 """Longest wait between two looks at the database."""
+MAX_FAULTS = 5
+"""Steps of a job that may fail in a row, each rebuilt from the database, before the job is failed."""
 
 
 class Coordinator:
@@ -35,6 +37,7 @@ class Coordinator:
         self.settings, self.database, self.blobs, self.wake, self.executor = settings, database, blobs, wake, executor
         self.holder = new_id("wrk")
         self._runs: dict[str, JobRun] = {}
+        self._faults: dict[str, int] = {}
         self._predictors: dict[tuple[str, str], ProjectPredictor] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self.run, name="coordinator", daemon=True)
@@ -78,13 +81,26 @@ class Coordinator:
             del self._runs[ended]
         for project, job, _ in active:
             if job not in self._runs:
-                self._runs[job] = JobRun(project, job, self.database, self.blobs, self.wake, self.executor, self.predictor)
-            try:
-                self._runs[job].step()
-            except InvalidTransition:
-                log.info("job ended elsewhere", job=job)
-            except PitchpipeError as error:
-                self._fail(job, error)
+                self._runs[job] = JobRun(
+                    project, job, self.database, self.blobs, self.wake, self.executor, self.predictor
+                )
+            self._step(job)
+
+    def _step(self, job: str) -> None:
+        """One job's step. Whatever it raises touches no other job; what it keeps raising ends it."""
+        try:
+            self._runs[job].step()
+            self._faults.pop(job, None)
+        except InvalidTransition:
+            log.info("job ended elsewhere", job=job)
+        except PitchpipeError as error:
+            self._fail(job, error)
+        except Exception as error:
+            log.exception("step failed", job=job)
+            del self._runs[job]
+            self._faults[job] = self._faults.get(job, 0) + 1
+            if self._faults[job] >= MAX_FAULTS:
+                self._fail(job, JobFailed(f"{type(error).__name__}: {error}"))
 
     def predictor(self, project: str, target_kind: str) -> ProjectPredictor:
         """The cost model shared by a project's jobs on one target kind."""

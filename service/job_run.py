@@ -10,6 +10,7 @@ from pitchpipe.errors import InvalidModel, PitchpipeError
 from pitchpipe.wire.job import EventKind, JobState, JobView, Progress
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MeasureConfig, Timed
+from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
@@ -17,8 +18,8 @@ from service.predictor import ProjectPredictor
 from service.store import batches, events, jobs, models, records, workers, workloads
 from service.wake import Wake
 from tuner.budget import BudgetLedger, effort
-from tuner.confirm import choose_best
-from tuner.loop import MeasuredBatch, TuningLoop
+from tuner.confirm import MeasuredBatch
+from tuner.loop import TuningLoop
 from tuner.steps import Proposal, split_model
 
 BATCH_CANDIDATES = 32
@@ -46,6 +47,7 @@ class JobRun:
         self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
         self._split: Future[list[Task]] | None = None
         self._loop: TuningLoop | None = None
+        self._published = 0
         self._spent_secs = 0.0
         self._looked_at = time.monotonic()
 
@@ -60,6 +62,8 @@ class JobRun:
                 return
             self._loop = self._build_loop(self._view())
         finished = self._loop.step(self._spent_secs)
+        if self._ledger.trials != self._published:
+            self._publish()
         if not self._loop.searching:
             self._enter(JobState.CONFIRMING)
         if finished:
@@ -159,6 +163,7 @@ class JobRun:
                 best_secs=min(timed, default=None),
                 in_flight=in_flight[at],
             )
+        self.targets = frozenset(view.targets)
         return TuningLoop(
             self._tasks,
             frozenset(done),
@@ -172,20 +177,16 @@ class JobRun:
             on_confirmed=self._confirmed,
         )
 
-    def _confirmed(self, at: int, batch: MeasuredBatch) -> None:
-        """Serves the winner of a confirming run; the baseline when nothing beat it."""
+    def _confirmed(self, at: int, best: Best) -> None:
         task = self._tasks[at]
         with self.database.transaction() as session:
-            worker = batches.measured_by(session, batch.batch)
-            best = choose_best(task, batch.candidates, batch.results, worker.device.device_class, worker.toolchain.key)
-            if best is None:
-                return
             records.set_best(session, self.project, task.workload.digest, task.target, best)
             secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
             jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
 
-    def charged(self) -> None:
-        """Publishes progress after batches were observed."""
+    def _publish(self) -> None:
+        """Progress for whoever watches, after batches were charged."""
+        self._published = self._ledger.trials
         ledger = self._ledger
         eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
         with self.database.transaction() as session:
@@ -244,11 +245,14 @@ class _SqlMeasurer:
             batches.observed(session, [batch.batch for batch in found])
         return [
             MeasuredBatch(
-                batch=batch.batch,
                 task=self.index[batch.workload, batch.target.key],
                 purpose=batch.purpose,
                 candidates=batch.candidates,
                 results=batch.results,
+                records=batch.records,
+                whole=batch.whole,
+                device_class=batch.device_class,
+                toolchain=batch.toolchain,
             )
             for batch in found
         ]
@@ -258,5 +262,5 @@ class _SqlMeasurer:
         run = self.run
         with run.database.transaction() as session:
             open_ = len(batches.open_(session, run.job))
-            ready = workers.active(session, run.project)
-        return open_ + waiting < BATCHES_AHEAD * max(1, ready)
+            ready = [worker for worker in workers.active(session, run.project) if worker.target in run.targets]
+        return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))

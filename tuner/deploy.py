@@ -15,7 +15,7 @@ from tuner.graph import finish, prepare
 from tuner.ingest import IngestedModel, ingest
 from tuner.tasks import workload_functions
 from tuner.trace import apply_trace
-from tuner.tvm_compat import IRModule, load_ir, load_intrinsics, to_tvm_target, toolchain, tvm
+from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, to_tvm_target, toolchain, tvm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +54,14 @@ def compile_model(model: IngestedModel, target: Target, traces: Mapping[str, str
     return Build(executable=executable, model=model, tuned=tuple(tuned), untuned=tuple(untuned))
 
 
-def identify(model: bytes, arrays: Mapping[str, Any], *, model_format: str, target: str) -> list[str]:
+def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> list[str]:
     """Step: digests of the model's workloads on the target (its key)."""
     prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), Target.parse(target))
     return sorted({digest for _, _, digest in workload_functions(prepared)})
 
 
 def build(
-    model: bytes, arrays: Mapping[str, Any], *, model_format: str, target: str, traces: dict[str, str], library: str
+    model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str, traces: dict[str, str], library: str
 ) -> dict[str, Any]:
     """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
 
@@ -85,7 +85,7 @@ def build(
     }
 
 
-def describe_toolchain(model: bytes, arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
     """Step: versions of what compiles for targets of this kind."""
     return toolchain(kind).model_dump()
 

@@ -50,7 +50,8 @@ def evaluate(
         if independent is not None:
             expected, reference = independent, "ONNX Runtime"
     error = max(_difference(ours, theirs) for ours, theirs in zip(outputs, expected(), strict=True))
-    slow, fast = [], []
+    slow: list[float] = []
+    fast: list[float] = []
     started = time.monotonic()
     while len(slow) < 2 or (time.monotonic() - started < UNTUNED_SECS and len(slow) < 100):
         slow += untuned.secs(1)

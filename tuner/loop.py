@@ -14,10 +14,11 @@ from typing import Protocol
 
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Measurement, Timed
-from pitchpipe.wire.record import TuningRecord
+from pitchpipe.wire.measure import Candidate, Timed
+from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.task import Task, TaskKind
 from tuner.budget import BudgetLedger
+from tuner.confirm import MeasuredBatch, choose_best
 from tuner.records import RecordStore
 from tuner.steps import Proposal, ProposeRequest, propose
 
@@ -27,27 +28,16 @@ CONFIRMED = 3
 """Candidates that meet the baseline in the confirming run."""
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
+MAX_CONFIRMATIONS = 3
+"""Confirming runs of a task before it is left unserved because workers keep dying in them."""
 MAX_SEARCH_CRASHES = 3
 """A task whose search crashed this often in a row gets no more batches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredBatch:
-    """A batch whose candidates have all ended. Its results are in the record store already."""
-
-    batch: str
-    task: int
-    purpose: Purpose
-    candidates: tuple[Candidate, ...]
-    results: tuple[Measurement, ...]
 
 
 class Measurer(Protocol):
     """Where candidates go to be measured. One thread calls it."""
 
-    def submit(
-        self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None
-    ) -> int:
+    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
         """Queues a batch durably; returns how many candidates were new. Zero queues nothing."""
 
     def collect(self) -> list[MeasuredBatch]:
@@ -89,12 +79,13 @@ class TuningLoop:
         *,
         seed: int,
         confirming: frozenset[int] = frozenset(),
-        on_confirmed: Callable[[int, MeasuredBatch], None],
+        on_confirmed: Callable[[int, Best], None],
     ) -> None:
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
         self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
         self._searches: list[_Search] = []
         self._crashes = [0] * len(tasks)
+        self._confirmations = [0] * len(tasks)
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in confirming]
         self._confirming = set(confirming)
         for index, task in enumerate(tasks):
@@ -108,8 +99,7 @@ class TuningLoop:
                 self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
                 self.predictor.observe(len(batch.results))
             else:
-                self._confirming.discard(batch.task)
-                self.on_confirmed(batch.task, batch)
+                self._confirmed(batch)
         for search in [s for s in self._searches if s.future.done()]:
             self._searches.remove(search)
             self._queue(search)
@@ -120,6 +110,15 @@ class TuningLoop:
         while self._to_confirm:
             self._confirm(self._to_confirm.pop())
         return not self._confirming
+
+    def _confirmed(self, batch: MeasuredBatch) -> None:
+        """Hands the verdict on. Times of a run that a dead worker split in two are not compared: it is repeated."""
+        self._confirming.discard(batch.task)
+        self._confirmations[batch.task] += 1
+        if not batch.whole and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
+            self._confirm(batch.task)
+        elif (best := choose_best(self.tasks[batch.task], batch)) is not None:
+            self.on_confirmed(batch.task, best)
 
     @property
     def searching(self) -> bool:
@@ -173,6 +172,6 @@ class TuningLoop:
 
 def fastest(records: Sequence[TuningRecord], n: int) -> tuple[tuple[str, float | None], ...]:
     """(trace, median seconds) of the `n` fastest timed records, fastest first, then failures (None) while room is left."""
-    timed = sorted(((r.result.secs, r.trace) for r in records if isinstance(r.result, Timed)))[:n]
+    timed = sorted((r.result.secs, r.trace) for r in records if isinstance(r.result, Timed))[:n]
     failed = [r.trace for r in records if not isinstance(r.result, Timed)][: n - len(timed)]
     return (*((trace, secs) for secs, trace in timed), *((trace, None) for trace in failed))
