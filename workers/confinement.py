@@ -62,10 +62,13 @@ def become_subreaper() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def limit(*, memory_bytes: int, cpu_secs: float, file_bytes: int) -> None:
-    """Lowers this process's limits for good: address space above today's, processor time, size of files, no core."""
+def limit(*, memory_bytes: int, cpu_secs: float, file_bytes: int, writable_only: bool = False) -> None:
+    """Lowers this process's limits for good: address space above today's, processor time, size of files, no core.
+
+    `writable_only` counts private writable memory instead of address space.
+    """
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _lower(resource.RLIMIT_AS, used + memory_bytes)
+    _lower(resource.RLIMIT_DATA if writable_only else resource.RLIMIT_AS, used + memory_bytes)
     _lower(resource.RLIMIT_CPU, int(cpu_secs) + 1)
     _lower(resource.RLIMIT_FSIZE, file_bytes)
     _lower(resource.RLIMIT_CORE, 0)

@@ -32,7 +32,10 @@ class Limits:
     """Of one child."""
 
     memory_bytes: int
+    """Beyond what the parent had."""
     cpu_secs: float
+    reserves: bool = False
+    """Whether it reserves address space without using it, as CUDA's driver does: only writable memory counts then."""
     confined: bool = True
     file_bytes: int = MAX_OUTPUT_BYTES
 
@@ -106,9 +109,15 @@ class Child:
     """Free for the owner."""
 
     def tell(self, byte: bytes) -> None:
-        """Sends one byte; a child that is dead already is met at its end."""
+        """Sends one byte, and thaws; a child that is dead already is met at its end."""
         with suppress(OSError):
+            os.killpg(self.pid, signal.SIGCONT)
             os.write(self.writer, byte)
+
+    def freeze(self) -> None:
+        """Stops all its threads until it is told something: idle threads of TVM's pool spin for milliseconds."""
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGSTOP)
 
 
 class Nursery:
@@ -159,7 +168,12 @@ class Nursery:
                 if descriptor > 2 and descriptor not in keep:
                     with suppress(OSError):
                         os.close(descriptor)
-            limit(memory_bytes=limits.memory_bytes, cpu_secs=limits.cpu_secs, file_bytes=limits.file_bytes)
+            limit(
+                memory_bytes=limits.memory_bytes,
+                cpu_secs=limits.cpu_secs,
+                file_bytes=limits.file_bytes,
+                writable_only=limits.reserves,
+            )
             if limits.confined:
                 deny_system_calls()
             body(line)

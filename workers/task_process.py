@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Timed
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Timed
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import apply, build
@@ -285,6 +285,7 @@ class TaskProcess:
                         return None
                 elif other is child:
                     child.deadline = None
+                    child.freeze()
                     if "failed" in event:
                         self._failed(child, event)
                         return None
@@ -354,6 +355,7 @@ class TaskProcess:
         cores = self._opened.target.num_cores or 1
         return Limits(
             memory_bytes=config.memory_limit_bytes,
+            reserves=self._opened.target.kind == "cuda",
             cpu_secs=config.build_timeout_secs + (config.run_timeout_secs + 1) * cores * 2,
             confined=self._opened.confined,
         )
@@ -380,7 +382,13 @@ def _child_body(bench: Bench, candidate: Candidate, batch: Batch) -> Callable[[L
             measuring = Measuring(bench, running)
             try:
                 if batch.purpose is Purpose.CONFIRM:
-                    _sample_on_demand(line, measuring, running, batch.config)
+                    untransformed = candidate.trace == BASELINE_TRACE and bench.target.kind == "llvm"
+                    line.send(
+                        calls=(calls := measuring.warm(batch.config, untransformed=untransformed)),
+                        check=measuring.verdict().model_dump(),
+                    )
+                    while line.wait() == _SAMPLE:
+                        line.send(secs=measuring.warmed_sample(calls))
                 else:
                     limit_secs = batch.config.run_timeout_secs * 0.8
                     samples = measuring.search(batch.config, batch.incumbent_secs, limit_secs)
@@ -392,14 +400,6 @@ def _child_body(bench: Bench, candidate: Candidate, batch: Batch) -> Callable[[L
         line.wait()
 
     return body
-
-
-def _sample_on_demand(line: Line, measuring: Measuring, running: Running, config: MeasureConfig) -> None:
-    calls = measuring.warm(config)
-    line.send(calls=calls, check=measuring.verdict().model_dump())
-    while line.wait() == _SAMPLE:
-        running.call(1)  # Another candidate ran meanwhile: the caches hold its data.
-        line.send(secs=max(running.call(calls) / calls, 1e-9))
 
 
 class _Fault(Exception):

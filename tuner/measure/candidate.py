@@ -33,6 +33,8 @@ from tuner.tvm_compat import load_ir, to_tvm_target, tvm
 
 _LOOP_IN_PYTHON_SECS = 1e-3
 """Calls at least this long are timed one by one here; shorter ones in TVM's evaluator, whose loop costs nothing."""
+_COLD_DOES_NOT_MATTER_SECS = 0.02
+"""Filling the caches takes about a millisecond: under a twentieth of such a call."""
 
 
 class WrongOutput(Exception):
@@ -178,6 +180,7 @@ class Measuring:
     def __init__(self, bench: Bench, running: Running) -> None:
         self._bench, self._running = bench, running
         self._results: list[tuple[bool, float, float]] = []
+        self._last_secs = 0.0
 
     def check(self, names: Sequence[str]) -> float:
         """Runs and compares the sets; returns the duration of the last run. Raises WrongOutput."""
@@ -220,11 +223,19 @@ class Measuring:
             self.check([first])
         return samples
 
-    def warm(self, config: MeasureConfig) -> int:
-        """Checks all sets and returns how many calls fill a sample."""
-        self.check(list(self._bench.references))
-        calls = calls_per_sample(config, self._running.call(1))
+    def warm(self, config: MeasureConfig, *, untransformed: bool) -> int:
+        """Checks all sets, or one of a build that is the reference's own; returns how many calls fill a sample."""
+        names = list(self._bench.references)
+        secs = self.check(names[:1] if untransformed else names)
+        calls = calls_per_sample(config, secs)
         return calls_per_sample(config, self._running.call(calls) / calls) if calls > 1 else 1
+
+    def warmed_sample(self, calls: int) -> float:
+        """Seconds of one call, over `calls` of them, after one that brings its data back into the caches."""
+        if not (calls == 1 and self._last_secs > _COLD_DOES_NOT_MATTER_SECS):
+            self._running.call(1)
+        self._last_secs = max(self._running.call(calls) / calls, 1e-9)
+        return self._last_secs
 
 
 def device_of(target: Target) -> Any:

@@ -172,12 +172,12 @@ def abba(count: int) -> Iterator[tuple[int, ...]]:
 def confirmed(samples: Sequence[float], calls: int, config: MeasureConfig) -> bool:
     """Whether a candidate in an interleaved run has enough samples.
 
-    It goes on to CONFIRM_ROUNDS, then until its interval is narrow or `max_samples` are taken. One that has spent ten
-    times `max_secs` ends as soon as it has `min_samples`.
+    It goes on to CONFIRM_ROUNDS, then until its interval is narrow or `max_samples` are taken. One that has spent three
+    times `max_secs` ends as soon as it has `min_samples`: an untuned baseline takes tenths of a second a call.
     """
     m = len(samples)
     if m < config.min_samples:
         return False
-    if sum(samples) * calls >= 10 * config.max_secs or m >= max(config.max_samples, CONFIRM_ROUNDS):
+    if sum(samples) * calls >= 3 * config.max_secs or m >= max(config.max_samples, CONFIRM_ROUNDS):
         return True
     return m >= CONFIRM_ROUNDS and precise(samples, config, None)
