@@ -45,14 +45,20 @@ def work(
     The first SIGTERM or SIGINT drains: what is measured is reported, the rest handed back. The second ends at once.
     """
     parent = os.getppid() if die_with_parent else None
-    _configure_logs(log_level)
+
     from pitchpipe.client import Client
+    from pitchpipe.plugins import MissingExtra
     from pitchpipe.wire.lease import WorkerRegistration
     from pitchpipe.wire.target import Target
-    from workers.daemon import Daemon
-    from workers.device import detect_target, fingerprint, toolchain
-    from workers.sandbox import Sandbox
 
+    try:
+        from workers.daemon import Daemon
+        from workers.device import detect_target, fingerprint, toolchain
+        from workers.sandbox import Sandbox
+    except ImportError as error:
+        raise MissingExtra(f"a worker needs {error.name}: install pitchpipe[compiler]") from error
+
+    _configure_logs(log_level)
     found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(target)
     registration = WorkerRegistration(
         name=name or _default_name(found),

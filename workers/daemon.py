@@ -52,6 +52,8 @@ TICK_SECS = 1.0
 """How often waiting results are sent, lanes and leases looked at."""
 ACQUIRE_WAIT_SECS = 5.0
 """Long poll. A drain waits for it, since an answer that is thrown away would be a lease that nobody measures."""
+SAME_SIGNAL_SECS = 1.0
+"""Two signals this close are one: timeout(1) and terminals send theirs to the process and to its group."""
 STOP_SECS = 5.0
 """How long the end waits for a measurement to stop; the sandbox's children are killed in any case."""
 
@@ -112,6 +114,7 @@ class Daemon:
         """lease -> (its life in seconds, when it was last renewed by our monotonic clock)"""
         self._stop_measuring: dict[str, threading.Event] = {}
         self._draining = threading.Event()
+        self._stopped_at: float | None = None
         self._exit: events.Exit | None = None
         lanes = {"registry": self._call, "heartbeat": self._call, "reports": self._call, "measuring": self._measure}
         self._lanes = {name: Lane(name, carry_out, self._died) for name, carry_out in lanes.items()}
@@ -136,8 +139,14 @@ class Daemon:
         return self._exit.code
 
     def stop(self, *_signal: object) -> None:
-        """Drain: report what is done, hand back the rest, leave. From any thread or signal handler."""
-        self._events.put(events.Signalled())
+        """Drain: report what is done, hand back the rest, leave. Said again, end at once.
+
+        From any thread or signal handler.
+        """
+        now = time.monotonic()
+        if self._stopped_at is None or now - self._stopped_at > SAME_SIGNAL_SECS:
+            self._stopped_at = now
+            self._events.put(events.Signalled())
 
     def handle_signals(self) -> None:
         """Drains on SIGTERM and SIGINT; main thread only."""

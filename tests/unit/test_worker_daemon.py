@@ -329,6 +329,15 @@ def test_a_service_that_fails_inside_is_asked_again() -> None:
     assert wait() == 0
 
 
+def test_one_signal_that_arrives_twice_is_one_signal() -> None:
+    service, sandbox = FakeService(leases=0), FakeSandbox()
+    daemon, wait = start(service, sandbox)
+    until(lambda: daemon.state.worker)
+    daemon.stop()
+    daemon.stop()
+    assert wait() == 0
+
+
 def test_an_orphan_drains() -> None:
     service, sandbox = FakeService(leases=0), FakeSandbox()
     _, wait = start(service, sandbox, parent=2**22 + 1)
