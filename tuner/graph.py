@@ -2,13 +2,14 @@
 
 `prepare` (before tuning) works in this order:
 
-1. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
+1. Constants are folded and the graph simplified (tuner/simplify.py).
+2. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
    weights here are arguments.
-2. Convolutions go to NHWC with HWIO weights, the layout whose inner loops vectorise.
-3. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
+3. Convolutions go to NHWC with HWIO weights, the layout whose inner loops vectorise.
+4. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
    bound.
-4. Operators become tensor functions, which are fused; buffers that hold weights are marked, so that a schedule may
-   change their layout.
+5. Operators become tensor functions, which are fused; reshapes that stand alone become views; buffers that hold weights
+   are marked, so that a schedule may change their layout.
 
 `finish` (after schedules were put in) moves the layout changes that schedules made of weights into
 `main_transform_params` as well. It lifts a second time, so what the first lifting made is set aside and called first.
@@ -22,6 +23,7 @@ from typing import Any
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
 from tuner.fold import fold_batch_norm
+from tuner.simplify import simplify
 from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
@@ -43,6 +45,7 @@ def prepare(mod: Any, target: Target) -> Any:
         transform.CanonicalizeBindings(),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
+        transform.EliminateCommonSubexpr(),
         transform.DeadCodeElimination([MAIN]),
         transform.ConvertLayout(LAYOUTS),
         transform.CanonicalizeBindings(),
@@ -55,10 +58,12 @@ def prepare(mod: Any, target: Target) -> Any:
         transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),
+        transform.RewriteDataflowReshape(),
         transform.DeadCodeElimination([MAIN, TRANSFORM]),
         transform.AttachAttrLayoutFreeBuffers(),
     ]
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
+        mod = simplify(transform.CanonicalizeBindings()(mod))
         mod = fold_batch_norm(transform.CanonicalizeBindings()(mod))
         mod = tvm.transform.Sequential(lift)(mod)
         mod = tvm.transform.Sequential(lower)(mod)
@@ -180,7 +185,7 @@ def _private(function: Any) -> Any:
 
 def _check_lowered(mod: Any) -> None:
     """Raises InvalidModel naming an operator of main that has no implementation as a tensor function."""
-    allowed = {"relax.call_tir", "relax.memory.view"}
+    allowed = {"relax.call_tir", "relax.reshape"}
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call):

@@ -1,0 +1,296 @@
+"""Rewrites of a Relax graph that frontends leave to do, so that more of it fuses and equal work is equal workloads.
+
+* What does nothing goes: a reshape, broadcast, cast or permutation onto itself, adding a constant zero, times a
+  constant one; reshapes of reshapes and permutations of permutations become one.
+* Leading unit dimensions are taken off: with r = reshape to [1, ..., 1, *shape], f(r(x)) becomes r(f(x)) for
+  element-wise f, binary f, softmax, norms and permutations that leave those dimensions, and products of such tensors
+  lose them. A residual stream of [1, 128, 768] around products of [128, 768] then is two-dimensional throughout, and
+  what follows a product fuses into it.
+* Zero padding before a convolution moves into the convolution; clip becomes min and max, which layouts pass through.
+* Indices of take are clamped: TVM's default mode reads out of bounds, and indices come from the user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tuner.constants import constant_value, folded
+from tuner.tvm_compat import ir, relax, tirx, with_function
+
+UNARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "nn.gelu", "nn.gelu_tanh"),
+        *("nn.leakyrelu", "nn.relu", "nn.silu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "tanh"),
+    )
+)
+BINARY = frozenset(f"relax.{name}" for name in ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"))
+
+
+def simplify(mod: Any) -> Any:
+    """The module with main rewritten; bindings must be canonical. No output changes for indices that are in bounds."""
+    return with_function(mod, "main", _Simplify(mod).visit_expr(mod["main"]))
+
+
+def _shape(expr: Any) -> list[int] | None:
+    """The shape of a tensor whose shape is static."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    values = getattr(shape, "values", None)
+    if values is None or not all(isinstance(extent, tirx.IntImm) for extent in values):
+        return None
+    return [int(extent) for extent in values]
+
+
+def _op(expr: Any) -> str:
+    return str(expr.op.name) if isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) else ""
+
+
+class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+    def visit_call_(self, call: Any) -> Any:
+        call = self.builder_.normalize(self.visit_expr_post_order(call))
+        found = self._constant(call)
+        if found is None:
+            rule = _RULES.get(_op(call))
+            found = rule(self, call) if rule is not None else None
+        return call if found is None else found
+
+    def _constant(self, call: Any) -> Any:
+        shape = _shape(call)
+        if shape is None:
+            return None
+        operands = [self.made_by(argument) for argument in call.args]
+        return folded(relax.Call(call.op, operands, call.attrs, call.ty_args), shape, str(call.ty.dtype))
+
+    # Building blocks: every emitted value is bound, so that rules of later operators see what it is made of.
+
+    def emit(self, expr: Any) -> Any:
+        return self.builder_.emit(expr)
+
+    def made_by(self, expr: Any) -> Any:
+        """What a variable is bound to, through variables that only rename others; an argument of main is itself."""
+        while isinstance(expr, relax.Var):
+            bound = self.lookup_binding(expr)
+            if bound is None:
+                return expr
+            expr = bound
+        return expr
+
+    def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
+        """x in another shape, past all reshapes that x is made of."""
+        while _op(self.made_by(x)) == "relax.reshape":
+            x = self.made_by(x).args[0]
+        return x if _shape(x) == list(shape) else self.emit(relax.op.reshape(x, list(shape)))
+
+    def again(self, call: Any, arguments: Sequence[Any]) -> Any:
+        """The same operator on other arguments, simplified in its turn."""
+        made = self.builder_.normalize(relax.Call(call.op, list(arguments), call.attrs, call.ty_args))
+        rule = _RULES.get(_op(made))
+        found = rule(self, made) if rule is not None else None
+        return self.emit(made if found is None else found)
+
+    def squeezed(self, x: Any) -> tuple[Any, int]:
+        """(y, n) such that x is y with n >= 1 unit dimensions put in front; (x, 0) where x is made otherwise."""
+        made = self.made_by(x)
+        if _op(made) != "relax.reshape":
+            return x, 0
+        outer, inner = _shape(x), _shape(made.args[0])
+        if outer is None or inner is None:
+            return x, 0
+        count = len(outer) - len(inner)
+        if count > 0 and outer == [1] * count + inner:
+            return made.args[0], count
+        lead = next((index for index, extent in enumerate(outer[:-1]) if extent != 1), len(outer) - 1)
+        return (self.reshaped(x, outer[lead:]), lead) if lead else (x, 0)
+
+    # Rules: a replacement, or None.
+
+    def reshape(self, call: Any) -> Any:
+        shape = _shape(call)
+        if shape is None:
+            return None
+        made = self.made_by(call.args[0])
+        if _shape(call.args[0]) == shape or _op(made) == "relax.reshape":
+            return self.reshaped(call.args[0], shape)
+        return None
+
+    def as_reshape(self, call: Any) -> Any:
+        shape = _shape(call)
+        return None if shape is None else self.reshaped(call.args[0], shape)
+
+    def broadcast(self, call: Any) -> Any:
+        return call.args[0] if _shape(call.args[0]) == _shape(call) else None
+
+    def unary(self, call: Any) -> Any:
+        if _op(call) == "relax.astype" and call.args[0].ty.dtype == call.ty.dtype:
+            return call.args[0]
+        x, count = self.squeezed(call.args[0])
+        if count == 0:
+            return None
+        return self.reshaped(self.again(call, [x, *call.args[1:]]), _shape(call) or ())
+
+    def clip(self, call: Any) -> Any:
+        x, low, high = call.args
+        dtype = str(x.ty.dtype)
+        bounds = [float(getattr(bound, "value", bound)) for bound in (low, high)]
+        if not dtype.startswith("float") or not all(math.isfinite(bound) for bound in bounds):
+            return self.unary(call)
+        y = self._binary_of(relax.op.maximum, x, relax.const(bounds[0], dtype))
+        return self._binary_of(relax.op.minimum, y, relax.const(bounds[1], dtype))
+
+    def _binary_of(self, make: Callable[..., Any], x: Any, y: Any) -> Any:
+        made = self.builder_.normalize(make(x, y))
+        found = self.binary(made)
+        return self.emit(made) if found is None else found
+
+    def binary(self, call: Any) -> Any:
+        left, right = call.args
+        identity = self._identity(call)
+        if identity is not None:
+            return identity
+        out = _shape(call)
+        # A small operand (a bias, reshaped to the rank of the other) is no reason to reshape the large one.
+        count = max((self.squeezed(operand)[1] for operand in (left, right) if _shape(operand) == out), default=0)
+        if out is None or count == 0 or out[:count] != [1] * count or len(out) == count:
+            return None
+        operands = [self._without_units(operand, len(out) - count) for operand in (left, right)]
+        return self.reshaped(self.again(call, operands), out)
+
+    def _without_units(self, x: Any, rank: int) -> Any:
+        shape = _shape(x) or []
+        return self.reshaped(x, shape[len(shape) - rank :]) if len(shape) > rank else x
+
+    def _identity(self, call: Any) -> Any:
+        """The operand that an addition of zero or a product with one gives back unchanged."""
+        name, (left, right), out = _op(call), call.args, _shape(call)
+        neutral = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 1.0, "relax.divide": 1.0}.get(name)
+        if neutral is None or left.ty.dtype != right.ty.dtype:
+            return None
+        if _shape(left) == out and self._is_all(right, neutral):
+            return left
+        if name in ("relax.add", "relax.multiply") and _shape(right) == out and self._is_all(left, neutral):
+            return right
+        return None
+
+    def _is_all(self, expr: Any, value: float) -> bool:
+        values = constant_value(self.made_by(expr))
+        return values is not None and bool(np.all(values == value))
+
+    def softmax(self, call: Any) -> Any:
+        x, count = self.squeezed(call.args[0])
+        axis = int(call.attrs.axis)
+        rank = len(_shape(call.args[0]) or ())
+        axis = axis + rank if axis < 0 else axis
+        if count == 0 or axis < count:
+            return None
+        make = {"relax.nn.softmax": relax.op.nn.softmax, "relax.nn.log_softmax": relax.op.nn.log_softmax}[_op(call)]
+        return self.reshaped(self.emit(make(x, axis - count)), _shape(call) or ())
+
+    def layer_norm(self, call: Any) -> Any:
+        x, count = self.squeezed(call.args[0])
+        rank = len(_shape(call.args[0]) or ())
+        axes = [int(axis) + rank if int(axis) < 0 else int(axis) for axis in call.attrs.axes]
+        if count == 0 or any(axis < count for axis in axes):
+            return None
+        attrs = call.attrs
+        y = relax.op.nn.layer_norm(
+            x,
+            *call.args[1:],
+            axes=[axis - count for axis in axes],
+            epsilon=attrs.epsilon,
+            center=attrs.center,
+            scale=attrs.scale,
+        )
+        return self.reshaped(self.emit(y), _shape(call) or ())
+
+    def permute(self, call: Any) -> Any:
+        rank = len(_shape(call.args[0]) or ())
+        axes = [int(axis) for axis in call.attrs.axes] if call.attrs.axes else list(range(rank))[::-1]
+        if axes == list(range(rank)):
+            return call.args[0]
+        made = self.made_by(call.args[0])
+        if _op(made) == "relax.permute_dims" and made.attrs.axes:
+            inner = [int(axis) for axis in made.attrs.axes]
+            return self._permuted(made.args[0], [inner[axis] for axis in axes])
+        x, count = self.squeezed(call.args[0])
+        if count == 0 or axes[:count] != list(range(count)):
+            return None
+        return self.reshaped(self._permuted(x, [axis - count for axis in axes[count:]]), _shape(call) or ())
+
+    def _permuted(self, x: Any, axes: Sequence[int]) -> Any:
+        made = self.builder_.normalize(relax.op.permute_dims(x, list(axes)))
+        found = self.permute(made)
+        return self.emit(made) if found is None else found
+
+    def matmul(self, call: Any) -> Any:
+        """Takes leading unit dimensions off both operands: [1, 128, 768] x [768, 64] is a product of matrices."""
+        left, right = (_shape(argument) or [] for argument in call.args)
+        out = _shape(call)
+        if out is None or min(len(left), len(right)) < 2 or max(len(left), len(right)) < 3:
+            return None
+        # The batch dimensions that stay are those of the operand that needs more of them.
+        rank = max(2 + self._batch_rank(left), 2 + self._batch_rank(right))
+        if rank >= max(len(left), len(right)):
+            return None
+        x, y = (self._without_units(argument, rank) for argument in call.args)
+        return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
+
+    @staticmethod
+    def _batch_rank(shape: Sequence[int]) -> int:
+        batch = shape[:-2]
+        return len(batch) - next((index for index, extent in enumerate(batch) if extent != 1), len(batch))
+
+    def take(self, call: Any) -> Any:
+        if call.attrs.mode != "fast":
+            return None
+        return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
+
+    def conv2d(self, call: Any) -> Any:
+        made = self.made_by(call.args[0])
+        attrs = call.attrs
+        if _op(made) != "relax.nn.pad" or attrs.data_layout != "NCHW" or made.attrs.pad_mode != "constant":
+            return None
+        width = [int(extent) for extent in made.attrs.pad_width]
+        value = made.attrs.pad_value
+        if len(width) != 8 or any(width[:4]) or min(width) < 0 or float(getattr(value, "value", value)) != 0.0:
+            return None
+        top, bottom, left, right = width[4:]
+        extra = [top, left, bottom, right]
+        padding = [int(old) + new for old, new in zip(attrs.padding, extra, strict=True)]
+        return relax.op.nn.conv2d(
+            made.args[0],
+            call.args[1],
+            strides=attrs.strides,
+            padding=padding,
+            dilation=attrs.dilation,
+            groups=attrs.groups,
+            data_layout=attrs.data_layout,
+            kernel_layout=attrs.kernel_layout,
+            out_layout=attrs.out_layout,
+            out_dtype=attrs.out_dtype or None,
+        )
+
+
+_RULES: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(UNARY, _Rules.unary),
+    **dict.fromkeys(BINARY, _Rules.binary),
+    "relax.broadcast_to": _Rules.broadcast,
+    "relax.clip": _Rules.clip,
+    "relax.expand_dims": _Rules.as_reshape,
+    "relax.flatten": _Rules.as_reshape,
+    "relax.matmul": _Rules.matmul,
+    "relax.nn.conv2d": _Rules.conv2d,
+    "relax.nn.layer_norm": _Rules.layer_norm,
+    "relax.nn.log_softmax": _Rules.softmax,
+    "relax.nn.softmax": _Rules.softmax,
+    "relax.permute_dims": _Rules.permute,
+    "relax.reshape": _Rules.reshape,
+    "relax.squeeze": _Rules.as_reshape,
+    "relax.take": _Rules.take,
+}
+
+_Simplify = mutator(_Rules)
