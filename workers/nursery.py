@@ -24,7 +24,8 @@ from workers.confinement import deny_system_calls, die_with_parent, kill_strays,
 MAX_OUTPUT_BYTES = 1 << 20
 """What a child may print; more kills it."""
 _TAIL_BYTES = 1500
-_MAX_LINE_BYTES = 1 << 20
+_MAX_REPORT_BYTES = 1 << 20
+"""What a child may send in all; its samples are the most of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,7 @@ class Child:
     deadline: float | None = None
     """On the monotonic clock; None is unlimited."""
     received: bytearray = field(default_factory=bytearray)
+    received_bytes: int = 0
     note: dict[str, Any] = field(default_factory=dict)
     """Free for the owner."""
 
@@ -228,7 +230,8 @@ class Nursery:
             if not data:
                 break
             child.received += data
-            if len(child.received) > _MAX_LINE_BYTES:
+            child.received_bytes += len(data)
+            if child.received_bytes > _MAX_REPORT_BYTES:
                 return [], True
         *lines, rest = bytes(child.received).split(b"\n")
         child.received = bytearray(rest)
