@@ -1,0 +1,27 @@
+"""What strangers import stays light."""
+
+import subprocess
+import sys
+
+import pitchpipe
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_the_sdk_loads_no_compiler_no_torch_and_no_database():
+    loaded = modules_after("import pitchpipe, pitchpipe.client, pitchpipe.sdk, pitchpipe.cli")
+    assert not loaded & {"tvm", "torch", "sqlalchemy", "xgboost", "onnx", "numpy"}
+
+
+def test_importing_the_coordinator_loads_no_compiler():
+    loaded = modules_after("import service.coordinator")
+    assert not loaded & {"tvm", "torch", "xgboost", "onnx"}
+
+
+def test_every_exported_name_is_there_and_documented():
+    assert sorted(pitchpipe.__all__) == pitchpipe.__all__
+    for name in pitchpipe.__all__:
+        assert getattr(pitchpipe, name).__doc__

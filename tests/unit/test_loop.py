@@ -1,0 +1,131 @@
+"""The tuning loop over fakes: which batches go out, what is confirmed, what survives a crash of a search."""
+
+import json
+
+import pytest
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import BASELINE_TRACE, Failed, FailureKind
+from pitchpipe.wire.record import Best
+from pitchpipe.wire.task import TaskKind
+from tuner.budget import BudgetLedger
+from tuner.loop import MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, TuningLoop
+from tuner.records import InMemoryRecordStore
+from tuner.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
+
+TRACES = [json.dumps([["i", n], []]) for n in range(100)]
+
+
+def secs(task: int, trace: str) -> float:
+    """The baseline takes a second; candidate n takes (n + 1) ms."""
+    if trace == BASELINE_TRACE:
+        return 1.0
+    if "fixed" in trace:
+        return 0.5
+    return (json.loads(trace)[0][1] + 1) * 1e-3
+
+
+class Scene:
+    def __init__(self, *tasks, trials=64, secs_of=secs, reused=frozenset(), traces=TRACES):
+        self.store = InMemoryRecordStore()
+        self.measurer = MemoryMeasurer(tasks, self.store, secs_of)
+        self.executor = CannedExecutor(traces)
+        self.ledger = BudgetLedger(tasks, trials=trials, seconds=None, batch_size=16)
+        self.bests: dict[int, Best] = {}
+        self.loop = TuningLoop(
+            tasks,
+            reused,
+            self.ledger,
+            self.measurer,
+            self.store,
+            NoPredictor(),
+            self.executor,
+            seed=0,
+            on_confirmed=self.bests.__setitem__,
+        )
+
+    def run(self, steps=200):
+        for step in range(steps):
+            if self.loop.step(float(step)):
+                return self
+        raise AssertionError("the loop did not end")
+
+    def count(self, purpose):
+        return sum(n for _, p, n in self.measurer.submitted if p is purpose)
+
+
+def test_the_budget_is_spent_and_the_fastest_candidate_is_served():
+    scene = Scene(fake_task("a"), fake_task("b")).run()
+    assert scene.count(Purpose.SEARCH) == 64
+    assert scene.bests[0].trace == TRACES[0]
+    assert scene.bests[0].baseline_secs == pytest.approx(1.0, rel=0.01)
+    assert scene.bests[0].record is not None
+
+
+def test_the_baseline_is_served_when_nothing_beats_it():
+    scene = Scene(fake_task("a"), secs_of=lambda task, trace: 1.0 if trace == BASELINE_TRACE else 2.0).run()
+    assert scene.bests[0].trace == BASELINE_TRACE
+    assert scene.bests[0].record is None
+
+
+def test_nothing_is_served_when_the_baseline_has_no_time():
+    failed = Failed(candidate="0" * 64, kind=FailureKind.RUN_TIMEOUT)
+    scene = Scene(fake_task("a"), secs_of=lambda task, trace: failed if trace == BASELINE_TRACE else 1.0).run()
+    assert scene.bests == {}
+
+
+def test_a_fixed_task_gets_a_confirming_run_and_no_trial():
+    scene = Scene(fake_task("move", kind=TaskKind.FIXED)).run()
+    assert scene.measurer.submitted == [(0, Purpose.CONFIRM, 2)]
+    assert scene.bests[0].secs == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_reused_task_is_neither_searched_nor_confirmed():
+    scene = Scene(fake_task("a"), fake_task("b"), reused=frozenset({0})).run()
+    assert {task for task, _, _ in scene.measurer.submitted} == {1}
+
+
+def test_a_search_that_crashes_costs_its_batch_and_not_the_job():
+    scene = Scene(fake_task("a"))
+    scene.executor.error = RuntimeError("the child died")
+    scene.loop.step(0.0)
+    scene.executor.error = None
+    scene.run()
+    assert scene.count(Purpose.SEARCH) == 64
+
+
+def test_a_search_that_always_crashes_ends_the_task():
+    scene = Scene(fake_task("a"))
+    scene.executor.error = RuntimeError("the child died")
+    scene.run()
+    assert len(scene.executor.requests) == MAX_SEARCH_CRASHES
+    assert scene.count(Purpose.SEARCH) == 0
+    assert scene.bests[0].trace == BASELINE_TRACE
+
+
+def test_an_exhausted_space_ends_the_task():
+    scene = Scene(fake_task("a"), traces=TRACES[:5], trials=1000).run()
+    assert scene.count(Purpose.SEARCH) == 5
+
+
+def test_no_candidate_is_proposed_that_was_issued_before():
+    scene = Scene(fake_task("a")).run()
+    measured = [record.trace for record in scene.store.for_task(fake_task("a").workload.digest, fake_task("a").target)]
+    searched = [trace for trace in measured if trace != BASELINE_TRACE]
+    assert len(set(searched)) == 64
+
+
+def test_a_confirming_run_that_was_torn_apart_is_repeated_and_never_believed():
+    scene = Scene(fake_task("a"))
+    scene.measurer.whole = False
+    scene.run()
+    confirmations = [p for _, p, _ in scene.measurer.submitted if p is Purpose.CONFIRM]
+    assert len(confirmations) == MAX_CONFIRMATIONS
+    assert scene.bests == {}
+
+
+def test_imported_traces_join_the_confirming_run():
+    task = fake_task("a").model_copy(update={"seeds": (TRACES[40],)})
+    scene = Scene(task, trials=0).run()
+    assert scene.count(Purpose.SEARCH) == 0
+    assert scene.bests[0].trace == TRACES[40]
