@@ -74,7 +74,7 @@ class CompiledModel:
         return self.manifest.inputs
 
     def bind(self, weights: Mapping[str, Any]) -> None:
-        """Transforms and keeps the weights (arrays by parameter name); raises InvalidInput for a missing or misshapen one."""
+        """Transforms and keeps the weights (arrays by parameter name); raises InvalidInput for one missing or misshapen."""
         params = []
         for param in self.manifest.params:
             if param.name not in weights:

@@ -1,7 +1,7 @@
 """Runs a step in a process of its own: what it compiles and runs cannot take the caller down.
 
-Arguments and results are JSON, the model is bytes and arrays travel as .npy members (never pickled), through a scratch folder.
-A subprocess rather than a forked or spawned one, so that it works from any caller: with threads, or without a main guard.
+Arguments and results are JSON, the model is bytes and arrays are .npy members (never pickled), in a scratch folder. A
+subprocess rather than a forked or spawned one, so that it works from any caller: with threads, or without a main guard.
 """
 
 from __future__ import annotations

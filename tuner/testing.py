@@ -53,7 +53,7 @@ class CannedExecutor(Executor):
         self.requests: list[ProposeRequest] = []
         self.error: Exception | None = None
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ARG002
         future: Future[Any] = Future()
         request: ProposeRequest = args[0]
         self.requests.append(request)
@@ -77,7 +77,13 @@ class MemoryMeasurer:
         self.submitted: list[tuple[int, Purpose, int]] = []
         self.whole = True
 
-    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
+    def submit(
+        self,
+        task: int,
+        purpose: Purpose,
+        proposals: Sequence[Proposal],
+        incumbent_secs: float | None,  # noqa: ARG002
+    ) -> int:
         """Measures at once; `collect` hands the batch out."""
         candidates = tuple(proposal.candidate for proposal in proposals)
         results = tuple(self._measure(task, candidate) for candidate in candidates)

@@ -8,10 +8,10 @@ For a contraction C[b, i, v] += A[b, i, r] * B[b, r, v] hidden in a convolution,
           for v inner (vectorized)                   ... by V columns: R * V / lanes accumulators
             C[i, v] += A[i, r] * B'[v / V, r, v % V] A is broadcast, B' streams through the cache line by line
 
-B' is B packed into panels of V columns: when B is a weight, MetaSchedule's RewriteLayout postprocessor does it from the loop
-order, once, when weights are bound; otherwise packing is a stage of the kernel. What follows the contraction (bias, residual,
-activation) is computed on the tile before it is written. R and the split of r are left to the search; V, the loop order and
-where padding happens make one sketch each.
+B' is B packed into panels of V columns: when B is a weight, MetaSchedule's RewriteLayout postprocessor does it from the
+loop order, once, when weights are bound; otherwise packing is a stage of the kernel. What follows the contraction (bias,
+residual, activation) is computed on the tile before it is written. R and the split of r are left to the search; V, the
+loop order and where padding happens make one sketch each.
 
 The accumulators, the broadcast and the row of B' must fit the vector registers, or they spill and nothing of this helps:
 Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), section 6; Georganas et al., "Anatomy of
