@@ -75,8 +75,8 @@ ACQUIRE_AHEAD_AT = 4
 work, more than a round trip, little enough that other workers are not starved."""
 MAX_FAULTS = 3
 """Batches in a row that the sandbox itself may fail before the worker gives up: device or installation is broken."""
-MAX_START_ATTEMPTS = 8
-"""Registrations tried before the worker says the service is unreachable: about 25 seconds."""
+MAX_START_ATTEMPTS = 7
+"""Registrations tried before the worker says the service is unreachable: about 30 seconds."""
 MAX_DRAIN_ATTEMPTS = 6
 """Attempts at a last report while draining, before the lease is left to expire: about 15 seconds."""
 IDLE_PAUSE_SECS = 0.05
