@@ -34,6 +34,9 @@ class ModelView(Wire):
     digest: Digest
     size_bytes: int = Field(ge=0)
     created_at: Instant
+    checked: bool = Field(
+        default=False, description="it was read and can be tuned; false: not looked at yet, a job on it waits for that"
+    )
 
 
 class Budget(Wire):

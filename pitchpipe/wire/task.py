@@ -43,4 +43,6 @@ class Task(Wire):
         default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
     )
     fixed: str | None = Field(default=None, description="trace of the default schedule of a FIXED task")
-    seeds: tuple[str, ...] = Field(default=(), description="traces brought along (an import), tried in the confirming run")
+    seeds: tuple[str, ...] = Field(
+        default=(), description="traces brought along (an import), tried in the confirming run"
+    )
