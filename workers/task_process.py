@@ -43,6 +43,8 @@ from workers.nursery import Child, Ended, Limits, Line, Nursery
 
 _GO, _SAMPLE = b"g", b"s"
 _ALIVE_SECS = 1.0
+_COMPILER_FILE_BYTES = 1 << 28
+"""NVRTC and nvcc leave intermediate files while they work."""
 _FEWEST_PER_PHASE = 8
 """Candidates built before they are timed: enough that the last build's idle cores do not weigh."""
 
@@ -358,6 +360,7 @@ class TaskProcess:
             reserves=self._opened.target.kind == "cuda",
             cpu_secs=config.build_timeout_secs + (config.run_timeout_secs + 1) * cores * 2,
             confined=self._opened.confined,
+            **({"file_bytes": _COMPILER_FILE_BYTES} if self._opened.target.kind == "cuda" else {}),
         )
 
 
