@@ -1,0 +1,144 @@
+"""`pitchpipe tune` as a user runs it: the JSON contract, reuse, interruption, bad input. Real processes, SQLite."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.compiler import models
+
+pytestmark = pytest.mark.timeout(400)
+KEYS = {
+    "model",
+    "target",
+    "device",
+    "tasks",
+    "untuned_secs",
+    "tuned_secs",
+    "speedup",
+    "max_abs_error",
+    "trials",
+    "failed_trials",
+    "reused_tasks",
+    "seconds",
+}
+TASK_KEYS = {"workload", "name", "weight", "flops", "trials", "untuned_secs", "tuned_secs"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.onnx"
+    path.write_bytes(models.small_network().SerializeToString())
+    return path
+
+
+def command(model: Path, database: Path, *options: str) -> list[str]:
+    url = f"sqlite:///{database}"
+    return [sys.executable, "-m", "pitchpipe.cli", "tune", str(model), "--database", url, "--json", *options]
+
+
+def run(model: Path, database: Path, *options: str) -> dict[str, object]:
+    ended = subprocess.run(command(model, database, *options), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.splitlines()) == 1
+    return json.loads(ended.stdout)
+
+
+def records(database: Path) -> int:
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        return connection.execute("select count(*) from records").fetchone()[0]
+
+
+def test_the_json_object_has_what_it_promises_and_a_second_run_reuses_everything(model, tmp_path):
+    database = tmp_path / "p.db"
+    first = run(model, database, "--trials", "24", "--seed", "3")
+    assert first.keys() >= KEYS
+    assert all(task.keys() >= TASK_KEYS for task in first["tasks"])
+    assert first["trials"] == 24 == sum(task["trials"] for task in first["tasks"])
+    assert first["reused_tasks"] == 0
+    assert first["max_abs_error"] < 1e-3
+    assert first["speedup"] == pytest.approx(first["untuned_secs"] / first["tuned_secs"])
+    assert all(task["tuned_secs"] <= task["untuned_secs"] for task in first["tasks"])
+
+    second = run(model, database, "--trials", "24", "--seed", "3")
+    assert second["trials"] == 0
+    assert second["reused_tasks"] == len(second["tasks"])
+    assert {t["workload"] for t in second["tasks"]} == {t["workload"] for t in first["tasks"]}
+
+
+def test_a_larger_budget_goes_on_from_the_stored_records(model, tmp_path):
+    database = tmp_path / "p.db"
+    run(model, database, "--trials", "8")
+    more = run(model, database, "--trials", "24")
+    assert more["trials"] == 24
+    assert more["reused_tasks"] < len(more["tasks"])
+    with sqlite3.connect(database) as connection:
+        searched = "select workload, digest from candidates where purpose = 'search'"
+        rows = connection.execute(searched).fetchall()
+    assert len(rows) == len(set(rows)) == 32
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on_and_measures_nothing_again(model, tmp_path, how):
+    database = tmp_path / "p.db"
+    options = ("--trials", "64")
+    process = subprocess.Popen(command(model, database, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            if database.exists() and records(database) >= 8:
+                break
+        except sqlite3.OperationalError:
+            continue
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    wait_until_nobody_serves(database)
+    before = records(database)
+    assert 0 < before < 64
+
+    after = run(model, database, *options)
+    assert after["trials"] == 64
+    with sqlite3.connect(database) as connection:
+        jobs = connection.execute("select count(*) from jobs").fetchone()[0]
+        searched = "select count(*), count(distinct workload || digest) from candidates where purpose = 'search'"
+        issued, distinct = connection.execute(searched).fetchone()
+    assert jobs == 1
+    assert issued == distinct == 64
+
+
+def wait_until_nobody_serves(database: Path) -> None:
+    """The embedded processes end with their parent; the file's lock says when."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        users = subprocess.run(["pgrep", "-f", str(database)], capture_output=True, text=True, check=False).stdout
+        if not [pid for pid in users.split() if int(pid) != os.getpid()]:
+            return
+        time.sleep(0.2)
+    raise AssertionError("an embedded process outlived its command")
+
+
+def test_a_file_that_is_no_model_is_refused_with_its_cause(tmp_path):
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"\x08\x07garbage")
+    ended = subprocess.run(command(path, tmp_path / "p.db"), capture_output=True, text=True, check=False, timeout=30)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_code_in_a_file_needs_trust(tmp_path):
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"PK")
+    ended = subprocess.run(command(path, tmp_path / "p.db"), capture_output=True, text=True, check=False, timeout=30)
+    assert ended.returncode == 2
+    assert "--trust" in ended.stderr
