@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.inliner
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import param_names, parse_onnx, strip_proto
+from tuner.constants import constant_value
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec
 from tuner.ingest.settle import check_shapes, check_static, settle
 from tuner.tvm_compat import relax, tvm
@@ -166,7 +169,39 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM h
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         self.at = f"operator {op_name} (node {attrs['tvm_custom']['name']!r})"
+        ours = {"Clip": self._clip, "Pad": self._pad}.get(op_name)
+        found = ours(inputs, attrs) if ours is not None else None
+        if found is not None:
+            return self.bb.normalize(found)
         return super()._convert_operator(op_name, inputs, attrs, opset)
+
+    # TVM converts these two straight to tensor functions, which no graph pass can see through.
+
+    def _clip(self, inputs: Any, _attrs: Any) -> Any:
+        """Constant bounds as minimum and maximum; None for others, such as those of the first opsets."""
+        bounds = [None if bound is None else constant_value(bound) for bound in inputs[1:3]]
+        given = [value for bound, value in zip(inputs[1:3], bounds, strict=True) if bound is not None]
+        if not given or any(value is None or value.size != 1 or np.isnan(value).any() for value in given):
+            return None
+        found, dtype = inputs[0], str(inputs[0].ty.dtype)
+        for value, make in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=False):
+            if value is not None:
+                found = self.bb.emit(make(found, relax.const(value.reshape(()).astype(dtype), dtype)))
+        return found
+
+    def _pad(self, inputs: Any, attrs: Any) -> Any:
+        """Constant padding by constant widths along all axes; None for other kinds."""
+        mode = attrs.get("mode", b"constant")
+        if mode not in (b"constant", "constant") or len(inputs) < 2 or inputs[1] is None:
+            return None
+        widths = constant_value(inputs[1])
+        fill = constant_value(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else np.zeros(())
+        axes_given = len(inputs) > 3 and inputs[3] is not None
+        if widths is None or fill is None or axes_given or widths.min() < 0 or np.any(fill != 0):
+            return None
+        rank = widths.size // 2
+        interleaved = [int(widths[axis + end * rank]) for axis in range(rank) for end in (0, 1)]
+        return relax.op.nn.pad(inputs[0], interleaved, "constant", 0.0)
 
     def _check_shapes(self, limits: IngestLimits) -> None:
         for name, expr in self._nodes.items():

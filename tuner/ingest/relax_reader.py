@@ -26,7 +26,7 @@ BLOCK_ANNOTATIONS = frozenset({"schedule_rule"})
 RELAX_OPERATORS = frozenset({"relax.call_tir"})
 REFUSED_RELAX_OPERATORS = (
     *("relax.call_", "relax.invoke_", "relax.run_", "relax.builtin", "relax.vm", "relax.memory", "relax.print"),
-    *("relax.assert", "relax.inspect", "relax.dist", "relax.ccl", "relax.hint", "relax.to_vdevice", "relax.shape_to"),
+    *("relax.assert", "relax.inspect", "relax.dist", "relax.ccl", "relax.hint", "relax.to_vdevice"),
     *("relax.alloc", "relax.null", "relax.grad", "relax.tensor_to_shape", "relax.multinomial", "relax.random"),
 )
 """Beginnings of the Relax operators that are no arithmetic on tensors: calls, storage, devices, effects."""

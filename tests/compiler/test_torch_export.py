@@ -1,0 +1,115 @@
+"""Torch modules become models that compute what the module computes; their weights stay with the caller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.errors import InvalidModel, UnsupportedOperator
+from pitchpipe.wire.job import ModelFormat
+from tests.compiler.programs import TARGET
+from tests.compiler.test_graph import run
+from tuner.graph import finish, prepare
+from tuner.ingest import ingest
+from tuner.tvm_compat import load_ir
+
+torch = pytest.importorskip("torch")
+
+from tuner.ingest.torch_export import from_pt2, from_torch  # noqa: E402  # needs torch
+
+
+class Small(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """Embedding, buffers of both kinds, convolution with batch norm, and an own constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 36)
+        self.conv = torch.nn.Conv2d(4, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.head = torch.nn.Linear(8, 5)
+        self.register_buffer("positions", torch.arange(4).expand(1, -1), persistent=False)
+        self.register_buffer("shift", torch.randn(8), persistent=False)
+        torch.nn.init.uniform_(self.norm.running_mean)
+        torch.nn.init.uniform_(self.norm.running_var, 0.5, 1.5)
+
+    def forward(self, ids: Any, x: Any) -> Any:
+        e = (self.embed(ids) + self.embed(self.positions)).reshape(1, 4, 6, 6)
+        y = torch.nn.functional.relu6(self.norm(self.conv(e + x)))
+        return self.head(y.mean((2, 3)) + self.shift), y
+
+
+def example() -> tuple[Any, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Small().eval(), (torch.randint(0, 20, (1, 4)), torch.randn(1, 4, 6, 6))
+
+
+def test_a_module_computes_the_same_after_its_journey() -> None:
+    module, inputs = example()
+    data, weights = from_torch(module, inputs)
+    ingested = ingest(data, ModelFormat.RELAX)
+    assert [spec.dtype for spec in ingested.inputs] == ["int64", "float32"]
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [value.numpy() for value in inputs])
+    with torch.no_grad():
+        expected = module(*inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_and_buffers_are_named_as_in_the_state_dict() -> None:
+    module, inputs = example()
+    _, weights = from_torch(module, inputs)
+    state = {name for name, value in module.state_dict().items() if value.is_floating_point()}
+    assert set(weights) == state | {"shift"}
+
+
+def test_the_weights_are_not_in_what_is_sent() -> None:
+    (first, inputs), (second, _) = example(), example()
+    torch.nn.init.normal_(second.conv.weight)
+    torch.nn.init.uniform_(second.norm.running_var, 0.5, 1.5)
+    assert from_torch(first, inputs)[0] == from_torch(second, inputs)[0]
+
+
+def test_a_module_in_training_mode_is_refused() -> None:
+    module, inputs = example()
+    with pytest.raises(InvalidModel, match="training mode"):
+        from_torch(module.train(), inputs)
+
+
+def test_an_operator_without_a_conversion_is_named() -> None:
+    class Odd(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.eigvals(x).real
+
+    with pytest.raises(UnsupportedOperator, match="eig"):
+        from_torch(Odd().eval(), (torch.randn(4, 4),))
+
+
+def test_a_module_that_cannot_be_exported_says_why() -> None:
+    class Branching(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(InvalidModel, match=r"torch\.export failed"):
+        from_torch(Branching().eval(), (torch.randn(4),))
+
+
+def test_an_archive_is_read_only_when_it_is_trusted(tmp_path: Path) -> None:
+    module, inputs = example()
+    path = tmp_path / "small.pt2"
+    torch.export.save(torch.export.export(module, inputs), path)
+    with pytest.raises(InvalidModel, match="trust"):
+        from_pt2(path, trusted=False)
+    data, weights = from_pt2(path, trusted=True)
+    expected = from_torch(module, inputs)
+    assert data == expected[0]
+    assert set(weights) == set(expected[1])
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.pt2"
+    path.write_bytes(b"nothing")
+    with pytest.raises(InvalidModel, match=r"bad\.pt2 is not"):
+        from_pt2(path, trusted=True)
