@@ -35,9 +35,9 @@ class Blobs:
             )
 
     def put(self, data: bytes) -> str:
-        """Stores the bytes; returns their digest. Idempotent."""
+        """Stores the bytes; returns their digest. Idempotent; heals a blob that was damaged."""
         digest = sha256(data)
-        if not self.exists(digest):
+        if self._size(digest) != len(data) or not self._intact(digest):
             obstore.put(self._store, _path(digest), data)
             self._sync(digest)
         return digest
@@ -54,18 +54,26 @@ class Blobs:
 
     def exists(self, digest: str) -> bool:
         """Whether bytes of that digest are stored; they may still be damaged."""
+        return self._size(digest) is not None
+
+    def _size(self, digest: str) -> int | None:
         try:
-            obstore.head(self._store, _path(digest))
+            return obstore.head(self._store, _path(digest))["size"]
         except FileNotFoundError:
+            return None
+
+    def _intact(self, digest: str) -> bool:
+        try:
+            return bool(self.get(digest))
+        except (IntegrityError, NotFound):
             return False
-        return True
 
     def _sync(self, digest: str) -> None:
         # The local store renames a finished file into place but leaves it to the kernel to write it out.
         if self._folder is None:
             return
         path = self._folder / _path(digest)
-        for part in (path, path.parent, path.parent.parent):
+        for part in (path, path.parent, path.parent.parent, self._folder):
             handle = os.open(part, os.O_RDONLY)
             try:
                 os.fsync(handle)

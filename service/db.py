@@ -7,7 +7,9 @@ database; nothing else decides what has expired.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, Engine, Float, create_engine, event, literal, select
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -93,7 +95,7 @@ class Database:
         except PoolTimeout as error:
             raise Overloaded("no database connection is free", retry_after_secs=1.0) from error
         except OperationalError as error:
-            raise Overloaded(f"the database did not answer: {_cause(error)}", retry_after_secs=1.0) from error
+            raise _away(error) from error
 
     def migrate(self) -> None:
         """Brings the schema to this code's revision. Safe to call from several processes at once.
@@ -116,7 +118,7 @@ class Database:
                     connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7453010)")
                 yield connection
         except OperationalError as error:
-            raise Overloaded(f"the database did not answer: {_cause(error)}", retry_after_secs=1.0) from error
+            raise _away(error) from error
         finally:
             if self._writer is not None:
                 self._writer.release()
@@ -134,7 +136,7 @@ class Database:
         except PoolTimeout as error:
             raise Overloaded("no database connection is free", retry_after_secs=1.0) from error
         except OperationalError as error:
-            raise Overloaded(f"the database did not answer: {_cause(error)}", retry_after_secs=1.0) from error
+            raise _away(error) from error
 
     def close(self) -> None:
         """Gives all connections back."""
@@ -190,8 +192,15 @@ def _parse(url: str) -> URL:
     return parsed.set(drivername="sqlite+pysqlite")
 
 
-def _cause(error: DBAPIError) -> str:
-    return str(error.orig).strip().splitlines()[0][:300] if error.orig is not None and str(error.orig) else "no reason"
+def _away(error: OperationalError) -> Exception:
+    """Overloaded when the database is away, busy or full; the error itself when the statement is at fault."""
+    # SQLite calls a misspelt table an operational error too; its primary result codes tell the two apart.
+    if isinstance(error.orig, sqlite3.OperationalError):
+        away = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
+        if error.orig.sqlite_errorcode & 0xFF not in away | {sqlite3.SQLITE_FULL}:
+            return error
+    said = str(error.orig).strip().splitlines()[:1] or ["it gave no reason"]
+    return Overloaded(f"the database did not answer: {said[0][:300]}", retry_after_secs=1.0)
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -207,12 +216,10 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: object, _record: ConnectionPoolEntry) -> None:
-        import sqlite3
-
         assert isinstance(connection, sqlite3.Connection)
         connection.isolation_level = None  # we say BEGIN ourselves
         connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECS * 1000)}")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
 
@@ -227,6 +234,18 @@ def _sqlite_engine(url: URL) -> Engine:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Turns the file to WAL, which lasts; on a new file SQLite does not wait for others that do the same, so we do."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECS
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _postgresql_engine(url: URL, pool_size: int) -> Engine:

@@ -42,7 +42,7 @@ class PostgresServer:
     def fresh(self, template: str) -> Iterator[str]:
         """URL of a new database, a copy of `template`; dropped afterwards."""
         name = f"test_{os.getpid()}_{next(_COUNT)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
         try:
             yield self.url(name)
         finally:
@@ -69,7 +69,12 @@ class PostgresServer:
             said = (self.folder / f"{program}.log").read_text(errors="replace")
             raise RuntimeError(f"{program} failed with {done.returncode}: {said[-2000:]}")
 
+    def start(self) -> None:
+        options = f"-k {self.folder} {_OPTIONS}"
+        self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-o", options, "start")
+
     def stop(self) -> None:
+        """At once, as if it were killed: what it acknowledged is in its log."""
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
 
 
@@ -95,7 +100,7 @@ def _start(server: PostgresServer) -> None:
         shutil.chown(server.folder, server.user)
         shutil.chown(data, server.user)
     server.run("initdb", "--auth=trust", "--encoding=UTF8", "--no-sync", "-U", "postgres", "-D", str(data))
-    server.run("pg_ctl", "-D", str(data), "-w", "-o", f"-k {server.folder} {_OPTIONS}", "start")
+    server.start()
 
 
 def _installed() -> Iterator[Path]:

@@ -148,28 +148,17 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data(), final=st.booleans())
-    def report(self, data: st.DataObject, final: bool) -> None:
-        """Some of a lease's candidates, or all of them; the lease may be long gone."""
+    def report_some(self, data: st.DataObject, final: bool) -> None:
+        """Some of a lease's candidates, or none; the lease may be long gone."""
         held = data.draw(st.sampled_from(self._alive()))
         left = sorted(held.unreported)
-        results = [self._result(data, digest) for digest in left[: data.draw(st.integers(0, len(left)))]]
-        try:
-            answer = self.scene.report(held.grant, results, final=final)
-        except StaleLease:
-            assert not self._holds(held)
-            assert self._read() == self.stored
-            return
-        assert self._holds(held)
-        assert (answer.accepted, answer.duplicates) == (len(results), 0)
-        for result in results:
-            held.unreported.discard(result.candidate)
-            held.sent[result.candidate] = result
-            if result.outcome == "failed" and result.kind.retryable:
-                self.losses[result.candidate] += 1
-            else:
-                self.acknowledged.append(result)
-        held.open = not final and bool(held.unreported)
-        assert answer.lease_open == held.open
+        self._report(data, held, left[: data.draw(st.integers(0, len(left)))], final=final)
+
+    @precondition(lambda self: self._alive(self._holds))
+    @rule(data=st.data(), final=st.booleans())
+    def report_the_rest(self, data: st.DataObject, final: bool) -> None:
+        held = data.draw(st.sampled_from(self._alive(self._holds)))
+        self._report(data, held, sorted(held.unreported), final=final)
 
     @precondition(lambda self: self._alive(lambda held: bool(held.sent)))
     @rule(data=st.data(), final=st.booleans())
@@ -184,30 +173,25 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self._read() == self.stored
         assert answer.lease_open == self._holds(held)
 
-    @precondition(lambda self: self._alive(lambda held: bool(held.sent)))
-    @rule(data=st.data(), final=st.booleans())
-    def report_otherwise(self, data: st.DataObject, final: bool) -> None:
-        """The same key with another body, together with something new."""
-        held = data.draw(st.sampled_from(self._alive(lambda held: bool(held.sent))))
-        other = timed(data.draw(st.sampled_from(sorted(held.sent))), 0.125)
-        new = [timed(digest) for digest in sorted(held.unreported)]
-        self._refused(IdempotencyConflict, held, [other, *new], final=final)
-
     @precondition(lambda self: self._alive())
     @rule(data=st.data(), off=st.sampled_from([-1, 1, 2**70]), final=st.booleans())
     def report_with_another_fence(self, data: st.DataObject, off: int, final: bool) -> None:
         held = data.draw(st.sampled_from(self._alive()))
-        fence = held.grant.fence + off
-        if fence >= 1:
-            results = [timed(digest) for digest in sorted(held.unreported | held.sent.keys())]
-            self._refused(StaleLease, held, results, final=final, fence=fence)
+        results = [*held.sent.values(), *(timed(digest) for digest in sorted(held.unreported))]
+        if held.grant.fence + off >= 1:
+            self._refused(StaleLease, held, results, final=final, fence=held.grant.fence + off)
 
-    @precondition(lambda self: self._alive(self._holds))
+    @precondition(lambda self: self._alive())
     @rule(data=st.data(), final=st.booleans())
-    def report_something_never_leased(self, data: st.DataObject, final: bool) -> None:
-        held = data.draw(st.sampled_from(self._alive(self._holds)))
-        results = [*(timed(digest) for digest in sorted(held.unreported)), timed(sha256(b"never issued"))]
-        self._refused(InvalidReport, held, results, final=final)
+    def report_wrongly(self, data: st.DataObject, final: bool) -> None:
+        """The same key with another body, or a candidate that was never leased; with something new each time."""
+        held = data.draw(st.sampled_from(self._alive(lambda held: bool(held.sent)) or self._alive()))
+        new = [timed(digest) for digest in sorted(held.unreported)]
+        if held.sent:
+            other = timed(data.draw(st.sampled_from(sorted(held.sent))), 0.125)
+            self._refused(IdempotencyConflict, held, [other, *new], final=final)
+        by = InvalidReport if self._holds(held) else StaleLease
+        self._refused(by, held, [*new, timed(sha256(b"never issued"))], final=final)
 
     @rule(secs=st.sampled_from([400.0, 1100.0]))
     def time_passes(self, secs: float) -> None:
@@ -219,7 +203,8 @@ class LeaseMachine(RuleBasedStateMachine):
         """Whether or not anyone has looked at the lease since it became overdue."""
         held = data.draw(st.sampled_from(self._alive(self._holds)))
         self.scene.pass_time()
-        self._refused(StaleLease, held, [timed(digest) for digest in sorted(held.unreported)], final=final)
+        new = [timed(digest) for digest in sorted(held.unreported)]
+        self._refused(StaleLease, held, [*held.sent.values(), *new], final=final)
 
     @rule(secs=st.sampled_from([0.0, 1100.0]))
     def expire(self, secs: float) -> None:
@@ -242,6 +227,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A worker forgets a lease; it never speaks of it again."""
         data.draw(st.sampled_from(self._alive())).crashed = True
 
+    @precondition(lambda self: len(self.jobs) < 3)
     @rule()
     def cancel(self) -> None:
         """The job is cancelled and another one begins on the same task."""
@@ -335,6 +321,26 @@ class LeaseMachine(RuleBasedStateMachine):
             self.losses.update(held.unreported)
         return {held.grant.lease: held.unreported for held in overdue}
 
+    def _report(self, data: st.DataObject, held: Held, digests: list[str], *, final: bool) -> None:
+        results = [self._result(data, digest) for digest in digests]
+        try:
+            answer = self.scene.report(held.grant, results, final=final)
+        except StaleLease:
+            assert not self._holds(held)
+            assert self._read() == self.stored
+            return
+        assert self._holds(held)
+        assert (answer.accepted, answer.duplicates) == (len(results), 0)
+        for result in results:
+            held.unreported.discard(result.candidate)
+            held.sent[result.candidate] = result
+            if result.outcome == "failed" and result.kind.retryable:
+                self.losses[result.candidate] += 1
+            else:
+                self.acknowledged.append(result)
+        held.open = not final and bool(held.unreported)
+        assert answer.lease_open == held.open
+
     def _result(self, data: st.DataObject, digest: str) -> Measurement:
         kind = data.draw(OUTCOMES)
         return timed(digest) if kind is None else failed(digest, kind)
@@ -394,7 +400,7 @@ def test_leases_keep_their_promises_through_any_history(database: Database) -> N
         machine,
         settings=settings(
             max_examples=20,
-            stateful_step_count=30,
+            stateful_step_count=40,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),

@@ -1,0 +1,329 @@
+"""Leases: the cases worth a name. Random histories are in test_lease_machine.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from pitchpipe.errors import InvalidReport, InvalidTransition, NotFound, StaleLease
+from pitchpipe.wire.ids import new_id
+from pitchpipe.wire.job import JobState
+from pitchpipe.wire.lease import LeaseRequest, Purpose, WorkerState
+from pitchpipe.wire.measure import Failed, FailureKind
+from service.db import Database
+from service.store import batches, jobs, leases, records, workers
+from tests.scene import (
+    DEVICE,
+    OTHER_DEVICE,
+    OTHER_TARGET,
+    TARGET,
+    TOOLCHAIN,
+    TTL_SECS,
+    WORKLOAD,
+    Scene,
+    candidates,
+    failed,
+    timed,
+)
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return Scene(database)
+
+
+def test_a_grant_carries_what_was_issued(scene: Scene) -> None:
+    scene.issue(candidates(0, 5))
+    grant = scene.granted(3)
+    assert grant.candidates == tuple(candidates(0, 3))
+    assert (grant.workload, grant.target, grant.purpose) == (WORKLOAD.digest, TARGET, Purpose.SEARCH)
+    assert grant.ttl_secs == TTL_SECS
+
+
+def test_no_work_is_no_grant(scene: Scene) -> None:
+    assert scene.acquire() is None
+
+
+def test_work_for_another_target_is_no_work(scene: Scene) -> None:
+    scene.issue(candidates(0, 5))
+    assert scene.acquire(worker=scene.register("gpu", target=OTHER_TARGET)) is None
+
+
+def test_available_says_what_acquire_would_find(scene: Scene) -> None:
+    def available() -> bool:
+        with scene.database.reading() as session:
+            return leases.available(session, scene.project, scene.worker)
+
+    assert not available()
+    scene.issue(candidates(0, 2))
+    assert available()
+    scene.granted()
+    assert not available()
+    scene.pass_time()
+    assert available()
+
+
+def test_a_partial_report_keeps_the_lease_and_a_final_one_gives_the_rest_back(scene: Scene) -> None:
+    scene.issue(candidates(0, 4))
+    grant = scene.granted()
+    one, two, *_ = (c.digest for c in grant.candidates)
+    assert scene.report(grant, [timed(one)]).lease_open
+    assert scene.counts() == batches.Counts(issued=4, queued=0, leased=3, terminal=1)
+    assert not scene.report(grant, [timed(two)], final=True).lease_open
+    assert scene.counts() == batches.Counts(issued=4, queued=2, leased=0, terminal=2)
+    assert len(scene.granted().candidates) == 2
+
+
+def test_the_last_result_closes_the_lease_without_being_called_final(scene: Scene) -> None:
+    scene.issue(candidates(0, 1))
+    grant = scene.granted()
+    assert not scene.report(grant, [timed(grant.candidates[0].digest)]).lease_open
+    with pytest.raises(StaleLease), scene.database.transaction() as session:
+        leases.heartbeat(session, scene.project, grant.lease, grant.fence, TTL_SECS)
+
+
+def test_a_final_report_of_nothing_gives_everything_back_at_no_cost(scene: Scene) -> None:
+    scene.issue(candidates(0, 3))
+    for _ in range(5):
+        assert scene.report(scene.granted(), [], final=True).accepted == 0
+    assert scene.counts() == batches.Counts(issued=3, queued=3, leased=0, terminal=0)
+    assert len(scene.granted().candidates) == 3, "what is given back was not lost, and is not leased alone"
+
+
+def test_a_heartbeat_keeps_a_lease_alive(scene: Scene) -> None:
+    scene.issue(candidates(0, 1))
+    grant = scene.granted()
+    for _ in range(4):
+        scene.pass_time(0.8 * TTL_SECS)
+        with scene.database.transaction() as session:
+            assert not leases.heartbeat(session, scene.project, grant.lease, grant.fence, TTL_SECS).cancelled
+        assert scene.expire() == 0
+    assert scene.report(grant, [timed(grant.candidates[0].digest)]).accepted == 1
+
+
+def test_only_time_expires_a_lease(scene: Scene) -> None:
+    scene.issue(candidates(0, 1))
+    scene.granted()
+    scene.pass_time(0.9 * TTL_SECS)
+    assert scene.expire() == 0
+    scene.pass_time(0.2 * TTL_SECS)
+    assert scene.expire() == 1
+
+
+def test_a_dead_workers_candidates_are_offered_again_even_if_no_coordinator_runs(scene: Scene) -> None:
+    scene.issue(candidates(0, 3))
+    scene.granted()
+    scene.pass_time()
+    again = scene.granted(worker=scene.register("worker-b"))
+    assert len(again.candidates) == 1, "what was lost once is leased alone"
+
+
+def test_a_candidate_that_loses_two_workers_is_quarantined_with_a_record(scene: Scene) -> None:
+    scene.issue(candidates(0, 1))
+    for _ in range(2):
+        scene.granted()
+        scene.pass_time()
+    assert scene.acquire() is None
+    assert scene.counts() == batches.Counts(issued=1, queued=0, leased=0, terminal=1)
+    assert scene.trials() == (1, 1)
+    with scene.database.reading() as session:
+        (found,) = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
+    assert isinstance(found.result, Failed)
+    assert found.result.kind is FailureKind.WORKER_LOST
+    assert "quarantined" in found.result.detail
+
+
+def test_a_device_error_is_tried_again_once(scene: Scene) -> None:
+    scene.issue(candidates(0, 1))
+    for expected in (1, 0):
+        grant = scene.granted()
+        scene.report(grant, [failed(grant.candidates[0].digest, FailureKind.DEVICE_ERROR)])
+        assert scene.counts().queued == expected
+    with scene.database.reading() as session:
+        (found,) = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
+    assert isinstance(found.result, Failed)
+    assert found.result.kind is FailureKind.DEVICE_ERROR
+    assert "a test says so" in found.result.detail
+
+
+def test_a_report_with_one_bad_result_stores_none_of_it(scene: Scene) -> None:
+    scene.issue(candidates(0, 2))
+    grant = scene.granted()
+    good = timed(grant.candidates[0].digest)
+    for bad in (timed(candidates(7, 8)[0].digest), good):
+        with pytest.raises(InvalidReport):
+            scene.report(grant, [good, bad])
+    assert scene.counts().terminal == 0
+    assert scene.report(grant, [good]).accepted == 1
+
+
+def test_a_record_says_which_device_and_toolchain_measured_it(scene: Scene) -> None:
+    scene.issue(candidates(0, 1), features={candidates(0, 1)[0].digest: b"features"})
+    worker = scene.register("another", device=OTHER_DEVICE)
+    grant = scene.granted(worker=worker)
+    scene.report(grant, [timed(grant.candidates[0].digest, 2e-3)])
+    with scene.database.reading() as session:
+        (found,) = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
+        (finished,) = batches.finished(session, scene.job)
+        by = batches.measured_by(session, finished.batch)
+        samples = batches.samples(session, scene.project, "llvm", 10)
+        view = workers.get(session, scene.project, worker)
+    assert (found.device, found.toolchain, found.worker) == (OTHER_DEVICE, TOOLCHAIN, worker)
+    assert (by.device, by.toolchain, by.records) == (OTHER_DEVICE, TOOLCHAIN, {found.result.candidate: found.id})
+    assert finished.device_class == OTHER_DEVICE.device_class
+    assert finished.records == (found.id,)
+    assert samples == [(WORKLOAD.digest, b"features", 2e-3)]
+    assert view.trials == 1
+
+
+class TestConfirmation:
+    def test_it_comes_before_searching_and_is_granted_whole(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 4))
+        scene.issue(candidates(10, 14), Purpose.CONFIRM)
+        grant = scene.granted(1)
+        assert grant.purpose is Purpose.CONFIRM
+        assert grant.candidates == tuple(candidates(10, 14)), "in the order issued: the baseline is the first"
+
+    def test_it_is_not_charged(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 2), Purpose.CONFIRM)
+        grant = scene.granted()
+        scene.report(grant, [timed(c.digest) for c in grant.candidates])
+        assert scene.trials() == (0, 0)
+
+    def test_the_same_candidates_can_be_confirmed_again_and_again(self, scene: Scene) -> None:
+        for _ in range(2):
+            assert scene.issue(candidates(0, 2), Purpose.CONFIRM) == 2
+            grant = scene.granted()
+            scene.report(grant, [timed(c.digest) for c in grant.candidates])
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_a_finished_batch_says_whether_one_lease_measured_it(self, scene: Scene, interrupted: bool) -> None:
+        scene.issue(candidates(0, 3), Purpose.CONFIRM)
+        grant = scene.granted()
+        if interrupted:
+            scene.report(grant, [timed(grant.candidates[0].digest)])
+            scene.pass_time()
+            grant = scene.granted()
+            assert len(grant.candidates) == 2, "the rest of it stays together"
+        scene.report(grant, [timed(c.digest) for c in grant.candidates])
+        with scene.database.reading() as session:
+            (finished,) = batches.finished(session, scene.job)
+        assert finished.whole is not interrupted
+        assert finished.candidates == tuple(candidates(0, 3))
+
+
+class TestIssuing:
+    def test_a_candidate_is_searched_once_however_often_it_is_proposed(self, scene: Scene) -> None:
+        assert scene.issue(candidates(0, 4)) == 4
+        assert scene.issue(candidates(0, 4)) == 0
+        assert scene.issue([*candidates(2, 6), *candidates(5, 6)]) == 2
+        other = scene.submit()
+        assert scene.issue(candidates(0, 7), job=other) == 1
+
+    def test_what_was_cancelled_unmeasured_can_be_proposed_again(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 3))
+        grant = scene.granted(1)
+        scene.report(grant, [timed(grant.candidates[0].digest)])
+        with scene.database.transaction() as session:
+            jobs.cancel(session, scene.project, scene.job)
+            assert len(batches.seen(session, scene.project, WORKLOAD.digest, TARGET)) == 1
+        assert scene.issue(candidates(0, 3), job=scene.submit()) == 2
+
+    def test_a_job_that_ended_takes_no_more(self, scene: Scene) -> None:
+        with scene.database.transaction() as session:
+            jobs.cancel(session, scene.project, scene.job)
+        with pytest.raises(InvalidTransition):
+            scene.issue(candidates(0, 1))
+
+    def test_finished_batches_are_given_until_they_are_observed(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 2))
+        scene.issue(candidates(2, 4))
+        grant = scene.granted()
+        scene.report(grant, [timed(grant.candidates[0].digest), failed(grant.candidates[1].digest)])
+        with scene.database.transaction() as session:
+            (finished,) = batches.finished(session, scene.job)
+            assert [r.outcome for r in finished.results] == ["timed", "failed"]
+            (open_,) = batches.open_(session, scene.job)
+            assert (open_.candidates, open_.queued, open_.leased) == (2, 2, 0)
+            batches.observed(session, [finished.batch])
+            assert batches.finished(session, scene.job) == []
+
+
+class TestCancellation:
+    def test_what_is_queued_is_cancelled_and_what_is_leased_may_still_be_reported(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 5))
+        grant = scene.granted(3)
+        with scene.database.transaction() as session:
+            jobs.cancel(session, scene.project, scene.job)
+            assert leases.heartbeat(session, scene.project, grant.lease, grant.fence, TTL_SECS).cancelled
+        assert scene.counts() == batches.Counts(issued=5, queued=0, leased=3, terminal=2)
+        scene.report(grant, [timed(grant.candidates[0].digest)], final=True)
+        assert scene.counts() == batches.Counts(issued=5, queued=0, leased=0, terminal=5)
+        assert scene.trials() == (1, 0)
+        assert scene.acquire() is None
+
+    @pytest.mark.parametrize("end", [JobState.FAILED, JobState.DONE])
+    def test_any_end_of_a_job_cancels_its_queue(self, scene: Scene, end: JobState) -> None:
+        scene.issue(candidates(0, 2))
+        with scene.database.transaction() as session:
+            jobs.transition(session, scene.job, end)
+        assert scene.counts().terminal == 2
+
+
+class TestWorkers:
+    def test_a_draining_worker_gets_nothing_and_may_finish(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 2))
+        grant = scene.granted(1)
+        with scene.database.transaction() as session:
+            workers.set_state(session, scene.project, scene.worker, WorkerState.DRAINING)
+        assert scene.acquire() is None
+        assert scene.report(grant, [timed(grant.candidates[0].digest)]).accepted == 1
+
+    def test_a_worker_that_is_gone_registers_before_it_leases(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 2))
+        with scene.database.transaction() as session:
+            workers.set_state(session, scene.project, scene.worker, WorkerState.GONE)
+        with pytest.raises(InvalidTransition, match="registers again"):
+            scene.acquire()
+        assert scene.register("worker-a") == scene.worker
+        assert scene.acquire() is not None
+
+    def test_a_silent_worker_is_lost_until_it_is_heard_of(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 4))
+        grant = scene.granted(2)
+        scene.pass_time(120)
+        with scene.database.transaction() as session:
+            assert workers.lost(session, 60.0) == [scene.worker]
+            assert workers.lost(session, 60.0) == []
+            assert workers.active(session, scene.project) == []
+            assert leases.heartbeat(session, scene.project, grant.lease, grant.fence, TTL_SECS)
+            assert [view.id for view in workers.active(session, scene.project)] == [scene.worker]
+
+    def test_registering_again_describes_the_worker_anew(self, scene: Scene) -> None:
+        assert scene.register("worker-a", device=OTHER_DEVICE) == scene.worker
+        with scene.database.reading() as session:
+            assert workers.get(session, scene.project, scene.worker).device == OTHER_DEVICE
+            assert DEVICE != OTHER_DEVICE
+
+    def test_an_invalid_transition_tells_the_history(self, scene: Scene) -> None:
+        with scene.database.transaction() as session:
+            workers.set_state(session, scene.project, scene.worker, WorkerState.DRAINING)
+            workers.set_state(session, scene.project, scene.worker, WorkerState.GONE)
+            with pytest.raises(InvalidTransition, match="active -> draining -> gone; it cannot become draining"):
+                workers.set_state(session, scene.project, scene.worker, WorkerState.DRAINING)
+
+
+def test_a_service_that_was_down_forgives_the_time(scene: Scene) -> None:
+    scene.issue(candidates(0, 1))
+    grant = scene.granted()
+    scene.pass_time(10 * TTL_SECS)
+    with scene.database.transaction() as session:
+        assert leases.forgive(session, TTL_SECS) == 1
+    assert scene.expire() == 0
+    assert scene.report(grant, [timed(grant.candidates[0].digest)]).accepted == 1
+
+
+def test_an_unknown_worker_or_lease_is_not_found(scene: Scene) -> None:
+    with pytest.raises(NotFound), scene.database.transaction() as session:
+        leases.acquire(session, scene.project, LeaseRequest(worker=new_id("wrk")), TTL_SECS)
+    with pytest.raises(NotFound), scene.database.transaction() as session:
+        leases.heartbeat(session, scene.project, new_id("lea"), 1, TTL_SECS)
