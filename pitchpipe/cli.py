@@ -71,7 +71,9 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         app(arguments)
     except PitchpipeError as error:
-        errors.print(f"pitchpipe: {error.title}: {error.detail}", markup=False, highlight=False, soft_wrap=True)
+        # One line, whatever a parser had to say.
+        cause = " ".join(error.detail.split())
+        errors.print(f"pitchpipe: {error.title}: {cause}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         errors.print("pitchpipe: interrupted; the next run goes on from what was measured")

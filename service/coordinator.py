@@ -17,6 +17,7 @@ from pitchpipe.wire.job import JobState
 from service.blobs import Blobs
 from service.db import Database
 from service.job_run import JobRun
+from service.model_checks import ModelChecks
 from service.predictor import ProjectPredictor
 from service.settings import Settings
 from service.store import batches, coordination, jobs, leases, workers
@@ -33,8 +34,19 @@ MAX_FAULTS = 5
 class Coordinator:
     """Runs in a thread of the server when embedded, or as a process of its own."""
 
-    def __init__(self, settings: Settings, database: Database, blobs: Blobs, wake: Wake, executor: Executor) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        blobs: Blobs,
+        wake: Wake,
+        executor: Executor,
+        reader: Executor | None = None,
+    ) -> None:
+        """`reader` runs the checks of uploaded models, by default in the executor; the coordinator ends both."""
         self.settings, self.database, self.blobs, self.wake, self.executor = settings, database, blobs, wake, executor
+        self.reader = reader or executor
+        self.checks = ModelChecks(database, blobs, wake, self.reader)
         self.holder = new_id("wrk")
         self._runs: dict[str, JobRun] = {}
         self._faults: dict[str, int] = {}
@@ -52,7 +64,8 @@ class Coordinator:
         self.wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
-        self.executor.shutdown(wait=False, cancel_futures=True)
+        for executor in {self.executor, self.reader}:
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def run(self) -> None:
         """Ticks until stopped. A failing tick is logged and repeated: the database is the truth, memory is rebuilt."""
@@ -70,6 +83,7 @@ class Coordinator:
         with self.database.transaction() as session:
             if not coordination.hold(session, self.holder, self.settings.coordinator_ttl_secs):
                 self._runs.clear()
+                self.checks.forget()
                 return
             requeued = leases.expire(session)
             workers.lost(session, self.settings.worker_timeout_secs)
@@ -77,6 +91,7 @@ class Coordinator:
         if requeued:
             log.warning("leases expired", candidates_requeued=requeued)
             self.wake.notify()
+        self.checks.step()
         for ended in self._runs.keys() - {job for _, job, _ in active}:
             del self._runs[ended]
         for project, job, _ in active:

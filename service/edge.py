@@ -8,7 +8,7 @@
                  last net   an exception nobody meant to raise becomes a 500 that tells nothing
 
 Long polls and event streams hold no thread while they wait, so they are counted apart: a thousand idle workers must
-not shed the requests that do work.
+not shed the requests that do work. An upload is counted as work until it is stored and as waiting until it is judged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Edge:
 
         kind = _kind(scope)
         try:
-            with self._slot(kind):
+            with self._slot(kind) as slot:
+                scope["pitchpipe.slot"] = slot
                 await self._authenticate(scope)
                 body = _guarded(receive, scope, self._cap(scope), self._context.settings.body_silence_secs)
                 await self._app(scope, body, send_counted)
@@ -83,25 +84,29 @@ class Edge:
                 metrics.latency.labels(method, route).observe(time.perf_counter() - started)
 
     @contextmanager
-    def _slot(self, kind: str | None) -> Iterator[None]:
+    def _slot(self, kind: str | None) -> Iterator[Slot]:
         """Probes (`kind` None) are always let in: an overloaded process is still alive."""
-        if kind is None:
-            yield
-            return
-        if self._running[kind] >= self._limits[kind]:
+        if kind is not None and not self.has_room(kind):
             self._context.metrics.shed.inc()
             raise Overloaded(
                 f"{self._limits[kind]} requests are at work; try again shortly",
                 retry_after_secs=self._context.settings.retry_after_secs,
             )
-        gauge = self._context.metrics.running.labels(kind)
-        self._running[kind] += 1
-        gauge.inc()
+        slot = Slot(self, kind)
+        self.count(kind, 1)
         try:
-            yield
+            yield slot
         finally:
-            self._running[kind] -= 1
-            gauge.dec()
+            self.count(slot.kind, -1)
+
+    def count(self, kind: str | None, change: int) -> None:
+        """One more, or one less, of a kind is running."""
+        if kind is not None:
+            self._running[kind] += change
+            self._context.metrics.running.labels(kind).inc(change)
+
+    def has_room(self, kind: str) -> bool:
+        return self._running[kind] < self._limits[kind]
 
     async def _authenticate(self, scope: Scope) -> None:
         if not scope["path"].startswith(_API):
@@ -116,6 +121,21 @@ class Edge:
     def _cap(self, scope: Scope) -> int:
         upload = scope["method"] == "POST" and scope["path"] == "/v1/models"
         return self._context.settings.max_model_bytes if upload else self._context.settings.max_body_bytes
+
+
+class Slot:
+    """What a request is counted as. Used on the event loop only."""
+
+    def __init__(self, edge: Edge, kind: str | None) -> None:
+        self._edge = edge
+        self.kind = kind
+
+    def wait(self) -> None:
+        """The work is done and the request only waits for news now: its slot goes to another, if there is room."""
+        if self.kind == "request" and self._edge.has_room("waiting"):
+            self._edge.count(self.kind, -1)
+            self.kind = "waiting"
+            self._edge.count(self.kind, 1)
 
 
 def _kind(scope: Scope) -> str | None:

@@ -20,7 +20,7 @@ from service.wake import Wake
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
-from tuner.steps import Proposal, split_model
+from tuner.steps import Proposal, split_ingested
 
 BATCH_CANDIDATES = 32
 """Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
@@ -81,11 +81,17 @@ class JobRun:
 
     def _ingest(self, view: JobView) -> bool:
         if self._split is None:
-            self._enter(JobState.INGESTING)
-            with self.database.transaction() as session:
+            if view.state is JobState.QUEUED:
+                self._enter(JobState.INGESTING)
+            with self.database.reading() as session:
+                # Raises the cause when the model was refused; the job fails with it.
                 model = models.get(session, self.project, view.model)
-            data = self.blobs.get(model.digest)
-            self._split = self.executor.submit(split_model, data, model.format.value, view.targets)
+                ingested = models.ingested(session, self.project, view.model)
+            if ingested is None:
+                return False  # ModelChecks, in the same ticks, reads it
+            self._split = self.executor.submit(
+                split_ingested, self.blobs.get(ingested), model.format.value, view.targets
+            )
             self._split.add_done_callback(lambda _: self.wake.notify())
         if not self._split.done():
             return False

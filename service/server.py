@@ -31,6 +31,8 @@ log = structlog.get_logger("pitchpipe.server")
 BACKLOG = 2048
 """Connections that wait to be accepted; shedding happens after that, with an answer."""
 PARENT_POLL_SECS = 0.5
+READERS = 2
+"""Uploaded models read at once: one that takes all the time it may have does not keep the next one waiting."""
 
 
 class Server(uvicorn.Server):
@@ -127,7 +129,11 @@ def coordinate(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     from service.coordinator import Coordinator
     from tuner.engine import create_engine
 
-    return Coordinator(settings, database, blobs, wake, create_engine(settings.engine, workers=settings.engine_workers))
+    engine = create_engine(settings.engine, workers=settings.engine_workers)
+    # Processes of their own here, so that whoever uploads a model does not wait behind the searches of jobs. They start
+    # with the first uploads and are small: the parsing is done in disposable children.
+    reader = create_engine("local", workers=READERS) if settings.engine == "local" else None
+    return Coordinator(settings, database, blobs, wake, engine, reader)
 
 
 @contextlib.contextmanager

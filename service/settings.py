@@ -43,6 +43,9 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024, description="cap of a JSON body")
     max_model_bytes: int = Field(default=256 * MIB, ge=1024, description="cap of an uploaded model")
+    model_check_secs: float = Field(
+        default=25.0, ge=0, description="how long an upload waits to be told whether the model can be tuned"
+    )
     body_silence_secs: float = Field(
         default=30.0, gt=0, description="a body that stops coming for this long is refused"
     )

@@ -1,5 +1,8 @@
 """State machines as data: which transition is allowed. No database, no clock.
 
+model      unchecked -> valid | invalid          read by the coordinator's executor
+           invalid -> unchecked                  uploaded again after a while
+
 job        queued -> ingesting -> tuning -> confirming -> done
            any of these but done -> failed | cancelled
            tuning -> done: every task was reused, so there is nothing to confirm
@@ -27,6 +30,17 @@ from typing import TypeVar
 from pitchpipe.errors import InvalidTransition
 from pitchpipe.wire.job import JobState
 from pitchpipe.wire.lease import WorkerState
+
+
+class ModelState(StrEnum):
+    """What is known of an uploaded model. See the drawing above."""
+
+    UNCHECKED = "unchecked"
+    """Nobody has read it yet."""
+    VALID = "valid"
+    """It was read; what came out is a blob of its own."""
+    INVALID = "invalid"
+    """It was refused. Kept out of sight, so that the same bytes get the same answer at once."""
 
 
 class CandidateState(StrEnum):

@@ -36,7 +36,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from pitchpipe.wire.job import EventKind, JobState, ModelFormat, Scope
 from pitchpipe.wire.lease import Purpose, WorkerState
-from service.states import CandidateState, LeaseState
+from service.states import CandidateState, LeaseState, ModelState
 
 Json = dict[str, Any]
 """A wire type's `model_dump(mode="json")`."""
@@ -82,6 +82,7 @@ class Base(DeclarativeBase):
         Json: JSON(none_as_null=True),
         Scope: _enum(Scope),
         ModelFormat: _enum(ModelFormat),
+        ModelState: _enum(ModelState),
         JobState: _enum(JobState),
         EventKind: _enum(EventKind),
         Purpose: _enum(Purpose),
@@ -146,7 +147,18 @@ class Model(Base):
     digest: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float]
-    __table_args__ = (UniqueConstraint("project", "digest", "format"), Index(None, "project", "id"))
+    state: Mapped[ModelState] = mapped_column(server_default=ModelState.UNCHECKED.value)
+    ingested: Mapped[str | None]
+    """Digest of the blob that jobs use: what reading the model gave. Set when it is valid."""
+    error: Mapped[str | None]
+    error_code: Mapped[str | None]
+    """Why it is invalid."""
+    checked_at: Mapped[float | None]
+    __table_args__ = (
+        UniqueConstraint("project", "digest", "format"),
+        Index(None, "project", "id"),
+        _partial("ix_models_unchecked", "project", "id", where="state = 'unchecked'"),
+    )
 
 
 class Job(Base):

@@ -5,8 +5,9 @@
 
 Stock `JSONDatabase` loads what is written here and stock `relax.transform.MetaScheduleApplyDatabase` applies it. What
 is read is foreign: lines are parsed here, not by TVM (whose reader makes a file useless for one torn line), traces go
-through the allow-list, and times of failures (1e10, 0, NaN) are dropped. Reading a workload still runs TVM's own JSON
-loader, so `parse` on an untrusted pair belongs in a disposable child.
+through the allow-list, workloads are judged object by object like any model, and times of failures (1e10, 0, NaN) are
+dropped. Reading a workload still runs TVM's own JSON loader, so `parse` on an untrusted pair belongs in a disposable
+child (tuner/ingest/metaschedule_reader.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import base64
 import binascii
 import json
 import os
+import statistics
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,10 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidInput, InvalidTarget, InvalidTrace
+from pitchpipe.errors import InvalidInput, InvalidModel, InvalidTarget, InvalidTrace
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.digest import workload_digest
+from tuner.graph import _normalised, workload_module
+from tuner.ingest import DEFAULT_LIMITS
+from tuner.ingest.relax_reader import judge_tensor_function
 from tuner.trace import apply_trace, decode_trace
 from tuner.tvm_compat import PrimFunc, load_ir, ms, save_ir, structural_walk, to_tvm_target, tvm, tvm_ffi
 
@@ -45,6 +50,8 @@ class ImportedRecord:
     workload: Workload
     target: Target | None
     """None when the record names none, or one with attributes that are not understood."""
+    target_kind: str | None
+    """Known even then, in most cases."""
     trace: str
     run_secs: tuple[float, ...]
 
@@ -71,27 +78,72 @@ def export(entries: Sequence[tuple[Workload, str, float]], target: Target, folde
     return len(entries)
 
 
-def parse(workloads: str, records: str) -> list[ImportedRecord]:
+def parse(workloads: str, records: str, *, most: int | None = None) -> list[ImportedRecord]:
     """The usable records of a pair, in its order; raises InvalidInput naming the line that is malformed.
 
     A torn last line is dropped. So are records without a valid time, and records whose trace does not survive our
-    naming of blocks: traces find blocks by name, and our workloads carry names of ours.
+    naming of blocks: traces find blocks by name, and our workloads carry names of ours. With `most`, that many of each
+    workload and kind of target are looked for, fastest first: the rest costs no time.
     """
     mods = [_module(where, line) for where, line in _lines(WORKLOADS, workloads)]
-    found = []
-    for where, line in _lines(RECORDS, records):
-        try:
-            index, (trace, run_secs, target, _) = line
-            mod, workload = mods[index] if type(index) is int and index >= 0 else (None, None)
-        except (TypeError, ValueError, IndexError) as error:
-            raise InvalidInput(f"{where}: not [workload, [trace, run seconds, target, arguments]]") from error
-        if workload is None:
-            raise InvalidInput(f"{where}: there is no workload {str(index)[:20]}")
-        seconds = _seconds(run_secs)
-        own = _renamed(mod, workload, decode_trace(json.dumps(trace))) if seconds else None
+    lines = [_record(where, line, mods) for where, line in _lines(RECORDS, records)]
+    timed = [line for line in lines if line.run_secs]
+    if most is not None:
+        timed.sort(key=lambda line: statistics.median(line.run_secs))
+    found: list[ImportedRecord] = []
+    kept: dict[tuple[str, str | None], set[str]] = {}
+    for line in timed:
+        traces = kept.setdefault((line.workload.digest, line.kind), set())
+        if most is not None and (len(traces) >= most or line.trace in traces):
+            continue
+        own = _renamed(line.mod, line.workload, line.trace)
         if own is not None:
-            found.append(ImportedRecord(workload=workload, target=_target(target), trace=own, run_secs=seconds))
+            traces.add(line.trace)
+            found.append(
+                ImportedRecord(
+                    workload=line.workload,
+                    target=line.target,
+                    target_kind=line.kind,
+                    trace=own,
+                    run_secs=line.run_secs,
+                )
+            )
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """A line of the file of records, each part of it checked, and not yet tried."""
+
+    mod: Any
+    workload: Workload
+    kind: str | None
+    target: Target | None
+    trace: str
+    run_secs: tuple[float, ...]
+
+
+def _record(where: str, line: Any, mods: Sequence[tuple[Any, Workload]]) -> _Record:
+    try:
+        index, (trace, run_secs, target, _) = line
+        mod, workload = mods[index] if type(index) is int and index >= 0 else (None, None)
+    except (TypeError, ValueError, IndexError) as error:
+        raise InvalidInput(f"{where}: not [workload, [trace, run seconds, target, arguments]]") from error
+    if workload is None:
+        raise InvalidInput(f"{where}: there is no workload {str(index)[:20]}")
+    try:
+        decoded = decode_trace(json.dumps(trace))
+    except InvalidTrace as error:
+        raise InvalidTrace(f"{where}: {error.detail}") from error
+    kind = target.get("kind") if isinstance(target, dict) else None
+    return _Record(
+        mod=mod,
+        workload=workload,
+        kind=kind if isinstance(kind, str) else None,
+        target=_target(target),
+        trace=decoded,
+        run_secs=_seconds(run_secs),
+    )
 
 
 def _lines(name: str, text: str) -> Iterator[tuple[str, Any]]:
@@ -113,8 +165,6 @@ def _lines(name: str, text: str) -> Iterator[tuple[str, Any]]:
 
 def _module(where: str, line: Any) -> tuple[Any, Workload]:
     """The module as the file has it, and the workload as we name it."""
-    from tuner.graph import _normalised, workload_module
-
     try:
         _, encoded = line
         raw = base64.b64decode(encoded, validate=True)
@@ -127,6 +177,10 @@ def _module(where: str, line: Any) -> tuple[Any, Workload]:
     mod = load_ir(text)
     if len(mod.functions) != 1:
         raise InvalidInput(f"{where}: a workload is a module of one tensor function")
+    try:
+        judge_tensor_function(mod, DEFAULT_LIMITS)
+    except InvalidModel as error:
+        raise type(error)(f"{where}: {error.detail}") from error
     own = workload_module(_normalised(next(iter(mod.functions.values()))))
     return mod, Workload(digest=workload_digest(own), ir=save_ir(own))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
@@ -70,8 +71,18 @@ def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
     return cost_model.train(samples, seed)
 
 
-def split_model(data: bytes, model_format: str, targets: Sequence[Target]) -> list[Task]:
-    """The tasks of an uploaded model for each target; raises InvalidModel and its kinds."""
+def check_model(data: bytes, model_format: str) -> bytes:
+    """What reading an uploaded model gives: the bytes that `split_ingested` takes. Parses in a disposable child.
+
+    Raises InvalidInput and its kinds, naming the cause, within the limits of CHECK_LIMITS.
+    """
+    from tuner import ingest
+
+    return ingest.ingest_bytes(data, ModelFormat(model_format), ingest.CHECK_LIMITS)
+
+
+def split_ingested(ingested: bytes, model_format: str, targets: Sequence[Target]) -> list[Task]:
+    """The tasks of a model for each target, from what `check_model` gave; raises InvalidModel and its kinds."""
     from tuner import tasks
 
-    return tasks.split_model(data, model_format, list(targets))
+    return tasks.split_ingested(ingested, ModelFormat(model_format), list(targets))

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind, Workload
 from tuner.digest import workload_digest
 from tuner.graph import MAIN, call_counts, prepare, workload_module
-from tuner.ingest import DEFAULT_LIMITS, IngestLimits, ingest
+from tuner.ingest import DEFAULT_LIMITS, IngestLimits, ingest_bytes, parse_container
+from tuner.ingest.imported import ImportedWorkload, parse_imported
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
 
 SMALL_CONTRACTION_FLOPS = 1e5
@@ -28,8 +30,30 @@ def split_model(
     data: bytes, model_format: str, targets: Sequence[Target], limits: IngestLimits = DEFAULT_LIMITS
 ) -> list[Task]:
     """The tasks of an uploaded model for every target. Parses in a child; see tuner.ingest.ingest for the errors."""
-    model = ingest(data, ModelFormat(model_format), limits)
+    return split_ingested(ingest_bytes(data, ModelFormat(model_format), limits), ModelFormat(model_format), targets)
+
+
+def split_ingested(ingested: bytes, model_format: ModelFormat, targets: Sequence[Target]) -> list[Task]:
+    """The same from what `ingest_bytes` gave."""
+    if model_format is ModelFormat.METASCHEDULE:
+        imported = parse_imported(ingested)
+        return [task for target in targets for task in _imported_tasks(imported, target)]
+    model = parse_container(ingested)
     return [task for target in targets for task in split(prepare(load_ir(model.ir), target), target)]
+
+
+def _imported_tasks(imported: Sequence[ImportedWorkload], target: Target) -> list[Task]:
+    """A task for every workload with traces for this kind of target: they are its seeds, whatever is spent besides."""
+    tasks: dict[str, Task] = {}
+    for workload in imported:
+        if seeds := workload.traces.get(target.kind):
+            function = load_ir(workload.ir)[MAIN]
+            digest = workload_digest(workload_module(function))
+            task = _task("imported", function, digest, 1, target)
+            tasks.setdefault(digest, task.model_copy(update={"kind": TaskKind.TUNED, "fixed": None, "seeds": seeds}))
+    if not tasks:
+        raise InvalidModel(f"no imported trace is for a target of kind {target.kind}")
+    return list(tasks.values())
 
 
 def split(prepared: Any, target: Target) -> list[Task]:

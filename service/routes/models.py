@@ -1,12 +1,13 @@
-"""Models: a streamed upload, and what is stored."""
+"""Models: a streamed upload that waits to be judged, and what is stored."""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import AsyncIterator
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from pitchpipe.errors import InvalidModel
@@ -31,15 +32,25 @@ _BINARY_BODY = {
 }
 
 
-@router.post("", status_code=201, responses=documented(*BODY), openapi_extra=_BINARY_BODY)
+_UNCHECKED: dict[int | str, dict[str, Any]] = {
+    202: {"model": ModelView, "description": "Stored and not judged yet; `checked` is false"}
+}
+
+
+@router.post("", status_code=201, responses=documented(*BODY) | _UNCHECKED, openapi_extra=_BINARY_BODY)
 async def upload_model(
     request: Request,
+    response: Response,
     context: Ctx,
     principal: User,
     name: Annotated[str, Query(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")],
     format: ModelFormat,
 ) -> ModelView:
-    """Stores the raw body as a model. The same bytes and format give the model that is there already."""
+    """Stores the raw body as a model, once it was read and can be tuned; what cannot be is refused and nothing is kept.
+
+    The same bytes and format give the model that is there already. 202 when nobody got to reading it in time: `checked`
+    is then false, and what would be an error here fails the jobs on it.
+    """
     if format in _CODE:
         raise InvalidModel(
             f"format {format.value!r} is code and is not accepted over HTTP; convert it to `relax` with the SDK or "
@@ -48,7 +59,32 @@ async def upload_model(
     with tempfile.TemporaryFile(prefix="pitchpipe-upload-") as spool:
         async for block in _blocks(request):
             await run_in_threadpool(spool.write, block)
-        return await run_in_threadpool(_store, context, principal.project, name, format, spool)
+        view = await run_in_threadpool(_store, context, principal.project, name, format, spool)
+    if not view.checked:
+        context.wake.notify()
+        view = await _verdict(request, context, principal.project, view)
+    if not view.checked:
+        response.status_code = 202
+    return view
+
+
+async def _verdict(request: Request, context: Context, project: str, view: ModelView) -> ModelView:
+    """The model once it was judged, or as it is when the time for that is over. Raises why it was refused."""
+    deadline = time.monotonic() + context.settings.model_check_secs
+    # From here on it holds no thread: it counts as one that waits, if there is room, and not as one at work.
+    request.scope["pitchpipe.slot"].wait()
+    while not view.checked and (left_secs := deadline - time.monotonic()) > 0 and not context.wake.closed:
+        generation = context.wake.generation
+        view = await run_in_threadpool(_look, context, project, view.id)
+        if view.checked or await request.is_disconnected():
+            break
+        await context.wake.wait_async(min(left_secs, context.settings.poll_secs), since=generation)
+    return view
+
+
+def _look(context: Context, project: str, model: str) -> ModelView:
+    with context.database.reading() as session:
+        return models.get(session, project, model)
 
 
 async def _blocks(request: Request) -> AsyncIterator[bytes]:
@@ -82,8 +118,8 @@ def list_models(context: Ctx, principal: User, cursor: Cursor = None, limit: Lim
     return ModelPage(items=tuple(items), next_cursor=next_cursor)
 
 
-@router.get("/{model_id}", responses=documented(404))
+@router.get("/{model_id}", responses=documented(400, 404, 413))
 def show_model(context: Ctx, principal: User, model_id: str) -> ModelView:
-    """One model."""
+    """One model. One that was stored and then refused answers with the reason, for some minutes."""
     with context.database.reading() as session:
         return models.get(session, principal.project, model_id)

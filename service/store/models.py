@@ -1,24 +1,48 @@
-"""Uploaded models: what they are; their bytes are blobs."""
+"""Uploaded models: what they are, and what reading them gave; their bytes are blobs.
+
+A model is looked at before anything is built on it (service/model_checks.py). One that is refused stays as a row out of
+sight for a while: whoever asks for it, or uploads the same bytes again, is told why.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from dataclasses import dataclass
+
+from sqlalchemy import and_, case, delete, exists, func, literal, select, update
 from sqlalchemy.orm import Session
 
-from pitchpipe.errors import NotFound
+from pitchpipe.errors import NotFound, PitchpipeError, from_problem
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import ModelFormat, ModelView
-from service.db import clock, instant
+from service.db import clock, instant, now
+from service.states import ModelState
 from service.store.paging import page
 from service.store.values import insert
-from service.tables import Model
+from service.tables import Job, Model
+
+REFUSAL_SECS = 600.0
+"""How long a refusal is remembered: a time limit may have struck because the machine was busy, and software gets
+better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncheckedModel:
+    """A model that nobody has read yet."""
+
+    id: str
+    format: ModelFormat
+    digest: str
 
 
 def create(
     session: Session, project: str, *, name: str, format: ModelFormat, digest: str, size_bytes: int
 ) -> ModelView:
-    """The same bytes in the same format are the same model: the older one is returned, with its name."""
-    session.execute(
+    """The same bytes in the same format are the same model: the older one is returned, with its name.
+
+    Raises the reason when that one was refused within the last REFUSAL_SECS.
+    """
+    forgotten = and_(Model.state == ModelState.INVALID, Model.checked_at < now(session) - REFUSAL_SECS)
+    found = session.scalars(
         insert(session, Model)
         .values(
             id=new_id("mdl"),
@@ -27,28 +51,87 @@ def create(
             format=format,
             digest=digest,
             size_bytes=size_bytes,
+            state=ModelState.UNCHECKED,
             created_at=clock(session),
         )
-        .on_conflict_do_nothing(index_elements=[Model.project, Model.digest, Model.format])
+        .on_conflict_do_update(
+            index_elements=[Model.project, Model.digest, Model.format],
+            set_={"state": case((forgotten, literal(ModelState.UNCHECKED, Model.state.type)), else_=Model.state)},
+        )
+        .returning(Model),
+        execution_options={"populate_existing": True},
     )
-    found = select(Model).where(Model.project == project, Model.digest == digest, Model.format == format)
-    return _view(session.execute(found).scalar_one())
+    return _judged(found.one())
 
 
 def get(session: Session, project: str, model: str) -> ModelView:
-    """Raises NotFound."""
-    row = session.execute(select(Model).where(Model.project == project, Model.id == model)).scalar_one_or_none()
-    if row is None:
-        raise NotFound(f"no model {model}")
-    return _view(row)
+    """Raises NotFound, and the reason when the model was refused."""
+    return _judged(_row(session, project, model))
+
+
+def ingested(session: Session, project: str, model: str) -> str | None:
+    """Digest of the blob that reading the model gave; None until it was read. Raises as `get` does."""
+    row = _row(session, project, model)
+    _judged(row)
+    return row.ingested
 
 
 def list_(
     session: Session, project: str, cursor: str | None = None, limit: int = 100
 ) -> tuple[list[ModelView], str | None]:
-    """Newest first."""
-    rows, following = page(session, select(Model).where(Model.project == project), Model.id, "mdl", cursor, limit)
+    """Newest first, without those that were refused."""
+    query = select(Model).where(Model.project == project, Model.state != ModelState.INVALID)
+    rows, following = page(session, query, Model.id, "mdl", cursor, limit)
     return [_view(row) for row in rows], following
+
+
+def unchecked(session: Session, limit: int) -> list[UncheckedModel]:
+    """Models to read next, oldest first within a project, every project's first before any project's second."""
+    turn = func.row_number().over(partition_by=Model.project, order_by=Model.id)
+    rows = session.execute(
+        select(Model.id, Model.format, Model.digest)
+        .where(Model.state == ModelState.UNCHECKED)
+        .order_by(turn, Model.id)
+        .limit(limit)
+    )
+    return [UncheckedModel(id=row.id, format=row.format, digest=row.digest) for row in rows]
+
+
+def accept(session: Session, model: str, blob: str) -> None:
+    """The model can be tuned, and `blob` is what reading it gave. Changes nothing once there is a verdict."""
+    _decide(session, model, state=ModelState.VALID, ingested=blob, error=None, error_code=None)
+
+
+def refuse(session: Session, model: str, reason: PitchpipeError) -> None:
+    """The model cannot be tuned. Changes nothing once there is a verdict. Forgets refusals that are old."""
+    _decide(session, model, state=ModelState.INVALID, ingested=None, error=reason.detail, error_code=reason.code)
+    old = Model.checked_at < now(session) - REFUSAL_SECS
+    session.execute(
+        delete(Model).where(Model.state == ModelState.INVALID, old, ~exists().where(Job.model == Model.id)),
+        execution_options={"synchronize_session": False},
+    )
+
+
+def _decide(session: Session, model: str, **verdict: object) -> None:
+    session.execute(
+        update(Model)
+        .where(Model.id == model, Model.state == ModelState.UNCHECKED)
+        .values(checked_at=clock(session), **verdict)
+    )
+
+
+def _row(session: Session, project: str, model: str) -> Model:
+    found = select(Model).where(Model.project == project, Model.id == model)
+    row = session.execute(found.execution_options(populate_existing=True)).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no model {model}")
+    return row
+
+
+def _judged(row: Model) -> ModelView:
+    if row.state is ModelState.INVALID:
+        raise from_problem(400, row.error_code or "", row.error or "")
+    return _view(row)
 
 
 def _view(row: Model) -> ModelView:
@@ -59,4 +142,5 @@ def _view(row: Model) -> ModelView:
         digest=row.digest,
         size_bytes=row.size_bytes,
         created_at=instant(row.created_at),
+        checked=row.state is ModelState.VALID,
     )

@@ -104,6 +104,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
             "PITCHPIPE_DATABASE_URL": database_url,
             "PITCHPIPE_BLOB_URL": (tmp_path / "blobs").as_uri(),
             "PITCHPIPE_BOOTSTRAP_TOKEN": TOKEN,
+            "PITCHPIPE_MODEL_CHECK_SECS": "0",  # nobody is there to check models
             **{f"PITCHPIPE_{name.upper()}": str(value) for name, value in settings.items()},
         }
         command = [sys.executable, "-m", "pitchpipe.cli", "server", "--port", "0", "--port-file", str(port_file)]

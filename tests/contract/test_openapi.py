@@ -46,7 +46,10 @@ class _LateApp:
 
 def _make(url: str) -> tuple[Any, Database]:
     database = Database(url)
-    options = Settings(blob_url="memory:///", poll_secs=0.01, max_model_bytes=4096, max_body_bytes=1 << 20)
+    # Nobody is there to check models: uploads do not wait for it.
+    options = Settings(
+        blob_url="memory:///", poll_secs=0.01, model_check_secs=0, max_model_bytes=4096, max_body_bytes=1 << 20
+    )
     return create_app(options, database, Blobs(options.blob_url), Wake()), database
 
 

@@ -116,7 +116,9 @@ def make_service(tmp_path: Path, migrated: Path) -> Iterator[Callable[..., Servi
         path = tmp_path / f"{len(made)}.db"
         path.write_bytes(migrated.read_bytes())
         database = Database(f"sqlite:///{path}")
-        settings = Settings(database_url=f"sqlite:///{path}", blob_url="memory:///", poll_secs=0.01, **options)
+        # Nobody is there to check models: uploads do not wait for it, unless a test says so.
+        quick = {"poll_secs": 0.01, "model_check_secs": 0}
+        settings = Settings(database_url=f"sqlite:///{path}", blob_url="memory:///", **quick | options)
         app = create_app(settings, database, Blobs(settings.blob_url), Wake())
         scopes = {"user": ("a", Scope.USER), "worker": ("a", Scope.WORKER), "admin": ("a", Scope.ADMIN)}
         scopes |= {"stranger": ("b", Scope.USER), "strange worker": ("b", Scope.WORKER)}

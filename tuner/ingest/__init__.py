@@ -1,5 +1,7 @@
 """Reading models: ONNX, torch.export programs and Relax modules, all into one Relax module with its tensors.
 
+MetaSchedule's pair of files is read here as well: it holds no model but tensor programs with traces (imported.py).
+
 An uploaded model is untrusted. `ingest` parses it in a child process that is limited in CPU, memory, wall time and file
 access (isolation.py), judges it there, and gets back either TVM JSON or an error that names the cause.
 """
@@ -13,7 +15,17 @@ from typing import Any
 from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 
-__all__ = ["DEFAULT_LIMITS", "IngestLimits", "IngestedModel", "TensorSpec", "container", "ingest"]
+__all__ = [
+    "CHECK_LIMITS",
+    "DEFAULT_LIMITS",
+    "IngestLimits",
+    "IngestedModel",
+    "TensorSpec",
+    "container",
+    "ingest",
+    "ingest_bytes",
+    "parse_container",
+]
 
 CONTAINER_VERSION = 1
 """Version of the `relax` format."""
@@ -73,6 +85,8 @@ class IngestLimits:
 
 
 DEFAULT_LIMITS = IngestLimits()
+CHECK_LIMITS = IngestLimits(cpu_secs=18, wall_secs=20.0)
+"""For a model that somebody waits to have judged: what is too slow to read is refused within a client's patience."""
 
 
 def ingest(
@@ -84,13 +98,22 @@ def ingest(
     owner converts it where it lies (torch_export.from_pt2). Raises InvalidModel, UnsupportedOperator, UnsupportedShape
     or TooLarge, each naming the cause, within the wall limit.
     """
+    if format is ModelFormat.METASCHEDULE:
+        raise InvalidModel("MetaSchedule's files hold schedules of tensor programs, not a model")
+    return parse_container(ingest_bytes(data, format, limits, trusted=trusted))
+
+
+def ingest_bytes(
+    data: bytes, format: ModelFormat, limits: IngestLimits = DEFAULT_LIMITS, *, trusted: bool = False
+) -> bytes:
+    """The same as bytes to keep: the `relax` format, or for METASCHEDULE the form of imported.py. Raises as `ingest`."""
     from tuner.ingest.isolation import run_child
 
     if format is ModelFormat.PT2:
         raise InvalidModel("a .pt2 archive can run code when it is loaded: convert it on the client, with trust given")
     if format is ModelFormat.TVMSCRIPT and not trusted:
         raise InvalidModel("TVMScript is code: convert it on the client, with trust given")
-    return parse_container(run_child(data, format, limits))
+    return run_child(data, format, limits)
 
 
 def container(model: IngestedModel) -> bytes:

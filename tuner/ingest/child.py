@@ -1,6 +1,6 @@
 """What runs inside the child that parses one model: confine, parse, judge, answer, end.
 
-The answer is one byte and a body: `+` and the `relax` format, or `-` and the JSON of an error's code and detail.
+The answer is one byte and a body: `+` and what `ingest_bytes` returns, or `-` and the JSON of an error's code and detail.
 Standard output is kept for it alone; whatever the libraries print goes to standard error.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         reader = _reader(ModelFormat(str(header["format"])))
         confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in PACKAGE_ROOTS)])
-        answer = b"+" + container(reader(data, limits))
+        answer = b"+" + reader(data, limits)
     except PitchpipeError as error:
         answer = _problem(error)
     except MemoryError:
@@ -49,12 +49,20 @@ def _problem(error: PitchpipeError) -> bytes:
     return b"-" + json.dumps({"code": error.code, "detail": error.detail}).encode()
 
 
-def _reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], IngestedModel]:
+def _reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
     """The reader of a format, everything it needs imported."""
+    if format is ModelFormat.METASCHEDULE:
+        from tuner.ingest.metaschedule_reader import read_metaschedule
+
+        return read_metaschedule
     if format is ModelFormat.ONNX:
         from tuner.ingest.onnx_reader import read_onnx
 
-        return read_onnx
+        return _contained(read_onnx)
     from tuner.ingest.relax_reader import read_relax, read_tvmscript
 
-    return read_tvmscript if format is ModelFormat.TVMSCRIPT else read_relax
+    return _contained(read_tvmscript if format is ModelFormat.TVMSCRIPT else read_relax)
+
+
+def _contained(reader: Callable[[bytes, IngestLimits], IngestedModel]) -> Callable[[bytes, IngestLimits], bytes]:
+    return lambda data, limits: container(reader(data, limits))

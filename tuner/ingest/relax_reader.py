@@ -12,8 +12,8 @@ from typing import Any
 
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec, parse_container
-from tuner.ingest.settle import check_shapes, settle
-from tuner.tvm_compat import IRModule, PrimFunc, ir, load_ir, relax, tvm, tvm_ffi
+from tuner.ingest.settle import check_shapes, check_static, settle
+from tuner.tvm_compat import IRModule, PrimFunc, ir, load_ir, relax, tirx, tvm, tvm_ffi
 
 FUNCTION_ATTRIBUTES = frozenset(
     {"global_symbol", "layout_free_buffers", "num_input", "op_pattern", "params", "s_tir", "tirx.noalias"}
@@ -32,7 +32,8 @@ REFUSED_RELAX_OPERATORS = (
 """Beginnings of the Relax operators that are no arithmetic on tensors: calls, storage, devices, effects."""
 
 TENSOR_INTRINSICS = frozenset(
-    f"tirx.{name}"
+    f"{space}.{name}"
+    for space in ("prim", "tirx")
     for name in (
         *("abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "clz", "copysign", "cos", "cosh"),
         *("erf", "exp", "exp10", "exp2", "fabs", "floor", "fmod", "hypot", "if_then_else", "infinity", "isfinite"),
@@ -86,6 +87,24 @@ def read_tvmscript(data: bytes, limits: IngestLimits) -> IngestedModel:
         check_shapes(variable.name, variable.ty, limits)
     specs = [_spec(variable) for variable in main.params]
     return _read(module, tuple(specs[:num_input]), tuple(specs[num_input:]), limits)
+
+
+def judge_tensor_function(module: Any, limits: IngestLimits) -> None:
+    """Raises InvalidModel unless the module is one function of plain loops and arithmetic over tensors of static shape.
+
+    The same rules as for the tensor functions of a model.
+    """
+    names = {variable.name_hint for variable in module.functions}
+    _Judge(names, limits).walk(module)
+    for function in module.functions.values():
+        if not isinstance(function, PrimFunc):
+            raise InvalidModel(f"a workload is a tensor function, not a {_type_key(function)}")
+        for variable in function.params:
+            shape = getattr(variable.ty, "shape", None)
+            if shape is None:
+                raise InvalidModel(f"a workload takes tensors; {variable.name!r} is a {_type_key(variable.ty)}")
+            static = all(isinstance(extent, (int, tirx.IntImm)) for extent in shape)
+            check_static(variable.name, [int(extent) for extent in shape] if static else None, limits)
 
 
 def _spec(variable: Any) -> TensorSpec:
