@@ -32,6 +32,7 @@ from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from workers.channel import Channel, Closed
+from workers.device import usable_cores
 
 _START_SECS = 180.0
 """For the zygote to import and warm up; it takes one to two seconds on an idle core, CUDA intrinsics eleven more."""
@@ -67,7 +68,7 @@ class Sandbox:
     def __init__(self, target: Target, *, parallel_builds: int | None = None, confined: bool = True) -> None:
         """`parallel_builds`: cores by default. `confined=False` leaves out the system-call filter."""
         self.target = target
-        self._parallel_builds = parallel_builds or len(os.sched_getaffinity(0))
+        self._parallel_builds = parallel_builds or usable_cores()
         self._confined = confined and target.kind != "cuda"  # The CUDA driver opens its devices for writing.
         self._measuring = threading.Lock()
         self._tasks: OrderedDict[tuple[str, int], _Task] = OrderedDict()
@@ -251,7 +252,7 @@ class Sandbox:
         kept = {
             name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)
         }
-        cores = self.target.num_cores or len(os.sched_getaffinity(0))
+        cores = self.target.num_cores or usable_cores()
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         return kept | one | {"TVM_NUM_THREADS": str(cores), "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -23,25 +23,22 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Timed
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Timed
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
-from tuner.measure.build import apply, build
-from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput, device_of, load_average
+from tuner.measure.candidate import Bench, load_average
 from tuner.measure.check import SETS
 from tuner.measure.timing import abba, confirmed
+from workers.candidate_child import GO, SAMPLE, candidate_body, last_line
 from workers.channel import Channel, Closed
 from workers.nursery import Child, Ended, Limits, Line, Nursery
 
-_GO, _SAMPLE = b"g", b"s"
 _ALIVE_SECS = 1.0
 _COMPILER_FILE_BYTES = 1 << 28
 """NVRTC and nvcc leave intermediate files while they work."""
@@ -149,7 +146,7 @@ class TaskProcess:
             bench = Bench(opened.ir, opened.target, opened.config.seed)
         except Exception as error:
             raise Unusable(
-                kind=FailureKind.BUILD_ERROR, detail=f"the workload cannot be read: {_line(error)}"
+                kind=FailureKind.BUILD_ERROR, detail=f"the workload cannot be read: {last_line(error)}"
             ) from error
         size = max(1, bench.output_bytes())
         buffers = {name: mmap.mmap(-1, size) for name in SETS}
@@ -217,7 +214,7 @@ class TaskProcess:
                 while waiting and len(building) < self._opened.parallel_builds:
                     candidate = waiting.popleft()
                     child = self._nursery.spawn(
-                        _child_body(bench, candidate, batch),
+                        candidate_body(bench, candidate, batch.config, batch.purpose, batch.incumbent_secs),
                         self._limits(batch.config),
                         deadline_secs=batch.config.build_timeout_secs,
                     )
@@ -241,7 +238,7 @@ class TaskProcess:
 
     def _time(self, child: Child, batch: Batch) -> None:
         """Check and timing of one child that was built; the caller holds the quiet."""
-        event = self._ask(child, _GO, batch.config.run_timeout_secs)
+        event = self._ask(child, GO, batch.config.run_timeout_secs)
         if event is not None:
             self._timed(child, event)
 
@@ -252,7 +249,7 @@ class TaskProcess:
         with quiet.timing(self._abandoned):
             ready = []
             for child in active:
-                if (event := self._ask(child, _GO, batch.config.run_timeout_secs)) is not None:
+                if (event := self._ask(child, GO, batch.config.run_timeout_secs)) is not None:
                     child.note |= event
                     ready.append(child)
             done: set[Child] = set()
@@ -262,7 +259,7 @@ class TaskProcess:
                 for child in (ready[i] for i in order):
                     if child in done:
                         continue
-                    event = self._ask(child, _SAMPLE, batch.config.run_timeout_secs)
+                    event = self._ask(child, SAMPLE, batch.config.run_timeout_secs)
                     if event is None:
                         done.add(child)
                         samples[child].clear()
@@ -307,7 +304,7 @@ class TaskProcess:
                 load=load_average(),
             )
         except (ValueError, KeyError, TypeError) as error:
-            self._fail(candidate, FailureKind.RUN_ERROR, f"the child's report makes no sense: {_line(error)}")
+            self._fail(candidate, FailureKind.RUN_ERROR, f"the child's report makes no sense: {last_line(error)}")
             return
         self._channel.send({"result": result.model_dump(mode="json")})
 
@@ -362,67 +359,6 @@ class TaskProcess:
             confined=self._opened.confined,
             **({"file_bytes": _COMPILER_FILE_BYTES} if self._opened.target.kind == "cuda" else {}),
         )
-
-
-def _child_body(bench: Bench, candidate: Candidate, batch: Batch) -> Callable[[Line], None]:
-    """What a child does: apply, build, wait for its turn, check, time, report, stay until it is ended."""
-
-    def body(line: Line) -> None:
-        with _reported(line):
-            start = time.perf_counter()
-            try:
-                mod = apply(bench.mod, candidate.trace)
-            except InvalidTrace as error:
-                raise _Fault(FailureKind.INVALID_SCHEDULE, error) from error
-            line.send(stage="building")
-            try:
-                built = build(mod, bench.tvm_target)
-                running = Running(bench, built, device_of(bench.target))
-            except Exception as error:
-                raise _Fault(FailureKind.BUILD_ERROR, error) from error
-            line.send(stage="built", build_secs=time.perf_counter() - start)
-            line.wait()
-            measuring = Measuring(bench, running)
-            try:
-                if batch.purpose is Purpose.CONFIRM:
-                    untransformed = candidate.trace == BASELINE_TRACE and bench.target.kind == "llvm"
-                    line.send(
-                        calls=(calls := measuring.warm(batch.config, untransformed=untransformed)),
-                        check=measuring.verdict().model_dump(),
-                    )
-                    while line.wait() == _SAMPLE:
-                        line.send(secs=measuring.warmed_sample(calls))
-                else:
-                    limit_secs = batch.config.run_timeout_secs * 0.8
-                    samples = measuring.search(batch.config, batch.incumbent_secs, limit_secs)
-                    line.send(run_secs=samples, check=measuring.verdict().model_dump())
-            except WrongOutput as error:
-                raise _Fault(FailureKind.WRONG_OUTPUT, error) from error
-            except Exception as error:
-                raise _Fault(FailureKind.RUN_ERROR, error) from error
-        line.wait()
-
-    return body
-
-
-class _Fault(Exception):
-    def __init__(self, kind: FailureKind, error: Exception) -> None:
-        super().__init__(str(error))
-        self.kind, self.error = kind, error
-
-
-@contextmanager
-def _reported(line: Line) -> Iterator[None]:
-    try:
-        yield
-    except _Fault as fault:
-        line.send(failed=fault.kind.value, detail=_line(fault.error))
-
-
-def _line(error: BaseException) -> str:
-    """The last line of a message, where TVM says what was wrong."""
-    lines = [text for text in str(error).strip().splitlines() if text.strip()]
-    return f"{type(error).__name__}: {lines[-1][:1000] if lines else ''}"
 
 
 def run_forked(channel: Channel) -> None:
