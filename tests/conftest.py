@@ -13,11 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from service.db import Database
 from tests.postgres import PostgresServer, start_postgres
 
 _TEMPLATE = "pitchpipe_template"
+
+# A fresh clone builds Hypothesis's character tables inside the first example, and the machine may be busy: no clocks.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
