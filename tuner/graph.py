@@ -22,12 +22,18 @@ from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.digest import workload_digest
 from tuner.fold import fold_batch_norm
 from tuner.simplify import simplify
-from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.space.default import fixed_trace
+from tuner.trace import apply_trace
+from tuner.tvm_compat import IRModule, PrimFunc, dlight, ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
 TRANSFORM = "main_transform_params"
+TARGET_ATTRIBUTE = "pitchpipe.target"
+"""Module attribute of a prepared module: the key of the target that it was prepared for."""
 LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
 
 KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
@@ -68,7 +74,7 @@ def prepare(mod: Any, target: Target) -> Any:
         mod = tvm.transform.Sequential(lift)(mod)
         mod = tvm.transform.Sequential(lower)(mod)
     _check_lowered(mod)
-    return _normalise(mod)
+    return _normalise(mod).with_attr(TARGET_ATTRIBUTE, target.key)
 
 
 def tensor_functions(prepared: Any) -> dict[str, Any]:
@@ -99,11 +105,9 @@ def _normalise(mod: Any) -> Any:
 
     Traces find blocks by name, so equal digests, which are blind to names, must mean equal block names.
     """
-    functions = {}
-    for variable, function in mod.functions.items():
+    for variable, function in list(mod.functions.items()):
         if isinstance(function, PrimFunc):
             mod.update_func(variable, _normalised(function))
-        functions[variable.name_hint] = function
     return mod
 
 
@@ -138,8 +142,10 @@ def finish(prepared: Any) -> Any:
     """A module ready for tvm.compile: main(*inputs, *transformed) and main_transform_params(params) -> transformed.
 
     `prepared` is what `prepare` made, any of its tensor functions replaced by a scheduled one with the same arguments.
-    Where a schedule changed the layout of a weight, the change is made in main_transform_params.
+    Where a schedule changed the layout of a weight, the change is made in main_transform_params. What that function calls
+    gets the default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
     """
+    target = Target.parse(str(prepared.attrs[TARGET_ATTRIBUTE]))
     transform = relax.transform
     functions = {}
     for variable, function in prepared.functions.items():
@@ -149,7 +155,40 @@ def finish(prepared: Any) -> Any:
     first = functions.pop(prepared.get_global_var(TRANSFORM))
     second_lift = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()]
     mod = tvm.transform.Sequential(second_lift)(IRModule(functions))
-    return transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
+    mod = transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
+    _schedule_rest(mod, target)
+    return mod
+
+
+def _schedule_rest(mod: Any, target: Target) -> None:
+    in_main = call_counts(mod)
+    for variable, function in list(mod.functions.items()):
+        left_as_it_is = variable.name_hint in in_main and target.kind == "llvm"
+        if not isinstance(function, PrimFunc) or left_as_it_is or _has_threads(function):
+            continue
+        scheduled = _default_schedule(_normalised(function), target)
+        mod.update_func(variable, scheduled.without_attr("global_symbol"))
+
+
+def _default_schedule(function: Any, target: Target) -> Any:
+    module = workload_module(function)
+    if target.kind == "llvm":
+        workload = Workload(digest=workload_digest(module), ir=save_ir(module))
+        return apply_trace(module, fixed_trace(workload, target)).mod[MAIN]
+    with to_tvm_target(target):
+        return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)[MAIN]
+
+
+def _has_threads(function: Any) -> bool:
+    """Whether a GPU schedule was applied to a tensor function."""
+    found = False
+
+    def visit(loop: Any) -> None:
+        nonlocal found
+        found = found or loop.thread_binding is not None
+
+    tvm_ffi.structural_walk(function.body, (tirx.For, visit))
+    return found
 
 
 def _chain(mod: Any, first: Any, functions: Mapping[Any, Any]) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from pitchpipe.errors import InvalidModel
 from pitchpipe.strip import strip_onnx
+from pitchpipe.wire.target import Target
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
 from tuner.graph import MAIN, TRANSFORM, call_counts, finish, prepare, workload_module
@@ -18,7 +19,7 @@ from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.tasks import function_digests, workload_functions
 from tuner.trace import apply_trace, encode_trace
-from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, relax, to_tvm_target, tvm
+from tuner.tvm_compat import PrimFunc, Schedule, Trace, load_intrinsics, load_ir, ms, relax, to_tvm_target, tvm
 
 
 def run(finished: Any, ingested: IngestedModel, weights: dict[str, np.ndarray], inputs: list[np.ndarray]) -> list[Any]:
@@ -159,6 +160,27 @@ def test_a_batch_norm_without_a_convolution_is_arithmetic() -> None:
     inputs = inputs_of(ingested)
     (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
     np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_binding_weights_uses_all_cores() -> None:
+    weights = {"w": np.ones((512, 256), np.float32)}
+    ingested, _ = ingest_here(model([node("Gemm", ["x", "w"], ["y"], transB=1)], {"x": [4, 256]}, ["y"], weights))
+    finished = finish(prepare(load_ir(ingested.ir), TARGET))
+    (transpose,) = [name for name in functions_of(finished) if name.startswith("bind_")]
+    assert "T.parallel" in finished[transpose].script()
+    # What main calls is left to the traces that the caller has.
+    (product,) = call_counts(finished)
+    assert "T.parallel" not in finished[product].script()
+
+
+def test_on_a_gpu_nothing_is_left_without_threads() -> None:
+    ingested, _ = ingest_here(small_network())
+    finished = finish(prepare(load_ir(ingested.ir), Target.parse({"kind": "cuda", "arch": "sm_90a"})))
+    assert all("threadIdx.x" in finished[name].script() for name in functions_of(finished))
+
+
+def functions_of(module: Any) -> list[str]:
+    return [variable.name_hint for variable, value in module.functions.items() if isinstance(value, PrimFunc)]
 
 
 def test_indices_out_of_bounds_read_no_foreign_memory() -> None:
