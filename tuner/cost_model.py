@@ -4,12 +4,13 @@ Notation. A candidate i has a feature matrix x_i of shape [k_i, 164], one row pe
 program. A boosted ensemble f scores rows; the candidate's score is the sum over its rows (the "pack-sum" of Ansor,
 Zheng et al., OSDI 2020, section 5.2):
 
-    s_i = sum_j f(x_ij),        y_i = (least seconds of i's workload) / (seconds of i),   0 for a failure
+    s_i = sum_j f(x_ij),        y_i = sqrt((least seconds of i's workload) / (seconds of i)),   0 for a failure
 
-so a target y is a relative speed in [0, 1], comparable between workloads. The loss is squared error, weighted towards
+so a target y is in [0, 1] and comparable between workloads. The root is there because most schedules run at a few
+percent of the best: on plain relative speed the model would see one value. The loss is squared error, weighted towards
 fast candidates, for it is the top of the ranking that is measured next:
 
-    L = sum_i w_i (s_i - y_i)^2 / 2,        w_i = (FLOOR + y_i) / mean weight of i's workload
+    L = sum_i w_i (s_i - y_i)^2 / 2,        w_i = (FLOOR + y_i^2) / sum of the same over i's workload
 
 Every workload weighs the same however many samples it has. Row j of candidate i gets gradient w_i (s_i - y_i) and, as
 an upper bound on the Hessian that keeps k_i simultaneous steps from overshooting, w_i k_i.
@@ -33,13 +34,13 @@ from numpy.typing import NDArray
 from pitchpipe.errors import IntegrityError, InvalidInput
 from tuner.steps import Sample, TrainedModel
 
-__all__ = ["FEATURES", "CostModel", "held_out_metrics", "pack_features", "train", "unpack_features"]
+__all__ = ["FEATURES", "CostModel", "held_out_metrics", "pack_features", "target_of", "train", "unpack_features"]
 
 FEATURES = 164
 """Columns of TVM's per-store features."""
 MAX_ROWS = 256
 """Store statements of one candidate; MetaSchedule's have 1 to 20."""
-MIN_SAMPLES = 24
+MIN_SAMPLES = 16
 """Fewer samples teach nothing that random search does not beat."""
 FLOOR = 0.2
 """Weight of a sample with y = 0, relative to 1.2 for the fastest."""
@@ -47,22 +48,29 @@ HELD_OUT = 0.2
 """Share of workloads kept out of training to measure the model."""
 MIN_TASK_SAMPLES = 8
 """Samples a workload needs to be held out: a ranking of fewer says little."""
-ROUNDS = 120
+ROUNDS = 150
 PARAMETERS: dict[str, object] = {
+    # One thread: on matrices this small a second one gains little, and its barriers make training twenty times slower
+    # when anything else runs, as a measurement always does.
     "tree_method": "hist",
-    "max_depth": 7,
-    "eta": 0.2,
+    "max_depth": 5,
+    "eta": 0.1,
     "min_child_weight": 0.5,
     "lambda": 1.0,
     "subsample": 0.9,
     "colsample_bytree": 0.7,
     "base_score": 0.0,
-    "nthread": 2,
+    "nthread": 1,
     "disable_default_eval_metric": 1,
     "verbosity": 0,
 }
 _MAGIC = b"PPCM\x01"
 _MAX_MODEL_BYTES = 64 << 20
+
+
+def target_of(best_secs: float, secs: float) -> float:
+    """What the model learns of a time: y of the notation above."""
+    return float(np.sqrt(best_secs / secs))
 
 
 def pack_features(features: NDArray[np.float32]) -> bytes:
@@ -130,30 +138,30 @@ def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
         judge = CostModel(_fit(usable, inside, seed))
         metrics |= held_out_metrics(
             [
-                (usable.targets[mask], judge.predict([usable.features[i] for i in np.flatnonzero(mask)]))
+                (usable.speeds[mask], judge.predict([usable.features[i] for i in np.flatnonzero(mask)]))
                 for mask in (np.array([owner == workload for owner in usable.owners]) for workload in sorted(held_out))
             ]
         )
     booster = _fit(usable, np.ones(len(usable.targets), dtype=bool), seed)
-    return TrainedModel(data=_dump(booster), metrics=metrics, samples=len(usable.targets))
+    return TrainedModel(data=_sealed(bytes(booster.save_raw("json"))), metrics=metrics, samples=len(usable.targets))
 
 
 def held_out_metrics(tasks: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> dict[str, float]:
-    """Mean over tasks of what a ranking is worth; each task is (y, predicted score) over its candidates.
+    """Mean over tasks of what a ranking is worth; each task is (speed, predicted score) over its candidates.
 
-    pairwise: share of pairs with different y that are ordered rightly. peak@k: order by prediction; mean over j <= k of
-    (best y of the first j) / (best y).
+    pairwise: share of pairs of different speed that are ordered rightly. peak@k: order by prediction; mean over j <= k
+    of (best speed of the first j) / (best speed).
     """
     pairwise, peaks = [], {1: list[float](), 5: list[float]()}
-    for y, predicted in tasks:
-        if not y.any():
+    for speed, predicted in tasks:
+        if not speed.any():
             continue
-        left, right = np.triu_indices(len(y), 1)
-        different = y[left] != y[right]
+        left, right = np.triu_indices(len(speed), 1)
+        different = speed[left] != speed[right]
         if different.any():
-            right_way = (y[left] > y[right]) == (predicted[left] > predicted[right])
+            right_way = (speed[left] > speed[right]) == (predicted[left] > predicted[right])
             pairwise.append(float(right_way[different].mean()))
-        best_so_far = np.maximum.accumulate(y[np.argsort(-predicted, kind="stable")]) / y.max()
+        best_so_far = np.maximum.accumulate(speed[np.argsort(-predicted, kind="stable")]) / speed.max()
         for k, values in peaks.items():
             values.append(float(best_so_far[:k].mean()))
     found = {"pairwise": pairwise, **{f"peak@{k}": values for k, values in peaks.items()}}
@@ -181,8 +189,9 @@ class _Samples:
         least = np.full(len(self.workloads), np.inf)
         np.minimum.at(least, index, np.array(seconds))
         with np.errstate(invalid="ignore"):
-            self.targets = np.nan_to_num(least[index] / np.array(seconds, dtype=np.float64), nan=0.0)
-        weights = FLOOR + self.targets
+            self.speeds = np.nan_to_num(least[index] / np.array(seconds, dtype=np.float64), nan=0.0)
+        self.targets = np.sqrt(self.speeds)
+        weights = FLOOR + self.speeds
         self.weights = weights / (np.bincount(index, weights=weights) if len(index) else np.ones(1))[index]
         self._sizes = {workload: int((index == i).sum()) for i, workload in enumerate(self.workloads)}
 
@@ -208,12 +217,13 @@ def _fit(samples: _Samples, inside: NDArray[np.bool_], seed: int) -> Any:
         error = np.bincount(owners, weights=scores) - y
         return (weights * error)[owners], (weights * stores)[owners]
 
-    data = xgboost.DMatrix(rows, nthread=2)
+    data = xgboost.DMatrix(rows, nthread=1)
     return xgboost.train({**PARAMETERS, "seed": seed}, data, num_boost_round=ROUNDS, obj=objective, verbose_eval=False)
 
 
-def _dump(booster: Any) -> bytes:
-    payload = zlib.compress(bytes(booster.save_raw("json")), 6)
+def _sealed(document: bytes) -> bytes:
+    """Magic, digest, compressed XGBoost JSON."""
+    payload = zlib.compress(document, 6)
     return _MAGIC + hashlib.sha256(payload).digest() + payload
 
 
@@ -228,12 +238,12 @@ def _load(data: bytes) -> CostModel:
         decoder = zlib.decompressobj()
         text = decoder.decompress(payload, _MAX_MODEL_BYTES)
         _check_trees(json.loads(text))
-        booster = xgboost.Booster({"nthread": 2}, model_file=bytearray(text))
+        booster = xgboost.Booster({"nthread": 1}, model_file=bytearray(text))
         if booster.num_features() != FEATURES:
             raise IntegrityError(f"the cost model expects {booster.num_features()} features, not {FEATURES}")
-        booster.set_param({"nthread": 2})
+        booster.set_param({"nthread": 1})
         return CostModel(booster)
-    except (zlib.error, ValueError, KeyError, TypeError, IndexError, xgboost.core.XGBoostError) as error:
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError, xgboost.core.XGBoostError) as error:
         raise IntegrityError(f"not a cost model: {str(error)[:200]}") from error
 
 

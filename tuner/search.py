@@ -16,7 +16,9 @@ its 512 x 5 candidates a round cost 20 ms of CPU each, and it forgets what was i
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ import numpy as np
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.wire.measure import Candidate
-from tuner.cost_model import CostModel, pack_features, unpack_features
+from tuner.cost_model import CostModel, pack_features, target_of, unpack_features
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
 from tuner.steps import Proposal, ProposeRequest
@@ -35,8 +37,10 @@ from tuner.tvm_compat import usable_cores
 
 __all__ = ["propose"]
 
-ELITES = 24
-"""Measured traces that become parents, the fastest first."""
+ELITES = 32
+"""Measured traces that become parents, the fastest first ..."""
+FAMILY_ELITES = 12
+"""... but of one family no more than these, so that a good sketch does not drive out those not yet explored."""
 RANDOM_RATIO = 1.5
 """Fresh random candidates per wanted one."""
 GENERATIONS = 2
@@ -44,8 +48,11 @@ CHILDREN_RATIO = 1.5
 """Mutated candidates per wanted one and generation."""
 EPSILON = 0.1
 """Share of the proposals drawn at random rather than by score."""
-PRESSURE = 2.0
-"""Parents are chosen in proportion to fitness ** PRESSURE; 0 would be blind, large would be greedy."""
+MAX_TIES = 2
+"""Proposals of one batch with the same predicted score: the model cannot tell them apart, so more of them teach
+little."""
+PRESSURE = 4.0
+"""A family, then a parent in it, is chosen in proportion to fitness ** PRESSURE; 0 is blind, large is greedy."""
 MAX_ROUNDS = 6
 """Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
 
@@ -54,6 +61,8 @@ MAX_ROUNDS = 6
 class _Built:
     """A candidate that applied and passed the postprocessors."""
 
+    family: str
+    """Kinds of its instructions: candidates of one sketch differ only in decisions."""
     key: str
     """Its trace before postprocessing: what is recognised when it is met again."""
     program: int
@@ -86,15 +95,14 @@ class _Round:
         self.rng = np.random.default_rng([request.seed, int(request.workload.digest[:8], 16)])
         self.keys = {without_postproc(trace) for trace, _ in request.measured}
         self.programs: set[int] = set()
-        self.parents: list[Any] = []
-        self.fitness: list[float] = []
+        self.families: dict[str, list[tuple[float, Any]]] = {}
         self.found: list[tuple[float, _Built]] = []
         self.explored: list[_Built] = []
 
     def run(self) -> list[Proposal]:
         n = self.request.n
         self._add_elites()
-        guided = self.model is not None or bool(self.parents)
+        guided = self.model is not None or bool(self.families)
         chosen: list[Proposal] = []
         for _ in range(MAX_ROUNDS):
             before = len(self.found)
@@ -109,14 +117,18 @@ class _Round:
         return chosen
 
     def _add_elites(self) -> None:
-        measured = sorted((secs, trace) for trace, secs in self.request.measured if secs is not None)[:ELITES]
-        if not measured:
-            return
-        best = measured[0][0]
-        for (secs, _), trace in zip(measured, self.parallel(self._parent, [t for _, t in measured]), strict=True):
-            if trace is not None:
-                self.parents.append(trace)
-                self.fitness.append(best / secs)
+        measured = sorted((secs, trace) for trace, secs in self.request.measured if secs is not None)
+        counts: Counter[str] = Counter()
+        elites: list[tuple[float, str, str]] = []
+        for secs, trace in measured:
+            family = _family_of(trace)
+            if len(elites) < ELITES and counts[family] < FAMILY_ELITES:
+                counts[family] += 1
+                elites.append((target_of(measured[0][0], secs), family, trace))
+        parents = self.parallel(self._parent, [trace for _, _, trace in elites])
+        for (fitness, family, _), parent in zip(elites, parents, strict=True):
+            if parent is not None:
+                self.families.setdefault(family, []).append((fitness, parent))
 
     def _parent(self, text: str) -> Any:
         try:
@@ -131,11 +143,20 @@ class _Round:
         return [(sketches[(start + i) % len(sketches)], self._seed(), False) for i in range(count)]
 
     def _mutations(self, count: int) -> list[tuple[Any, int, bool]]:
-        if not self.parents:
+        names = sorted(self.families)
+        if not names:
             return []
-        weights = np.maximum(np.array(self.fitness), 1e-3) ** PRESSURE
-        chosen = self.rng.choice(len(self.parents), size=count, p=weights / weights.sum())
-        return [(self.parents[i], self._seed(), True) for i in chosen]
+        best = [max(fitness for fitness, _ in self.families[name]) for name in names]
+        chosen = []
+        for index in self._roulette(best, count):
+            family = self.families[names[index]]
+            (member,) = self._roulette([fitness for fitness, _ in family], 1)
+            chosen.append((family[member][1], self._seed(), True))
+        return chosen
+
+    def _roulette(self, fitness: list[float], count: int) -> list[int]:
+        weights = np.maximum(np.array(fitness), 0.05) ** PRESSURE
+        return [int(i) for i in self.rng.choice(len(fitness), size=count, p=weights / weights.sum())]
 
     def _seed(self) -> int:
         return int(self.rng.integers(1, SEED_LIMIT))
@@ -151,8 +172,8 @@ class _Round:
         scores = self._scores(fresh)
         self.found += zip(scores, fresh, strict=True)
         if self.model is not None:
-            self.parents += [built.trace for built in fresh]
-            self.fitness += [min(max(score, 0.0), 1.0) for score in scores]
+            for score, built in zip(scores, fresh, strict=True):
+                self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
         return fresh
 
     def _build(self, draw: tuple[Any, int, bool]) -> _Built | None:
@@ -173,6 +194,7 @@ class _Round:
         if key in self.keys:
             return None
         return _Built(
+            family=_family_of(key),
             key=key,
             program=structural_hash(schedule),
             trace=trace,
@@ -192,18 +214,23 @@ class _Round:
     def _choose(self) -> list[Proposal]:
         """The best predicted, then the random share, none of them seen before; deterministic for equal scores."""
         n = self.request.n
-        random_share = min(max(1, round(EPSILON * n)), len(self.explored)) if n > 1 and self.model is not None else 0
-        ranked = [(score, b) for score, b in sorted(self.found, key=lambda item: (-item[0], item[1].key))]
-        scores = {b.key: score for score, b in self.found}
-        explored = [self.explored[i] for i in np.random.default_rng(self.request.seed).permutation(len(self.explored))]
-        order = [*ranked, *((scores[b.key], b) for b in explored)]
+        guided = self.model is not None
+        ranked = sorted(self.found, key=lambda item: (-item[0], item[1].key))
+        scores = {built.key: score for score, built in self.found}
+        drawn = [(scores[built.key], built) for built in self.explored]
+        drawn = [drawn[i] for i in np.random.default_rng(self.request.seed).permutation(len(drawn))]
+        share = max(1, round(EPSILON * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
-        for limit, queue in ((n - random_share, ranked), (n, [(scores[b.key], b) for b in explored]), (n, order)):
+        ties: Counter[float] = Counter()
+        for limit, queue, max_ties in ((n - share, ranked, MAX_TIES if guided else n), (n, drawn, n), (n, ranked, n)):
             for score, built in queue:
                 if len(chosen) >= limit:
                     break
-                if built.key not in chosen and (proposal := self._proposal(score, built)) is not None:
+                if built.key in chosen or ties[tie := round(score, 4)] >= max_ties:
+                    continue
+                if (proposal := self._proposal(score, built)) is not None:
                     chosen[built.key] = proposal
+                    ties[tie] += 1
         return sorted(chosen.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest))
 
     def _proposal(self, score: float, built: _Built) -> Proposal | None:
@@ -224,3 +251,9 @@ def _load_model(data: bytes | None) -> CostModel | None:
         return CostModel.load(data)
     except PitchpipeError:
         return None
+
+
+def _family_of(trace: str) -> str:
+    """Kinds of the instructions before postprocessing, in order."""
+    kinds = [instruction[0] for instruction in json.loads(without_postproc(trace))[0]]
+    return ",".join(kinds)

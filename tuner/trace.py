@@ -40,7 +40,7 @@ KINDS = SAMPLING | frozenset(
         *("GetSBlock", "GetLoops", "GetChildBlocks", "GetProducers", "GetConsumers", "GetOutputBlocks"),
         *("Fuse", "Split", "Merge", "LoopPartition", "Reorder", "ReorderBlockIterVar", "AddUnitLoop"),
         *("Parallel", "Vectorize", "Bind", "Unroll"),
-        *("CacheRead", "CacheWrite", "ReindexCacheRead", "ReindexCacheWrite", "CacheInplace", "CacheIndex", "ReIndex"),
+        *("CacheRead", "CacheWrite", "CacheInplace", "CacheIndex", "ReIndex"),
         *("ReadAt", "WriteAt", "ComputeAt", "ReverseComputeAt", "ComputeInline", "ReverseComputeInline"),
         *("DecomposeReduction", "RFactor", "StorageAlign", "SetScope", "Blockize", "Tensorize"),
         *("Annotate", "Unannotate", "TransformLayout", "TransformBlockLayout"),
@@ -186,13 +186,14 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
     where = f"{where} ({kind})"
     if not all(isinstance(part, list) and len(part) <= MAX_ITEMS for part in (inputs, attributes, outputs)):
         raise InvalidTrace(f"{where}: inputs, attributes and outputs are lists of at most {MAX_ITEMS}")
-    if kind in ("TransformLayout", "TransformBlockLayout"):
-        if len(inputs) != 2 or not isinstance(inputs[1], str):
-            raise InvalidTrace(f"{where}: expects a block and an index map")
-        inputs = [_input(where, inputs[0], known, 0), _index_map(where, inputs[1])]
-    else:
-        inputs = [_input(where, item, known, 0) for item in inputs]
-    attributes = [_attribute(where, item, 0) for item in attributes]
+    # Where an index map stands: beside the block it transforms, or as the attribute.
+    maps = {"TransformLayout": (1, None), "TransformBlockLayout": (None, 0)}.get(kind, (None, None))
+    inputs = [
+        _index_map(where, item) if i == maps[0] else _input(where, item, known, 0) for i, item in enumerate(inputs)
+    ]
+    attributes = [
+        _index_map(where, item) if i == maps[1] else _attribute(where, item, 0) for i, item in enumerate(attributes)
+    ]
     if kind == "TransformLayout" and (len(attributes) != 4 or attributes[3]):
         raise InvalidTrace(f"{where}: a layout that is assumed to be injective is not checked by TVM")
     if kind in ("Annotate", "Unannotate"):
@@ -272,8 +273,10 @@ def _attribute(where: str, value: Any, depth: int) -> Any:
     return _number(where, value)
 
 
-def _index_map(where: str, text: str) -> str:
+def _index_map(where: str, text: Any) -> str:
     """The canonical text of an index map: TVM's object graph in JSON, nodes before their users."""
+    if not isinstance(text, str):
+        raise InvalidTrace(f"{where}: expects an index map")
     try:
         graph = json.loads(text)
         nodes, root, metadata = graph["nodes"], graph["root_index"], graph.get("metadata", {})

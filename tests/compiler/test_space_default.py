@@ -1,0 +1,134 @@
+"""Default schedules: valid, correct and deterministic for whatever tensor program comes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tests.compiler import programs
+from tuner.digest import workload_digest
+from tuner.space.default import baseline_trace, fixed_trace
+from tuner.trace import apply_trace, decode_trace
+from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
+
+op = relax.op
+Make = Callable[..., Any]
+
+PROGRAMS: dict[str, tuple[Make, tuple[tuple[int, ...], ...]]] = {
+    "max pooling, channels last": (
+        lambda b, x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1), layout="NHWC"),
+        ((1, 28, 28, 32),),
+    ),
+    "max pooling, channels first": (
+        lambda b, x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)),
+        ((1, 32, 28, 28),),
+    ),
+    "mean over space": (lambda b, x: op.mean(x, axis=[1, 2]), ((1, 7, 7, 512),)),
+    "softmax": (lambda b, x: op.nn.softmax(x), ((4, 64, 65),)),
+    "layer norm": (lambda b, x, g, s: op.nn.layer_norm(x, g, s, axes=[-1]), ((1, 64, 768), (768,), (768,))),
+    "concatenation": (lambda b, x, y: op.concat([x, y], axis=1), ((1, 64, 14, 14), (1, 32, 14, 14))),
+    "transpose": (lambda b, x: op.permute_dims(x, [0, 2, 3, 1]), ((1, 64, 28, 28),)),
+    "residual addition of odd width": (
+        lambda b, x, y: op.nn.relu(b.emit(op.add(x, y))),
+        ((1, 7, 7, 511), (1, 7, 7, 511)),
+    ),
+    "sum to a scalar": (lambda b, x: op.sum(x), ((1000,),)),
+    "reshape": (lambda b, x: op.reshape(x, (1, -1)), ((1, 7, 7, 512),)),
+    "gelu": (lambda b, x: op.nn.gelu(x), ((64, 768),)),
+    "convolution": (programs.conv_relu, ((1, 14, 14, 16), (16, 3, 3, 16), (1, 1, 1, 16))),
+    "dense": (programs.dense_add, ((16, 64), (64, 32), (32,))),
+    "running sum": (lambda b, x: op.cumsum(x, axis=1), ((4, 100),)),
+}
+
+
+def gather() -> Workload:
+    table, index = tirx_buffer("table", (100, 64), "float32"), tirx_buffer("index", (16,), "int64")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [table, index]):
+        with builder.dataflow():
+            result = builder.emit_output(op.take(table, index, axis=0, mode="clip"))
+        builder.emit_func_output(result)
+    mod = relax.transform.LegalizeOps()(builder.get())
+    (function,) = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    alone = IRModule({"main": function.with_attr("global_symbol", "main")})
+    return Workload(digest=workload_digest(alone), ir=save_ir(alone))
+
+
+def tirx_buffer(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def outputs(mod: Any) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    arguments = []
+    for param in mod["main"].params:
+        shape, dtype = tuple(int(e) for e in param.ty.shape), str(param.ty.dtype)
+        value = rng.random(shape) if dtype.startswith("float") else rng.integers(0, 10, shape)
+        arguments.append(tvm.runtime.tensor(np.asarray(value, dtype=dtype)))
+    built = tvm.runtime.Executable(tirx.build(mod, target=to_tvm_target(programs.TARGET))).jit()
+    built["main"](*arguments)
+    return [argument.numpy() for argument in arguments]
+
+
+def check(workload: Workload) -> str:
+    trace = fixed_trace(workload, programs.TARGET)
+    assert decode_trace(trace) == trace
+    assert fixed_trace(workload, programs.TARGET) == trace
+    mod = load_ir(workload.ir)
+    for expected, found in zip(outputs(mod), outputs(apply_trace(mod, trace).mod), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    return trace
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_fixed_schedule_computes_the_same(name: str) -> None:
+    make, shapes = PROGRAMS[name]
+    functions = programs.relax_module(make, *shapes).functions.values()
+    for function in [f for f in functions if isinstance(f, tirx.PrimFunc)]:
+        mod = IRModule({"main": function.with_attr("global_symbol", "main")})
+        check(Workload(digest=workload_digest(mod), ir=save_ir(mod)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_gather_gets_a_schedule_that_computes_the_same() -> None:
+    check(gather())
+
+
+def test_a_large_program_runs_in_parallel_and_vectorised() -> None:
+    trace = check(programs.workload(lambda b, x, y: op.nn.relu(b.emit(op.add(x, y))), (64, 4096), (64, 4096)))
+    assert '"Parallel"' in trace
+    assert '"Vectorize"' in trace
+    assert '"ComputeInline"' in trace
+
+
+def test_a_small_program_does_not_wake_other_threads() -> None:
+    assert '"Parallel"' not in check(programs.workload(lambda b, x, y: op.add(x, y), (8, 32), (8, 32)))
+
+
+def test_the_untuned_default_of_a_cpu_is_the_workload_itself() -> None:
+    assert baseline_trace(programs.conv(), programs.TARGET) == BASELINE_TRACE
+
+
+def test_the_untuned_default_of_a_gpu_binds_every_stage_to_threads() -> None:
+    cuda = Target.parse(
+        {
+            "kind": "cuda",
+            "arch": "sm_90",
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+        }
+    )
+    trace = baseline_trace(programs.conv(), cuda)
+    assert decode_trace(trace) == trace
+    assert trace.count('"blockIdx.x"') == trace.count('"threadIdx.x"') >= 2
+    mod = load_ir(programs.conv().ir)
+    assert apply_trace(mod, trace).mod.script() == apply_trace(mod, trace).mod.script()
+    assert fixed_trace(programs.conv(), cuda) == trace
