@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm.relax.expr_functor import PyExprMutator, mutator
-
-from tuner.tvm_compat import relax, with_function
+from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 
 def fold_batch_norm(mod: Any) -> Any:

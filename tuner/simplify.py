@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tuner.constants import constant_value, folded
-from tuner.tvm_compat import ir, relax, tirx, with_function
+from tuner.tvm_compat import PyExprMutator, ir, mutator, relax, tirx, with_function
 
 UNARY = frozenset(
     f"relax.{name}"

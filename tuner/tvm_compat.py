@@ -58,6 +58,7 @@ _empty_intrinsics_package()
 
 import tvm_ffi  # noqa: E402  # after tvm: it would import torch
 from tvm import ir, relax, te, tirx, topi  # noqa: E402
+from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
 from tvm.s_tir.schedule import Trace  # noqa: E402
@@ -69,6 +70,7 @@ PrimFunc: Any = tirx.PrimFunc
 __all__ = [
     "IRModule",
     "PrimFunc",
+    "PyExprMutator",
     "Schedule",
     "Trace",
     "dlight",
@@ -78,6 +80,8 @@ __all__ = [
     "loop_bindings",
     "ms",
     "mutate",
+    "mutator",
+    "onnx_frontend",
     "relax",
     "remove_weight_layout_rewrite",
     "save_ir",
@@ -93,6 +97,11 @@ __all__ = [
     "uses",
     "with_function",
 ]
+
+
+def onnx_frontend() -> Any:
+    """TVM's module that converts ONNX graphs."""
+    return importlib.import_module("tvm.relax.frontend.onnx.onnx_frontend")
 
 
 def load_intrinsics(target: Target) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import param_names, parse_onnx, strip_proto
 from tuner.constants import constant_value
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec
 from tuner.ingest.settle import check_shapes, check_static, settle
-from tuner.tvm_compat import relax, tvm
+from tuner.tvm_compat import onnx_frontend, relax, tvm
 
+FRONTEND = onnx_frontend()
+_TvmImporter: Any = FRONTEND.ONNXGraphImporter
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 """Operator sets that the frontend's names are of; it looks at no domain itself."""
 
@@ -58,7 +59,7 @@ def _inlined(model: Any) -> Any:
 
 
 def _check_operators(graph: Any) -> None:
-    known = set(onnx_frontend._get_convert_map()) | {"Constant"}
+    known = set(FRONTEND._get_convert_map()) | {"Constant"}
     for node in graph.node:
         if any(entry.HasField("g") or len(entry.graphs) for entry in node.attribute):
             raise UnsupportedOperator(f"operator {node.op_type} (node {node.name!r}) has subgraphs: control flow")
@@ -145,7 +146,7 @@ def _spec(value: Any, limits: IngestLimits) -> TensorSpec:
     return TensorSpec(name=name, shape=tuple(shape), dtype=dtype)
 
 
-class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
+class _Importer(_TvmImporter):  # type: ignore[misc]  # TVM has no types
     """TVM's importer, which knows at which node it is when it fails."""
 
     def __init__(self) -> None:
