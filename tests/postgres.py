@@ -7,6 +7,7 @@ import itertools
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,12 +82,16 @@ class PostgresServer:
 def start_postgres(folder: Path) -> PostgresServer:
     """Starts a server whose files are in `folder`. Raises RuntimeError that tells what was tried."""
     tried = []
-    for binaries in _installed():
-        server = PostgresServer(binaries=binaries, folder=folder, user=_user())
+    for found in _installed():
+        binaries, user = found, _user()
+        if user is not None and not all(parent.stat().st_mode & stat.S_IXOTH for parent in (found, *found.parents)):
+            # A checkout in root's home: the other user cannot reach it, and its permissions are not ours to change.
+            binaries = _copied(found, folder / f"installed-{len(tried)}")
+        server = PostgresServer(binaries=binaries, folder=folder, user=user)
         try:
             _start(server)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            tried.append(f"{binaries}: {error}")
+            tried.append(f"{found}: {error}")
             shutil.rmtree(folder / "data", ignore_errors=True)
         else:
             return server
@@ -112,6 +117,16 @@ def _installed() -> Iterator[Path]:
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parent.name), reverse=True)
     if (path := shutil.which("initdb")) is not None:
         yield Path(path).resolve().parent
+
+
+def _copied(binaries: Path, to: Path) -> Path:
+    """The same programs in a folder that any user can reach, with the libraries that the wheel keeps beside itself."""
+    package = binaries.parents[1]
+    libraries = package.with_name(f"{package.name}.libs")
+    shutil.copytree(binaries.parent, to / package.name / binaries.parent.name)
+    if libraries.is_dir():
+        shutil.copytree(libraries, to / libraries.name)
+    return to / package.name / binaries.parent.name / binaries.name
 
 
 def _user() -> str | None:

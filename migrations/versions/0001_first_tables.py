@@ -255,14 +255,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["target_key"], ["targets.key"], name=op.f("fk_batches_target_key")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
     )
-    op.create_index(
-        "ix_batches_unobserved",
-        "batches",
-        ["job", "id"],
-        unique=False,
-        postgresql_where=sa.text("NOT observed"),
-        sqlite_where=sa.text("NOT observed"),
-    )
+    op.create_index(op.f("ix_batches_job_observed_id"), "batches", ["job", "observed", "id"], unique=False)
     op.create_table(
         "events",
         sa.Column("job", sa.String(), nullable=False),
@@ -403,12 +396,7 @@ def downgrade() -> None:
     op.drop_table("leases")
     op.drop_table("tasks")
     op.drop_table("events")
-    op.drop_index(
-        "ix_batches_unobserved",
-        table_name="batches",
-        postgresql_where=sa.text("NOT observed"),
-        sqlite_where=sa.text("NOT observed"),
-    )
+    op.drop_index(op.f("ix_batches_job_observed_id"), table_name="batches")
     op.drop_table("batches")
     op.drop_index(op.f("ix_jobs_project_id"), table_name="jobs")
     op.drop_index(

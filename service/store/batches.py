@@ -19,7 +19,7 @@ from service.store.values import get_device, get_target, get_toolchain, insert, 
 from service.tables import Base, Batch, CandidateRow, Job, Record
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
-_PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
+PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
 """Confirmations first: they end jobs."""
 
 
@@ -124,7 +124,7 @@ def issue(
                 "target_key": batch.target_key,
                 "measure_version": config.version,
                 "purpose": purpose,
-                "priority": _PRIORITY[purpose],
+                "priority": PRIORITY[purpose],
                 "position": position,
                 "digest": candidate.digest,
                 "trace": candidate.trace,

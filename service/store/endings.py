@@ -40,6 +40,7 @@ class Ending:
     _records: list[TuningRecord] = field(default_factory=list)
     _features: dict[str, bytes] = field(default_factory=dict)
     _at: float = 0.0
+    _worker: WorkerRow | None = None
 
     @classmethod
     def begin(cls, session: Session, lease: Lease) -> Ending:
@@ -116,7 +117,9 @@ class Ending:
 
     def _end(self, candidate: CandidateRow, state: CandidateState, result: Measurement) -> None:
         del self.leased[candidate.digest]
-        worker = self.session.get_one(WorkerRow, self.lease.worker)
+        if self._worker is None:
+            self._worker = self.session.get_one(WorkerRow, self.lease.worker)
+        worker = self._worker
         record = TuningRecord(
             id=new_id("rec"),
             workload=candidate.workload,

@@ -8,8 +8,9 @@ raised in the same transaction as the grant, so fences of committed grants stric
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Select, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, insert, or_, select, update
 from sqlalchemy.orm import Session, aliased
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from pitchpipe.errors import IdempotencyConflict, InvalidReport, InvalidTransition, NotFound, StaleLease
 from pitchpipe.wire.ids import new_id
@@ -26,9 +27,10 @@ from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from service.db import now
 from service.states import CandidateState, LeaseState
 from service.store import workers
+from service.store.batches import PRIORITY
 from service.store.endings import Ending, body_digest
 from service.store.values import get_target
-from service.tables import Batch, CandidateRow, Counter, Job, Lease, LeaseResult, WorkerRow
+from service.tables import Batch, CandidateRow, Counter, Job, Lease, LeaseResult, WorkerRow, spelled
 
 _FENCE = "fence"
 _EXPIRED_AT_ONCE = 64
@@ -38,7 +40,7 @@ _EXPIRED_AT_ONCE = 64
 def available(session: Session, project: str, worker: str) -> bool:
     """Whether `acquire` would find work, or a lease to take back, now. Only reads: for a long poll's waiting."""
     row = _worker(session, project, worker)
-    overdue = select(Lease.id).where(Lease.state == LeaseState.OPEN, Lease.expires_at <= now(session)).limit(1)
+    overdue = select(Lease.id).where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at <= now(session)).limit(1)
     return row.state is not WorkerState.DRAINING and (
         session.scalar(_queued(project, row.target_key)) is not None or session.scalar(overdue) is not None
     )
@@ -161,7 +163,7 @@ def expire(session: Session) -> int:
     """
     rows = session.scalars(
         select(Lease)
-        .where(Lease.state == LeaseState.OPEN, Lease.expires_at <= now(session))
+        .where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at <= now(session))
         # Jobs in one order: two calls never wait for each other's.
         .order_by(Lease.job, Lease.id)
         .limit(_EXPIRED_AT_ONCE)
@@ -183,7 +185,7 @@ def forgive(session: Session, ttl_secs: float) -> int:
     heartbeat could arrive is not the workers' fault."""
     rows = session.execute(
         update(Lease)
-        .where(Lease.state == LeaseState.OPEN, Lease.expires_at < now(session) + ttl_secs)
+        .where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at < now(session) + ttl_secs)
         .values(expires_at=now(session) + ttl_secs)
         .returning(Lease.id)
     )
@@ -196,7 +198,7 @@ def _queued(project: str, target_key: str) -> Select[int]:
         .where(
             CandidateRow.project == project,
             CandidateRow.target_key == target_key,
-            CandidateRow.state == CandidateState.QUEUED,
+            CandidateRow.state == spelled(CandidateState.QUEUED),
         )
         .limit(1)
     )
@@ -205,17 +207,29 @@ def _queued(project: str, target_key: str) -> Select[int]:
 def _claim(
     session: Session, project: str, target_key: str, purpose: Purpose, lease: str, limit: int
 ) -> list[CandidateRow]:
-    """The claim, in one statement: the first queued candidate nobody is claiming, and the rest of its batch with it."""
+    """The claim, in one statement: the first queued candidate nobody is claiming, and more of its batch with it."""
+    known: dict[str, str | int] = {
+        "of_project": project,
+        "of_target": target_key,
+        "of_priority": PRIORITY[purpose],
+        "of_lease": lease,
+    }
+    if purpose is Purpose.SEARCH:
+        known["at_most"] = limit
+    return list(session.scalars(_CLAIMS[purpose], known))
+
+
+def _claim_of(purpose: Purpose) -> ReturningUpdate[CandidateRow]:
     row, earlier, other = aliased(CandidateRow), aliased(CandidateRow), aliased(CandidateRow)
     first = (
         select(row.id, row.batch, row.losses)
         .where(
-            row.project == project,
-            row.target_key == target_key,
-            row.state == CandidateState.QUEUED,
-            row.purpose == purpose,
+            row.project == bindparam("of_project"),
+            row.target_key == bindparam("of_target"),
+            row.priority == bindparam("of_priority"),
+            row.state == spelled(CandidateState.QUEUED),
         )
-        .order_by(row.priority, row.id)
+        .order_by(row.id)
         .limit(1)
         .with_for_update(skip_locked=True)
     )
@@ -223,35 +237,38 @@ def _claim(
         # Only through its first queued candidate can a batch be entered, so that two claims never share it.
         first = first.where(
             ~select(earlier.id)
-            .where(earlier.batch == row.batch, earlier.id < row.id, earlier.state == CandidateState.QUEUED)
+            .where(earlier.batch == row.batch, earlier.id < row.id, earlier.state == spelled(CandidateState.QUEUED))
             .exists()
         )
     entry = first.cte("entry")
-    together = or_(other.id == entry.c.id, and_(entry.c.losses == 0, other.losses == 0))
     picked = (
         select(other.id)
         .join(entry, entry.c.batch == other.batch)
-        .where(other.state == CandidateState.QUEUED)
+        .where(other.state == spelled(CandidateState.QUEUED))
         .order_by(other.id)
         .with_for_update(skip_locked=True, of=other)
     )
     if purpose is Purpose.SEARCH:
-        picked = picked.where(together).limit(limit)
-    claimed = (
+        together = or_(other.id == entry.c.id, and_(entry.c.losses == 0, other.losses == 0))
+        picked = picked.where(together).limit(bindparam("at_most", type_=Integer))
+    return (
         update(CandidateRow)
         .where(CandidateRow.id.in_(select(picked.cte("picked").c.id)))
-        .values(state=CandidateState.LEASED, lease=lease)
+        .values(state=CandidateState.LEASED, lease=bindparam("of_lease"))
         .returning(CandidateRow)
         .execution_options(synchronize_session=False, populate_existing=True)
     )
-    return list(session.scalars(claimed))
+
+
+_CLAIMS = {purpose: _claim_of(purpose) for purpose in Purpose}
+"""Built once: putting one together takes longer than running it."""
 
 
 def _held(session: Session, row: Lease, fence: int) -> tuple[ColumnElement[bool], ...]:
     return (
         Lease.id == row.id,
         Lease.fence == min(fence, 2**63 - 1),
-        Lease.state == LeaseState.OPEN,
+        Lease.state == spelled(LeaseState.OPEN),
         Lease.expires_at > now(session),
     )
 

@@ -156,6 +156,18 @@ def test_a_report_with_one_bad_result_stores_none_of_it(scene: Scene) -> None:
     assert scene.report(grant, [good]).accepted == 1
 
 
+def test_a_late_report_is_refused_whole_even_if_part_of_it_is_known(scene: Scene) -> None:
+    scene.issue(candidates(0, 2))
+    grant = scene.granted()
+    known, new = (timed(c.digest) for c in grant.candidates)
+    scene.report(grant, [known])
+    scene.pass_time()
+    with pytest.raises(StaleLease):
+        scene.report(grant, [known, new])
+    assert scene.report(grant, [known]).duplicates == 1
+    assert scene.counts().terminal == 1
+
+
 def test_a_record_says_which_device_and_toolchain_measured_it(scene: Scene) -> None:
     scene.issue(candidates(0, 1), features={candidates(0, 1)[0].digest: b"features"})
     worker = scene.register("another", device=OTHER_DEVICE)

@@ -1,0 +1,81 @@
+"""The statements of the hot paths find their rows by an index: none reads a growing table from end to end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, event
+
+from pitchpipe.wire.job import EventKind
+from pitchpipe.wire.record import LookupRequest
+from service.db import Database
+from service.store import batches, events, jobs, leases, records, tokens
+from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, timed
+
+GROWING = {
+    *("candidates", "records", "best", "leases", "lease_results", "events", "batches", "tasks", "workloads", "settled"),
+    *("tokens", "jobs"),
+}
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[tuple[str, object]]]:
+    found: list[tuple[str, object]] = []
+
+    def note(_connection: Connection, _cursor: object, statement: str, parameters: object, *_: object) -> None:
+        found.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+
+
+def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
+    scene = Scene(sqlite_database)
+    scene.issue(candidates(0, 20))
+    with statements(sqlite_database) as found:
+        grant = scene.granted(8)
+        scene.report(grant, [timed(c.digest) for c in grant.candidates[:4]])
+        scene.report(grant, [timed(c.digest) for c in grant.candidates[:6]], final=True)
+        scene.granted(20)
+        scene.pass_time()
+        scene.expire()
+        with sqlite_database.transaction() as session:
+            leases.available(session, scene.project, scene.worker)
+            batches.finished(session, scene.job)
+            batches.open_(session, scene.job)
+            batches.counts(session, scene.job)
+            batches.seen(session, scene.project, WORKLOAD.digest, TARGET)
+            batches.samples(session, scene.project, "llvm", 100)
+            made = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
+            records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
+            asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, *(c.digest for c in candidates(0, 5))))
+            records.lookup(session, scene.project, asked)
+            records.settle(session, scene.project, WORKLOAD.digest, TARGET, 1.0)
+            records.settled(session, scene.project, [WORKLOAD.digest], TARGET)
+            records.list_(session, scene.project)
+            events.append(session, scene.job, EventKind.PROGRESS, {})
+            events.after(session, scene.project, scene.job, 1)
+            jobs.get(session, scene.project, scene.job)
+            jobs.active(session)
+            jobs.tasks(session, scene.job)
+            jobs.cancel(session, scene.project, scene.job)
+            tokens.bootstrap(session, "another")
+    plans: dict[str, list[str]] = {}
+    with sqlite_database.reading() as session:
+        for statement, parameters in found:
+            if statement.split()[0] in ("SELECT", "UPDATE", "WITH", "DELETE"):
+                many = isinstance(parameters, list)
+                plan = session.connection().exec_driver_sql(
+                    f"EXPLAIN QUERY PLAN {statement}", parameters[0] if many else parameters
+                )
+                plans[statement] = [row[3] for row in plan]
+    assert len(plans) > 30
+    for statement, steps in plans.items():
+        for step in steps:
+            scanned = re.match(r"SCAN (\w+)(?! USING .*INDEX)", step)
+            assert not (scanned and scanned[1] in GROWING), f"{step}: {statement}"
