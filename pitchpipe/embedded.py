@@ -93,7 +93,10 @@ class Embedded:
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         worker = self._spawn(
             "worker",
-            ["worker", "--url", url, "--name", "local", "--target", self.target.key, "--die-with-parent"],
+            [
+                *("worker", "--url", url, "--name", "local", "--target", self.target.key),
+                *("--max-candidates", "32", "--die-with-parent"),
+            ],
             environment,
         )
         client = Client(url, token)

@@ -79,7 +79,10 @@ def strip_onnx(data: bytes, *, external_dir: Path | None = None) -> StrippedMode
     external data is refused by name, as it must be for a file from anyone else. Raises InvalidModel.
     """
     model = parse_onnx(data)
-    weights = strip_proto(model, external_dir=external_dir)
+    try:
+        weights = strip_proto(model, external_dir=external_dir)
+    except UnicodeDecodeError as error:  # told by whichever name is looked at first
+        raise InvalidModel(f"a name in the ONNX file is not UTF-8: {error}") from error
     return StrippedModel(data=model.SerializeToString(deterministic=True), weights=weights)
 
 

@@ -29,8 +29,10 @@ WINDOW_BATCHES = 3
 STALE_TRIALS = 192
 """A task that improved by less than STALE_GAIN over this many trials gets no more."""
 STALE_GAIN = 0.01
-TRIALS_PER_SEC = 8.0
+TRIALS_PER_SEC = 4.0
 """What one second of budget counts for when efforts are compared: the rate this engine reaches on two cores."""
+FIRST_SHARE = 0.25
+"""Share of a task's fair part of the budget that its first batch takes."""
 
 
 @dataclass(kw_only=True)
@@ -74,7 +76,7 @@ class BudgetLedger:
         self.trials_limit = trials
         self.seconds_limit = seconds
         self.batch_size = batch_size
-        self.first_batch_size = max(4, min(batch_size, int(effort(len(tasks), trials, seconds) / 2)))
+        self.first_batch_size = max(4, min(batch_size, int(effort(len(tasks), trials, seconds) * FIRST_SHARE)))
         """Smaller while every task still waits for its first results, so that a small budget reaches them all."""
         self.tasks = [TaskLedger(weight=task.weight, flops=task.flops, group=task.group) for task in tasks]
         self._secs_per_trial: list[float] = []
