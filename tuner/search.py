@@ -53,6 +53,8 @@ MAX_TIES = 2
 little."""
 PRESSURE = 4.0
 """A family, then a parent in it, is chosen in proportion to fitness ** PRESSURE; 0 is blind, large is greedy."""
+MAX_DRAWS = 16
+"""Draws per wanted candidate: on a GPU nine in ten break a limit of the device, on a CPU hardly any fails."""
 MAX_ROUNDS = 6
 """Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
 
@@ -71,6 +73,10 @@ class _Built:
     """What a mutation starts from."""
     schedule: Any
     features: bytes
+
+
+_KNOWN = _Built(family="", key="", program=0, trace=None, schedule=None, features=b"")
+"""Stands for a draw that gave a candidate met before."""
 
 
 def propose(request: ProposeRequest) -> list[Proposal]:
@@ -106,9 +112,9 @@ class _Round:
         chosen: list[Proposal] = []
         for _ in range(MAX_ROUNDS):
             before = len(self.found)
-            self.explored += self._grow(self._draws(math.ceil(n * RANDOM_RATIO)))
+            self.explored += self._grow(self._draws, math.ceil(n * RANDOM_RATIO))
             for _ in range(GENERATIONS if guided else 0):
-                self._grow(self._mutations(math.ceil(n * CHILDREN_RATIO)))
+                self._grow(self._mutations, math.ceil(n * CHILDREN_RATIO))
             if len(self.found) == before:
                 break
             chosen = self._choose()
@@ -161,14 +167,23 @@ class _Round:
     def _seed(self) -> int:
         return int(self.rng.integers(1, SEED_LIMIT))
 
-    def _grow(self, draws: list[tuple[Any, int, bool]]) -> list[_Built]:
-        """Builds the draws, scores those that are new, and makes them parents of the next generation."""
+    def _grow(self, draw: Callable[[int], list[tuple[Any, int, bool]]], count: int) -> list[_Built]:
+        """Builds `count` draws, scores those that are new, and makes them parents of the next generation.
+
+        A draw that breaks a rule is drawn again; one that is known already is not, or a small space would never end.
+        """
         fresh: list[_Built] = []
-        for built in self.parallel(self._build, draws):
-            if built is not None and built.key not in self.keys and built.program not in self.programs:
-                self.keys.add(built.key)
-                self.programs.add(built.program)
-                fresh.append(built)
+        wanted, spent = count, 0
+        while wanted > 0 and spent < MAX_DRAWS * count and (draws := draw(wanted)):
+            spent += len(draws)
+            wanted = 0
+            for built in self.parallel(self._build, draws):
+                if built is None:
+                    wanted += 1
+                elif built is not _KNOWN and built.key not in self.keys and built.program not in self.programs:
+                    self.keys.add(built.key)
+                    self.programs.add(built.program)
+                    fresh.append(built)
         scores = self._scores(fresh)
         self.found += zip(scores, fresh, strict=True)
         if self.model is not None:
@@ -177,7 +192,7 @@ class _Round:
         return fresh
 
     def _build(self, draw: tuple[Any, int, bool]) -> _Built | None:
-        """Runs in a thread; reads `self.keys`, which no thread changes."""
+        """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
         trace, seed, mutated = draw
         if mutated:
             trace = self.space.neighbour(trace, np.random.default_rng(seed))
@@ -192,7 +207,7 @@ class _Round:
         except InvalidTrace:
             return None
         if key in self.keys:
-            return None
+            return _KNOWN
         return _Built(
             family=_family_of(key),
             key=key,
@@ -215,10 +230,10 @@ class _Round:
         """The best predicted, then the random share, none of them seen before; deterministic for equal scores."""
         n = self.request.n
         guided = self.model is not None
-        ranked = sorted(self.found, key=lambda item: (-item[0], item[1].key))
+        rng = np.random.default_rng(self.request.seed)
         scores = {built.key: score for score, built in self.found}
-        drawn = [(scores[built.key], built) for built in self.explored]
-        drawn = [drawn[i] for i in np.random.default_rng(self.request.seed).permutation(len(drawn))]
+        ranked = sorted(self.found, key=lambda item: (-item[0], item[1].key))
+        drawn = [(scores[self.explored[i].key], self.explored[i]) for i in rng.permutation(len(self.explored))]
         share = max(1, round(EPSILON * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
         ties: Counter[float] = Counter()
