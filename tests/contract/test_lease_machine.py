@@ -100,9 +100,12 @@ class LeaseMachine(RuleBasedStateMachine):
         """New candidates, and sometimes one that was issued before."""
         proposed = candidates(self.issued, self.issued + n)
         if again and purpose is Purpose.SEARCH:
-            with self.database.reading() as session:
-                seen = batches.seen(session, self.scene.project, WORKLOAD.digest, TARGET)
-            proposed = [c for c in candidates(0, self.issued) if c.digest in seen][:1] + proposed
+            searched = {
+                row.digest
+                for row in self.stored.rows
+                if row.purpose is Purpose.SEARCH and row.state is not CandidateState.CANCELLED
+            }
+            proposed = [c for c in candidates(0, self.issued) if c.digest in searched][:1] + proposed
         assert self.scene.issue(proposed, purpose, job=self.jobs[-1]) == n
         self.issued += n
 
