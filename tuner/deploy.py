@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidTrace, PitchpipeError
+from pitchpipe.errors import PitchpipeError
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
@@ -19,20 +19,22 @@ from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, to_tvm_target, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
-    """A compiled model: VM functions `main` and `main_transform_params`."""
+class Scheduled:
+    """A model whose tensor functions have their schedules: ready to compile."""
 
-    executable: Any
-    model: IngestedModel
+    module: Any
+    target: Target
     tuned: tuple[str, ...]
-    """Digests of the workloads that run a schedule of `traces`."""
+    """Digests of the workloads that run a schedule of the given traces."""
     untuned: tuple[str, ...]
+    """Digests of those that run the compiler's default."""
 
 
-def compile_model(model: IngestedModel, target: Target, traces: Mapping[str, str]) -> Build:
-    """Builds the model with a trace (by workload digest) wherever one is given and applies; else the compiler's default.
+def schedule_model(model: IngestedModel, target: Target, traces: Mapping[str, str]) -> Scheduled:
+    """Prepares the model and applies a trace (by workload digest) wherever one is given.
 
-    Raises InvalidTrace for a trace outside the allow-list, and PitchpipeError when the compiler refuses.
+    Raises InvalidTrace for a trace outside the allow-list or that does not apply. One thread at a time: TVM builds tensor
+    expressions in global state.
     """
     load_intrinsics(target)
     prepared = prepare(load_ir(model.ir), target)
@@ -45,13 +47,22 @@ def compile_model(model: IngestedModel, target: Target, traces: Mapping[str, str
         scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
         prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
         tuned.append(digest)
-    tvm_target = to_tvm_target(target)
+    with to_tvm_target(target):
+        module = finish(prepared)
+    return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned))
+
+
+def compile_scheduled(scheduled: Scheduled) -> Any:
+    """The executable, with VM functions `main` and `main_transform_params`; threads may compile several at once.
+
+    Raises PitchpipeError when the compiler refuses.
+    """
+    target = to_tvm_target(scheduled.target)
     try:
-        with tvm_target:
-            executable = tvm.compile(finish(prepared), target=tvm_target)
+        with target:
+            return tvm.compile(scheduled.module, target=target)
     except tvm.error.InternalError as error:
         raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
-    return Build(executable=executable, model=model, tuned=tuple(tuned), untuned=tuple(untuned))
 
 
 def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> list[str]:
@@ -69,9 +80,10 @@ def build(
     """
     wanted = Target.parse(target)
     ingested = ingest(model, ModelFormat(model_format))
-    built = compile_model(ingested, wanted, traces)
+    scheduled = schedule_model(ingested, wanted, traces)
+    executable = compile_scheduled(scheduled)
     try:
-        built.executable.export_library(library)
+        executable.export_library(library)
     except RuntimeError as error:
         raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
     if not Path(library).exists():
@@ -79,8 +91,8 @@ def build(
     return {
         "inputs": [asdict(spec) for spec in ingested.inputs],
         "params": [asdict(spec) for spec in ingested.params],
-        "tuned": sorted(built.tuned),
-        "untuned": sorted(built.untuned),
+        "tuned": sorted(scheduled.tuned),
+        "untuned": sorted(scheduled.untuned),
         "toolchain": toolchain(wanted.kind).model_dump(),
     }
 
@@ -88,6 +100,3 @@ def build(
 def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
     """Step: versions of what compiles for targets of this kind."""
     return toolchain(kind).model_dump()
-
-
-__all__ = ["Build", "InvalidTrace", "build", "compile_model", "identify"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
-from tuner.deploy import compile_model
+from tuner.deploy import Scheduled, compile_scheduled, schedule_model
 from tuner.ingest import IngestedModel, TensorSpec, ingest
 from tuner.tvm_compat import relax, tvm
 
@@ -42,8 +42,9 @@ def evaluate(
     rng = np.random.default_rng(seed)
     weights = [np.asarray(arrays[p.name]) if p.name in arrays else _random(p, rng) for p in ingested.params]
     inputs = [_random(spec, rng) for spec in ingested.inputs]
+    scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
     with ThreadPoolExecutor(2) as threads:
-        untuned, tuned = threads.map(lambda t: _Runner(ingested, wanted, t, weights, inputs), ({}, traces))
+        untuned, tuned = threads.map(lambda ready: _Runner(ready, weights, inputs), scheduled)
     outputs = tuned.outputs()
     expected, reference = untuned.outputs, "the untuned build"
     if reference_path is not None and all(p.name in arrays for p in ingested.params):
@@ -69,17 +70,10 @@ def evaluate(
 class _Runner:
     """A build with weights bound and inputs set."""
 
-    def __init__(
-        self,
-        model: IngestedModel,
-        target: Target,
-        traces: Mapping[str, str],
-        weights: Sequence[np.ndarray],
-        inputs: Sequence[np.ndarray],
-    ) -> None:
-        built = compile_model(model, target, traces)
-        self._device = tvm.device("cuda" if target.kind == "cuda" else "cpu", 0)
-        self._machine = relax.VirtualMachine(built.executable, self._device)
+    def __init__(self, scheduled: Scheduled, weights: Sequence[np.ndarray], inputs: Sequence[np.ndarray]) -> None:
+        executable = compile_scheduled(scheduled)
+        self._device = tvm.device("cuda" if scheduled.target.kind == "cuda" else "cpu", 0)
+        self._machine = relax.VirtualMachine(executable, self._device)
         tensors = [tvm.runtime.tensor(array, self._device) for array in weights]
         params = list(self._machine["main_transform_params"](tensors)) if tensors else []
         self._arguments = [*(tvm.runtime.tensor(array, self._device) for array in inputs), *params]

@@ -6,6 +6,8 @@ said before TVM's frontend sees it, with the names of the file; what only the co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,7 +154,14 @@ class _Importer(_TvmImporter):  # type: ignore[misc]  # TVM has no types
     def __init__(self) -> None:
         super().__init__(None, None, keep_params_in_input=False, sanitize=False)
         self.at = "the graph's inputs"
-        self.operator = ""
+        pairwise = {"Max": relax.op.maximum, "Mean": relax.op.add, "Min": relax.op.minimum, "Sum": relax.op.add}
+        self._ours: dict[str, Callable[[Any, Any], Any]] = {
+            **{name: partial(self._pairwise, combine, name == "Mean") for name, combine in pairwise.items()},
+            "Clip": self._clip,
+            "Dropout": self._dropout,
+            "PRelu": self._prelu,
+            "Pad": self._pad,
+        }
 
     def convert(self, model: Any, limits: IngestLimits) -> Any:
         opsets = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
@@ -170,13 +179,39 @@ class _Importer(_TvmImporter):  # type: ignore[misc]  # TVM has no types
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         self.at = f"operator {op_name} (node {attrs['tvm_custom']['name']!r})"
-        ours = {"Clip": self._clip, "Pad": self._pad}.get(op_name)
+        ours = self._ours.get(op_name)
         found = ours(inputs, attrs) if ours is not None else None
         if found is not None:
             return self.bb.normalize(found)
         return super()._convert_operator(op_name, inputs, attrs, opset)
 
-    # TVM converts these two straight to tensor functions, which no graph pass can see through.
+    # TVM converts clip and pad straight to tensor functions, which no graph pass can see through; and these others to
+    # operators that its own layout pass does not survive.
+
+    def _pairwise(self, combine: Any, mean: bool, inputs: Any, _attrs: Any) -> Any:
+        """Two operands at a time, broadcast as they need; TVM would stack all of them and reduce."""
+        if any(operand is None for operand in inputs):
+            return None
+        found = inputs[0]
+        for operand in inputs[1:]:
+            found = self.bb.emit(combine(found, operand))
+        return relax.op.divide(found, relax.const(len(inputs), str(found.ty.dtype))) if mean else found
+
+    def _dropout(self, inputs: Any, attrs: Any) -> Any:
+        """What it is when nothing is trained: its input, and a mask of ones for whoever asks."""
+        if attrs["tvm_custom"]["num_outputs"] < 2:
+            return inputs[0]
+        return relax.Tuple([inputs[0], self.bb.emit(relax.op.ones(inputs[0].ty.shape, "bool"))])
+
+    def _prelu(self, inputs: Any, _attrs: Any) -> Any:
+        """Arithmetic, so that a slope of any shape that broadcasts will do."""
+        found, slope = inputs[:2]
+        rank = len(found.ty.shape.values)
+        if self.opset < 7 and len(slope.ty.shape.values) == 1:  # a slope per channel, before broadcasting was the rule
+            slope = self.bb.emit(relax.op.reshape(slope, [-1, *[1] * (rank - 2)]))
+        zero = relax.const(0, str(found.ty.dtype))
+        negative = self.bb.emit(relax.op.multiply(slope, self.bb.emit(relax.op.minimum(found, zero))))
+        return relax.op.add(self.bb.emit(relax.op.maximum(found, zero)), negative)
 
     def _clip(self, inputs: Any, _attrs: Any) -> Any:
         """Constant bounds as minimum and maximum; None for others, such as those of the first opsets."""
