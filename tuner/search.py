@@ -55,6 +55,9 @@ PRESSURE = 4.0
 """A family, then a parent in it, is chosen in proportion to fitness ** PRESSURE; 0 is blind, large is greedy."""
 MAX_DRAWS = 16
 """Draws per wanted candidate: on a GPU nine in ten break a limit of the device, on a CPU hardly any fails."""
+MAX_THREADS = 4
+"""Building a candidate is TVM's work, outside the interpreter's lock, for four fifths of its time; more threads only
+wait."""
 MAX_ROUNDS = 6
 """Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
 
@@ -87,7 +90,7 @@ def propose(request: ProposeRequest) -> list[Proposal]:
     """
     if request.n <= 0:
         return []
-    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="propose") as threads:
+    with ThreadPoolExecutor(min(usable_cores(), MAX_THREADS), thread_name_prefix="propose") as threads:
         return _Round(request, threads.map).run()
 
 
