@@ -141,6 +141,7 @@ class JobRun:
             self._tasks = jobs.tasks(session, self.job)
             self._spent_secs = max(self._spent_secs, jobs.spent_secs(session, self.job))
             open_ = batches.open_(session, self.job)
+            early = batches.charged_early(session, self.job)
         seconds = view.budget.seconds
         if seconds is not None:
             seconds = max(1.0, seconds - CONFIRM_SECS * len(self._tasks))
@@ -162,12 +163,13 @@ class JobRun:
             if shown.reused or shown.tuned_secs is not None:
                 done.add(at)
             timed = [r.result.secs for r in store.for_task(shown.workload, shown.target) if isinstance(r.result, Timed)]
+            counted_later = early.get((shown.workload, shown.target.key), 0)
             self._ledger.restore(
                 at,
-                trials=shown.trials,
+                trials=shown.trials - counted_later,
                 failed=shown.failed_trials,
                 best_secs=min(timed, default=None),
-                in_flight=in_flight[at],
+                in_flight=in_flight[at] + counted_later,
             )
         self.targets = frozenset(view.targets)
         return TuningLoop(

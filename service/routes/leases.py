@@ -41,7 +41,10 @@ async def acquire_lease(context: Ctx, principal: Worker, request: LeaseRequest, 
         # In between it only reads: a hundred idle workers must not queue for the write lock four times a second. A
         # claim now and then all the same, since claiming is what tells the database that the worker is alive.
         last = left_secs <= 0 or context.wake.closed
-        if last or time.monotonic() >= claim_at or await run_in_threadpool(_available, context, principal, request):
+        available = await run_in_threadpool(_available, context, principal, request)
+        if available is None:
+            return LeaseResponse()
+        if last or available or time.monotonic() >= claim_at:
             claim_at = time.monotonic() + CLAIM_EVERY_SECS
             grant = await run_in_threadpool(_claim, context, principal, request)
             if grant is not None:
@@ -60,7 +63,7 @@ async def _hand_over(context: Context, principal: Principal, http: Request, gran
     return LeaseResponse(grant=grant)
 
 
-def _available(context: Context, principal: Principal, request: LeaseRequest) -> bool:
+def _available(context: Context, principal: Principal, request: LeaseRequest) -> bool | None:
     with context.database.reading() as session:
         return leases.available(session, principal.project, request.worker)
 

@@ -190,6 +190,20 @@ def open_(session: Session, job: str) -> list[OpenBatch]:
     ]
 
 
+def charged_early(session: Session, job: str) -> dict[tuple[str, str], int]:
+    """(workload, Target.key) -> SEARCH candidates already charged to the job whose batch is not observed yet.
+
+    A coordinator that starts anew sees them twice, in the job's trials and in the batch when it ends; it must count once.
+    """
+    rows = session.execute(
+        select(Batch.workload, Batch.target_key, func.count())
+        .join(CandidateRow, CandidateRow.batch == Batch.id)
+        .where(Batch.job == job, ~Batch.observed, Batch.purpose == Purpose.SEARCH, CandidateRow.record.is_not(None))
+        .group_by(Batch.workload, Batch.target_key)
+    )
+    return {(workload, get_target(session, key).key): count for workload, key, count in rows}
+
+
 def measured_by(session: Session, batch: int) -> MeasuredBy:
     """Where the batch's times come from: the device of its first timed candidate, or of the first that has a record.
 

@@ -37,13 +37,16 @@ _EXPIRED_AT_ONCE = 64
 """Leases one `expire` call ends, so that its transaction stays short."""
 
 
-def available(session: Session, project: str, worker: str) -> bool:
-    """Whether `acquire` would find work, or a lease to take back, now. Only reads: for a long poll's waiting."""
+def available(session: Session, project: str, worker: str) -> bool | None:
+    """Whether `acquire` would find work, or a lease to take back, now; None for a worker that drains: it gets nothing.
+
+    Only reads: for a long poll's waiting.
+    """
     row = _worker(session, project, worker)
+    if row.state is WorkerState.DRAINING:
+        return None
     overdue = select(Lease.id).where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at <= now(session)).limit(1)
-    return row.state is not WorkerState.DRAINING and (
-        session.scalar(_queued(project, row.target_key)) is not None or session.scalar(overdue) is not None
-    )
+    return session.scalar(_queued(project, row.target_key)) is not None or session.scalar(overdue) is not None
 
 
 def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: float) -> LeaseGrant | None:

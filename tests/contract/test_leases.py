@@ -259,6 +259,17 @@ class TestIssuing:
             batches.observed(session, [finished.batch])
             assert batches.finished(session, scene.job) == []
 
+    def test_what_was_charged_before_its_batch_is_observed_is_told(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 4))
+        grant = scene.granted()
+        scene.report(grant, [timed(grant.candidates[0].digest), failed(grant.candidates[1].digest)])
+        with scene.database.transaction() as session:
+            assert batches.charged_early(session, scene.job) == {(WORKLOAD.digest, TARGET.key): 2}
+        scene.report(grant, [timed(c.digest) for c in grant.candidates[2:]])
+        with scene.database.transaction() as session:
+            batches.observed(session, [found.batch for found in batches.finished(session, scene.job)])
+            assert batches.charged_early(session, scene.job) == {}
+
 
 class TestCancellation:
     def test_what_is_queued_is_cancelled_and_what_is_leased_may_still_be_reported(self, scene: Scene) -> None:
