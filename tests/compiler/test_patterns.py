@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
+from tuner import tasks
 from tuner.graph import finish, prepare
 from tuner.tvm_compat import load_ir
 
@@ -122,6 +125,41 @@ def split_and_concatenation() -> Any:
     return model(nodes, {"x": [1, 8, 4, 4]}, ["y"])
 
 
+def sums_and_dropout_of_old_exporters() -> Any:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], kernel_shape=[1, 1]),
+        node("Sum", ["c", "x", "row"], ["s"]),
+        node("Dropout", ["s"], ["d", "mask"]),
+        node("Max", ["d", "x"], ["m"]),
+        node("Mean", ["m", "s", "x"], ["a"]),
+        node("Conv", ["a", "w"], ["e"], kernel_shape=[1, 1]),
+        node("Min", ["e", "d"], ["y"]),
+    ]
+    return model(nodes, {"x": [1, 4, 5, 6]}, ["y"], {"w": normal(4, 4, 1, 1), "row": normal(6)})
+
+
+def slopes_per_channel_and_per_element() -> Any:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], kernel_shape=[1, 1]),
+        node("PRelu", ["c", "channels"], ["p"]),
+        node("PRelu", ["p", "elements"], ["q"]),
+        node("PRelu", ["q", "one"], ["y"]),
+    ]
+    slopes = {"channels": normal(4, 1, 1), "elements": normal(4, 5, 6), "one": normal(1)}
+    return model(nodes, {"x": [1, 4, 5, 6]}, ["y"], {"w": normal(4, 4, 1, 1), **slopes})
+
+
+def a_sequence_with_an_insertion_before_its_end() -> Any:
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("SequenceConstruct", ["x", "a"], ["s"]),
+        node("Neg", ["x"], ["b"]),
+        node("SequenceInsert", ["s", "b", "last"], ["t"]),
+        node("SequenceAt", ["t", "last"], ["y"]),
+    ]
+    return model(nodes, {"x": [2, 3]}, ["y"], {"last": np.array(-1, np.int64)})
+
+
 PATTERNS: list[Callable[[], Any]] = [
     depthwise_with_clip,
     squeeze_and_excite,
@@ -133,6 +171,9 @@ PATTERNS: list[Callable[[], Any]] = [
     broadcasts_between_ranks,
     a_shape_computed_from_a_shape,
     split_and_concatenation,
+    sums_and_dropout_of_old_exporters,
+    slopes_per_channel_and_per_element,
+    a_sequence_with_an_insertion_before_its_end,
 ]
 
 
@@ -145,3 +186,11 @@ def test_a_rewritten_graph_computes_the_same(pattern: Callable[[], Any]) -> None
     for ours, theirs in zip(found, expected(proto, inputs), strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+def test_networks_of_old_exporters_are_split(name: str) -> None:
+    # ONNX brings these along: graphs of real networks, with constants in place of their weights.
+    path = Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx"
+    ingested, _ = ingest_here(onnx.load(path))
+    assert len(tasks.split(prepare(load_ir(ingested.ir), TARGET), TARGET)) > 10

@@ -118,3 +118,11 @@ def test_a_negative_dimension_is_refused_by_name() -> None:
     proto.graph.initializer[0].dims[0] = -16
     with pytest.raises(InvalidModel, match="'w1' has a negative dimension"):
         strip_onnx(proto.SerializeToString())
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    proto = model(
+        [node("MatMul", ["x", "weight"], ["y"])], {"x": [2, 4]}, ["y"], {"weight": np.ones((4, 4), np.float32)}
+    )
+    with pytest.raises(InvalidModel, match="UTF-8"):
+        strip_onnx(proto.SerializeToString().replace(b"weight", b"we\xffght"))

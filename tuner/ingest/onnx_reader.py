@@ -161,6 +161,7 @@ class _Importer(_TvmImporter):  # type: ignore[misc]  # TVM has no types
             "Dropout": self._dropout,
             "PRelu": self._prelu,
             "Pad": self._pad,
+            "SequenceInsert": self._sequence_insert,
         }
 
     def convert(self, model: Any, limits: IngestLimits) -> Any:
@@ -185,8 +186,8 @@ class _Importer(_TvmImporter):  # type: ignore[misc]  # TVM has no types
             return self.bb.normalize(found)
         return super()._convert_operator(op_name, inputs, attrs, opset)
 
-    # TVM converts clip and pad straight to tensor functions, which no graph pass can see through; and these others to
-    # operators that its own layout pass does not survive.
+    # TVM converts clip and pad straight to tensor functions, which no graph pass can see through; sums, dropout and
+    # prelu to operators that its own layout pass does not survive; and takes an insertion's position -1 for the end.
 
     def _pairwise(self, combine: Any, mean: bool, inputs: Any, _attrs: Any) -> Any:
         """Two operands at a time, broadcast as they need; TVM would stack all of them and reduce."""
@@ -238,6 +239,15 @@ class _Importer(_TvmImporter):  # type: ignore[misc]  # TVM has no types
         rank = widths.size // 2
         interleaved = [int(widths[axis + end * rank]) for axis in range(rank) for end in (0, 1)]
         return relax.op.nn.pad(inputs[0], interleaved, "constant", 0.0)
+
+    def _sequence_insert(self, inputs: Any, _attrs: Any) -> Any:
+        """Before the element that a constant position names, counted from the end when it is negative."""
+        position = constant_value(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else None
+        items = list(inputs[0])
+        if position is None or position.size != 1 or not -len(items) <= int(position.item()) < 0:
+            return None
+        items.insert(int(position.item()), inputs[1])
+        return relax.Tuple(items)
 
     def _check_shapes(self, limits: IngestLimits) -> None:
         for name, expr in self._nodes.items():
