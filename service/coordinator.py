@@ -77,6 +77,11 @@ class Coordinator:
                 self._runs.clear()
                 self._stopping.wait(1.0)
             self.wake.wait(TICK_SECS)
+        try:
+            with self.database.transaction() as session:
+                coordination.release(session, self.holder)
+        except Exception:
+            log.exception("the role could not be given back; the next coordinator waits until it is overdue")
 
     def tick(self) -> None:
         """One look at everything."""

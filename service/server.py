@@ -21,7 +21,7 @@ from service.app import create_app
 from service.blobs import Blobs
 from service.db import Database
 from service.settings import Settings
-from service.store import leases, tokens
+from service.store import coordination, leases, tokens
 from service.wake import Wake
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def run(
             # This is the only server: while it was down no heartbeat could arrive, which was no worker's fault.
             with database.transaction() as session:
                 leases.forgive(session, settings.lease_ttl_secs)
+                coordination.vacate(session)
         bound = stack.enter_context(listen(settings.host, settings.port))
         port = bound.getsockname()[1]
         coordinator = coordinate(settings, database, blobs, wake) if with_coordinator else None

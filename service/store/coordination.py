@@ -24,6 +24,11 @@ def hold(session: Session, holder: str, ttl_secs: float) -> bool:
     return taken.scalar_one_or_none() is not None
 
 
+def vacate(session: Session) -> None:
+    """Nobody holds the role: for a process that knows it is alone, after one that was killed with it."""
+    session.execute(update(Holder).where(Holder.role == _ROLE).values(expires_at=0.0))
+
+
 def release(session: Session, holder: str) -> None:
     """Gives the role back, so that the next coordinator need not wait; nothing happens if another holds it."""
     session.execute(update(Holder).where(Holder.role == _ROLE, Holder.holder == holder).values(expires_at=0.0))
