@@ -6,14 +6,16 @@ submit; the futures it held fail with BrokenExecutor, which costs their batches 
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from pitchpipe.errors import InvalidInput, Unreachable
 from tuner.measure.quiet import computing
@@ -22,7 +24,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STEPS_PER_CHILD = 200
-"""A child is replaced after this many steps, so that a slow leak in native code stays small."""
+"""Children are replaced after this many steps each, so that a slow leak in native code stays small."""
+CONNECT_SECS = 10
+"""Longest wait for a Dask scheduler to answer."""
+PARENT_POLL_SECS = 0.5
+
+_one_step = threading.Lock()
+"""Held by the thread of this process that runs a step: TVM builds tensor expressions in global state."""
 
 
 class LocalEngine(Executor):
@@ -31,65 +39,121 @@ class LocalEngine(Executor):
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._lock = threading.Lock()
+        self._retired: list[BaseProcess] = []
         self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
+        # Not max_tasks_per_child: in Python 3.11 and 3.12 a pool whose child reaches it with more steps queued hangs
+        # (CPython issue 115634).
+        self._steps_left = STEPS_PER_CHILD * self._workers
         return ProcessPoolExecutor(
             self._workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_enter_child,
             initargs=(os.getpid(),),
-            max_tasks_per_child=STEPS_PER_CHILD,
         )
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedules the step; thread-safe. `fn` and its arguments must be picklable."""
         with self._lock:
+            if self._steps_left == 0:
+                self._replace()
+            self._steps_left -= 1
             try:
                 return self._pool.submit(_quietly, fn, args, kwargs)
             except BrokenExecutor:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-                self._pool = self._start()
+                self._replace()
                 return self._pool.submit(_quietly, fn, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the children; running steps are finished only if `wait`."""
         with self._lock:
-            children = list((self._pool._processes or {}).values())
+            children = [*self._retired, *self._children()]
             self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
-            if not wait:
-                for child in children:
+            for child in children:
+                if wait:
+                    child.join()
+                else:
                     child.terminate()
+
+    def _children(self) -> list[BaseProcess]:
+        return list((self._pool._processes or {}).values())
+
+    def _replace(self) -> None:
+        """A fresh pool; the children of the old one end when what they were given is done."""
+        self._retired = [child for child in [*self._retired, *self._children()] if child.exitcode is None]
+        self._pool.shutdown(wait=False)
+        self._pool = self._start()
+
+
+class DaskEngine(Executor):
+    """Steps on a Dask cluster whose workers have this package and its extra `compiler`.
+
+    Each process of the cluster runs one step at a time, whatever number of threads its worker has.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._executor = client.get_executor(pure=False)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Schedules the step; thread-safe. A step whose worker dies is tried elsewhere by Dask's own rules."""
+        future: Future[T] = self._executor.submit(_alone, fn, args, kwargs)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leaves the cluster; steps are waited for only if `wait`, else cancelled."""
+        self._executor.shutdown(wait=wait and not cancel_futures)
+        self._client.close()
 
 
 def create_engine(url: str | None, *, workers: int = 1) -> Executor:
     """The executor for `url`: None or `local` for a process pool, `dask://host:port` for a cluster.
 
-    Raises InvalidInput for another scheme and Unreachable when no scheduler answers.
+    Raises InvalidInput for anything else and Unreachable when no scheduler answers.
     """
     if url in (None, "", "local"):
         return LocalEngine(workers)
-    scheme, _, address = url.partition("://")
-    if scheme != "dask" or not address:
-        raise InvalidInput(f"engine {url!r} is neither local nor dask://host:port")
-    from distributed import Client
-
+    address = _dask_address(str(url))
     try:
-        client = Client(f"tcp://{address}", timeout="10s", set_as_default=False)
+        from distributed import Client
+    except ImportError as error:
+        raise InvalidInput(f"engine {url!r} needs {error.name}: install pitchpipe[dask]") from error
+    try:
+        client = Client(address, timeout=f"{CONNECT_SECS}s", set_as_default=False)
     except OSError as error:
         raise Unreachable(f"no Dask scheduler answers at {address}: {error}") from error
-    executor: Executor = client.get_executor(pure=False, retries=1)
-    return executor
+    return DaskEngine(client)
+
+
+def _dask_address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None or not url.startswith("dask://"):
+        raise InvalidInput(f"engine {url!r} is neither local nor dask://host:port")
+    return f"tcp://{url.removeprefix('dask://').rstrip('/')}"
 
 
 def _enter_child(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole foreground group; the parent decides.
-    if hasattr(os, "register_at_fork") and os.uname().sysname == "Linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(0)
+    threading.Thread(target=_end_with_parent, args=(parent,), name="parent-watch", daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Polls: PR_SET_PDEATHSIG would also fire when the *thread* of the parent that started this process ends."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_SECS)
+    os._exit(0)
 
 
 def _quietly(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     with computing():
         return fn(*args, **kwargs)
+
+
+def _alone(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    with _one_step:
+        return _quietly(fn, args, kwargs)

@@ -1,0 +1,141 @@
+"""The confirming run's verdict, from made-up times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pitchpipe.wire.ids import sha256
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, CheckVerdict, Failed, FailureKind, Measurement, Timed
+from tuner.confirm import MeasuredBatch, choose_best
+from tuner.measure.timing import median_interval
+from tuner.testing import fake_task
+
+TASK = fake_task("t")
+FAST, FASTER = '[["fast"],[]]', '[["faster"],[]]'
+
+
+def timed(trace: str, run_secs: Sequence[float]) -> Measurement:
+    return Timed(
+        candidate=Candidate.of(TASK.workload.digest, trace).digest,
+        run_secs=tuple(run_secs),
+        check=CheckVerdict(passed=True, max_abs_error=0, tolerance=1e-3, input_sets=1),
+        build_secs=0.1,
+    )
+
+
+def failed(trace: str) -> Measurement:
+    digest = Candidate.of(TASK.workload.digest, trace).digest
+    return Failed(candidate=digest, kind=FailureKind.RUN_TIMEOUT)
+
+
+def batch(results: dict[str, Measurement], **changes: object) -> MeasuredBatch:
+    found = MeasuredBatch(
+        task=0,
+        purpose=Purpose.CONFIRM,
+        candidates=tuple(Candidate.of(TASK.workload.digest, trace) for trace in results),
+        results=tuple(results.values()),
+        records=tuple(f"rec_{n}" for n in range(len(results))),
+        whole=True,
+        device_class=sha256(b"device"),
+        toolchain="tvm-0.27",
+    )
+    return MeasuredBatch(**{**vars(found), **changes})
+
+
+def around(secs: float, spread: float = 0.01, samples: int = 15) -> list[float]:
+    """Samples whose median is `secs`, up to `spread` away from it."""
+    return [secs * (1 + spread * (2 * n / (samples - 1) - 1)) for n in range(samples)]
+
+
+def test_the_fastest_that_is_surely_faster_than_the_baseline_is_served() -> None:
+    results = {
+        BASELINE_TRACE: timed(BASELINE_TRACE, around(2e-3)),
+        FAST: timed(FAST, around(1e-3)),
+        FASTER: timed(FASTER, around(0.9e-3)),
+    }
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert (best.trace, best.record) == (FASTER, "rec_2")
+    assert best.secs == pytest.approx(0.9e-3)
+    assert best.baseline_secs == pytest.approx(2e-3)
+    assert (best.secs_low, best.secs_high) == median_interval(around(0.9e-3))
+    assert (best.device_class, best.toolchain) == (sha256(b"device"), "tvm-0.27")
+
+
+def test_the_order_of_the_candidates_decides_nothing() -> None:
+    results = {
+        FASTER: timed(FASTER, around(0.9e-3)),
+        FAST: timed(FAST, around(1e-3)),
+        BASELINE_TRACE: timed(BASELINE_TRACE, around(2e-3)),
+    }
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert (best.trace, best.record) == (FASTER, "rec_0")
+
+
+def test_a_lower_median_within_the_noise_does_not_win() -> None:
+    results = {
+        BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3, spread=0.2)),
+        FAST: timed(FAST, around(0.95e-3, spread=0.2)),
+    }
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert (best.trace, best.record) == (BASELINE_TRACE, None)
+    assert best.secs == best.baseline_secs
+
+
+def test_the_lowest_median_with_a_wide_interval_loses_to_a_sure_one() -> None:
+    results = {
+        BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3)),
+        FAST: timed(FAST, around(0.8e-3)),
+        FASTER: timed(FASTER, around(0.7e-3, spread=0.9)),
+    }
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert best.trace == FAST
+
+
+def test_equal_times_leave_the_baseline() -> None:
+    results = {t: timed(t, [1e-3] * 10) for t in (BASELINE_TRACE, FAST)}
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert best.trace == BASELINE_TRACE
+
+
+def test_slower_or_failed_candidates_leave_the_baseline() -> None:
+    results = {
+        BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3)),
+        FAST: timed(FAST, around(3e-3)),
+        FASTER: failed(FASTER),
+    }
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert (best.trace, best.record) == (BASELINE_TRACE, None)
+
+
+def test_without_a_time_of_the_baseline_nothing_is_decided() -> None:
+    fast = timed(FAST, around(1e-3))
+    assert choose_best(TASK, batch({BASELINE_TRACE: failed(BASELINE_TRACE), FAST: fast})) is None
+    assert choose_best(TASK, batch({FAST: fast})) is None
+
+
+def test_a_run_torn_over_two_leases_decides_nothing() -> None:
+    results = {BASELINE_TRACE: timed(BASELINE_TRACE, around(2e-3)), FAST: timed(FAST, around(1e-3))}
+    assert choose_best(TASK, batch(results, whole=False)) is None
+
+
+@pytest.mark.parametrize("unknown", ["device_class", "toolchain"])
+def test_times_of_an_unknown_device_or_compiler_decide_nothing(unknown: str) -> None:
+    results = {BASELINE_TRACE: timed(BASELINE_TRACE, around(2e-3)), FAST: timed(FAST, around(1e-3))}
+    assert choose_best(TASK, batch(results, **{unknown: None})) is None
+
+
+def test_the_baseline_is_the_one_the_task_names() -> None:
+    task = TASK.model_copy(update={"baseline": FAST})
+    results = {FAST: timed(FAST, around(2e-3)), FASTER: timed(FASTER, around(1e-3))}
+    best = choose_best(task, batch(results))
+    assert best is not None
+    assert (best.trace, best.baseline_secs) == (FASTER, pytest.approx(2e-3))
