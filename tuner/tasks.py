@@ -17,6 +17,7 @@ from tuner.digest import workload_digest
 from tuner.graph import MAIN, call_counts, prepare, workload_module
 from tuner.ingest import DEFAULT_LIMITS, IngestLimits, ingest_bytes, parse_container
 from tuner.ingest.imported import ImportedWorkload, parse_imported
+from tuner.space.default import baseline_trace, fixed_trace
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
 
 SMALL_CONTRACTION_FLOPS = 1e5
@@ -98,15 +99,19 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
     sizes = [math.prod(shape) * _item_bytes(param.ty) for shape, param in zip(shapes, function.params, strict=True)]
     operators = _operators(name)
     stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
+    workload = Workload(digest=digest, ir=save_ir(module))
+    kind = _kind(stages, flops)
     return Task(
-        workload=Workload(digest=digest, ir=save_ir(module)),
+        workload=workload,
         target=target,
         name=f"{operators} {'x'.join(map(str, shapes[-1]))}"[:512],
-        kind=_kind(stages, flops),
+        kind=kind,
         weight=weight,
         flops=flops,
         bytes=float(sum(sizes)),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
+        baseline=baseline_trace(workload, target),
+        fixed=fixed_trace(workload, target) if kind is TaskKind.FIXED else None,
     )
 
 

@@ -17,7 +17,7 @@ class TaskKind(StrEnum):
     TUNED = "tuned"
     """Trials are spent on it."""
     FIXED = "fixed"
-    """Trivially small or pure data movement: a fixed default schedule, no trials."""
+    """Trivially small, data movement, or bound by memory: a fixed default schedule, no trials."""
 
 
 class Workload(Wire):

@@ -11,9 +11,10 @@ import pytest
 
 from pitchpipe.strip import strip_onnx
 from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
-from tests.compiler.models import attention, model, node
+from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
 from tuner.digest import workload_digest
 from tuner.graph import call_counts, prepare
@@ -119,3 +120,12 @@ def test_every_target_gets_its_tasks_and_the_workloads_are_shared() -> None:
 def test_a_model_splits_for_a_gpu_as_well() -> None:
     cuda = Target.parse({"kind": "cuda", "arch": "sm_90a"})
     assert {task.name for task in tasks_of(attention(), cuda)} == {task.name for task in tasks_of(attention())}
+
+
+def test_fixed_tasks_carry_their_schedule_and_every_task_its_baseline() -> None:
+    tasks = tasks_of(small_network())
+    assert {task.kind for task in tasks} == {TaskKind.TUNED, TaskKind.FIXED}
+    for task in tasks:
+        assert task.baseline == BASELINE_TRACE
+        assert (task.fixed is not None) == (task.kind is TaskKind.FIXED)
+    assert any(task.fixed not in (None, BASELINE_TRACE) for task in tasks)

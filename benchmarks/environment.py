@@ -1,0 +1,60 @@
+"""What a result must say of where it was made, and the arguments every benchmark takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from workers.device import fingerprint
+
+SHOWN = ("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "torch", "transformers", "onnxruntime", "openvino")
+
+
+def environment(**budget: object) -> dict[str, Any]:
+    """Machine, versions, date, load before the run, and the budget given."""
+    device = fingerprint()
+    found = {}
+    for name in SHOWN:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "device": device.model,
+        "cores": device.cores,
+        "caches": device.caches,
+        "kernel": device.driver,
+        "python": platform.python_version(),
+        "versions": found,
+        "threads": int(os.environ.get("TVM_NUM_THREADS", device.cores)),
+        "load_before": os.getloadavg()[0],
+        "date": datetime.now(UTC).date().isoformat(),
+        "budget": budget,
+    }
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """A parser with the two options of every script."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", action="store_true", help="one JSON object on stdout: environment, rows, summary")
+    made.add_argument("--quick", action="store_true", help="a smaller run with the same keys")
+    return made
+
+
+def show(result: dict[str, Any], as_json: bool) -> None:
+    """Prints a result: one line of JSON, or rows to read."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    for row in result["rows"]:
+        print(
+            "  ".join(
+                f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+            )
+        )
+    print(json.dumps(result["summary"], indent=1))
