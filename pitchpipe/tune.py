@@ -61,7 +61,7 @@ def read_model(path: Path, *, trust: bool) -> LocalModel:
     if model_format in (ModelFormat.PT2, ModelFormat.TVMSCRIPT):
         if not trust:
             raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
-        data, weights = step("convert_trusted")(data, model_format)
+        data, weights = step("convert_trusted")(path, model_format)
         return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights)
     weights = {}
     if model_format is ModelFormat.ONNX:

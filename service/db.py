@@ -276,3 +276,13 @@ def _postgresql_engine(url: URL, pool_size: int) -> Engine:
             connection.exec_driver_sql("SET TRANSACTION READ ONLY")
 
     return engine
+
+
+def describe(url: str) -> str:
+    """One line for `pitchpipe doctor`: which database, and that its schema is this version's. Raises what is wrong."""
+    database = Database(url)
+    try:
+        database.check()
+        return f"{database.url}, schema up to date"
+    finally:
+        database.close()

@@ -1,0 +1,73 @@
+"""What people see while a job runs and when it has ended."""
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from pitchpipe.progress import Progress as ProgressLine
+from pitchpipe.progress import describe
+from pitchpipe.tables import show_tuning
+from pitchpipe.wire.ids import new_id
+from pitchpipe.wire.job import Budget, JobState, JobView, Progress
+from tuner.testing import TARGET
+
+
+def job(state: JobState = JobState.TUNING, **progress: object) -> JobView:
+    return JobView(
+        id=new_id("job"),
+        model=new_id("mdl"),
+        model_name="net",
+        targets=(TARGET,),
+        budget=Budget(trials=100),
+        seed=0,
+        state=state,
+        progress=Progress(**progress),
+        created_at=datetime.now(UTC),
+    )
+
+
+def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
+    line = describe(job(trials=40, failed_trials=2, best_secs=0.0125, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
+    assert line == "tuning: 40/100 trials, 2 failed, best 12.50 ms, 30 s left (20 to 45)"
+
+
+def test_an_ended_job_has_no_time_left():
+    assert "left" not in describe(job(JobState.DONE, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
+
+
+def test_a_pipe_gets_plain_lines_and_not_one_for_every_view(capsys: pytest.CaptureFixture[str]):
+    with ProgressLine() as line:
+        for trials in range(50):
+            line.show(job(trials=trials))
+        line.show(job(JobState.DONE, trials=50))
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert [text.split(",")[0] for text in written.err.splitlines()] == ["tuning: 0/100 trials", "done: 50/100 trials"]
+    assert "\x1b" not in written.err
+
+
+def test_the_table_has_every_task_and_the_whole_model():
+    tasks = [
+        {"name": f"task {i}", "weight": 2, "flops": 1e9, "trials": 8, "untuned_secs": 1.0, "tuned_secs": secs}
+        for i, secs in enumerate((0.01, None))
+    ]
+    result = {
+        "model": "net",
+        "device": "a processor",
+        "tasks": tasks,
+        "untuned_secs": 2.0,
+        "tuned_secs": 0.02,
+        "speedup": 100.0,
+        "max_abs_error": 1e-6,
+        "reference": "ONNX Runtime",
+        "trials": 16,
+        "failed_trials": 0,
+        "reused_tasks": 0,
+        "seconds": 60.0,
+    }
+    text = io.StringIO()
+    show_tuning(result, Console(file=text))
+    for part in ("task 0", "task 1", "100.0", "10.000", "2000.000 ms", "100.0x", "1.00e-06 against ONNX Runtime", "60"):
+        assert part in text.getvalue()
