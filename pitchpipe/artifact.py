@@ -39,7 +39,8 @@ class Manifest(Wire):
     """What an artifact is made of and for."""
 
     version: int = MANIFEST_VERSION
-    library: Digest
+    library: Digest | None = None
+    """Of `model.so`; None for a model that was compiled in this process and is on no disk."""
     target: Target
     toolchain: Toolchain
     inputs: tuple[Tensor, ...]
@@ -74,12 +75,15 @@ class CompiledModel:
         return self.manifest.inputs
 
     def bind(self, weights: Mapping[str, Any]) -> None:
-        """Transforms and keeps the weights (arrays by parameter name); raises InvalidInput for one missing or misshapen."""
+        """Copies, transforms and keeps the weights (arrays by parameter name).
+
+        Raises InvalidInput for one that is missing or misshapen; the model then keeps the weights it had.
+        """
         params = []
         for param in self.manifest.params:
             if param.name not in weights:
                 raise InvalidInput(f"no weight named {param.name!r} was given")
-            params.append(self._tensor(param, weights[param.name]))
+            params.append(self._tensor(param, weights[param.name], copy=True))
         self._params = list(self._machine["main_transform_params"](params)) if params else []
 
     def __call__(self, *arrays: Any) -> Any:
@@ -97,49 +101,92 @@ class CompiledModel:
         timer = self._machine.time_evaluator("invoke_stateful", self._device, number=1, repeat=repeats)
         return [float(secs) for secs in timer("main").results]
 
-    def _tensor(self, spec: Tensor, array: Any) -> Any:
-        import numpy as np
-
-        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-            found: Any = self._tvm.runtime.from_dlpack(array)
-        else:
-            found = self._tvm.runtime.tensor(np.ascontiguousarray(array), self._device)
+    def _tensor(self, spec: Tensor, array: Any, *, copy: bool = False) -> Any:
+        """The array on the model's device: without a copy where DLPack and the compiled code's alignment allow."""
+        try:
+            found = self._adopted(array)
+        except Exception as error:  # whatever an array library raises for an array that it cannot hand over
+            raise InvalidInput(f"{spec.name} is no array that can be used: {error}") from error
         shape, dtype = tuple(int(n) for n in found.shape), str(found.dtype)
         if (shape, dtype) != (spec.shape, spec.dtype):
             raise InvalidInput(f"{spec.name} must be {spec.dtype}{list(spec.shape)}, not {dtype}{list(shape)}")
-        return found
+        return found.copyto(self._device) if copy or found.device != self._device else found
+
+    def _adopted(self, array: Any) -> Any:
+        import numpy as np
+
+        runtime = self._tvm.runtime
+        if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+            return runtime.tensor(np.asarray(array, order="C"), self._device)
+        if hasattr(array, "detach"):
+            array = array.detach()
+        try:
+            return runtime.from_dlpack(array)
+        except (RuntimeError, ValueError):  # strided, or not aligned to a cache line, as compiled code expects
+            if hasattr(array, "clone"):
+                return runtime.from_dlpack(array.contiguous().clone())
+            return runtime.tensor(np.array(np.from_dlpack(array), order="C"), self._device)
+
+
+def linker() -> str | None:
+    """The program that TVM links libraries with: CXX or CC, else the first of these on the path; None without one."""
+    named = os.environ.get("CXX") or os.environ.get("CC")
+    names = [named] if named else ["g++", "gcc", "clang++", "clang", "c++", "cc"]
+    return next((found for name in names if (found := shutil.which(name)) is not None), None)
 
 
 def write(folder: Path, export: Callable[[Path], Manifest]) -> None:
-    """Writes an artifact so that a reader sees all of it or nothing.
+    """Writes an artifact so that a reader sees all of it or nothing; of several writers the first one builds.
 
     `export` writes the library to the path it is given and returns the manifest, whose `library` digest is set here.
+    Raises InvalidInput when the folder cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        part = Path(scratch) / "artifact"
-        part.mkdir()
-        manifest = export(part / "model.so")
-        sealed = manifest.model_copy(update={"library": sha256((part / "model.so").read_bytes())})
-        (part / "manifest.json").write_text(sealed.model_dump_json(by_alias=True, indent=1))
-        if folder.exists():
-            shutil.rmtree(folder)
-        part.rename(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            if _intact(folder):
+                return
+            part = Path(scratch) / "artifact"
+            part.mkdir()
+            manifest = export(part / "model.so")
+            sealed = manifest.model_copy(update={"library": sha256((part / "model.so").read_bytes())})
+            (part / "manifest.json").write_text(sealed.model_dump_json(by_alias=True, indent=1))
+            if folder.exists():
+                shutil.rmtree(folder)
+            part.rename(folder)
+    except OSError as error:
+        raise InvalidInput(f"the cache {folder.parent} cannot be written: {error.strerror or error}") from error
 
 
 def open_artifact(folder: Path, target: Target, weights: Mapping[str, Any]) -> CompiledModel:
     """Opens an artifact. Raises IntegrityError when it is damaged and InvalidInput when it is for another target."""
+    manifest = _read(folder)
+    if manifest.target != target:
+        raise InvalidInput(f"{folder.name} was built for {manifest.target}, not for {target}")
+    module = _runtime(target).runtime.load_module(str(folder / "model.so"))
+    return CompiledModel(manifest, module, weights)
+
+
+def _read(folder: Path) -> Manifest:
+    """The manifest of an artifact whose library is what the manifest says; raises IntegrityError."""
     try:
         manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
         library = (folder / "model.so").read_bytes()
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{folder.name}: {error}") from error
+    if manifest.version != MANIFEST_VERSION:
+        raise IntegrityError(f"{folder.name}: its manifest has version {manifest.version}, not {MANIFEST_VERSION}")
     if sha256(library) != manifest.library:
         raise IntegrityError(f"{folder.name}: model.so does not have the digest its manifest names")
-    if manifest.target != target:
-        raise InvalidInput(f"{folder.name} was built for {manifest.target}, not for {target}")
-    module = _runtime(target).runtime.load_module(str(folder / "model.so"))
-    return CompiledModel(manifest, module, weights)
+    return manifest
+
+
+def _intact(folder: Path) -> bool:
+    try:
+        _read(folder)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _runtime(target: Target) -> Any:

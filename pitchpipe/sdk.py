@@ -6,23 +6,28 @@ process: what is sent is the graph.
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, open_artifact, write
+from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker, open_artifact, write
 from pitchpipe.child import run_step
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput
 from pitchpipe.plugins import step
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.ids import json_digest, sha256
-from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat
-from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
+from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
+
+MAX_WORKLOADS = 4096
+"""Of one look-up."""
+_compiling = threading.Lock()
+"""Held while a model is compiled in this process: the compiler keeps global state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +58,6 @@ def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trus
     return LocalModel(name=type(model).__name__, format=ModelFormat.RELAX, data=data, weights=weights)
 
 
-def _client(client: Client | None) -> Client:
-    if client is not None:
-        return client
-    url, token = os.environ.get("PITCHPIPE_URL"), os.environ.get("PITCHPIPE_TOKEN")
-    if not url or not token:
-        raise InvalidInput("pass a client, or set PITCHPIPE_URL and PITCHPIPE_TOKEN")
-    return Client(url, token)
-
-
 def submit(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
@@ -78,8 +74,8 @@ def submit(
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
     Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
     """
+    service = client or Client()
     found = local_model(model, example_inputs, trust=trust)
-    service = _client(client)
     uploaded = service.upload_model(found.data, name=found.name, format=found.format)
     budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
     wanted = target if isinstance(target, Target) else detect_target(target)
@@ -94,17 +90,30 @@ def fetch(
     client: Client | None = None,
     trust: bool = False,
 ) -> Schedules:
-    """The best known schedules for a job (its view or id) or for a model that may never have been submitted."""
-    service = _client(client)
+    """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
+
+    The last may never have been submitted: its workloads are looked up by their digests. With the target "auto" an answer
+    is `exact` where it was confirmed on hardware like this machine's, with the same compiler.
+    """
+    service = client or Client()
     wanted = target if isinstance(target, Target) else detect_target(target)
-    if isinstance(model_or_job, JobView):
-        return Schedules(target=wanted, response=service.job_schedules(model_or_job.id, wanted))
-    if isinstance(model_or_job, str) and model_or_job.startswith("job_"):
-        return Schedules(target=wanted, response=service.job_schedules(model_or_job, wanted))
+    if isinstance(model_or_job, (JobView, ModelView)):
+        return Schedules(target=wanted, response=service.fetch(model_or_job.id, wanted))
+    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+        return Schedules(target=wanted, response=service.fetch(model_or_job, wanted))
     found = local_model(model_or_job, example_inputs, trust=trust)
-    workloads = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
-    request = LookupRequest(target=wanted, workloads=tuple(workloads))
-    return Schedules(target=wanted, response=service.lookup(request))
+    identity = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
+    here = step("fingerprint")("cuda" if wanted.kind == "cuda" else "cpu").device_class if target == "auto" else None
+    answers: list[ScheduleAnswer] = []
+    for start in range(0, len(identity["workloads"]), MAX_WORKLOADS):
+        request = LookupRequest(
+            target=wanted,
+            workloads=tuple(identity["workloads"][start : start + MAX_WORKLOADS]),
+            device_class=here,
+            toolchain=identity["toolchain"],
+        )
+        answers += service.lookup(request).answers
+    return Schedules(target=wanted, response=LookupResponse(answers=tuple(answers)))
 
 
 def load(
@@ -119,32 +128,32 @@ def load(
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
-    Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. The result is
-    called with NumPy or DLPack arrays. Raises InvalidInput for weights that are missing or misshapen.
+    Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. `weights` adds
+    to those of the model, or replaces them, by parameter name. The result is called with NumPy or DLPack arrays.
+
+    Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
+    the model is compiled in this process, anew each time. Raises InvalidInput for weights that are missing or misshapen.
     """
     found = local_model(model, example_inputs, trust=trust)
     wanted = schedules.target if schedules is not None else target
     wanted = wanted if isinstance(wanted, Target) else detect_target(wanted)
     traces = schedules.traces if schedules is not None else {}
-    model_format = found.format.value
-    compiler = [version("apache-tvm"), version("apache-tvm-ffi")]
-    key = json_digest([sha256(found.data), model_format, wanted.key, sorted(traces.items()), compiler])
+    plan: dict[str, Any] = {"model_format": found.format.value, "target": wanted.key, "traces": traces}
+    compiler = [version(name) for name in ("pitchpipe", "apache-tvm", "apache-tvm-ffi")]
+    key = json_digest([sha256(found.data), found.format.value, wanted.key, sorted(traces.items()), compiler])
     folder = (cache or cache_dir()) / "artifacts" / key
     bound = {**found.weights, **(weights or {})}
     try:
         return open_artifact(folder, wanted, bound)
     except IntegrityError:
         pass  # absent or damaged: built below
+    if linker() is None:
+        with _compiling:
+            manifest, executable = step("build_here")(found.data, **plan)
+        return CompiledModel(Manifest.model_validate(manifest), executable, bound)
 
     def export(library: Path) -> Manifest:
-        arguments: dict[str, Any] = {
-            "model_format": model_format,
-            "target": wanted.key,
-            "traces": traces,
-            "library": str(library),
-        }
-        built = run_step("build", found.data, **arguments)
-        return Manifest.model_validate({**built, "library": "0" * 64, "target": wanted})
+        return Manifest.model_validate(run_step("build", found.data, **plan, library=str(library)))
 
     write(folder, export)
     return open_artifact(folder, wanted, bound)

@@ -65,10 +65,12 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
         raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
 
 
-def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> list[str]:
-    """Step: digests of the model's workloads on the target (its key)."""
-    prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), Target.parse(target))
-    return sorted({digest for _, _, digest in workload_functions(prepared)})
+def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> dict[str, Any]:
+    """Step: digests of the model's workloads on the target (its key), and the toolchain's key."""
+    wanted = Target.parse(target)
+    prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), wanted)
+    digests = {digest for _, _, digest in workload_functions(prepared)}
+    return {"workloads": sorted(digests), "toolchain": toolchain(wanted.kind).key}
 
 
 def build(
@@ -76,25 +78,37 @@ def build(
 ) -> dict[str, Any]:
     """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
 
-    Raises InvalidTrace, or PitchpipeError when no linker is installed.
+    Raises InvalidTrace, or PitchpipeError when the library cannot be linked.
+    """
+    manifest, executable = build_here(model, model_format=model_format, target=target, traces=traces)
+    try:
+        executable.export_library(library)
+    except (RuntimeError, OSError) as error:
+        raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
+    if not Path(library).exists():
+        raise PitchpipeError("the library could not be linked")
+    return manifest
+
+
+def build_here(
+    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str]
+) -> tuple[dict[str, Any], Any]:
+    """Step for the calling process, where there is no linker: what the manifest needs, and the executable.
+
+    One thread at a time. Raises InvalidTrace.
     """
     wanted = Target.parse(target)
     ingested = ingest(model, ModelFormat(model_format))
     scheduled = schedule_model(ingested, wanted, traces)
-    executable = compile_scheduled(scheduled)
-    try:
-        executable.export_library(library)
-    except RuntimeError as error:
-        raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
-    if not Path(library).exists():
-        raise PitchpipeError("the library could not be linked")
-    return {
+    manifest = {
+        "target": wanted.attributes(),
         "inputs": [asdict(spec) for spec in ingested.inputs],
         "params": [asdict(spec) for spec in ingested.params],
         "tuned": sorted(scheduled.tuned),
         "untuned": sorted(scheduled.untuned),
         "toolchain": toolchain(wanted.kind).model_dump(),
     }
+    return manifest, compile_scheduled(scheduled)
 
 
 def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
