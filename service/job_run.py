@@ -47,6 +47,7 @@ class JobRun:
         self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
         self._split: Future[list[Task]] | None = None
         self._loop: TuningLoop | None = None
+        self._confirming = False
         self._published = 0
         self._spent_secs = 0.0
         self._looked_at = time.monotonic()
@@ -60,11 +61,14 @@ class JobRun:
             view = self._view()
             if view.state in (JobState.QUEUED, JobState.INGESTING) and not self._ingest(view):
                 return
-            self._loop = self._build_loop(self._view())
+            view = self._view()
+            self._confirming = view.state is JobState.CONFIRMING
+            self._loop = self._build_loop(view)
         finished = self._loop.step(self._spent_secs)
         if self._ledger.trials != self._published:
             self._publish()
-        if not self._loop.searching:
+        if not self._loop.searching and not self._confirming:
+            self._confirming = True
             self._enter(JobState.CONFIRMING)
         if finished:
             self._complete()
@@ -75,8 +79,7 @@ class JobRun:
 
     def _enter(self, state: JobState) -> None:
         with self.database.transaction() as session:
-            if jobs.get(session, self.project, self.job).state is not state:
-                jobs.transition(session, self.job, state)
+            jobs.transition(session, self.job, state)
         self.wake.notify()
 
     def _ingest(self, view: JobView) -> bool:
