@@ -12,13 +12,17 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from pitchpipe.client import Client
-from pitchpipe.errors import DeadlineExceeded, InvalidInput, PitchpipeError
+from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
 from pitchpipe.sdk import fetch, submit
 from pitchpipe.tables import milliseconds, show
 from pitchpipe.tune import detect_target
-from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat
+from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
+from pitchpipe.wire.target import Target
+
+RETRY_SECS = 5.0
+"""How long a command goes on trying to reach the service; whoever watches a job waits longer, for a restart."""
 
 Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
 Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
@@ -36,6 +40,19 @@ def add_commands(app: typer.Typer) -> None:
     for name, group in (("jobs", jobs), ("schedules", schedules), ("workers", workers), ("models", models)):
         app.add_typer(group, name=name)
     app.command("doctor")(doctor)
+
+
+def _client(url: str, token: str) -> Client:
+    return Client(url, token, retry_secs=RETRY_SECS)
+
+
+def _target_of(client: Client, model_or_job: str, target: str) -> Target:
+    """For `auto` that of the job, if it has only one, else this machine's."""
+    if target == "auto" and model_or_job.startswith("job_"):
+        targets = client.job(model_or_job).targets
+        if len(targets) == 1:
+            return targets[0]
+    return detect_target(target)
 
 
 def _print(items: BaseModel | Sequence[BaseModel]) -> None:
@@ -57,16 +74,16 @@ def submit_job(
     as_json: Json = False,
 ) -> None:
     """Sends a model's graph, without weights, and starts a job."""
-    job = submit(
-        model, target=target, trials=trials, seconds=seconds, seed=seed, client=Client(url, token), trust=trust
-    )
+    with _client(url, token) as client:
+        job = submit(model, target=target, trials=trials, seconds=seconds, seed=seed, client=client, trust=trust)
     _print(job) if as_json else print(job.id)
 
 
 @jobs.command("list")
 def list_jobs(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Jobs of the project, newest first."""
-    found = list(Client(url, token).jobs())
+    with _client(url, token) as client:
+        found = list(client.jobs())
     if as_json:
         _print(found)
         return
@@ -80,7 +97,8 @@ def list_jobs(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Js
 @jobs.command("show")
 def show_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """One job with its tasks."""
-    view = Client(url, token).job(job)
+    with _client(url, token) as client:
+        view = client.job(job)
     if as_json:
         _print(view)
         return
@@ -101,21 +119,21 @@ def watch_job(
     as_json: Json = False,
 ) -> None:
     """Follows a job to its end; exits 1 if it failed or was cancelled, 124 when the timeout passes first."""
-    client = Client(url, token)
-    with Progress() as progress:
+    with Client(url, token) as client, Progress() as progress:
         view = client.wait(job, timeout_secs=timeout, on_view=progress.show)
     if as_json:
         _print(view)
     if not view.state.ended:
         raise DeadlineExceeded(f"{job} is still {view.state.value}")
     if view.state is not JobState.DONE:
-        raise PitchpipeError(f"{job} ended as {view.state.value}: {view.error or 'no reason given'}")
+        raise JobFailed(f"{job} ended as {view.state.value}: {view.error or 'no reason given'}")
 
 
 @jobs.command("cancel")
 def cancel_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Cancels a job; what it measured stays."""
-    view: JobView = Client(url, token).cancel(job)
+    with _client(url, token) as client:
+        view = client.cancel(job)
     _print(view) if as_json else print(view.state.value)
 
 
@@ -127,8 +145,9 @@ def look_up(
     target: TargetText = "auto",
     as_json: Json = False,
 ) -> None:
-    """The best known schedules for a job id or an ONNX file."""
-    found = fetch(model_or_job, target=target, client=Client(url, token))
+    """The best known schedules for a job id, a model id or a model's file; auto is a job's own target."""
+    with _client(url, token) as client:
+        found = fetch(model_or_job, target=_target_of(client, model_or_job, target), client=client)
     if as_json:
         _print(found.response)
         return
@@ -152,14 +171,16 @@ def export_schedules(
     token: Token = "",
     target: TargetText = "auto",
 ) -> None:
-    """Writes MetaSchedule's pair of JSON files, which stock TVM applies."""
-    client = Client(url, token)
-    wanted = detect_target(target)
-    found = fetch(model_or_job, target=wanted, client=client)
-    served = [answer for answer in found.response.answers if answer.best is not None]
-    entries = [(client.workload(a.workload), a.best.trace, a.best.secs) for a in served if a.best is not None]
-    step("export_metaschedule")(entries, wanted, folder)
-    print(len(entries))
+    """Writes MetaSchedule's pair of JSON files, which stock TVM applies; prints how many schedules they hold."""
+    with _client(url, token) as client:
+        wanted = _target_of(client, model_or_job, target)
+        found = fetch(model_or_job, target=wanted, client=client)
+        served = [(answer.workload, answer.best) for answer in found.response.answers if answer.best is not None]
+        entries = [(client.workload(workload), best.trace, best.secs) for workload, best in served]
+    try:
+        print(step("export_metaschedule")(entries, wanted, folder))
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written: {error.strerror}") from error
 
 
 @schedules.command("import")
@@ -171,21 +192,25 @@ def import_schedules(
     as_json: Json = False,
 ) -> None:
     """Submits MetaSchedule's pair of JSON files as a job that measures them: nothing unverified is ever served."""
-    client = Client(url, token)
     try:
         pair = {name: (folder / f"database_{name}.json").read_text() for name in ("workload", "tuning_record")}
     except OSError as error:
         raise InvalidInput(f"{error.filename}: {error.strerror}") from error
-    model = client.upload_model(json.dumps(pair).encode(), name=folder.name, format=ModelFormat.METASCHEDULE)
-    request = JobRequest(model=model.id, targets=(detect_target(target),), budget=Budget(trials=0))
-    job = client.submit(request)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{folder} holds a file that is no text: {error}") from error
+    wanted = detect_target(target)
+    with _client(url, token) as client:
+        name = folder.absolute().name or "import"
+        model = client.upload_model(json.dumps(pair).encode(), name=name, format=ModelFormat.METASCHEDULE)
+        job = client.submit(JobRequest(model=model.id, targets=(wanted,), budget=Budget(trials=0)))
     _print(job) if as_json else print(job.id)
 
 
 @workers.command("list")
 def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Workers of the project."""
-    found = list(Client(url, token).workers())
+    with _client(url, token) as client:
+        found = client.workers()
     if as_json:
         _print(found)
         return
@@ -196,7 +221,8 @@ def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json:
 @models.command("list")
 def list_models(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
     """Models of the project."""
-    found = list(Client(url, token).models())
+    with _client(url, token) as client:
+        found = list(client.models())
     if as_json:
         _print(found)
         return

@@ -1,0 +1,238 @@
+"""The commands over a running service: what goes to stdout, and how they exit. A real service, SQLite."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pitchpipe.cli import main
+from pitchpipe.client import Client
+from pitchpipe.embedded import Embedded
+from pitchpipe.wire.job import JobState
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import Target
+from tests.compiler import models
+
+pytestmark = pytest.mark.timeout(300)
+TRIALS = 8
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        assert self.code == 0, self.err
+        assert len(self.out.splitlines()) == 1
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(embedded: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command line on the service, as whoever holds its token."""
+    use(embedded, monkeypatch)
+
+    def ended(*arguments: str, **environment: str) -> Ended:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(f"PITCHPIPE_{name}", value)
+            with pytest.raises(SystemExit) as caught:
+                main(list(arguments))
+        return Ended(int(caught.value.code or 0), *capsys.readouterr())
+
+    return ended
+
+
+def use(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PITCHPIPE_URL", client.url)
+    monkeypatch.setenv("PITCHPIPE_TOKEN", client._http.headers["Authorization"].removeprefix("Bearer "))
+    monkeypatch.setattr("pitchpipe.commands.RETRY_SECS", 0.5)
+
+
+@pytest.fixture(scope="module")
+def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.onnx"
+    path.write_bytes(models.small_network().SerializeToString())
+    return path
+
+
+@pytest.fixture(scope="module")
+def job(embedded: Client, onnx: Path) -> str:
+    """A job that is done, submitted as a user does: by the installed program."""
+    token = embedded._http.headers["Authorization"].removeprefix("Bearer ")
+    options = ["--url", embedded.url, "--token", token, "--trials", str(TRIALS)]
+    command = [sys.executable, "-m", "pitchpipe.cli", "jobs", "submit", str(onnx), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("job_")
+    assert ended.stderr == ""
+    view = embedded.wait(ended.stdout.strip(), timeout_secs=200)
+    assert view.state is JobState.DONE, view.error
+    return view.id
+
+
+def test_watching_a_finished_job_ends_at_once_with_nothing_but_json_on_stdout(run: Run, job: str) -> None:
+    plain = run("jobs", "watch", job)
+    assert (plain.code, plain.out) == (0, "")
+    assert "done" in plain.err
+    assert run("jobs", "watch", job, "--json").json()["state"] == "done"
+
+
+def test_jobs_are_listed_and_shown(run: Run, job: str) -> None:
+    listed = run("jobs", "list", "--json").json()
+    assert job in [view["id"] for view in listed]
+    shown = run("jobs", "show", job, "--json").json()
+    assert shown["id"] == job
+    assert shown["progress"]["trials"] == TRIALS == sum(task["trials"] for task in shown["tasks"])
+    assert job in run("jobs", "list").out
+    assert shown["tasks"][0]["name"][:20] in run("jobs", "show", job).out
+
+
+def test_models_and_workers_are_listed(run: Run, job: str, this_target: Target) -> None:
+    (model,) = [view for view in run("models", "list", "--json").json() if view["name"] == "small"]
+    assert model["format"] == "onnx"
+    (worker,) = run("workers", "list", "--json").json()
+    assert Target.parse(worker["target"]) == this_target
+    assert model["id"] in run("models", "list").out
+    assert worker["id"] in run("workers", "list").out
+
+
+def test_a_running_job_is_watched_until_a_timeout_and_cancelled(run: Run, onnx: Path) -> None:
+    job = run("jobs", "submit", str(onnx), "--trials", "100000", "--json").json()["id"]
+    watched = run("jobs", "watch", job, "--timeout", "0.2", "--json")
+    assert watched.code == 124
+    assert json.loads(watched.out)["id"] == job
+    assert "deadline" in watched.err
+    cancelled = run("jobs", "cancel", job)
+    assert (cancelled.code, cancelled.out, cancelled.err) == (0, "cancelled\n", "")
+    ended = run("jobs", "watch", job)
+    assert ended.code == 1
+    assert "cancelled" in ended.err
+
+
+def test_schedules_are_looked_up_by_job_by_model_and_by_file(run: Run, job: str, onnx: Path) -> None:
+    by_job = run("schedules", "lookup", job, "--json").json()["answers"]
+    model = run("jobs", "show", job, "--json").json()["model"]
+    assert {answer["tier"] for answer in by_job} == {"same_arch"}
+    assert run("schedules", "lookup", model, "--json").json()["answers"] == by_job
+    by_file = run("schedules", "lookup", str(onnx), "--json").json()["answers"]
+    assert {a["workload"]: a["best"] for a in by_file} == {a["workload"]: a["best"] for a in by_job}
+    assert "same_arch" in run("schedules", "lookup", job).out
+
+
+def test_exported_schedules_are_loaded_by_stock_tvm_and_imported_elsewhere(
+    run: Run, job: str, tmp_path: Path, this_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.tvm_compat import load_ir, ms, to_tvm_target
+
+    answers = run("schedules", "lookup", job, "--json").json()["answers"]
+    exported = run("schedules", "export", job, str(tmp_path / "pair"))
+    assert (exported.code, exported.out, exported.err) == (0, f"{len(answers)}\n", "")
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path / "pair"))
+    assert len(database) == len(answers)
+
+    with Embedded(f"sqlite:///{tmp_path / 'other.db'}", this_target) as other, other:
+        use(other, monkeypatch)
+        imported = run("schedules", "import", str(tmp_path / "pair"))
+        assert (imported.code, imported.err) == (0, "")
+        watched = run("jobs", "watch", imported.out.strip(), "--json").json()
+        assert (watched["state"], watched["progress"]["trials"]) == ("done", 0)
+        served = run("schedules", "lookup", imported.out.strip(), "--json").json()["answers"]
+        assert len(served) == len(answers)
+        expected = {answer["workload"]: answer["best"]["trace"] for answer in answers}
+        for answer in served:
+            best = answer["best"]
+            # What was imported (TVM's files write true as 1), or the baseline where this run saw no difference.
+            same = json.loads(best["trace"]) == json.loads(expected[answer["workload"]])
+            assert same or best["record"] is None
+            if expected[answer["workload"]] != BASELINE_TRACE:  # stock TVM has no use for a record without a schedule
+                program = load_ir(other.workload(answer["workload"]).ir)
+                assert database.query_tuning_record(program, to_tvm_target(this_target), "main") is not None
+        assert any(answer["best"]["record"] is not None for answer in served)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("jobs", "show"), ("jobs", "watch"), ("jobs", "cancel"), ("schedules", "lookup"), ("schedules", "export")],
+)
+def test_a_job_that_is_not_there_is_not_found(run: Run, tmp_path: Path, command: tuple[str, str]) -> None:
+    more = [str(tmp_path / "pair")] if command[1] == "export" else []
+    ended = run(*command, "job_" + "0" * 26, *more)
+    assert (ended.code, ended.out) == (3, "")
+    assert len(ended.err.strip().splitlines()) == 1
+    assert not (tmp_path / "pair").exists()
+
+
+@pytest.mark.parametrize("command", ["jobs", "workers", "models"])
+def test_a_wrong_token_and_a_service_that_is_not_there_have_codes_of_their_own(run: Run, command: str) -> None:
+    refused = run(command, "list", TOKEN="nobody")
+    assert (refused.code, refused.out) == (4, "")
+    away = run(command, "list", URL="http://127.0.0.1:9")
+    assert (away.code, away.out) == (5, "")
+    assert "127.0.0.1:9" in away.err
+
+
+def test_files_that_cannot_be_used_are_named(run: Run, job: str, tmp_path: Path) -> None:
+    garbage, suffix, absent = tmp_path / "garbage.onnx", tmp_path / "model.txt", tmp_path / "absent.onnx"
+    garbage.write_bytes(b"\x08\x07garbage")
+    suffix.touch()
+    for path in (garbage, suffix, absent):
+        for command in (("jobs", "submit"), ("schedules", "lookup")):
+            ended = run(*command, str(path))
+            assert (ended.code, ended.out) == (2, ""), path
+            assert len(ended.err.strip().splitlines()) == 1
+    assert "absent.onnx" in run("jobs", "submit", str(absent)).err
+    assert "database_workload.json" in run("schedules", "import", str(tmp_path)).err
+    (tmp_path / "database_workload.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "database_tuning_record.json").write_text("{")
+    assert run("schedules", "import", str(tmp_path)).code == 2
+    (tmp_path / "database_workload.json").write_text("not JSON\n[1]\n")
+    torn = run("schedules", "import", str(tmp_path))
+    assert torn.code == 2
+    assert "line 1" in torn.err
+    assert run("schedules", "export", job, str(garbage)).code == 2
+
+
+def test_usage_errors_exit_2(run: Run, onnx: Path) -> None:
+    for arguments in (
+        ("jobs", "submit", str(onnx), "--trials", "-1"),
+        ("jobs", "submit", str(onnx), "--target", "{"),
+        ("jobs", "submit", str(onnx), "--target", '{"kind": "abacus"}'),
+        ("jobs", "show", "../tokens"),
+        ("jobs", "show"),
+        ("jobs", "unknown"),
+    ):
+        ended = run(*arguments)
+        assert (ended.code, ended.out) == (2, ""), arguments
+
+
+def test_a_target_without_a_device_is_refused(run: Run, onnx: Path) -> None:
+    ended = run("jobs", "submit", str(onnx), "--target", '{"kind": "llvm", "mcpu": "generic", "num-cores": 77}')
+    assert (ended.code, ended.out) == (1, "")
+    assert "77" in ended.err
+
+
+def test_the_doctor_says_what_is_there_and_what_is_wrong(run: Run, tmp_path: Path) -> None:
+    sound = run("doctor", "--json", DATABASE_URL=f"sqlite:///{tmp_path / 'new.db'}")
+    findings = {finding["subject"]: finding for finding in json.loads(sound.out)}
+    assert {"python", "apache-tvm", "target", "device", "toolchain", "threads", "linker", "cache", "database"} <= set(
+        findings
+    )
+    assert findings["target"]["ok"]
+    assert "LLVM" in findings["toolchain"]["detail"]
+    assert sound.code == (0 if all(finding["ok"] for finding in findings.values()) else 1)
+
+    ill = run("doctor", "--database", "postgresql://nobody@127.0.0.1:9/none", "--json")
+    (database,) = [finding for finding in json.loads(ill.out) if finding["subject"] == "database"]
+    assert ill.code == 1
+    assert not database["ok"]
+    assert "WRONG" in run("doctor", "--database", "nonsense").out
