@@ -12,6 +12,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, Timed
@@ -21,6 +23,8 @@ from tuner.budget import BudgetLedger
 from tuner.confirm import MeasuredBatch, choose_best
 from tuner.records import RecordStore
 from tuner.steps import Proposal, ProposeRequest, propose
+
+log = structlog.get_logger("pitchpipe.loop")
 
 MEASURED_SHOWN = 256
 """Measured candidates given to a search: the fastest of them; older and slower ones teach it through the cost model."""
@@ -143,8 +147,9 @@ class TuningLoop:
         ledger = self.ledger.tasks[search.task]
         try:
             proposals = search.future.result()
-        except Exception:  # noqa: BLE001 - whatever a search child dies of costs this batch, never the job
+        except Exception as error:  # noqa: BLE001 - whatever a search child dies of costs this batch, never the job
             self._crashes[search.task] += 1
+            log.warning("search failed", task=self.tasks[search.task].name, error=f"{type(error).__name__}: {error}")
             self.ledger.release(search.task, search.reserved)
             ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES
             return

@@ -89,7 +89,7 @@ def test_a_larger_budget_goes_on_from_the_stored_records(model, tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_and_measures_nothing_again(model, tmp_path, how):
     database = tmp_path / "p.db"
-    options = ("--trials", "64")
+    options = ("--trials", "40")
     process = subprocess.Popen(command(model, database, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
@@ -104,16 +104,16 @@ def test_an_interrupted_run_goes_on_and_measures_nothing_again(model, tmp_path, 
     assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
     wait_until_nobody_serves(database)
     before = records(database)
-    assert 0 < before < 64
+    assert 0 < before < 40
 
     after = run(model, database, *options)
-    assert after["trials"] == 64
+    assert after["trials"] == 40
     with sqlite3.connect(database) as connection:
         jobs = connection.execute("select count(*) from jobs").fetchone()[0]
         searched = "select count(*), count(distinct workload || digest) from candidates where purpose = 'search'"
         issued, distinct = connection.execute(searched).fetchone()
     assert jobs == 1
-    assert issued == distinct == 64
+    assert issued == distinct == 40
 
 
 def wait_until_nobody_serves(database: Path) -> None:
