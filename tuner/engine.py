@@ -6,6 +6,7 @@ submit; the futures it held fail with BrokenExecutor, which costs their batches 
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -89,22 +90,38 @@ class LocalEngine(Executor):
 class DaskEngine(Executor):
     """Steps on a Dask cluster whose workers have this package and its extra `compiler`.
 
-    Each process of the cluster runs one step at a time, whatever number of threads its worker has.
+    Each process of the cluster runs one step at a time, whatever number of threads its worker has. A scheduler that went
+    away costs the steps it had; the next submit looks for it again. Raises Unreachable when no scheduler answers.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._executor = client.get_executor(pure=False)
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._connect()
+
+    def _connect(self) -> None:
+        from distributed import Client
+
+        try:
+            self._client: Any = Client(self._address, timeout=f"{CONNECT_SECS}s", set_as_default=False)
+        except OSError as error:
+            raise Unreachable(f"no Dask scheduler answers at {self._address}: {error}") from error
+        self._executor = self._client.get_executor(pure=False)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedules the step; thread-safe. A step whose worker dies is tried elsewhere by Dask's own rules."""
-        future: Future[T] = self._executor.submit(_alone, fn, args, kwargs)
+        with self._lock:
+            if self._client.status not in ("running", "connecting"):
+                self._connect()
+            future: Future[T] = self._executor.submit(_alone, fn, args, kwargs)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leaves the cluster; steps are waited for only if `wait`, else cancelled."""
-        self._executor.shutdown(wait=wait and not cancel_futures)
-        self._client.close()
+        with self._lock:
+            if self._client.status == "running":
+                self._executor.shutdown(wait=wait and not cancel_futures)
+            self._client.close()
 
 
 def create_engine(url: str | None, *, workers: int = 1) -> Executor:
@@ -115,15 +132,9 @@ def create_engine(url: str | None, *, workers: int = 1) -> Executor:
     if url in (None, "", "local"):
         return LocalEngine(workers)
     address = _dask_address(str(url))
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise InvalidInput(f"engine {url!r} needs {error.name}: install pitchpipe[dask]") from error
-    try:
-        client = Client(address, timeout=f"{CONNECT_SECS}s", set_as_default=False)
-    except OSError as error:
-        raise Unreachable(f"no Dask scheduler answers at {address}: {error}") from error
-    return DaskEngine(client)
+    if importlib.util.find_spec("distributed") is None:
+        raise InvalidInput(f"engine {url!r} needs distributed: install pitchpipe[dask]")
+    return DaskEngine(address)
 
 
 def _dask_address(url: str) -> str:

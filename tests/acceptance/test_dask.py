@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, Executor
 from pathlib import Path
 
 import pytest
 
 from pitchpipe.client import Client
-from pitchpipe.errors import InvalidModel, PitchpipeError
+from pitchpipe.errors import InvalidModel, PitchpipeError, Unreachable
 from pitchpipe.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 from tests.compiler import models, programs
+from tuner import engine
 from tuner.engine import DaskEngine, LocalEngine, create_engine
 from tuner.steps import ProposeRequest, check_model, propose, split_ingested
 
@@ -48,10 +50,14 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.fixture(scope="module")
 def cluster(processes: list[subprocess.Popen[bytes]], tmp_path_factory: pytest.TempPathFactory) -> str:
     """URL of an engine with a worker process of two threads: the engine must cope with the default of Dask."""
-    folder = tmp_path_factory.mktemp("dask")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
+    start_cluster(address, processes, tmp_path_factory.mktemp("dask"))
+    return f"dask://{address}"
+
+
+def start_cluster(address: str, processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
     host, port = address.split(":")
     environment = {
         **os.environ,
@@ -67,7 +73,6 @@ def cluster(processes: list[subprocess.Popen[bytes]], tmp_path_factory: pytest.T
             processes.append(
                 subprocess.Popen([sys.executable, "-m", *command], env=environment, stdout=log, stderr=log, cwd=folder)
             )
-    return f"dask://{address}"
 
 
 @pytest.fixture
@@ -100,10 +105,10 @@ def test_a_cluster_gives_the_answers_of_the_local_engine(dask: DaskEngine) -> No
     local = LocalEngine(1)
     data = step("strip_onnx")(models.small_network().SerializeToString()).data
     answers = []
-    for engine in (local, dask):
-        proposals = [engine.submit(propose, request(seed)) for seed in (1, 2)]
-        ingested = engine.submit(check_model, data, "onnx").result(PATIENCE_SECS)
-        tasks = engine.submit(split_ingested, ingested, "onnx", [programs.TARGET]).result(PATIENCE_SECS)
+    for executor in (local, dask):
+        proposals = [executor.submit(propose, request(seed)) for seed in (1, 2)]
+        ingested = executor.submit(check_model, data, "onnx").result(PATIENCE_SECS)
+        tasks = executor.submit(split_ingested, ingested, "onnx", [programs.TARGET]).result(PATIENCE_SECS)
         answers.append(([future.result(PATIENCE_SECS) for future in proposals], ingested, tasks))
     local.shutdown()
     assert answers[0] == answers[1]
@@ -169,3 +174,36 @@ def test_a_job_is_tuned_by_a_coordinator_whose_steps_run_on_the_cluster(
         codes = [process.wait(60) for process in own]
     assert codes == [0, 0], logs()
     assert dask.submit(pow, 2, 3).result(PATIENCE_SECS) == 8  # the cluster outlives whoever used it
+
+
+def test_a_scheduler_that_was_away_is_found_again(
+    cluster: str, processes: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "CONNECT_SECS", 1)
+    made = create_engine(cluster)
+    lost = made.submit(time.sleep, 600)
+    for process in reversed(processes):
+        process.terminate()
+        process.wait(PATIENCE_SECS)
+    with pytest.raises(CancelledError):
+        lost.result(PATIENCE_SECS)
+    with pytest.raises(Unreachable):
+        submit_once_closed(made)
+    start_cluster(cluster.removeprefix("dask://"), processes, tmp_path)
+    deadline = time.monotonic() + PATIENCE_SECS
+    while True:
+        try:
+            found = made.submit(pow, 2, 3)
+            break
+        except Unreachable:
+            assert time.monotonic() < deadline
+    assert found.result(PATIENCE_SECS) == 8
+    made.shutdown()
+
+
+def submit_once_closed(made: Executor) -> None:
+    """Until the client has given up waiting for its scheduler, it takes steps; then it says that nobody is there."""
+    deadline = time.monotonic() + PATIENCE_SECS
+    while time.monotonic() < deadline:
+        made.submit(pow, 2, 3)
+        time.sleep(0.2)
