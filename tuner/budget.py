@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pitchpipe.wire.measure import Failed, Measurement, Timed
-from pitchpipe.wire.task import Task
+from pitchpipe.wire.task import Task, TaskKind
 
 ALPHA = 0.2
 BETA = 2.0
@@ -33,6 +33,10 @@ TRIALS_PER_SEC = 4.0
 """What one second of budget counts for when efforts are compared: the rate this engine reaches on two cores."""
 FIRST_SHARE = 0.25
 """Share of a task's fair part of the budget that its first batch takes."""
+BATCH_SHARE = 0.5
+"""The same of later batches: a small budget must be able to change its mind."""
+FEWEST = 4
+"""Candidates of a batch, unless less is left."""
 
 
 @dataclass(kw_only=True)
@@ -75,8 +79,9 @@ class BudgetLedger:
     def __init__(self, tasks: Sequence[Task], *, trials: int | None, seconds: float | None, batch_size: int) -> None:
         self.trials_limit = trials
         self.seconds_limit = seconds
-        self.batch_size = batch_size
-        self.first_batch_size = max(4, min(batch_size, int(effort(len(tasks), trials, seconds) * FIRST_SHARE)))
+        fair = effort(sum(task.kind is TaskKind.TUNED for task in tasks), trials, seconds)
+        self.batch_size = max(FEWEST, min(batch_size, int(fair * BATCH_SHARE)))
+        self.first_batch_size = max(FEWEST, min(batch_size, int(fair * FIRST_SHARE)))
         """Smaller while every task still waits for its first results, so that a small budget reaches them all."""
         self.tasks = [TaskLedger(weight=task.weight, flops=task.flops, group=task.group) for task in tasks]
         self._secs_per_trial: list[float] = []
