@@ -234,8 +234,10 @@ def _integer(where: str, value: Any) -> int:
 
 
 def _number(where: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool):
+    if value is None:
         return value
+    if isinstance(value, bool):
+        return int(value)  # TVM's files write flags as 0 and 1: one schedule, one text
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidTrace(f"{where}: {value} is not finite")

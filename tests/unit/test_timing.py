@@ -177,3 +177,8 @@ def test_a_noisy_candidate_is_confirmed_when_the_samples_are_used_up() -> None:
     spread = [1e-3, 2e-3] * CONFIG.max_samples
     assert not confirmed(spread[: CONFIG.max_samples - 1], 1, CONFIG)
     assert confirmed(spread[: CONFIG.max_samples], 1, CONFIG)
+
+
+def test_one_sample_says_little() -> None:
+    low, high = median_interval([1.0])
+    assert (low, high) == (0.5, 2.0)

@@ -52,6 +52,8 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
         raise ValueError("no samples, no interval")
     ordered = sorted(samples)
     m = len(ordered)
+    if m == 1:
+        return ordered[0] / 2, ordered[0] * 2
     k, below = 0, 0.0
     while k < m // 2:
         below += math.comb(m, k) * 0.5**m
