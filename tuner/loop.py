@@ -16,8 +16,8 @@ import structlog
 
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Timed
-from pitchpipe.wire.record import Best, TuningRecord
+from pitchpipe.wire.measure import Candidate
+from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task, TaskKind
 from tuner.budget import BudgetLedger
 from tuner.confirm import MeasuredBatch, choose_best
@@ -129,9 +129,14 @@ class TuningLoop:
         """Whether trials may still be spent; False once only confirming runs are left."""
         return bool(self._to_confirm)
 
+    def abandon(self) -> None:
+        """Takes back the searches that have not started. The loop is of no use after that."""
+        for search in self._searches:
+            search.future.cancel()
+
     def _search(self, index: int, n: int) -> _Search:
         task, ledger = self.tasks[index], self.ledger.tasks[index]
-        measured = fastest(self.records.for_task(task.workload.digest, task.target), MEASURED_SHOWN)
+        measured = self.records.fastest(task.workload.digest, task.target, MEASURED_SHOWN)
         request = ProposeRequest(
             workload=task.workload,
             target=task.target,
@@ -164,7 +169,7 @@ class TuningLoop:
         if task.fixed is not None:
             traces = [task.fixed]
         else:
-            measured = fastest(self.records.for_task(task.workload.digest, task.target), CONFIRMED)
+            measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
             traces = [trace for trace, secs in measured if secs is not None]
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
@@ -173,10 +178,3 @@ class TuningLoop:
         proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]
         self.measurer.submit(index, Purpose.CONFIRM, proposals, None)
         self._confirming.add(index)
-
-
-def fastest(records: Sequence[TuningRecord], n: int) -> tuple[tuple[str, float | None], ...]:
-    """(trace, median seconds) of the `n` fastest timed records, fastest first, then failures (None) while room is left."""
-    timed = sorted((r.result.secs, r.trace) for r in records if isinstance(r.result, Timed))[:n]
-    failed = [r.trace for r in records if not isinstance(r.result, Timed)][: n - len(timed)]
-    return (*((trace, secs) for secs, trace in timed), *((trace, None) for trace in failed))

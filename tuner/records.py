@@ -5,12 +5,14 @@ Importing this module needs no compiler.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pitchpipe.errors import InvalidInput
+from pitchpipe.wire.measure import Timed
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
@@ -46,6 +48,12 @@ class RecordStore(Protocol):
     def for_task(self, workload: str, target: Target) -> list[TuningRecord]:
         """Every record of the key, failures included, in the order they were added."""
 
+    def fastest(self, workload: str, target: Target, n: int) -> tuple[tuple[str, float | None], ...]:
+        """(trace, least median seconds) of the `n` fastest candidates of the key, each once, fastest first.
+
+        While room is left, those follow that never had a time (None), in the order they were added.
+        """
+
     def best(self, workload: str, target: Target) -> Best | None:
         """What is served for the key."""
 
@@ -75,6 +83,16 @@ class InMemoryRecordStore:
     def for_task(self, workload: str, target: Target) -> list[TuningRecord]:
         with self._lock:
             return list(self._records.get((workload, target.key), ()))
+
+    def fastest(self, workload: str, target: Target, n: int) -> tuple[tuple[str, float | None], ...]:
+        least: dict[str, float | None] = {}
+        for record in self.for_task(workload, target):
+            before = least.setdefault(record.trace, None)
+            if isinstance(record.result, Timed) and (before is None or record.result.secs < before):
+                least[record.trace] = record.result.secs
+        # A stable sort: those without a time stay in the order they were added.
+        ranked = sorted(least.items(), key=lambda item: math.inf if item[1] is None else item[1])
+        return tuple(ranked[:n])
 
     def best(self, workload: str, target: Target) -> Best | None:
         with self._lock:

@@ -77,6 +77,26 @@ def for_task(session: Session, project: str, workload: str, target: Target) -> l
     return [_record(session, row) for row in rows]
 
 
+def fastest(
+    session: Session, project: str, workload: str, target: Target, n: int
+) -> tuple[tuple[str, float | None], ...]:
+    """(trace, least median seconds) of the `n` fastest candidates, each once; then those without a time, oldest first."""
+    secs, trace = func.min(Record.secs), func.min(Record.trace)
+    rows = session.execute(
+        select(trace, secs)
+        .where(
+            Record.project == project,
+            Record.workload == workload,
+            Record.target_key == target_key(target),
+            Record.measure_version == MEASURE_VERSION,
+        )
+        .group_by(Record.candidate)
+        .order_by(secs.asc().nulls_last(), func.min(Record.seq))
+        .limit(n)
+    )
+    return tuple((trace, secs) for trace, secs in rows)
+
+
 def set_best(session: Session, project: str, workload: str, target: Target, best: Best) -> None:
     """Serves `best` from now on, in place of the older one of its device class.
 
@@ -222,6 +242,10 @@ class SqlRecordStore:
     def for_task(self, workload: str, target: Target) -> list[TuningRecord]:
         with self._database.reading() as session:
             return for_task(session, self._project, workload, target)
+
+    def fastest(self, workload: str, target: Target, n: int) -> tuple[tuple[str, float | None], ...]:
+        with self._database.reading() as session:
+            return fastest(session, self._project, workload, target, n)
 
     def best(self, workload: str, target: Target) -> Best | None:
         with self._database.reading() as session:

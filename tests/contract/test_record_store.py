@@ -26,6 +26,7 @@ from tests.scene import (
     candidates,
     failed,
     record,
+    timed,
 )
 from tuner.records import InMemoryRecordStore, RecordStore
 
@@ -97,6 +98,17 @@ class TestRecordStore:
         )
         store.add([record(candidates(0, 1)[0], target=spelled)])
         assert len(store.for_task(KEY, other)) == 1
+
+    def test_the_fastest_are_candidates_each_once_then_those_without_a_time(self, store: RecordStore) -> None:
+        assert store.fastest(KEY, TARGET, 5) == ()
+        a, b, c, d = candidates(0, 4)
+        store.add([record(c, failed(c.digest)), record(d, failed(d.digest)), record(a, timed(a.digest, 3e-3))])
+        # A confirming run times again what a search timed, and may fail where that did not.
+        store.add([record(b, timed(b.digest, 2e-3)), record(a, timed(a.digest, 1e-3)), record(a, failed(a.digest))])
+        ranked = ((a.trace, 1e-3), (b.trace, 2e-3), (c.trace, None), (d.trace, None))
+        for n in range(6):
+            assert store.fastest(KEY, TARGET, n) == ranked[:n]
+        assert store.fastest(KEY, OTHER_TARGET, 5) == ()
 
     def test_a_later_best_replaces_the_earlier_one(self, store: RecordStore) -> None:
         first, second = (record(c) for c in candidates(0, 2))

@@ -52,6 +52,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             batches.seen(session, scene.project, WORKLOAD.digest, TARGET)
             batches.samples(session, scene.project, "llvm", 100)
             made = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
+            records.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
             asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, *(c.digest for c in candidates(0, 5))))
             records.lookup(session, scene.project, asked)

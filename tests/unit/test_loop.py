@@ -1,6 +1,7 @@
 """The tuning loop over fakes: which batches go out, what is confirmed, what survives a crash of a search."""
 
 import json
+from concurrent.futures import Executor, Future
 
 import pytest
 
@@ -9,7 +10,7 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Failed, FailureKind
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import TaskKind
 from tuner.budget import BudgetLedger
-from tuner.loop import MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, TuningLoop
+from tuner.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, TuningLoop
 from tuner.records import InMemoryRecordStore
 from tuner.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
 
@@ -23,6 +24,17 @@ def secs(task: int, trace: str) -> float:
     if "fixed" in trace:
         return 0.5
     return (json.loads(trace)[0][1] + 1) * 1e-3
+
+
+class Waiting(Executor):
+    """Starts nothing."""
+
+    def __init__(self):
+        self.futures = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.futures.append(Future())
+        return self.futures[-1]
 
 
 class Scene:
@@ -129,3 +141,20 @@ def test_imported_traces_join_the_confirming_run():
     scene = Scene(task, trials=0).run()
     assert scene.count(Purpose.SEARCH) == 0
     assert scene.bests[0].trace == TRACES[40]
+
+
+def test_a_confirming_run_holds_different_candidates_although_an_earlier_one_timed_them_again():
+    first = Scene(fake_task("a")).run()
+    again = Scene(fake_task("a"), trials=0)
+    again.loop.records = first.store
+    again.run()
+    assert again.measurer.submitted == [(0, Purpose.CONFIRM, 1 + CONFIRMED)]
+
+
+def test_searches_of_a_loop_that_is_abandoned_do_not_start():
+    scene = Scene(fake_task("a"))
+    scene.executor = Waiting()
+    scene.loop.executor = scene.executor
+    scene.loop.step(0.0)
+    scene.loop.abandon()
+    assert [future.cancelled() for future in scene.executor.futures] == [True]
