@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 
 import structlog
 
-from pitchpipe.errors import InvalidTransition, JobFailed, PitchpipeError
+from pitchpipe.errors import InvalidTransition, JobFailed, Overloaded, PitchpipeError, Unreachable
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import JobState
 from service.blobs import Blobs
@@ -20,7 +20,7 @@ from service.job_run import JobRun
 from service.model_checks import ModelChecks
 from service.predictor import ProjectPredictor
 from service.settings import Settings
-from service.store import batches, coordination, jobs, leases, workers
+from service.store import coordination, jobs, leases, workers
 from service.wake import Wake
 
 log = structlog.get_logger()
@@ -74,7 +74,7 @@ class Coordinator:
                 self.tick()
             except Exception:
                 log.exception("coordinator tick failed")
-                self._runs.clear()
+                self._forget()
                 self._stopping.wait(1.0)
             self.wake.wait(TICK_SECS)
         try:
@@ -87,7 +87,8 @@ class Coordinator:
         """One look at everything."""
         with self.database.transaction() as session:
             if not coordination.hold(session, self.holder, self.settings.coordinator_ttl_secs):
-                self._runs.clear()
+                self._forget()
+                self._predictors.clear()
                 self.checks.forget()
                 return
             requeued = leases.expire(session)
@@ -96,28 +97,45 @@ class Coordinator:
         if requeued:
             log.warning("leases expired", candidates_requeued=requeued)
             self.wake.notify()
-        self.checks.step()
-        for ended in self._runs.keys() - {job for _, job, _ in active}:
-            del self._runs[ended]
-        for project, job, _ in active:
-            if job not in self._runs:
-                self._runs[job] = JobRun(
-                    project, job, self.database, self.blobs, self.wake, self.executor, self.predictor
-                )
-            self._step(job)
+        try:
+            self.checks.step()
+        except Exception:
+            log.exception("checking models failed")  # a blob store or an engine that is away stops no job
+        ended = (self._runs.keys() | self._faults.keys()) - {job for _, job, _ in active}
+        for job in ended:
+            self._drop(job)
+            self._faults.pop(job, None)
+        try:
+            for project, job, _ in active:
+                if job not in self._runs:
+                    self._runs[job] = JobRun(
+                        project, job, self.database, self.blobs, self.wake, self.executor, self.predictor, self.holder
+                    )
+                self._step(job)
+        except coordination.RoleLost:
+            log.warning("another coordinator took over", holder=self.holder)
+            self._forget()
+        self._tend_predictors({project for project, _, _ in active})
 
     def _step(self, job: str) -> None:
         """One job's step. Whatever it raises touches no other job; what it keeps raising ends it."""
         try:
             self._runs[job].step()
             self._faults.pop(job, None)
+        except coordination.RoleLost:
+            raise
         except InvalidTransition:
             log.info("job ended elsewhere", job=job)
+            self._drop(job)
+        except (Overloaded, Unreachable) as error:
+            # The database or the engine is away, which is no job's fault and passes.
+            log.warning("step postponed", job=job, error=error.detail)
+            self._drop(job)
         except PitchpipeError as error:
             self._fail(job, error)
         except Exception as error:
             log.exception("step failed", job=job)
-            del self._runs[job]
+            self._drop(job)
             self._faults[job] = self._faults.get(job, 0) + 1
             if self._faults[job] >= MAX_FAULTS:
                 self._fail(job, JobFailed(f"{type(error).__name__}: {error}"))
@@ -129,9 +147,29 @@ class Coordinator:
             self._predictors[key] = ProjectPredictor(*key, self.database, self.blobs, self.wake, self.executor)
         return self._predictors[key]
 
+    def _tend_predictors(self, projects: set[str]) -> None:
+        """Stores models that finished training, also for jobs that ended meanwhile; forgets those nobody waits for."""
+        for key, predictor in list(self._predictors.items()):
+            predictor.step()
+            if key[0] not in projects and not predictor.training:
+                del self._predictors[key]
+
+    def _forget(self) -> None:
+        """What is in memory may be wrong: the next steps start from the database."""
+        for job in list(self._runs):
+            self._drop(job)
+
+    def _drop(self, job: str) -> None:
+        if (run := self._runs.pop(job, None)) is not None:
+            run.abandon()
+
     def _fail(self, job: str, error: PitchpipeError) -> None:
+        self._drop(job)
+        try:
+            with self.database.transaction() as session:
+                jobs.transition(session, job, JobState.FAILED, error=error.detail, error_code=error.code)
+        except InvalidTransition:
+            log.info("job ended elsewhere", job=job)
+            return
         log.warning("job failed", job=job, error=error.detail, code=error.code)
-        with self.database.transaction() as session:
-            batches.cancel_job(session, job)
-            jobs.transition(session, job, JobState.FAILED, error=error.detail, error_code=error.code)
         self.wake.notify()

@@ -6,21 +6,25 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
+import structlog
+
 from pitchpipe.errors import InvalidModel, PitchpipeError
 from pitchpipe.wire.job import EventKind, JobState, JobView, Progress
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import MeasureConfig, Timed
+from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
 from service.predictor import ProjectPredictor
-from service.store import batches, events, jobs, models, records, workers, workloads
+from service.store import batches, coordination, events, jobs, models, records, workers, workloads
 from service.wake import Wake
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
 from tuner.steps import Proposal, split_ingested
+
+log = structlog.get_logger()
 
 BATCH_CANDIDATES = 32
 """Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
@@ -28,6 +32,8 @@ BATCHES_AHEAD = 2
 """Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
 CONFIRM_SECS = 1.5
 """Seconds held back from a budget in seconds for each task's confirming run."""
+MAX_CRASHES = 3
+"""A model whose split ended without an answer this often fails its job: once may be the fault of another's step."""
 
 
 class JobRun:
@@ -42,10 +48,13 @@ class JobRun:
         wake: Wake,
         executor: Executor,
         predictor: Callable[[str, str], ProjectPredictor],
+        holder: str,
     ) -> None:
-        self.project, self.job = project, job
+        """`holder` is who coordinates: what it writes after it lost that role raises RoleLost."""
+        self.project, self.job, self.holder = project, job, holder
         self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
         self._split: Future[list[Task]] | None = None
+        self._crashes = 0
         self._loop: TuningLoop | None = None
         self._confirming = False
         self._published = 0
@@ -53,7 +62,7 @@ class JobRun:
         self._looked_at = time.monotonic()
 
     def step(self) -> None:
-        """Moves whatever can move; raises the error that fails the job."""
+        """Moves whatever can move; raises the error that fails the job, or RoleLost."""
         now = time.monotonic()
         self._spent_secs += now - self._looked_at
         self._looked_at = now
@@ -67,14 +76,21 @@ class JobRun:
         finished = self._loop.step(self._spent_secs)
         if self._ledger.trials != self._published:
             self._publish()
-        if not self._loop.searching and not self._confirming:
-            self._confirming = True
-            self._enter(JobState.CONFIRMING)
         if finished:
             self._complete()
+        elif not self._loop.searching and not self._confirming:
+            self._confirming = True
+            self._enter(JobState.CONFIRMING)
+
+    def abandon(self) -> None:
+        """Nobody waits for what was asked of the executor: what has not started yet never will."""
+        if self._split is not None:
+            self._split.cancel()
+        if self._loop is not None:
+            self._loop.abandon()
 
     def _view(self) -> JobView:
-        with self.database.transaction() as session:
+        with self.database.reading() as session:
             return jobs.get(session, self.project, self.job)
 
     def _enter(self, state: JobState) -> None:
@@ -103,7 +119,11 @@ class JobRun:
         except PitchpipeError:
             raise
         except Exception as error:
-            raise InvalidModel(f"the model could not be split: {type(error).__name__}: {error}") from error
+            self._split, self._crashes = None, self._crashes + 1
+            if self._crashes >= MAX_CRASHES:
+                raise InvalidModel(f"the model could not be split: {type(error).__name__}: {error}") from error
+            log.warning("a split crashed", job=self.job, crashes=self._crashes, error=repr(error)[:300])
+            return False
         if not tasks:
             raise InvalidModel("the model computes nothing that can be tuned")
         self._accept(view, tasks)
@@ -160,18 +180,22 @@ class JobRun:
                 confirming.add(at)
             else:
                 in_flight[at] += batch.candidates
+        if self._confirming:
+            # No trial is spent after the confirming runs began: which tasks had become stale is not stored.
+            for ledger in self._ledger.tasks:
+                ledger.exhausted = True
         done: set[int] = set()
         for shown in view.tasks:
             at = index[shown.workload, shown.target.key]
             if shown.reused or shown.tuned_secs is not None:
                 done.add(at)
-            timed = [r.result.secs for r in store.for_task(shown.workload, shown.target) if isinstance(r.result, Timed)]
+            fastest = store.fastest(shown.workload, shown.target, 1)
             counted_later = early.get((shown.workload, shown.target.key), 0)
             self._ledger.restore(
                 at,
                 trials=shown.trials - counted_later,
                 failed=shown.failed_trials,
-                best_secs=min(timed, default=None),
+                best_secs=fastest[0][1] if fastest else None,
                 in_flight=in_flight[at] + counted_later,
             )
         self.targets = frozenset(view.targets)
@@ -234,6 +258,7 @@ class _SqlMeasurer:
         """Queues the proposals that were never issued before."""
         run, of = self.run, self.run._tasks[task]
         with run.database.transaction() as session:
+            coordination.assure(session, run.holder)
             issued = batches.issue(
                 session,
                 run.job,
@@ -253,7 +278,9 @@ class _SqlMeasurer:
         run = self.run
         with run.database.transaction() as session:
             found = batches.finished(session, run.job)
-            batches.observed(session, [batch.batch for batch in found])
+            if found:
+                coordination.assure(session, run.holder)
+                batches.observed(session, [batch.batch for batch in found])
         return [
             MeasuredBatch(
                 task=self.index[batch.workload, batch.target.key],
@@ -271,7 +298,7 @@ class _SqlMeasurer:
     def hungry(self, waiting: int) -> bool:
         """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured."""
         run = self.run
-        with run.database.transaction() as session:
+        with run.database.reading() as session:
             open_ = len(batches.open_(session, run.job))
             ready = [worker for worker in workers.active(session, run.project) if worker.target in run.targets]
         return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))

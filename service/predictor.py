@@ -9,7 +9,6 @@ from concurrent.futures import Executor, Future
 
 import structlog
 
-from pitchpipe.errors import PitchpipeError
 from service.blobs import Blobs
 from service.db import Database
 from service.store import batches, cost_models
@@ -40,41 +39,53 @@ class ProjectPredictor:
 
     def latest(self) -> bytes | None:
         """The newest model that finished training."""
-        if self._training is not None and self._training.done():
-            self._adopt(self._training)
-            self._training = None
+        self.step()
         return self._data
+
+    @property
+    def training(self) -> bool:
+        """Whether a refit is under way."""
+        return self._training is not None
+
+    def step(self) -> None:
+        """Stores a model that finished training."""
+        if self._training is not None and self._training.done():
+            training, self._training = self._training, None
+            self._adopt(training)
 
     def observe(self, measured: int) -> None:
         """Counts new measurements and starts a refit when there are enough."""
         self._unseen += measured
         if self._training is not None or self._unseen < max(REFIT_MIN_SAMPLES, REFIT_GROWTH * self._samples):
             return
-        with self.database.transaction() as session:
-            rows = batches.samples(session, self.project, self.target_kind, TRAINING_SAMPLES)
-        samples = [Sample(workload=workload, features=features, secs=secs) for workload, features, secs in rows]
+        try:
+            with self.database.reading() as session:
+                rows = batches.samples(session, self.project, self.target_kind, TRAINING_SAMPLES)
+            samples = [Sample(workload=workload, features=features, secs=secs) for workload, features, secs in rows]
+            self._training = self.executor.submit(train, samples, len(samples))
+        except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
+            log.warning("cost model not trained", error=str(error))
+            return
         self._unseen = 0
-        self._training = self.executor.submit(train, samples, len(samples))
         self._training.add_done_callback(lambda _: self.wake.notify())
 
     def _stored(self) -> bytes | None:
-        with self.database.transaction() as session:
-            found = cost_models.latest(session, self.project, self.target_kind)
         try:
+            with self.database.reading() as session:
+                found = cost_models.latest(session, self.project, self.target_kind)
             return None if found is None else self.blobs.get(found[1])
-        except PitchpipeError as error:
-            log.warning("cost model lost, searching without one", error=error.detail)
+        except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
+            log.warning("cost model lost, searching without one", error=str(error))
             return None
 
     def _adopt(self, training: Future[TrainedModel | None]) -> None:
         try:
             trained = training.result()
+            if trained is None:
+                return
+            self._data, self._samples = trained.data, trained.samples
+            digest = self.blobs.put(trained.data)
+            with self.database.transaction() as session:
+                cost_models.add(session, self.project, self.target_kind, digest, trained.metrics, trained.samples)
         except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
-            log.warning("cost model training failed", error=str(error))
-            return
-        if trained is None:
-            return
-        self._data, self._samples = trained.data, trained.samples
-        digest = self.blobs.put(trained.data)
-        with self.database.transaction() as session:
-            cost_models.add(session, self.project, self.target_kind, digest, trained.metrics, trained.samples)
+            log.warning("cost model not trained or not stored", error=str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import or_, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db import now
@@ -10,6 +10,10 @@ from service.store.values import insert
 from service.tables import Holder
 
 _ROLE = "coordinator"
+
+
+class RoleLost(Exception):
+    """Another coordinator took over: what this one has in memory is no longer true."""
 
 
 def hold(session: Session, holder: str, ttl_secs: float) -> bool:
@@ -22,6 +26,16 @@ def hold(session: Session, holder: str, ttl_secs: float) -> bool:
         .returning(Holder.role)
     )
     return taken.scalar_one_or_none() is not None
+
+
+def assure(session: Session, holder: str) -> None:
+    """Keeps the role where it is until the transaction ends; raises RoleLost if another has it already.
+
+    For writes that the next coordinator counts on having seen: one that was held up past its TTL must not make them.
+    """
+    found = session.execute(select(Holder.holder).where(Holder.role == _ROLE).with_for_update()).scalar_one_or_none()
+    if found != holder:
+        raise RoleLost(f"{holder} no longer coordinates")
 
 
 def vacate(session: Session) -> None:

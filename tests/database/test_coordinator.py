@@ -1,19 +1,57 @@
-"""The coordinator's role: held by one, and free as soon as that one is known to be gone."""
+"""The coordinator: its role is held by one at a time, and what fails around a job does not fail the job."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
+import pytest
+
+from pitchpipe.errors import IntegrityError, Unreachable
+from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
+from pitchpipe.wire.lease import Purpose
 from service.blobs import Blobs
 from service.coordinator import Coordinator
 from service.db import Database
+from service.job_run import MAX_CRASHES
+from service.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.settings import Settings
-from service.store import coordination
+from service.store import batches, coordination, jobs, models
 from service.wake import Wake
+from tests.scene import TARGET, Scene, candidates, task, timed
+from tuner.steps import TrainedModel
 
 
-def make(database: Database) -> Coordinator:
-    return Coordinator(Settings(blob_url="memory:///"), database, Blobs("memory:///"), Wake(), ThreadPoolExecutor(1))
+class Steps(Executor):
+    """An executor whose steps end when the test says so."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, Future[Any]]] = []
+        self.away = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.away:
+            raise Unreachable("no scheduler answers")
+        future: Future[Any] = Future()
+        self.given.append((fn.__name__, future))
+        return future
+
+
+def make(database: Database, executor: Executor | None = None) -> Coordinator:
+    settings, blobs = Settings(blob_url="memory:///"), Blobs("memory:///")
+    return Coordinator(settings, database, blobs, Wake(), executor or ThreadPoolExecutor(1))
+
+
+def shown(scene: Scene, job: str | None = None) -> JobView:
+    with scene.database.reading() as session:
+        return jobs.get(session, scene.project, job or scene.job)
+
+
+def end(scene: Scene) -> None:
+    with scene.database.transaction() as session:
+        jobs.cancel(session, scene.project, scene.job)
 
 
 def free(database: Database) -> bool:
@@ -46,3 +84,97 @@ def test_a_process_that_is_alone_waits_for_no_dead_one(database: Database) -> No
     with database.transaction() as session:
         coordination.vacate(session)
     assert free(database)
+
+
+def test_a_coordinator_that_was_replaced_takes_no_results_from_its_successor(database: Database) -> None:
+    scene, replaced = Scene(database), make(database, Steps())
+    scene.issue(candidates(0, 4))
+    replaced.tick()
+    grant = scene.granted()
+    scene.report(grant, [timed(c.digest) for c in grant.candidates], final=True)
+    with database.transaction() as session:
+        coordination.vacate(session)
+        assert coordination.hold(session, "its successor", 10.0)
+    with pytest.raises(coordination.RoleLost):
+        replaced._step(scene.job)
+    with database.reading() as session:
+        assert len(batches.finished(session, scene.job)) == 1
+
+
+def test_an_engine_that_is_away_delays_a_job_and_does_not_fail_it(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    coordinator = make(database, steps)
+    steps.away = True
+    for _ in range(10):
+        coordinator.tick()
+    assert shown(scene).state is JobState.TUNING
+    steps.away = False
+    coordinator.tick()
+    assert [name for name, _ in steps.given][:1] == ["propose"]
+
+
+@pytest.mark.parametrize("crashes", [MAX_CRASHES - 1, MAX_CRASHES])
+def test_a_split_whose_child_died_is_repeated_before_the_job_fails(database: Database, crashes: int) -> None:
+    scene, steps = Scene(database), Steps()
+    end(scene)
+    coordinator = make(database, steps)
+    request = JobRequest(model=scene.model, targets=(TARGET,), budget=Budget(trials=8))
+    with database.transaction() as session:
+        models.accept(session, scene.model, coordinator.blobs.put(b"ingested"))
+        job = jobs.submit(session, scene.project, request)[0].id
+    for _ in range(crashes):
+        coordinator.tick()
+        steps.given.pop()[1].set_exception(BrokenProcessPool("a child died"))
+        coordinator.tick()
+    if crashes == MAX_CRASHES:
+        assert shown(scene, job).error_code == "invalid-model"
+        return
+    coordinator.tick()
+    name, split = steps.given.pop()
+    assert name == "split_ingested"
+    split.set_result([task()])
+    coordinator.tick()
+    assert shown(scene, job).state is JobState.TUNING
+
+
+def test_a_job_that_was_cancelled_leaves_no_search_and_no_memory_behind(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    coordinator = make(database, steps)
+    coordinator.tick()
+    coordinator._faults[scene.job] = 1
+    end(scene)
+    coordinator.tick()
+    assert steps.given
+    assert all(future.cancelled() for _, future in steps.given)
+    for remembered in (coordinator._runs, coordinator._faults, coordinator._predictors):
+        assert not remembered
+
+
+def test_a_coordinator_that_comes_to_a_confirming_job_spends_no_trial(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    with database.transaction() as session:
+        jobs.transition(session, scene.job, JobState.CONFIRMING)
+    make(database, steps).tick()
+    with database.reading() as session:
+        assert [batch.purpose for batch in batches.open_(session, scene.job)] == [Purpose.CONFIRM]
+    assert steps.given == []
+
+
+def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, steps, blobs = Scene(database), Steps(), Blobs("memory:///")
+    predictor = ProjectPredictor(scene.project, "llvm", database, blobs, Wake(), steps)
+
+    def refuse(_data: bytes) -> str:
+        raise IntegrityError("the disk is full")
+
+    monkeypatch.setattr(blobs, "put", refuse)
+    steps.away = True
+    predictor.observe(REFIT_MIN_SAMPLES)
+    assert predictor.latest() is None
+    steps.away = False
+    predictor.observe(1)
+    steps.given.pop()[1].set_result(TrainedModel(data=b"model", metrics={}, samples=1))
+    assert predictor.latest() == b"model"
+    assert not predictor.training
