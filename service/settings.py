@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from platformdirs import user_cache_path, user_data_path
+from platformdirs import user_data_path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -29,7 +27,6 @@ class Settings(BaseSettings):
     database_url: str = Field(default_factory=default_database_url, description="sqlite:///... or postgresql://...")
     blob_url: str = Field(default_factory=default_blob_url, description="file:///..., memory:/// or s3://...")
     engine: str = Field(default="local", description="executor of search, ingest and training: local, dask://host:port")
-    cache_dir: Path = Field(default_factory=lambda: user_cache_path("pitchpipe"), description="rebuildable files")
 
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     bootstrap_token: SecretStr | None = Field(
