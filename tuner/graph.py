@@ -77,11 +77,6 @@ def prepare(mod: Any, target: Target) -> Any:
     return _normalise(mod).with_attr(TARGET_ATTRIBUTE, target.key)
 
 
-def tensor_functions(prepared: Any) -> dict[str, Any]:
-    """Name -> PrimFunc of every tensor function that main calls; those of main_transform_params only are left out."""
-    return {name: prepared[name] for name in call_counts(prepared)}
-
-
 def call_counts(prepared: Any) -> dict[str, int]:
     """Name of a tensor function -> times that one run of main calls it, in the order of first calls."""
     counts: dict[str, int] = {}

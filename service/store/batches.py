@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from pitchpipe.errors import InvalidTransition, NotFound
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig, Measurement
-from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
 from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
@@ -54,16 +54,6 @@ class OpenBatch:
     candidates: int
     queued: int
     leased: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredBy:
-    """Where a batch's times come from."""
-
-    device: DeviceFingerprint
-    toolchain: Toolchain
-    records: Mapping[str, str]
-    """Candidate digest -> record id, of every candidate with a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,22 +192,6 @@ def charged_early(session: Session, job: str) -> dict[tuple[str, str], int]:
         .group_by(Batch.workload, Batch.target_key)
     )
     return {(workload, get_target(session, key).key): count for workload, key, count in rows}
-
-
-def measured_by(session: Session, batch: int) -> MeasuredBy:
-    """Where the batch's times come from: the device of its first timed candidate, or of the first that has a record.
-
-    Raises NotFound when no candidate of it has a record.
-    """
-    rows = session.scalars(_with_records(batch, Record)).all()
-    if not rows:
-        raise NotFound(f"no candidate of batch {batch} has a result")
-    first = next((row for row in rows if row.secs is not None), rows[0])
-    return MeasuredBy(
-        device=get_device(session, first.device_key),
-        toolchain=get_toolchain(session, first.toolchain_key),
-        records={row.candidate: row.id for row in rows},
-    )
 
 
 def cancel_job(session: Session, job: str) -> int:

@@ -31,8 +31,6 @@ from tuner.measure.check import (
 from tuner.measure.timing import calls_per_sample, sample
 from tuner.tvm_compat import load_ir, to_tvm_target, tvm
 
-_LOOP_IN_PYTHON_SECS = 1e-3
-"""Calls at least this long are timed one by one here; shorter ones in TVM's evaluator, whose loop costs nothing."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
 """Filling the caches takes about a millisecond: under a twentieth of such a call."""
 

@@ -46,7 +46,6 @@ SETS = ("random", "structured", "edges")
 NOT_FINITE = 1e308
 """Stands for an infinite or undefined error in a verdict."""
 _FACTOR = 16.0
-_EXACT_NODES = frozenset({"Add", "Sub", "Mul", "Max", "Min", "Cast", "Select"})
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}

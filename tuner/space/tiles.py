@@ -32,7 +32,6 @@ MAX_INNER_REDUCTION = 64
 """Longest inner reduction loop offered: beyond it the rows of A leave the L1 cache."""
 MIN_MACS = 1 << 16
 """Smaller contractions are not worth a tile."""
-FLOATS_PER_512_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
