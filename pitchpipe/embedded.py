@@ -11,6 +11,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +20,15 @@ import filelock
 import platformdirs
 
 from pitchpipe.client import Client
-from pitchpipe.errors import InvalidInput, PitchpipeError, Unreachable
+from pitchpipe.errors import InvalidInput, Unreachable
 from pitchpipe.wire.target import Target
 
 START_SECS = 60.0
 """Longest wait for the server to listen and for the worker to register."""
 STOP_SECS = 10.0
 """What a process gets to drain after SIGTERM before it is killed."""
+WATCH_SECS = 0.5
+WORKER_NAME = "local"
 
 
 def default_database() -> str:
@@ -37,18 +40,23 @@ class Embedded:
     """Context manager: `with Embedded(database, target) as client`.
 
     Raises InvalidInput when another command holds the same SQLite file, and Unreachable, with the process's last words,
-    when the server or the worker does not come up.
+    when the server or the worker does not come up, or ends while the block runs.
     """
 
     def __init__(self, database: str, target: Target, *, log_level: str = "warning") -> None:
         self.database, self.target, self.log_level = database, target, log_level
         self._scratch = tempfile.TemporaryDirectory(prefix="pitchpipe-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="embedded-watch", daemon=True)
+        self._lost: str | None = None
         self._lock: filelock.FileLock | None = None
 
     def __enter__(self) -> Client:
         try:
-            return self._start()
+            client = self._start()
+            self._watcher.start()
+            return client
         except BaseException:
             self._stop()
             raise
@@ -56,7 +64,10 @@ class Embedded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        lost = None if self._lost is None else f"{self._lost}: {self._last_words(self._lost)}"
         self._stop()
+        if lost is not None and isinstance(error, Unreachable):
+            raise Unreachable(f"the embedded {lost}") from error
 
     def _start(self) -> Client:
         scratch = Path(self._scratch.name)
@@ -94,7 +105,7 @@ class Embedded:
         worker = self._spawn(
             "worker",
             [
-                *("worker", "--url", url, "--name", "local", "--target", self.target.key),
+                *("worker", "--url", url, "--name", WORKER_NAME, "--target", self.target.key),
                 *("--max-candidates", "32", "--die-with-parent"),
             ],
             environment,
@@ -115,21 +126,33 @@ class Embedded:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is ours to handle: the processes get SIGTERM and drain
             )
-        self._processes.append(process)
+        self._processes[name] = process
         return process
 
     def _check(self, process: subprocess.Popen[bytes], name: str, deadline: float) -> None:
         if process.poll() is None and time.monotonic() < deadline:
             return
-        log = (Path(self._scratch.name) / f"{name}.log").read_text(errors="replace").strip()
-        raise Unreachable(f"the embedded {name} did not come up: {log[-2000:] or 'it said nothing'}")
+        raise Unreachable(f"the embedded {name} did not come up: {self._last_words(name)}")
 
-    def log(self, name: str) -> str:
-        """What the server or the worker has logged so far."""
-        return (Path(self._scratch.name) / f"{name}.log").read_text(errors="replace")
+    def _last_words(self, name: str) -> str:
+        log = (Path(self._scratch.name) / f"{name}.log").read_text(errors="replace").strip()
+        return log[-2000:] or "it said nothing"
+
+    def _watch(self) -> None:
+        """Ends all processes once one has ended by itself: without its worker a job would wait for ever."""
+        while not self._stopping.wait(WATCH_SECS):
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    self._lost = name
+                    for other in self._processes.values():
+                        other.terminate()
+                    return
 
     def _stop(self) -> None:
-        for process in reversed(self._processes):
+        self._stopping.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        for process in reversed(self._processes.values()):
             if process.poll() is None:
                 process.terminate()
             try:
@@ -141,10 +164,3 @@ class Embedded:
         if self._lock is not None:
             self._lock.release()
         self._scratch.cleanup()
-
-
-def check_alive(embedded: Embedded) -> None:
-    """Raises PitchpipeError when a process of a running `Embedded` has ended."""
-    for process in embedded._processes:
-        if process.poll() is not None:
-            raise PitchpipeError(f"an embedded process ended with {process.returncode}: {process.args!r}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pitchpipe.child import run_step
 from pitchpipe.client import Client
-from pitchpipe.embedded import Embedded
+from pitchpipe.embedded import WORKER_NAME, Embedded
 from pitchpipe.errors import InvalidInput, JobFailed, from_problem
 from pitchpipe.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat
@@ -81,7 +81,7 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
         job = _submit(client, model, options)
         view = _watch(client, job, on_progress)
         schedules = client.job_schedules(view.id, options.target)
-        device = client.workers()[0].device
+        device = next(worker.device for worker in client.workers() if worker.name == WORKER_NAME)
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
     evaluation = run_step(
         "evaluate",
