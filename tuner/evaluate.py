@@ -18,8 +18,10 @@ from tuner.tvm_compat import relax, tvm
 
 UNTUNED_SECS = 2.0
 """The untuned model runs until this much time is spent on it."""
-TUNED_RUNS = 10
-"""Runs of the tuned model beside each run of the untuned one."""
+TUNED_RUNS = 40
+"""Runs of the tuned model before and after each run of the untuned one."""
+WARM_RUNS = 5
+"""Runs before those, not counted: the other model has had the caches."""
 
 
 def evaluate(
@@ -56,8 +58,9 @@ def evaluate(
     fast: list[float] = []
     started = time.monotonic()
     while not slow or (time.monotonic() - started < UNTUNED_SECS and len(slow) < 100):
+        fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
         slow += untuned.secs(1)
-        fast += tuned.secs(TUNED_RUNS)
+        fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
     return {
         "untuned_secs": statistics.median(slow),
         "tuned_secs": statistics.median(fast),
