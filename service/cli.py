@@ -85,6 +85,7 @@ def coordinate(
     engine: Annotated[str | None, typer.Option(help="local or dask://host:port")] = None,
 ) -> None:
     """Run the coordinator as a process of its own, beside servers on the same PostgreSQL."""
+    from pitchpipe.errors import InvalidInput
     from service import logs
     from service.blobs import Blobs
     from service.server import coordinate as build
@@ -93,10 +94,12 @@ def coordinate(
     settings = _settings(database_url=database, blob_url=blob_url, engine=engine)
     logs.configure(settings.log_level)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     with _open(settings.database_url) as opened:
+        if opened.is_sqlite:
+            raise InvalidInput("SQLite has one writing process: run `pitchpipe server --with-coordinator`")
         opened.check()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopping.set())
         coordinator = build(settings, opened, Blobs(settings.blob_url), Wake())
         coordinator.start()
         try:

@@ -92,3 +92,8 @@ def test_without_the_extra_the_commands_are_not_offered(monkeypatch: pytest.Monk
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pitchpipe\[server\]"):
         add_commands(typer.Typer())
+
+
+def test_a_coordinator_of_its_own_is_refused_on_sqlite(app: typer.Typer, sqlite_url: str) -> None:
+    with pytest.raises(InvalidInput, match="--with-coordinator"):
+        run(app, "coordinator", "--database", sqlite_url)
