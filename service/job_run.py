@@ -205,7 +205,7 @@ class JobRun:
             self._ledger,
             _SqlMeasurer(self, index),
             store,
-            self.predictor(self.project, self._tasks[0].target.kind),
+            lambda kind: self.predictor(self.project, kind),
             self.executor,
             seed=view.seed,
             confirming=frozenset(confirming),

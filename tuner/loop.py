@@ -78,7 +78,7 @@ class TuningLoop:
         ledger: BudgetLedger,
         measurer: Measurer,
         records: RecordStore,
-        predictor: Predictor,
+        predictor: Callable[[str], Predictor],
         executor: Executor,
         *,
         seed: int,
@@ -86,6 +86,7 @@ class TuningLoop:
         on_confirmed: Callable[[int, Best], None],
     ) -> None:
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
+        # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
         self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
         self._searches: list[_Search] = []
         self._crashes = [0] * len(tasks)
@@ -101,7 +102,7 @@ class TuningLoop:
         for batch in self.measurer.collect():
             if batch.purpose is Purpose.SEARCH:
                 self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
-                self.predictor.observe(len(batch.results))
+                self.predictor(self.tasks[batch.task].target.kind).observe(len(batch.results))
             else:
                 self._confirmed(batch)
         for search in [s for s in self._searches if s.future.done()]:
@@ -142,7 +143,7 @@ class TuningLoop:
             target=task.target,
             measured=measured,
             seen=self.records.seen(task.workload.digest, task.target),
-            model=self.predictor.latest(),
+            model=self.predictor(task.target.kind).latest(),
             n=n,
             seed=int(json_digest([self.seed, task.workload.digest, ledger.trials])[:7], 16),
         )

@@ -8,6 +8,7 @@ import pytest
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Failed, FailureKind
 from pitchpipe.wire.record import Best
+from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 from tuner.budget import BudgetLedger
 from tuner.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, TuningLoop
@@ -44,17 +45,22 @@ class Scene:
         self.executor = CannedExecutor(traces)
         self.ledger = BudgetLedger(tasks, trials=trials, seconds=None, batch_size=16)
         self.bests: dict[int, Best] = {}
+        self.kinds: list[str] = []
         self.loop = TuningLoop(
             tasks,
             reused,
             self.ledger,
             self.measurer,
             self.store,
-            NoPredictor(),
+            self.predictor,
             self.executor,
             seed=0,
             on_confirmed=self.bests.__setitem__,
         )
+
+    def predictor(self, kind):
+        self.kinds.append(kind)
+        return NoPredictor()
 
     def run(self, steps=200):
         for step in range(steps):
@@ -158,3 +164,10 @@ def test_searches_of_a_loop_that_is_abandoned_do_not_start():
     scene.loop.step(0.0)
     scene.loop.abandon()
     assert [future.cancelled() for future in scene.executor.futures] == [True]
+
+
+def test_each_search_asks_the_cost_model_of_its_own_target_kind():
+    cuda = Target.parse({"kind": "cuda", "arch": "sm_90"})
+    scene = Scene(fake_task("a"), fake_task("b").model_copy(update={"target": cuda}), trials=8)
+    scene.loop.step(0.0)
+    assert sorted(scene.kinds) == ["cuda", "llvm"]
