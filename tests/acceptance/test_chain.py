@@ -25,7 +25,7 @@ from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from tests.compiler import models
 
 pytestmark = pytest.mark.timeout(300)
-TRIALS = 96
+TRIALS = 64
 
 
 class Fleet:
