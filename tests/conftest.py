@@ -6,6 +6,7 @@ copy of a migrated template, which takes a few hundredths of a second.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from service.db import Database
@@ -23,6 +25,15 @@ _TEMPLATE = "pitchpipe_template"
 # A fresh clone builds Hypothesis's character tables inside the first example, and the machine may be busy: no clocks.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def logs_stay_as_they_are() -> Iterator[None]:
+    """A command that runs inside a test configures logging for its process; that process is ours."""
+    before, handlers = structlog.get_config(), list(logging.root.handlers)
+    yield
+    structlog.configure(**before)
+    logging.root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
