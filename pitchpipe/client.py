@@ -1,32 +1,21 @@
 """The HTTP client: one method per route, wire types in and out, errors of pitchpipe.errors.
 
-What may be repeated is repeated: calls that are idempotent by nature or by key are retried on a broken connection and
-on 503 for up to `retry_secs`, with the service's Retry-After obeyed. A lease is never acquired twice by a retry, since
-the first answer may have been a grant.
+What may be repeated is repeated (see connection.py). A lease is never acquired twice by a retry, since the first answer
+may have been a grant.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TYPE_CHECKING
 
-import httpx2
-from pydantic import BaseModel, ValidationError
-
-from pitchpipe.errors import (
-    InvalidInput,
-    NotFound,
-    Overloaded,
-    PitchpipeError,
-    Unreachable,
-    from_problem,
-)
+from pitchpipe.connection import Body, Connection, parse, segment
+from pitchpipe.errors import InvalidInput, NotFound, Overloaded, Unreachable
 from pitchpipe.wire.health import Health
 from pitchpipe.wire.job import (
     EventKind,
@@ -55,20 +44,14 @@ from pitchpipe.wire.lease import (
     WorkerView,
     WorkloadView,
 )
-from pitchpipe.wire.page import MAX_PAGE, JobPage, ModelPage, RecordPage, TokenPage, WorkerPage
-from pitchpipe.wire.problem import PROBLEM_MEDIA_TYPE, Problem
+from pitchpipe.wire.page import JobPage, ModelPage, RecordPage, TokenPage, WorkerPage
 from pitchpipe.wire.record import LookupRequest, LookupResponse, TuningRecord
 from pitchpipe.wire.target import Target
 
+if TYPE_CHECKING:
+    import httpx2
+
 __all__ = ["Client"]
-
-_T = TypeVar("_T", bound=BaseModel)
-_Body = bytes | IO[bytes]
-
-FIRST_PAUSE_SECS, LAST_PAUSE_SECS = 0.1, 5.0
-"""Between repetitions of a call, doubled each time: soon after a hiccup, and no burden on a service that restarts."""
-EVENT_SILENCE_SECS = 45.0
-"""The service sends a comment every 15 s; three missed ones mean a dead connection."""
 
 
 class Client:
@@ -93,16 +76,10 @@ class Client:
         token = token or os.environ.get("PITCHPIPE_TOKEN")
         if not url:
             raise InvalidInput("no service URL: pass one or set PITCHPIPE_URL")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.url = url.rstrip("/")
-        self._timeout_secs = timeout_secs
-        self._retry_secs = retry_secs
-        try:
-            self._http = httpx2.Client(
-                base_url=self.url, headers=headers, timeout=timeout_secs, transport=transport, follow_redirects=False
-            )
-        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
-            raise InvalidInput(f"the service URL or the token is not valid: {error}") from error
+        self._connection = Connection(
+            url.rstrip("/"), token, timeout_secs=timeout_secs, retry_secs=retry_secs, transport=transport
+        )
+        self.url = self._connection.url
 
     def __enter__(self) -> Client:
         return self
@@ -112,7 +89,7 @@ class Client:
 
     def close(self) -> None:
         """Closes the connections; the client cannot be used again."""
-        self._http.close()
+        self._connection.close()
 
     # --- models
 
@@ -121,7 +98,7 @@ class Client:
         params = {"name": name, "format": ModelFormat(format).value}
 
         @contextlib.contextmanager
-        def body() -> Iterator[_Body]:
+        def body() -> Iterator[Body]:
             if isinstance(data, bytes):
                 yield data
             else:
@@ -129,34 +106,34 @@ class Client:
                     yield file
 
         headers = {"Content-Type": "application/octet-stream"}
-        response = self._call("POST", "/v1/models", params=params, headers=headers, body=body)
-        return _parse(ModelView, response)
+        response = self._connection.call("POST", "/v1/models", params=params, headers=headers, body=body)
+        return parse(ModelView, response)
 
     def models(self) -> Iterator[ModelView]:
         """All models, newest first; pages are fetched as they are needed."""
-        for page in self._pages("/v1/models", ModelPage):
+        for page in self._connection.pages("/v1/models", ModelPage):
             yield from page.items
 
     def model(self, model_id: str) -> ModelView:
-        return _parse(ModelView, self._call("GET", f"/v1/models/{_part(model_id)}"))
+        return parse(ModelView, self._connection.call("GET", f"/v1/models/{segment(model_id)}"))
 
     # --- jobs
 
     def submit(self, request: JobRequest, *, idempotency_key: str | None = None) -> JobView:
         """Submits a job. A key is always sent, so a repeated call after a broken connection submits once."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return _parse(JobView, self._call("POST", "/v1/jobs", json=request, headers=headers))
+        return parse(JobView, self._connection.call("POST", "/v1/jobs", json=request, headers=headers))
 
     def jobs(self) -> Iterator[JobView]:
         """All jobs, newest first, without their tasks."""
-        for page in self._pages("/v1/jobs", JobPage):
+        for page in self._connection.pages("/v1/jobs", JobPage):
             yield from page.items
 
     def job(self, job_id: str) -> JobView:
-        return _parse(JobView, self._call("GET", f"/v1/jobs/{_part(job_id)}"))
+        return parse(JobView, self._connection.call("GET", f"/v1/jobs/{segment(job_id)}"))
 
     def cancel(self, job_id: str) -> JobView:
-        return _parse(JobView, self._call("POST", f"/v1/jobs/{_part(job_id)}/cancel"))
+        return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/cancel"))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """The job's events from number `after` + 1 on, each once and in order, until the job has ended.
@@ -168,7 +145,7 @@ class Client:
         while True:
             received = 0
             try:
-                for event in self._stream(job_id, seq):
+                for event in self._connection.stream(f"/v1/jobs/{segment(job_id)}/events", JobEvent, after=seq):
                     if event.seq <= seq:
                         continue
                     seq, received = event.seq, received + 1
@@ -181,7 +158,7 @@ class Client:
             except (Unreachable, Overloaded):
                 if received:
                     silent_since = time.monotonic()
-                if time.monotonic() - silent_since > self._retry_secs:
+                if time.monotonic() - silent_since > self._connection.retry_secs:
                     raise
             time.sleep(0.2)
 
@@ -208,7 +185,9 @@ class Client:
     def job_schedules(self, job_id: str, target: Target | None = None) -> LookupResponse:
         """The answers for the job's workloads; `target` is needed when the job has several."""
         params = {} if target is None else {"target": target.key}
-        return _parse(LookupResponse, self._call("GET", f"/v1/jobs/{_part(job_id)}/schedules", params=params))
+        return parse(
+            LookupResponse, self._connection.call("GET", f"/v1/jobs/{segment(job_id)}/schedules", params=params)
+        )
 
     def fetch(self, model_or_job: str, target: Target | None = None) -> LookupResponse:
         """The schedules of a job, or of the newest job of a model that covers the target; done jobs first."""
@@ -228,21 +207,21 @@ class Client:
 
     def acquire(self, request: LeaseRequest) -> LeaseGrant | None:
         """Waits up to `wait_secs` for work. Never repeated: an answer that was lost may have been a grant."""
-        timeout_secs = self._timeout_secs + request.wait_secs
-        response = self._call("POST", "/v1/leases", json=request, timeout_secs=timeout_secs, repeat=False)
-        return _parse(LeaseResponse, response).grant
+        timeout_secs = self._connection.timeout_secs + request.wait_secs
+        response = self._connection.call("POST", "/v1/leases", json=request, timeout_secs=timeout_secs, repeat=False)
+        return parse(LeaseResponse, response).grant
 
     def heartbeat(self, lease: str, fence: int) -> HeartbeatResponse:
         """Renews the lease; raises StaleLease when it is lost."""
-        path = f"/v1/leases/{_part(lease)}/heartbeat"
-        return _parse(HeartbeatResponse, self._call("POST", path, json=Heartbeat(fence=fence)))
+        path = f"/v1/leases/{segment(lease)}/heartbeat"
+        return parse(HeartbeatResponse, self._connection.call("POST", path, json=Heartbeat(fence=fence)))
 
     def report(self, lease: str, report: Report) -> ReportResponse:
         """Stores results; durable on return, and harmless to repeat."""
-        return _parse(ReportResponse, self._call("POST", f"/v1/leases/{_part(lease)}/report", json=report))
+        return parse(ReportResponse, self._connection.call("POST", f"/v1/leases/{segment(lease)}/report", json=report))
 
     def workload(self, digest: str) -> WorkloadView:
-        return _parse(WorkloadView, self._call("GET", f"/v1/workloads/{_part(digest)}"))
+        return parse(WorkloadView, self._connection.call("GET", f"/v1/workloads/{segment(digest)}"))
 
     # --- records and schedules
 
@@ -253,169 +232,47 @@ class Client:
             params["workload"] = workload
         if target is not None:
             params["target"] = target.key
-        for page in self._pages("/v1/records", RecordPage, params):
+        for page in self._connection.pages("/v1/records", RecordPage, params):
             yield from page.items
 
     def lookup(self, request: LookupRequest) -> LookupResponse:
         """The served schedules of many workloads for one target."""
-        return _parse(LookupResponse, self._call("POST", "/v1/schedules/lookup", json=request))
+        return parse(LookupResponse, self._connection.call("POST", "/v1/schedules/lookup", json=request))
 
     # --- workers
 
     def register_worker(self, registration: WorkerRegistration) -> WorkerView:
         """Registers a worker, or brings the one of this name back."""
-        return _parse(WorkerView, self._call("POST", "/v1/workers", json=registration))
+        return parse(WorkerView, self._connection.call("POST", "/v1/workers", json=registration))
 
     def workers(self) -> list[WorkerView]:
         """All workers of the project, newest first."""
-        return [worker for page in self._pages("/v1/workers", WorkerPage) for worker in page.items]
+        return [worker for page in self._connection.pages("/v1/workers", WorkerPage) for worker in page.items]
 
     def worker(self, worker_id: str) -> WorkerView:
-        return _parse(WorkerView, self._call("GET", f"/v1/workers/{_part(worker_id)}"))
+        return parse(WorkerView, self._connection.call("GET", f"/v1/workers/{segment(worker_id)}"))
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> WorkerView:
         """`draining` or `gone`."""
         request = WorkerStateRequest.model_validate({"state": state})
-        return _parse(WorkerView, self._call("POST", f"/v1/workers/{_part(worker_id)}/state", json=request))
+        return parse(WorkerView, self._connection.call("POST", f"/v1/workers/{segment(worker_id)}/state", json=request))
 
     # --- tokens
 
     def create_token(self, project: str, scope: Scope | str, label: str = "") -> TokenCreated:
         """The only time the token's text is seen. Not repeated: an answer that was lost leaves a token to revoke."""
         request = TokenRequest(project=project, scope=Scope(scope), label=label)
-        return _parse(TokenCreated, self._call("POST", "/v1/tokens", json=request, repeat=False))
+        return parse(TokenCreated, self._connection.call("POST", "/v1/tokens", json=request, repeat=False))
 
     def tokens(self) -> Iterator[TokenView]:
-        for page in self._pages("/v1/tokens", TokenPage):
+        for page in self._connection.pages("/v1/tokens", TokenPage):
             yield from page.items
 
     def revoke_token(self, token_id: str) -> None:
-        self._call("DELETE", f"/v1/tokens/{_part(token_id)}")
+        self._connection.call("DELETE", f"/v1/tokens/{segment(token_id)}")
 
     # --- service
 
     def health(self) -> Health:
         """Raises Overloaded or Unreachable unless the service is ready for work."""
-        return _parse(Health, self._call("GET", "/readyz"))
-
-    # --- below here: how a call is made
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        json: BaseModel | None = None,
-        headers: dict[str, str] | None = None,
-        body: Callable[[], contextlib.AbstractContextManager[_Body]] | None = None,
-        timeout_secs: float | None = None,
-        repeat: bool = True,
-    ) -> httpx2.Response:
-        headers = dict(headers or {})
-        if json is not None:
-            content = json.model_dump_json(by_alias=True).encode()
-            headers["Content-Type"] = "application/json"
-            body = lambda: contextlib.nullcontext(content)  # noqa: E731 - one line, one use
-
-        def once() -> httpx2.Response:
-            with contextlib.nullcontext() if body is None else body() as content, _transport_errors(self.url):
-                response = self._http.request(
-                    method,
-                    path,
-                    params=params,
-                    content=content,
-                    headers=headers,
-                    timeout=self._timeout_secs if timeout_secs is None else timeout_secs,
-                )
-            if not response.is_success:
-                raise _error(response)
-            return response
-
-        return _repeated(once, self._retry_secs if repeat else 0.0)
-
-    def _pages(self, path: str, kind: type[_T], params: dict[str, str] | None = None) -> Iterator[_T]:
-        wanted = {**(params or {}), "limit": str(MAX_PAGE)}
-        while True:
-            page = _parse(kind, self._call("GET", path, params=wanted))
-            yield page
-            cursor: str | None = getattr(page, "next_cursor", None)
-            if cursor is None:
-                return
-            wanted["cursor"] = cursor
-
-    def _stream(self, job_id: str, seq: int) -> Iterator[JobEvent]:
-        """One connection to the event stream; ends when the service closes it."""
-        timeout = httpx2.Timeout(self._timeout_secs, read=EVENT_SILENCE_SECS)
-        with (
-            _transport_errors(self.url),
-            self._http.sse(
-                f"/v1/jobs/{_part(job_id)}/events", headers={"Last-Event-ID": str(seq)}, timeout=timeout
-            ) as source,
-        ):
-            if not source.response.is_success:
-                source.response.read()
-                raise _error(source.response)
-            for event in source:
-                if event.data:
-                    yield _validate(JobEvent, event.data)
-
-
-@contextlib.contextmanager
-def _transport_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except httpx2.TimeoutException as error:
-        raise Unreachable(f"{url} did not answer in time: {type(error).__name__}") from error
-    except (httpx2.TransportError, httpx2.StreamError) as error:
-        raise Unreachable(f"{url} cannot be reached: {error}") from error
-    except httpx2.InvalidURL as error:
-        raise InvalidInput(f"{url} is not a URL: {error}") from error
-
-
-def _repeated(once: Callable[[], httpx2.Response], limit_secs: float) -> httpx2.Response:
-    """Repeats while the service is away or busy. Not stamina: it announces retries on stdout, which is for data."""
-    deadline = time.monotonic() + limit_secs
-    pause_secs = FIRST_PAUSE_SECS
-    while True:
-        try:
-            return once()
-        except (Unreachable, Overloaded) as error:
-            # The jitter keeps a fleet that was shed together from coming back together.
-            asked_secs = 0.0 if error.retry_after_secs is None else error.retry_after_secs
-            wait_secs = max(asked_secs, pause_secs * random.uniform(0.5, 1.0))
-            if time.monotonic() + wait_secs > deadline:
-                raise
-        time.sleep(wait_secs)
-        pause_secs = min(2 * pause_secs, LAST_PAUSE_SECS)
-
-
-def _error(response: httpx2.Response) -> PitchpipeError:
-    retry_after = response.headers.get("retry-after", "")
-    retry_after_secs = float(retry_after) if retry_after.isdecimal() else None
-    code, detail = "", f"{response.request.method} {response.request.url.path}: HTTP {response.status_code}"
-    if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
-        # A newer service may send members that this version does not know; only what is needed is read.
-        with contextlib.suppress(ValidationError):
-            problem = Problem.model_validate_json(response.content, extra="ignore")
-            code, detail = problem.code, problem.detail
-    return from_problem(response.status_code, code, detail, retry_after_secs)
-
-
-def _parse(kind: type[_T], response: httpx2.Response) -> _T:
-    return _validate(kind, response.content)
-
-
-def _validate(kind: type[_T], text: bytes | str) -> _T:
-    try:
-        # A newer service may add members; an older client goes on without them.
-        return kind.model_validate_json(text, extra="ignore")
-    except ValidationError as error:
-        raise PitchpipeError(f"the service answered with something that is no {kind.__name__}: {error}") from error
-
-
-def _part(value: str) -> str:
-    """An identifier as one path segment, so that no identifier can reach another route."""
-    if not value or not value.replace("_", "").isalnum() or not value.isascii():
-        raise InvalidInput(f"{value[:64]!r} is not an identifier")
-    return value
+        return parse(Health, self._connection.call("GET", "/readyz"))

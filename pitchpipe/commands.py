@@ -16,7 +16,7 @@ from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
 from pitchpipe.sdk import fetch, submit
-from pitchpipe.tables import milliseconds, show
+from pitchpipe.tables import interval, milliseconds, show, steady
 from pitchpipe.tune import detect_target
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
@@ -156,11 +156,12 @@ def look_up(
             answer.workload[:16],
             answer.tier.value,
             milliseconds(answer.best.secs if answer.best else None),
+            interval(answer.best),
             answer.reason,
         )
         for answer in found.response.answers
     ]
-    show(Console(), "schedules", ("workload", "tier", "ms", "reason"), rows)
+    show(Console(), "schedules", ("workload", "tier", "ms", "95 % interval", "reason"), rows)
 
 
 @schedules.command("export")
@@ -214,8 +215,10 @@ def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json:
     if as_json:
         _print(found)
         return
-    rows = [(w.id, w.name, w.state.value, w.device.model, w.target.key, str(w.trials)) for w in found]
-    show(Console(), "workers", ("worker", "name", "state", "device", "target", "trials"), rows)
+    rows = [
+        (w.id, w.name, w.state.value, steady(w.steadiness), w.device.model, w.target.key, str(w.trials)) for w in found
+    ]
+    show(Console(), "workers", ("worker", "name", "state", "steadiness", "device", "target", "trials"), rows)
 
 
 @models.command("list")

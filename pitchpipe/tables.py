@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pitchpipe.wire.lease import Steadiness
+from pitchpipe.wire.record import Best
+
 
 def show_tuning(result: dict[str, Any], console: Console) -> None:
     """The tasks of a finished `tune`, slowest first, then the whole model."""
@@ -57,3 +60,15 @@ def show(
 def milliseconds(secs: float | None) -> str:
     """Three decimals, or a dash for an unknown time."""
     return "-" if secs is None else f"{secs * 1e3:.3f}"
+
+
+def interval(best: Best | None) -> str:
+    """The ends of the interval of a served time, in milliseconds."""
+    return "-" if best is None else f"{milliseconds(best.secs_low)} to {milliseconds(best.secs_high)}"
+
+
+def steady(steadiness: Steadiness | None) -> str:
+    """In a word whether a worker's timings can be trusted, and how far a noisy one is off."""
+    if steadiness is None:
+        return "unknown"
+    return f"noisy {steadiness.ratio:.1f}x" if steadiness.noisy else "quiet"

@@ -52,10 +52,6 @@ class Blobs:
             raise IntegrityError(f"blob {digest} is damaged")
         return data
 
-    def exists(self, digest: str) -> bool:
-        """Whether bytes of that digest are stored; they may still be damaged."""
-        return self._size(digest) is not None
-
     def _size(self, digest: str) -> int | None:
         try:
             return obstore.head(self._store, _path(digest))["size"]

@@ -172,7 +172,7 @@ class JobRun:
             self._tasks, trials=view.budget.trials, seconds=seconds, batch_size=BATCH_CANDIDATES
         )
         index = {(task.workload.digest, task.target.key): i for i, task in enumerate(self._tasks)}
-        in_flight = [0] * len(self._tasks)
+        in_flight, flying = [0] * len(self._tasks), [0] * len(self._tasks)
         confirming: set[int] = set()
         for batch in open_:
             at = index[batch.workload, batch.target.key]
@@ -180,6 +180,7 @@ class JobRun:
                 confirming.add(at)
             else:
                 in_flight[at] += batch.candidates
+                flying[at] += 1
         if self._confirming:
             # No trial is spent after the confirming runs began: which tasks had become stale is not stored.
             for ledger in self._ledger.tasks:
@@ -197,13 +198,14 @@ class JobRun:
                 failed=shown.failed_trials,
                 best_secs=fastest[0][1] if fastest else None,
                 in_flight=in_flight[at] + counted_later,
+                flying=flying[at],
             )
         self.targets = frozenset(view.targets)
         return TuningLoop(
             self._tasks,
             frozenset(done),
             self._ledger,
-            _SqlMeasurer(self, index),
+            _SqlMeasurer(self),
             store,
             lambda kind: self.predictor(self.project, kind),
             self.executor,
@@ -251,8 +253,8 @@ class JobRun:
 class _SqlMeasurer:
     """Implements tuner.loop.Measurer over the candidate queue of one job."""
 
-    def __init__(self, run: JobRun, index: dict[tuple[str, str], int]) -> None:
-        self.run, self.index = run, index
+    def __init__(self, run: JobRun) -> None:
+        self.run = run
 
     def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
         """Queues the proposals that were never issued before."""
@@ -281,19 +283,7 @@ class _SqlMeasurer:
             if found:
                 coordination.assure(session, run.holder)
                 batches.observed(session, [batch.batch for batch in found])
-        return [
-            MeasuredBatch(
-                task=self.index[batch.workload, batch.target.key],
-                purpose=batch.purpose,
-                candidates=batch.candidates,
-                results=batch.results,
-                records=batch.records,
-                whole=batch.whole,
-                device_class=batch.device_class,
-                toolchain=batch.toolchain,
-            )
-            for batch in found
-        ]
+        return [batch.measured for batch in found]
 
     def hungry(self, waiting: int) -> bool:
         """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured."""

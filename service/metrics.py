@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.wire.measure import Measurement
 from service.db import Database
-from service.store import batches, jobs
+from service.store import batches, jobs, workers
 
 # A second series per counter that nobody asks for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ class Metrics:
 
 
 class _Queue(Collector):
-    """Candidates of running jobs by state, and jobs by state; read in one transaction per scrape."""
+    """Candidates of running jobs by state, jobs by state, workers by steadiness; one transaction per scrape."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -69,6 +69,11 @@ class _Queue(Collector):
             "pitchpipe_candidates", "Candidates of running jobs: queue depth, out on leases, ended", labels=("state",)
         )
         running = GaugeMetricFamily("pitchpipe_jobs", "Jobs that have not ended", labels=("state",))
+        answering = GaugeMetricFamily(
+            "pitchpipe_workers",
+            "Workers that answer: quiet, noisy (its timings of the reference drift), or unknown (it has not told)",
+            labels=("steadiness",),
+        )
         totals = {"queued": 0, "leased": 0, "terminal": 0}
         states: dict[str, int] = {}
         try:
@@ -79,6 +84,7 @@ class _Queue(Collector):
                     totals["leased"] += counts.leased
                     totals["terminal"] += counts.terminal
                     states[state.value] = states.get(state.value, 0) + 1
+                steadiness = workers.by_steadiness(session)
         except PitchpipeError:
             # The process's own counters are most wanted when the database is away.
             return
@@ -86,5 +92,6 @@ class _Queue(Collector):
             candidates.add_metric((name,), value)
         for name, value in states.items():
             running.add_metric((name,), value)
-        yield candidates
-        yield running
+        for name, value in steadiness.items():
+            answering.add_metric((name,), value)
+        yield from (candidates, running, answering)

@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
-from pitchpipe.wire.lease import LeaseGrant, LeaseRequest, Purpose, Report, ReportResponse, WorkerRegistration
+from pitchpipe.wire.lease import (
+    LeaseGrant,
+    LeaseRequest,
+    Purpose,
+    Report,
+    ReportResponse,
+    Steadiness,
+    WorkerRegistration,
+)
 from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
@@ -39,6 +47,11 @@ def timed(digest: str, secs: float = 1e-3) -> Timed:
 
 def failed(digest: str, kind: FailureKind = FailureKind.BUILD_ERROR) -> Failed:
     return Failed(candidate=digest, kind=kind, detail="a test says so")
+
+
+def steadiness(*, noisy: bool) -> Steadiness:
+    secs = 1.3e-3 if noisy else 1e-3
+    return Steadiness(reference_secs=secs, usual_secs=1e-3, ratio=secs / 1e-3, noisy=noisy, beats=5, repeated=0)
 
 
 def record(
@@ -137,9 +150,20 @@ class Scene:
         return grant
 
     def report(
-        self, grant: LeaseGrant, results: Sequence[Measurement], *, final: bool = False, fence: int | None = None
+        self,
+        grant: LeaseGrant,
+        results: Sequence[Measurement],
+        *,
+        final: bool = False,
+        fence: int | None = None,
+        noisy: bool | None = None,
     ) -> ReportResponse:
-        body = Report(fence=grant.fence if fence is None else fence, results=tuple(results), final=final)
+        body = Report(
+            fence=grant.fence if fence is None else fence,
+            results=tuple(results),
+            final=final,
+            steadiness=None if noisy is None else steadiness(noisy=noisy),
+        )
         with self.database.transaction() as session:
             return leases.report(session, self.project, grant.lease, body)
 

@@ -37,6 +37,9 @@ BATCH_SHARE = 0.5
 """The same of later batches: a small budget must be able to change its mind."""
 FEWEST = 4
 """Candidates of a batch, unless less is left."""
+AHEAD = 2
+"""Batches of one task in flight at most: the next is searched for while one is measured, and learns from all before it.
+A task without any result gets one."""
 
 
 @dataclass(kw_only=True)
@@ -49,11 +52,22 @@ class TaskLedger:
     trials: int = 0
     failed: int = 0
     in_flight: int = 0
+    """Candidates."""
+    flying: int = 0
+    """Batches in flight."""
+    searching: bool = False
+    """One of them is being searched for: another search would find the same."""
     batches: int = 0
     best_secs: float | None = None
     exhausted: bool = False
     history: list[tuple[int, float | None]] = field(default_factory=list)
     """(trials, best_secs) after each batch."""
+
+    @property
+    def open(self) -> bool:
+        """Whether another batch of it may be searched for."""
+        ahead = AHEAD if self.trials else 1
+        return not (self.exhausted or self.stale or self.searching or self.flying >= ahead)
 
     @property
     def stale(self) -> bool:
@@ -92,21 +106,27 @@ class BudgetLedger:
         """Trials charged so far."""
         return sum(task.trials for task in self.tasks)
 
-    def restore(self, index: int, *, trials: int, failed: int, best_secs: float | None, in_flight: int) -> None:
+    def restore(
+        self, index: int, *, trials: int, failed: int, best_secs: float | None, in_flight: int = 0, flying: int = 0
+    ) -> None:
         """Sets what was already spent on a task, and is being measured for it, before this process started."""
         task = self.tasks[index]
         task.trials, task.failed, task.best_secs, task.in_flight = trials, failed, best_secs, in_flight
+        task.flying = flying
         task.batches = math.ceil(trials / self.batch_size)
         task.history = [(trials, best_secs)] if trials else []
 
     def next_batch(self, elapsed_secs: float) -> tuple[int, int] | None:
         """(task index, number of candidates) of the next batch, counted as in flight from now on; None when nothing is due.
 
-        A task has at most one batch in flight, since a search learns from the results of the batch before.
+        Tasks without a batch in flight come first; see AHEAD.
         """
         due = self._due(elapsed_secs)
         if due is not None:
-            self.tasks[due[0]].in_flight += due[1]
+            task = self.tasks[due[0]]
+            task.in_flight += due[1]
+            task.flying += 1
+            task.searching = True
         return due
 
     def finished(self, elapsed_secs: float) -> bool:
@@ -118,9 +138,11 @@ class BudgetLedger:
             return None
         left = math.inf if self.trials_limit is None else self.trials_limit - self.trials
         left -= sum(task.in_flight for task in self.tasks)
-        open_ = [i for i, task in enumerate(self.tasks) if not (task.exhausted or task.stale or task.in_flight)]
+        open_ = [i for i, task in enumerate(self.tasks) if task.open]
         if left < 1 or not open_:
             return None
+        idle = [i for i in open_ if not self.tasks[i].flying]
+        open_ = idle or open_
         fresh = [i for i in open_ if not self.tasks[i].batches]
         if fresh:
             chosen = max(fresh, key=lambda i: self.tasks[i].weight * self.tasks[i].flops)
@@ -147,6 +169,7 @@ class BudgetLedger:
         """Books the results of a batch of `reserved` candidates. An empty batch marks the task exhausted."""
         task = self.tasks[index]
         task.in_flight = max(0, task.in_flight - reserved)
+        task.flying = max(0, task.flying - 1)
         done = 0
         for result in results:
             done += 1
@@ -164,9 +187,13 @@ class BudgetLedger:
         self._secs_per_trial.append(max(0.0, elapsed_secs - since) / done)
         self._last_charge_secs = elapsed_secs
 
-    def release(self, index: int, reserved: int) -> None:
-        """Takes back a batch that never reached measurement (a crashed search child)."""
-        self.tasks[index].in_flight = max(0, self.tasks[index].in_flight - reserved)
+    def searched(self, index: int, reserved: int, queued: int) -> None:
+        """A search for `reserved` candidates ended; so many of them are being measured now, none if it crashed."""
+        task = self.tasks[index]
+        task.searching = False
+        task.in_flight = max(0, task.in_flight - (reserved - queued))
+        if queued == 0:
+            task.flying = max(0, task.flying - 1)
 
     def latency(self) -> float | None:
         """f: sum of weight x best seconds over the tasks; None until every task has a valid time."""

@@ -1,7 +1,9 @@
 """The confirming run's verdict: which candidate is served.
 
-A candidate is served only if the 95 % interval of its median lies below that of the untuned baseline, both timed
-interleaved in one run; among those the lowest median wins. Otherwise the baseline is served (never slower).
+A candidate is served only if the interval of its median lies below that of the untuned baseline by at least
+WORTHWHILE, both timed interleaved in one run, each in several fresh processes; among those the lowest median wins.
+Otherwise the baseline is served (never slower). How often that errs is said where the interval is made
+(tuner/measure/timing.py, run_interval) and measured by benchmarks/false_wins.py: a baseline dueling itself.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, Measurement, Timed
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task
-from tuner.measure.timing import median_interval
+from tuner.measure.timing import later_interval, run_interval
+
+WORTHWHILE = 0.02
+"""Share of the baseline's time that a candidate must save for certain. Less is not worth another schedule, and is what
+is left of a false win when both sides happen to get processes of one kind each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +27,19 @@ class MeasuredBatch:
     """A batch whose candidates have all ended. Its results are in the record store already."""
 
     task: int
+    """Its place in the job's list of tasks."""
     purpose: Purpose
     candidates: tuple[Candidate, ...]
     results: tuple[Measurement, ...]
-    """In the order of the candidates, as are `records`."""
+    """In the order of the candidates, as are `records`; a candidate that was cancelled is in none of the three."""
     records: tuple[str, ...]
     """Record ids."""
     whole: bool
     """All of it was measured under one lease, so its times may be compared as one interleaved run."""
     device_class: str | None
-    """Of the device that measured it; None when nothing was timed."""
+    """Of the device that measured the first timed candidate; None when nothing was timed."""
     toolchain: str | None
+    """The toolchain's line, likewise."""
 
 
 def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
@@ -49,10 +57,10 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
     baseline = next((result for result, trace, _ in timed if trace == task.baseline), None)
     if baseline is None:
         return None
-    limit, _ = median_interval(baseline.run_secs)
-    faster = [entry for entry in timed if median_interval(entry[0].run_secs)[1] < limit]
+    limit = _interval(baseline)[0] * (1 - WORTHWHILE)
+    faster = [entry for entry in timed if _interval(entry[0])[1] < limit]
     winner, trace, record = min(faster, key=lambda entry: entry[0].secs, default=(baseline, task.baseline, None))
-    low, high = median_interval(winner.run_secs)
+    low, high = later_interval(*_interval(winner))
     return Best(
         record=record,
         trace=trace,
@@ -64,3 +72,8 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
         toolchain=batch.toolchain,
         confirmed_at=datetime.now(UTC),
     )
+
+
+def _interval(timed: Timed) -> tuple[float, float]:
+    """Of its run, by the samples: a worker of an older version counts no processes."""
+    return run_interval(timed.run_secs, timed.rule.processes if timed.rule is not None else 1)

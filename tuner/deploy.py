@@ -15,7 +15,7 @@ from tuner.graph import finish, prepare
 from tuner.ingest import IngestedModel, ingest
 from tuner.tasks import workload_functions
 from tuner.trace import apply_trace
-from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, to_tvm_target, toolchain, tvm
+from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, to_tvm_target, toolchain, tvm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
     """
     target = to_tvm_target(scheduled.target)
     try:
-        with target:
+        with target, tvm.transform.PassContext(config=pass_config(scheduled.target.kind)):
             return tvm.compile(scheduled.module, target=target)
     except tvm.error.InternalError as error:
         raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error

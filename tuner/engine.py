@@ -38,7 +38,7 @@ class LocalEngine(Executor):
     """A process pool that survives its children. Steps wait while a measurement on this host is being timed."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self._workers = self.processes = workers
         self._lock = threading.Lock()
         self._retired: list[BaseProcess] = []
         self._pool = self._start()

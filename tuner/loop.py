@@ -22,7 +22,7 @@ from pitchpipe.wire.task import Task, TaskKind
 from tuner.budget import BudgetLedger
 from tuner.confirm import MeasuredBatch, choose_best
 from tuner.records import RecordStore
-from tuner.steps import Proposal, ProposeRequest, propose
+from tuner.steps import Proposal, ProposeRequest, propose_on
 
 log = structlog.get_logger("pitchpipe.loop")
 
@@ -145,9 +145,9 @@ class TuningLoop:
             seen=self.records.seen(task.workload.digest, task.target),
             model=self.predictor(task.target.kind).latest(),
             n=n,
-            seed=int(json_digest([self.seed, task.workload.digest, ledger.trials])[:7], 16),
+            seed=int(json_digest([self.seed, task.workload.digest, ledger.trials + ledger.in_flight])[:7], 16),
         )
-        return _Search(task=index, reserved=n, future=self.executor.submit(propose, request))
+        return _Search(task=index, reserved=n, future=propose_on(self.executor, request))
 
     def _queue(self, search: _Search) -> None:
         ledger = self.ledger.tasks[search.task]
@@ -156,12 +156,12 @@ class TuningLoop:
         except Exception as error:  # noqa: BLE001 - whatever a search child dies of costs this batch, never the job
             self._crashes[search.task] += 1
             log.warning("search failed", task=self.tasks[search.task].name, error=f"{type(error).__name__}: {error}")
-            self.ledger.release(search.task, search.reserved)
+            self.ledger.searched(search.task, search.reserved, 0)
             ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES
             return
         self._crashes[search.task] = 0
         queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
-        self.ledger.release(search.task, search.reserved - queued)
+        self.ledger.searched(search.task, search.reserved, queued)
         if queued == 0:
             ledger.exhausted = True
 

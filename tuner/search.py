@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ import numpy as np
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.wire.measure import Candidate
 from tuner.cost_model import CostModel, pack_features, target_of, unpack_features
+from tuner.measure import quiet
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
 from tuner.steps import Proposal, ProposeRequest
@@ -41,7 +42,7 @@ ELITES = 32
 """Measured traces that become parents, the fastest first ..."""
 FAMILY_ELITES = 12
 """... but of one family no more than these, so that a good sketch does not drive out those not yet explored."""
-RANDOM_RATIO = 1.5
+RANDOM_RATIO = 1.0
 """Fresh random candidates per wanted one."""
 GENERATIONS = 2
 CHILDREN_RATIO = 1.5
@@ -58,6 +59,8 @@ MAX_DRAWS = 16
 MAX_THREADS = 4
 """Building a candidate is TVM's work, outside the interpreter's lock, for four fifths of its time; more threads only
 wait."""
+TURN = 8
+"""Candidates built between two moments when a timing on this host may go first: a few hundredths of a second."""
 MAX_ROUNDS = 6
 """Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
 
@@ -91,7 +94,14 @@ def propose(request: ProposeRequest) -> list[Proposal]:
     if request.n <= 0:
         return []
     with ThreadPoolExecutor(min(usable_cores(), MAX_THREADS), thread_name_prefix="propose") as threads:
-        return _Round(request, threads.map).run()
+
+        def in_turns(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+            for start in range(0, len(items), TURN):
+                # All of a turn before any is used: what is built depends on what was found in the turns before.
+                yield from list(threads.map(work, items[start : start + TURN]))
+                quiet.give_way()
+
+        return _Round(request, in_turns).run()
 
 
 class _Round:
@@ -201,16 +211,20 @@ class _Round:
             trace = self.space.neighbour(trace, np.random.default_rng(seed))
             if trace is None:
                 return None
-        schedule = self.space.candidate(trace, seed)
-        if schedule is None:
-            return None
-        trace = schedule.trace.simplified(True)
         try:
+            if mutated and encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
+                return _KNOWN
+            schedule = self.space.applied(trace, seed)
+            if schedule is None:
+                return None
+            trace = schedule.trace.simplified(True)
             key = encode_trace(trace)
         except InvalidTrace:
             return None
         if key in self.keys:
             return _KNOWN
+        if not self.space.postprocessed(schedule):
+            return None
         return _Built(
             family=_family_of(key),
             key=key,

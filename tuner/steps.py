@@ -5,13 +5,19 @@ The coordinator imports this file and no compiler; each step imports what it nee
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
 
+from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
+
+FEWEST_PER_PART = 8
+"""Proposals of a search for which another process is worth its start: the fastest traces are replayed in each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +68,55 @@ def propose(request: ProposeRequest) -> list[Proposal]:
     from tuner import search
 
     return search.propose(request)
+
+
+def propose_on(executor: Executor, request: ProposeRequest) -> Future[list[Proposal]]:
+    """`propose` in as many parts as the executor has processes, each with its share of `n` and a seed of its own.
+
+    An executor tells how many it has as `processes`; one that does not has one. Threads of one process are no
+    substitute: beyond four of them a search takes as long as with four. A part that fails costs its share; the future
+    fails when all do. The answer depends on the number of processes, and otherwise on nothing but the request.
+    """
+    parts = max(1, min(getattr(executor, "processes", 1), request.n // FEWEST_PER_PART))
+    if parts == 1:
+        return executor.submit(propose, request)
+    share, more = divmod(request.n, parts)
+    requests = [
+        replace(request, n=share + (part < more), seed=int(json_digest([request.seed, part])[:7], 16))
+        for part in range(parts)
+    ]
+    return _Together([executor.submit(propose, part) for part in requests])
+
+
+class _Together(Future[list[Proposal]]):
+    """Done when all parts are: their proposals, each once, best predicted first."""
+
+    def __init__(self, parts: Sequence[Future[list[Proposal]]]) -> None:
+        super().__init__()
+        self._parts, self._left, self._lock = parts, len(parts), threading.Lock()
+        for part in parts:
+            part.add_done_callback(self._ended)
+
+    def cancel(self) -> bool:
+        """Cancels the parts that have not started."""
+        cancelled = [part.cancel() for part in self._parts]
+        return all(cancelled)
+
+    def _ended(self, _part: Future[list[Proposal]]) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        if all(part.cancelled() for part in self._parts):
+            super().cancel()
+            return
+        done = [part for part in self._parts if not part.cancelled()]
+        answers = [part.result() for part in done if part.exception() is None]
+        if not answers:
+            self.set_exception(done[0].exception())
+            return
+        unique = {proposal.candidate.digest: proposal for answer in answers for proposal in answer}
+        self.set_result(sorted(unique.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest)))
 
 
 def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:

@@ -15,7 +15,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind, Workload
 from tuner.digest import workload_digest
 from tuner.graph import MAIN, call_counts, prepare, workload_module
-from tuner.ingest import DEFAULT_LIMITS, IngestLimits, ingest_bytes, parse_container
+from tuner.ingest import parse_container
 from tuner.ingest.imported import ImportedWorkload, parse_imported
 from tuner.space.default import baseline_trace, fixed_trace
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
@@ -27,15 +27,8 @@ SMALL_REDUCTION_FLOPS = 2e5
 """The same for chains of reductions (softmax, layer norm), which reach a tenth of a contraction's speed."""
 
 
-def split_model(
-    data: bytes, model_format: str, targets: Sequence[Target], limits: IngestLimits = DEFAULT_LIMITS
-) -> list[Task]:
-    """The tasks of an uploaded model for every target. Parses in a child; see tuner.ingest.ingest for the errors."""
-    return split_ingested(ingest_bytes(data, ModelFormat(model_format), limits), ModelFormat(model_format), targets)
-
-
 def split_ingested(ingested: bytes, model_format: ModelFormat, targets: Sequence[Target]) -> list[Task]:
-    """The same from what `ingest_bytes` gave."""
+    """The tasks of an uploaded model for every target, from what `ingest_bytes` gave. Raises InvalidModel."""
     if model_format is ModelFormat.METASCHEDULE:
         imported = parse_imported(ingested)
         return [task for target in targets for task in _imported_tasks(imported, target)]
@@ -85,11 +78,6 @@ def workload_functions(prepared: Any) -> list[tuple[Any, Any, str]]:
         function = prepared[variable]
         found.append((variable, function, workload_digest(workload_module(function))))
     return found
-
-
-def function_digests(prepared: Any) -> dict[str, str]:
-    """Name of a tensor function that main calls -> its workload's digest."""
-    return {variable.name_hint: digest for variable, _, digest in workload_functions(prepared)}
 
 
 def _task(name: str, function: Any, digest: str, weight: int, target: Target) -> Task:

@@ -194,8 +194,8 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
     attributes = [
         _index_map(where, item) if i == maps[1] else _attribute(where, item, 0) for i, item in enumerate(attributes)
     ]
-    if kind == "TransformLayout" and (len(attributes) != 4 or attributes[3]):
-        raise InvalidTrace(f"{where}: a layout that is assumed to be injective is not checked by TVM")
+    if kind == "TransformLayout":
+        attributes = _checked_layout(where, attributes)
     if kind in ("Annotate", "Unannotate"):
         key = attributes[0] if len(attributes) == 1 else None
         if not isinstance(key, str) or key not in ANNOTATIONS:
@@ -209,6 +209,17 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
             raise InvalidTrace(f"{where}: {str(name)[:64]!r} is not a fresh variable name")
         known.add(name)
     return [kind, inputs, attributes, list(outputs)]
+
+
+def _checked_layout(where: str, attributes: list[Any]) -> list[Any]:
+    """Of a TransformLayout: buffer index, buffer index type, pad value, whether TVM may assume that the map is injective.
+
+    MetaSchedule's tensor-core sketches say that it may, which spares a check and changes nothing else. Here the check is
+    always made: two elements in one place would be a wrong program that only the output check could see.
+    """
+    if len(attributes) != 4 or attributes[2] is not None or attributes[3] not in (0, 1):
+        raise InvalidTrace(f"{where}: expects a buffer, no pad value and a flag")
+    return [*attributes[:3], 0]
 
 
 def _decisions(decisions: list[Any], instructions: list[list[Any]]) -> list[Any]:

@@ -62,6 +62,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
 from tvm.s_tir.schedule import Trace  # noqa: E402
+from tvm.tirx.build import codegen_build  # noqa: E402
 from tvm_ffi import structural_walk  # noqa: E402
 
 IRModule: Any = tvm.IRModule
@@ -73,6 +74,8 @@ __all__ = [
     "PyExprMutator",
     "Schedule",
     "Trace",
+    "codegen_build",
+    "compile_unchecked",
     "dlight",
     "ir",
     "load_intrinsics",
@@ -82,6 +85,7 @@ __all__ = [
     "mutate",
     "mutator",
     "onnx_frontend",
+    "pass_config",
     "relax",
     "remove_weight_layout_rewrite",
     "save_ir",
@@ -105,15 +109,78 @@ def onnx_frontend() -> Any:
 
 
 def load_intrinsics(target: Target) -> None:
-    """Registers the tensor intrinsics that schedules for `target` may name (x86 0.1 s, arm 0.5 s, cuda 11 s)."""
+    """Registers the tensor intrinsics that schedules for `target` may name (x86 0.1 s, arm 0.5 s, cuda 0.5 s)."""
     if target.kind == "cuda":
-        parts = ["cuda"]
+        _load_cuda_intrinsics()
     elif platform.machine() in ("aarch64", "arm64"):
-        parts = ["arm_cpu"]
+        importlib.import_module("tvm.s_tir.tensor_intrin.arm_cpu")
     else:
-        parts = ["x86"]
-    for part in parts:
-        importlib.import_module(f"tvm.s_tir.tensor_intrin.{part}")
+        importlib.import_module("tvm.s_tir.tensor_intrin.x86")
+
+
+_WMMA, _MMA = "wmma_{}_16x16x16_{}", "mma_{}_m16n8k8_{}"
+CUDA_INTRINSICS = (
+    *(_WMMA.format("fill", kind) for kind in ("f16", "f32", "s32")),
+    *(_WMMA.format("load", f"{kind}_{part}_shared_dyn") for kind in ("f16", "s8") for part in ("a", "b", "b_trans")),
+    *(_WMMA.format("sync", f"{kind}{end}") for kind in ("f16f16f16", "f16f16f32", "s8s8s32") for end in ("", "_trans")),
+    *(_WMMA.format("store", f"{kind}_shared_dyn") for kind in ("f16", "f32", "s32")),
+    *(_MMA.format("init", kind) for kind in ("f16", "f32")),
+    *(_MMA.format("load", f"f16_{part}_shared_dyn") for part in "AB"),
+    *(_MMA.format("sync", kind) for kind in ("f16f16f16", "f16f16f32")),
+    *(_MMA.format("store", f"{kind}_global") for kind in ("f16", "f32")),
+)
+"""What MetaSchedule's rules for CUDA name (ScheduleRule::DefaultCUDATensorCore); TVM defines 91."""
+
+
+def _load_cuda_intrinsics() -> None:
+    """Imports TVM's module of CUDA intrinsics, but parses only those of CUDA_INTRINSICS: the parsing takes the time."""
+    name = "tvm.s_tir.tensor_intrin.cuda"
+    if name in sys.modules:
+        return
+    script = importlib.import_module("tvm.script").tirx
+    parse, register = script.prim_func, tvm.s_tir.TensorIntrin.register
+    defined: dict[str, tuple[Any, ...]] = {}
+
+    def parse_later(**options: Any) -> Any:
+        return lambda function: lambda: parse(**options)(function)
+
+    def register_later(name: str, *functions: Any) -> None:
+        defined[name] = functions
+
+    script.prim_func, tvm.s_tir.TensorIntrin.register = parse_later, staticmethod(register_later)
+    try:
+        importlib.import_module(name)
+    finally:
+        script.prim_func, tvm.s_tir.TensorIntrin.register = parse, staticmethod(register)
+    for name in CUDA_INTRINSICS:
+        description, implementation = defined[name]
+        parsed = description()
+        register(name, parsed, parsed if implementation is description else implementation())
+
+
+def compile_unchecked(mod: Any, target: Any) -> Any:
+    """A module of machine code for a CPU target, whose functions trust their arguments.
+
+    What `tirx.build` does, less what measuring pays for and does not need: the checks of every argument with their
+    messages (a fifth to a half of the compiler's work on a kernel) and the search for device functions. The kernels
+    themselves are the same.
+    """
+    pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        bound = tirx.transform.BindTarget(target.with_host(target))(mod)
+        library = codegen_build(finalize()(pipeline(bound)), target)
+    return tvm.runtime.Executable(library).jit()
+
+
+def pass_config(kind: str) -> dict[str, Any]:
+    """Of the pass context for everything that is compiled for targets of this kind.
+
+    On CUDA, StorageRewrite gives buffers of different types one allocation, and a later pass of TVM 0.27 refuses just
+    that in shared memory: four in five tensor-core schedules do not compile. What the pass saves is done again later
+    (MergeSharedMemoryAllocations) and by the device compiler (registers): the machine code of what it lets through is the
+    same without it, byte for byte (19 kernels compared).
+    """
+    return {"tirx.disable_storage_rewrite": True} if kind == "cuda" else {}
 
 
 def to_tvm_target(target: Target) -> Any:

@@ -1,12 +1,14 @@
 """What a candidate's child does: apply the trace, build, wait for its turn, check, time, report.
 
 Runs in a fork of a task process, confined (workers/nursery.py). Its line carries, in this order: `stage` building and
-built; after one byte, `run_secs` and `check`, or in a confirming run `calls` and `check`, then `secs` for every further
-byte. Instead of any of these: `failed`, a failure kind. Then it waits until it is ended.
+built; each time it is told to go, with the incumbent's seconds, `run_secs`, `calls`, `stop` and `check`, or in a
+confirming run `calls` and `check`, then `secs` for every sample asked for. Instead of any of these: `failed`, a failure
+kind. Then it waits until it is ended.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig
 from tuner.measure.build import apply, build
 from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput, device_of
+from tuner.measure.placement import spread_threads
 from workers.nursery import Line
 
 GO, SAMPLE = b"g", b"s"
@@ -25,9 +28,9 @@ _RUN_SHARE = 0.8
 
 
 def candidate_body(
-    bench: Bench, candidate: Candidate, config: MeasureConfig, purpose: Purpose, incumbent_secs: float | None
+    bench: Bench, candidate: Candidate, config: MeasureConfig, purpose: Purpose, copy: int = 0
 ) -> Callable[[Line], None]:
-    """The function that a nursery runs for this candidate."""
+    """The function that a nursery runs for this candidate; for the `copy`-th time: only the first checks all sets."""
 
     def body(line: Line) -> None:
         with _reported(line):
@@ -40,24 +43,36 @@ def candidate_body(
             try:
                 built = build(mod, bench.tvm_target)
                 running = Running(bench, built, device_of(bench.target))
+                running.touch()
             except Exception as error:
                 raise _Fault(FailureKind.BUILD_ERROR, error) from error
             line.send(stage="built", build_secs=time.perf_counter() - start)
-            line.wait()
             measuring = Measuring(bench, running)
             try:
+                _, incumbent_secs = line.wait()
+                if bench.target.kind == "llvm":
+                    spread_threads()
                 if purpose is Purpose.CONFIRM:
                     untransformed = candidate.trace == BASELINE_TRACE and bench.target.kind == "llvm"
                     line.send(
-                        calls=(calls := measuring.warm(config, untransformed=untransformed)),
+                        calls=(calls := measuring.warm(config, one_set=untransformed or copy > 0)),
                         check=measuring.verdict().model_dump(),
                     )
-                    while line.wait() == SAMPLE:
+                    while line.wait()[0] == SAMPLE:
                         line.send(secs=measuring.warmed_sample(calls))
-                else:
-                    limit_secs = config.run_timeout_secs * _RUN_SHARE
-                    samples = measuring.search(config, incumbent_secs, limit_secs)
-                    line.send(run_secs=samples, check=measuring.verdict().model_dump())
+                while True:
+                    sampled = measuring.search(
+                        config,
+                        None if math.isnan(incumbent_secs) else incumbent_secs,
+                        config.run_timeout_secs * _RUN_SHARE,
+                    )
+                    line.send(
+                        run_secs=sampled.secs,
+                        calls=sampled.calls,
+                        stop=sampled.stop,
+                        check=measuring.verdict().model_dump(),
+                    )
+                    _, incumbent_secs = line.wait()
             except WrongOutput as error:
                 raise _Fault(FailureKind.WRONG_OUTPUT, error) from error
             except Exception as error:

@@ -29,7 +29,7 @@ def work(
         str | None, typer.Option(help="unique in the project, the same after a restart; default: host and device")
     ] = None,
     target: Annotated[str, typer.Option(help="auto, llvm, cuda, or JSON with TVM's attribute names")] = "auto",
-    max_candidates: Annotated[int, typer.Option(min=1, max=256, help="most candidates of one lease")] = 16,
+    max_candidates: Annotated[int, typer.Option(min=1, max=256, help="most candidates of one lease")] = 32,
     parallel_builds: Annotated[
         int | None, typer.Option(min=1, max=256, help="compilations at a time; default: one per core")
     ] = None,

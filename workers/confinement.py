@@ -1,53 +1,21 @@
 """What keeps a candidate's process in its cage: it dies with its parent, it has limits, and it may not start processes.
 
-Linux only; called in the forked child before anything foreign runs there. The system-call filter (seccomp) kills a
-child that forks or executes, and answers "not permitted" to writes of files, to sockets and to signals for others;
-threads and memory stay free. Where the kernel offers no filter, limits and `kill_strays` remain.
+Linux only; called in the forked child before anything foreign runs there. The filters of tuner/syscalls.py complete it;
+where the kernel offers none, limits and `kill_strays` remain.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
-import platform
 import resource
 import signal
-import struct
 import time
 from contextlib import suppress
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
-_CLONE_THREAD = 0x10000
-_WRITING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-# Numbers of the calls the filter knows, for x86-64 and 64-bit Arm; absent where the architecture lacks the call.
-_NUMBERS = {
-    "x86_64": (
-        "open 2 socket 41 connect 42 socketpair 53 clone 56 fork 57 vfork 58 execve 59 kill 62 truncate 76 "
-        "rename 82 mkdir 83 rmdir 84 creat 85 link 86 unlink 87 symlink 88 chmod 90 chown 92 lchown 94 ptrace "
-        "101 setpgid 109 setsid 112 rt_sigqueueinfo 129 mknod 133 mount 165 tkill 200 tgkill 234 openat 257 "
-        "mkdirat 258 mknodat 259 fchownat 260 unlinkat 263 renameat 264 linkat 265 symlinkat 266 fchmodat 268 "
-        "rt_tgsigqueueinfo 297 process_vm_readv 310 process_vm_writev 311 renameat2 316 execveat 322 bpf 321 "
-        "pidfd_send_signal 424 io_uring_setup 425 clone3 435 openat2 437 pidfd_getfd 438 "
-    ),
-    "aarch64": (
-        "mknodat 33 mkdirat 34 unlinkat 35 symlinkat 36 linkat 37 renameat 38 mount 40 truncate 45 fchmodat "
-        "53 fchownat 54 openat 56 ptrace 117 kill 129 tkill 130 tgkill 131 rt_sigqueueinfo 138 setpgid 154 "
-        "setsid 157 socket 198 socketpair 199 connect 203 clone 220 execve 221 rt_tgsigqueueinfo 240 "
-        "process_vm_readv 270 process_vm_writev 271 renameat2 276 bpf 280 execveat 281 pidfd_send_signal 424 "
-        "io_uring_setup 425 clone3 435 openat2 437 pidfd_getfd 438 "
-    ),
-}
-_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_KILLED = {"fork", "vfork", "execve", "execveat"}
-_ABSENT = {"clone3", "openat2", "io_uring_setup"}
-"""Answered with ENOSYS, so that the C library falls back to a call whose arguments the filter can read."""
-
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_KILL, _ERROR, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int) -> None:
@@ -76,55 +44,16 @@ def limit(*, memory_bytes: int, cpu_secs: float, file_bytes: int, writable_only:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
+def die_first() -> None:
+    """Where memory runs out on the host, the kernel ends this process before any that it did not fork."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def _lower(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
-
-
-def deny_system_calls() -> bool:
-    """Installs the filter described above for this process and its threads; false where the kernel has none."""
-    machine = platform.machine()
-    if machine not in _NUMBERS:
-        return False
-    program = _filter(machine, os.getpid())
-    code = ctypes.create_string_buffer(b"".join(program))
-    fprog = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
-    if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return False
-    return bool(_LIBC.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(fprog), 0, 0) == 0)
-
-
-def _filter(machine: str, pid: int) -> list[bytes]:
-    """A BPF program over `struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}`, little-endian."""
-
-    def op(code: int, operand: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
-        return struct.pack("HBBI", code, jump_true, jump_false, operand)
-
-    def argument(index: int) -> bytes:
-        return op(_LOAD, 16 + 8 * index)
-
-    deny = op(_RETURN, _ERROR | errno.EPERM)
-    kill, allow = op(_RETURN, _KILL), op(_RETURN, _ALLOW)
-    program = [op(_LOAD, 4), op(_EQUAL, _AUDIT_ARCH[machine], 1, 0), kill, op(_LOAD, 0)]
-    if machine == "x86_64":
-        program += [op(0x35, 0x40000000, 0, 1), kill]  # the x32 calls: other numbers for the same things
-    words = _NUMBERS[machine].split()
-    for name, number in zip(words[::2], map(int, words[1::2]), strict=True):
-        if name in _KILLED:
-            body = [kill]
-        elif name in _ABSENT:
-            body = [op(_RETURN, _ERROR | errno.ENOSYS)]
-        elif name == "clone":
-            body = [argument(0), op(_ANY_BIT, _CLONE_THREAD, 1, 0), kill, allow]
-        elif name in ("kill", "tgkill"):
-            body = [argument(0), op(_EQUAL, pid, 1, 0), deny, allow]
-        elif name in ("open", "openat"):
-            body = [argument(1 if name == "open" else 2), op(_ANY_BIT, _WRITING, 0, 1), deny, allow]
-        else:
-            body = [deny]
-        program += [op(_EQUAL, number, 0, len(body)), *body]
-    return [*program, allow]
 
 
 def children() -> list[int]:

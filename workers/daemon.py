@@ -72,7 +72,11 @@ class Service(Protocol):
 
 
 class Measurer(Protocol):
-    """The part of workers.sandbox.Sandbox that a worker uses; called from one thread."""
+    """The part of workers.sandbox.Sandbox that a worker uses; `measure` is called from one thread."""
+
+    @property
+    def steadiness(self) -> wire.Steadiness | None:
+        """How evenly the device times the reference workload; None before it was timed. Read from any thread."""
 
     def measure(
         self,
@@ -99,7 +103,7 @@ class Daemon:
         sandbox: Measurer,
         registration: wire.WorkerRegistration,
         *,
-        max_candidates: int = 16,
+        max_candidates: int = 32,
         parent: int | None = None,
         tick_secs: float = TICK_SECS,
         wait_secs: float = ACQUIRE_WAIT_SECS,
@@ -252,7 +256,7 @@ class Daemon:
                 beat = self._service.heartbeat(lease, fence)
                 return events.Beat(lease=lease, ttl_secs=beat.ttl_secs, cancelled=beat.cancelled)
             case events.Report(lease=lease, fence=fence, results=results, final=final):
-                report = wire.Report(fence=fence, results=results, final=final)
+                report = wire.Report(fence=fence, results=results, final=final, steadiness=self._sandbox.steadiness)
                 reply = self._service.report(lease, report)
                 return events.Reported(lease=lease, final=final, lease_open=reply.lease_open)
             case events.Declare(worker=worker, state=state):

@@ -35,6 +35,7 @@ from dataclasses import replace
 from pitchpipe.errors import InvalidTransition
 from pitchpipe.wire.lease import WorkerState
 from pitchpipe.wire.measure import Failed, FailureKind
+from workers.endings import Step, disown, drain, end_early, give_up_if_broken, left, stop
 from workers.events import (
     Acquire,
     Beat,
@@ -42,7 +43,6 @@ from workers.events import (
     Declare,
     Declared,
     Event,
-    Exit,
     Expired,
     Faulted,
     Finished,
@@ -62,19 +62,16 @@ from workers.events import (
     Stale,
     Started,
     StartMeasuring,
-    StopMeasuring,
     Tick,
     Unreachable,
 )
 from workers.state import Held, Phase, Stage, State
 
-REPORT_AT = 8
-"""Results that are sent without waiting for the next tick."""
-ACQUIRE_AHEAD_AT = 4
-"""The next lease is acquired when this many candidates of the present one have no result yet: about half a second's
-work, more than a round trip, little enough that other workers are not starved."""
-MAX_FAULTS = 3
-"""Batches in a row that the sandbox itself may fail before the worker gives up: device or installation is broken."""
+LAST_PHASE = 16
+"""The next lease is acquired once only this many candidates of the present one have no result: the sandbox reports a
+phase of its results at once, so these are the last phase, about a second's work."""
+LAST_FEW = 4
+"""The same while none has a result: of a short lease the whole. Little enough that other workers are not starved."""
 MAX_START_ATTEMPTS = 7
 """Registrations tried before the worker says the service is unreachable: about 30 seconds."""
 MAX_DRAIN_ATTEMPTS = 6
@@ -83,7 +80,6 @@ IDLE_PAUSE_SECS = 0.05
 """Between two empty long polls, so that a service answering at once is not hammered."""
 
 
-Step = tuple[State, tuple[Instruction, ...]]
 _HISTORY = 24
 
 
@@ -161,7 +157,7 @@ def _settle(state: State) -> Step:
     """The standing rules, applied after every event: reports go out, a lease starts, the next one is acquired."""
     out: list[Instruction] = []
     for held in state.held:
-        sent = _sent(held)
+        sent = held.sent()
         if sent is not held and sent.report is not None:
             out.append(sent.report)
             state = state.put(sent)
@@ -179,17 +175,6 @@ def _settle(state: State) -> Step:
     return state, tuple(out)
 
 
-def _sent(held: Held, *, everything: bool = False) -> Held:
-    """The lease with its next report on its way, if one is due; otherwise itself."""
-    closing = held.stage is Stage.CLOSING
-    due = closing or len(held.unsent) >= REPORT_AT or (everything and held.unsent)
-    if held.report is not None or held.disowned or not due:
-        return held
-    grant = held.grant
-    report = Report(lease=grant.lease, fence=grant.fence, results=held.unsent, final=closing)
-    return replace(held, report=report, unsent=())
-
-
 def _acquire_if_wanted(state: State) -> Step:
     worker = state.worker
     if state.acquiring or worker is None or any(held.stage is Stage.WAITING for held in state.held):
@@ -198,7 +183,8 @@ def _acquire_if_wanted(state: State) -> Step:
     if present is not None:
         lease = present.grant.lease
         alone = len(present.grant.candidates) == 1
-        early = present.remaining > ACQUIRE_AHEAD_AT and present.stage is Stage.MEASURING
+        ahead = LAST_PHASE if present.measured else LAST_FEW
+        early = present.remaining > ahead and present.stage is Stage.MEASURING
         if alone or early or state.acquired_beside == lease:
             return state, ()
         state = replace(state, acquired_beside=lease)
@@ -280,13 +266,7 @@ def _faulted(state: State, event: Faulted) -> Step:
         )
         measured = held.measured | {failure.candidate for failure in failures}
         state = state.put(replace(held, stage=Stage.CLOSING, unsent=(*held.unsent, *failures), measured=measured))
-    return _give_up_if_broken(state, event.detail)
-
-
-def _give_up_if_broken(state: State, detail: str) -> Step:
-    if state.faults < MAX_FAULTS or state.phase is not Phase.WORKING:
-        return state, ()
-    return _drain(replace(state, exit_code=1, exit_reason=f"{MAX_FAULTS} batches in a row failed: {detail}"))
+    return give_up_if_broken(state, event.detail)
 
 
 def _beat(state: State, event: Beat) -> Step:
@@ -296,27 +276,8 @@ def _beat(state: State, event: Beat) -> Step:
     again = Heartbeat(lease=event.lease, fence=held.grant.fence, after_secs=event.ttl_secs / 3)
     if not event.cancelled:
         return state, (again,)
-    state, stops = _end_early(state, held)
+    state, stops = end_early(state, held)
     return state, (*stops, again)
-
-
-def _end_early(state: State, held: Held) -> Step:
-    """Measure no more of a lease; what is done is reported and the rest handed back."""
-    if held.stage is Stage.WAITING:
-        return state.put(replace(held, stage=Stage.CLOSING)), ()
-    if held.stage is Stage.MEASURING:
-        return state.put(replace(held, stage=Stage.STOPPING)), (StopMeasuring(lease=held.grant.lease),)
-    return state, ()
-
-
-def _disown(state: State, held: Held) -> Step:
-    """The lease is not ours any more: say nothing about it, and let go of it when the device is free of it."""
-    if not held.busy:
-        return state.drop(held.grant.lease), ()
-    state, stops = _end_early(state, held)
-    present = state.find(held.grant.lease)
-    assert present is not None
-    return state.put(replace(present, disowned=True, unsent=(), report=None)), stops
 
 
 def _reported(state: State, event: Reported) -> Step:
@@ -328,34 +289,30 @@ def _reported(state: State, event: Reported) -> Step:
     state = state.put(replace(held, report=None))
     if event.lease_open:
         return state, ()
-    return _disown(state, replace(held, report=None))
+    return disown(state, replace(held, report=None))
 
 
 def _declared(state: State, event: Declared) -> Step:
-    return _left(state) if event.state is WorkerState.GONE else (state, ())
-
-
-def _left(state: State) -> Step:
-    return replace(state, phase=Phase.STOPPED), (Exit(code=state.exit_code, reason=state.exit_reason),)
+    return left(state) if event.state is WorkerState.GONE else (state, ())
 
 
 def _expired(state: State, event: Expired) -> Step:
     """Measuring what may be another's by now is waste; results are still offered, and the database decides."""
     held = state.find(event.lease)
-    return (state, ()) if held is None else _end_early(state, held)
+    return (state, ()) if held is None else end_early(state, held)
 
 
 def _stale(state: State, event: Stale) -> Step:
     held = state.find(event.lease)
-    return (state, ()) if held is None else _disown(state, held)
+    return (state, ()) if held is None else disown(state, held)
 
 
 def _rejected(state: State, event: Rejected) -> Step:
     held = state.find(event.lease)
     if held is None:
         return state, ()
-    state, stops = _disown(state, held)
-    state, more = _give_up_if_broken(replace(state, faults=state.faults + 1), event.detail)
+    state, stops = disown(state, held)
+    state, more = give_up_if_broken(replace(state, faults=state.faults + 1), event.detail)
     return state, (*stops, *(instruction for instruction in more if instruction not in stops))
 
 
@@ -367,7 +324,7 @@ def _unreachable(state: State, event: Unreachable) -> Step:
     match call:
         case Register():
             if state.phase is Phase.REGISTERING and state.worker is None and call.attempt >= MAX_START_ATTEMPTS:
-                return _stop(state, 5, "the service cannot be reached")
+                return stop(state, 5, "the service cannot be reached")
             return (replace(state, registering=False), ()) if draining else (state, (again,))
         case Acquire():
             return (replace(state, acquiring=False), ()) if draining else (state, (again,))
@@ -381,16 +338,16 @@ def _unreachable(state: State, event: Unreachable) -> Step:
             if held is None or held.report is None:
                 return state, ()
             if draining and call.attempt >= MAX_DRAIN_ATTEMPTS:
-                return _disown(state, held)
+                return disown(state, held)
             return state, (again,)
         case Declare():
             # Courtesy only: without it the service finds out by the worker's silence.
-            return _left(state) if call.state is WorkerState.GONE else (state, ())
+            return left(state) if call.state is WorkerState.GONE else (state, ())
 
 
 def _forgotten(state: State, event: Forgotten) -> Step:
     if isinstance(event.call, Declare):
-        return _left(state) if event.call.state is WorkerState.GONE else (state, ())
+        return left(state) if event.call.state is WorkerState.GONE else (state, ())
     state = replace(state, acquiring=False)
     if state.phase is not Phase.WORKING:
         return state, ()
@@ -398,24 +355,17 @@ def _forgotten(state: State, event: Forgotten) -> Step:
 
 
 def _refused(state: State, event: Refused) -> Step:
-    return _stop(state, event.code, event.detail)
+    return stop(state, event.code, event.detail)
 
 
 def _broken(state: State, event: Broken) -> Step:
-    return _stop(state, 1, event.detail)
-
-
-def _stop(state: State, code: int, reason: str) -> Step:
-    """The end without ceremony: whatever is held is left to expire."""
-    present = state.measuring
-    stops = () if present is None else (StopMeasuring(lease=present.grant.lease),)
-    return replace(state, phase=Phase.STOPPED, held=()), (*stops, Exit(code=code, reason=reason))
+    return stop(state, 1, event.detail)
 
 
 def _tick(state: State) -> Step:
     out: list[Instruction] = []
     for held in state.held:
-        sent = _sent(held, everything=True)
+        sent = held.sent(everything=True)
         if sent is not held and sent.report is not None:
             out.append(sent.report)
             state = state.put(sent)
@@ -424,17 +374,7 @@ def _tick(state: State) -> Step:
 
 def _signalled(state: State) -> Step:
     if state.phase in (Phase.DRAINING, Phase.LEAVING):
-        return _stop(state, 130, "told twice to stop")
+        return stop(state, 130, "told twice to stop")
     if state.worker is None:
-        return _stop(state, 0, "told to stop before it had registered")
-    return _drain(state)
-
-
-def _drain(state: State) -> Step:
-    assert state.worker is not None
-    out: list[Instruction] = [Declare(worker=state.worker, state=WorkerState.DRAINING)]
-    state = replace(state, phase=Phase.DRAINING)
-    for held in state.held:
-        state, stops = _end_early(state, held)
-        out.extend(stops)
-    return state, tuple(out)
+        return stop(state, 0, "told to stop before it had registered")
+    return drain(state)

@@ -27,15 +27,16 @@ from typing import Any
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
-from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.lease import Purpose, Steadiness
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.measure.drift import Drift, drifted
 from workers.channel import Channel, Closed
 from workers.device import usable_cores
 
 _START_SECS = 180.0
-"""For the zygote to import and warm up; it takes one to two seconds on an idle core, CUDA intrinsics eleven more."""
+"""For the zygote to import and warm up; it takes one to two seconds on an idle core."""
 _SILENCE_SECS = 90.0
 """A task process says something every second, except while it reads a workload."""
 _STOP_SECS = 15.0
@@ -69,9 +70,11 @@ class Sandbox:
         """`parallel_builds`: cores by default. `confined=False` leaves out the system-call filter."""
         self.target = target
         self._parallel_builds = parallel_builds or usable_cores()
-        self._confined = confined and target.kind != "cuda"  # The CUDA driver opens its devices for writing.
+        self._confined = confined
         self._measuring = threading.Lock()
         self._tasks: OrderedDict[tuple[str, int], _Task] = OrderedDict()
+        self._drift = Drift()
+        self._repeated = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._zygote: socket.socket | None = None
         self._start()
@@ -81,6 +84,21 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def steadiness(self) -> Steadiness | None:
+        """How evenly this device times the reference workload; None before it was timed."""
+        usual, newest = self._drift.usual_secs, self._drift.newest_secs
+        if usual is None or newest is None:
+            return None
+        return Steadiness(
+            reference_secs=newest,
+            usual_secs=usual,
+            ratio=newest / usual,
+            noisy=drifted(newest, usual),
+            beats=self._drift.beats,
+            repeated=self._repeated,
+        )
 
     def close(self) -> None:
         """Ends every process below; idempotent."""
@@ -127,6 +145,7 @@ class Sandbox:
                     "config": config.model_dump(mode="json"),
                     "purpose": purpose.value,
                     "incumbent_secs": incumbent_secs,
+                    "usual_secs": self._drift.usual_secs,
                 }
                 try:
                     task = self._task(workload, config)
@@ -165,6 +184,10 @@ class Sandbox:
                     if "end" in message:
                         over = True
                         return
+                    if "beat" in message:
+                        self._drift.observe(float(message["beat"]))
+                    if "repeated" in message:
+                        self._repeated += 1
                     if "holds" in message:
                         task.holds_bytes = int(message["holds"])
                     if "result" in message:
@@ -201,8 +224,12 @@ class Sandbox:
         while len(self._tasks) >= _KEPT_TASKS or sum(task.holds_bytes for task in self._tasks.values()) > room:
             self._forget(next(iter(self._tasks)))
         ours, theirs = socket.socketpair()
-        with theirs:
-            pid = self._ask_fork(theirs)
+        try:
+            with theirs:
+                pid = self._ask_fork(theirs)
+        except _Broken:
+            ours.close()
+            raise
         task = _Task(pid=pid, channel=Channel(ours))
         self._tasks[key] = task
         opened = {
@@ -259,6 +286,12 @@ class Sandbox:
     def _alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def _end_zygote(self) -> None:
+        """It may be stopped, or half dead, or owe an answer that would be taken for the next one's: a new one is due."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def _restart(self) -> None:
         self.close()
         self._start()
@@ -272,6 +305,7 @@ class Sandbox:
             data = self._zygote.recv(4096)
             answer = json.loads(data)
         except (OSError, ValueError) as error:
+            self._end_zygote()
             raise _Broken(f"the zygote does not answer: {error}") from error
         if not isinstance(answer, dict) or "fatal" in answer:
             raise _Broken(f"the zygote did not start: {answer}")
@@ -285,5 +319,6 @@ class Sandbox:
         try:
             socket.send_fds(self._zygote, [b'{"fork": true}\n'], [theirs.fileno()])
         except OSError as error:
+            self._end_zygote()
             raise _Broken(f"the zygote is gone: {error}") from error
         return int(self._answer(_STOP_SECS)["pid"])

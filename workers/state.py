@@ -14,7 +14,7 @@ from workers.events import Report
 
 
 class Phase(StrEnum):
-    """The worker as a whole; drawn above."""
+    """The worker as a whole; drawn in machine.py."""
 
     REGISTERING = "registering"
     WORKING = "working"
@@ -24,12 +24,16 @@ class Phase(StrEnum):
 
 
 class Stage(StrEnum):
-    """A lease in the worker's hands; drawn above."""
+    """A lease in the worker's hands; drawn in machine.py."""
 
     WAITING = "waiting"
     MEASURING = "measuring"
     STOPPING = "stopping"
     CLOSING = "closing"
+
+
+REPORT_AT = 8
+"""Results that are sent without waiting for the next tick."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,15 @@ class Held:
     @property
     def remaining(self) -> int:
         return len(self.grant.candidates) - len(self.measured)
+
+    def sent(self, *, everything: bool = False) -> Held:
+        """With its next report on its way, if one is due; otherwise itself."""
+        closing = self.stage is Stage.CLOSING
+        due = closing or len(self.unsent) >= REPORT_AT or (everything and self.unsent)
+        if self.report is not None or self.disowned or not due:
+            return self
+        report = Report(lease=self.grant.lease, fence=self.grant.fence, results=self.unsent, final=closing)
+        return replace(self, report=report, unsent=())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,12 +50,23 @@ def _warm_up(target: str) -> _RunForked:
     """Imports what children need, and compiles once: the first compilation in a process is three times as slow."""
     from pitchpipe.wire.target import Target
     from tuner.measure.build import warm_up
+    from tuner.measure.heartbeat import ReferenceProgram
     from workers.task_process import run_forked
 
-    warm_up(Target.parse(target))
+    parsed = Target.parse(target)
+    run: _RunForked
+    if parsed.kind == "cuda":
+        from workers import gpu_process
+
+        prepared = gpu_process.prepare(parsed)
+        run = lambda channel: gpu_process.run_forked(channel, prepared)  # noqa: E731
+    else:
+        warm_up(parsed)
+        reference = ReferenceProgram()
+        run = lambda channel: run_forked(channel, reference)  # noqa: E731
     gc.collect()
     gc.freeze()  # Children write to no page for the collector's sake.
-    return run_forked
+    return run
 
 
 def _serve(sock: socket.socket, parent: int, run_forked: _RunForked) -> None:

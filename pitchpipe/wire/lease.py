@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pitchpipe.wire._base import Digest, Instant, Wire
+from pitchpipe.wire._base import Digest, Instant, Seconds, Wire
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 
@@ -30,6 +30,17 @@ class WorkerRegistration(Wire):
     toolchain: Toolchain
 
 
+class Steadiness(Wire):
+    """How evenly a worker times a fixed reference workload: whether its timings can be trusted now."""
+
+    reference_secs: Seconds = Field(description="the newest time of the reference")
+    usual_secs: Seconds = Field(description="what the reference usually takes on this device")
+    ratio: float = Field(gt=0, description="reference_secs over usual_secs")
+    noisy: bool = Field(description="the newest time is so much longer than usual that timings beside it are too long")
+    beats: int = Field(ge=0, description="times the reference was timed since the worker started")
+    repeated: int = Field(ge=0, description="batches timed again because the reference drifted, since it started")
+
+
 class WorkerView(Wire):
     id: str
     name: str
@@ -39,6 +50,7 @@ class WorkerView(Wire):
     toolchain: Toolchain
     last_seen_at: Instant
     trials: int = Field(ge=0, description="candidates measured since it registered")
+    steadiness: Steadiness | None = Field(default=None, description="as it last reported; absent until it has")
 
 
 class Purpose(StrEnum):
@@ -58,7 +70,7 @@ class WorkerStateRequest(Wire):
 
 class LeaseRequest(Wire):
     worker: str
-    max_candidates: int = Field(default=16, ge=1, le=256)
+    max_candidates: int = Field(default=32, ge=1, le=256)
     wait_secs: float = Field(default=20.0, ge=0, le=60, description="long poll: how long to wait for work")
 
 
@@ -100,6 +112,7 @@ class Report(Wire):
     fence: int = Field(ge=1)
     results: tuple[Measurement, ...] = Field(max_length=256)
     final: bool = Field(description="nothing more will be reported: candidates without a result are queued again")
+    steadiness: Steadiness | None = Field(default=None, description="of the worker, now; not part of the results")
 
 
 class ReportResponse(Wire):

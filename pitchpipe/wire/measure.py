@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pitchpipe.wire._base import Digest, Seconds, Wire
 from pitchpipe.wire.ids import candidate_digest
@@ -52,10 +52,10 @@ class MeasureConfig(Wire):
     memory_limit_bytes: int = Field(default=4 << 30, ge=64 << 20)
     min_samples: int = Field(default=3, ge=1, le=1000)
     max_samples: int = Field(default=30, ge=1, le=10_000)
-    target_sample_secs: float = Field(default=2e-3, gt=0, le=10, description="calls are repeated to fill one sample")
+    target_sample_secs: float = Field(default=5e-4, gt=0, le=10, description="calls are repeated to fill one sample")
     max_secs: float = Field(default=0.1, gt=0, le=60, description="timing stops after this much time in the kernel")
     slow_factor: float = Field(
-        default=1.5, gt=1, description="a candidate this much slower than the incumbent stops early"
+        default=1.1, gt=1, description="a candidate this much slower than the incumbent stops early"
     )
     seed: int = Field(default=0, ge=0, description="of the input data")
 
@@ -83,8 +83,35 @@ class CheckVerdict(Wire):
     input_sets: int = Field(ge=1)
 
 
+class Stop(StrEnum):
+    """Why timing ended."""
+
+    PRECISE = "precise"
+    """The median's interval is narrow, or lies clear of the incumbent."""
+    SPENT = "spent"
+    """The samples or the seconds allowed are used up."""
+    SLOW = "slow"
+    """Its first samples are all clearly slower than the incumbent."""
+    HOPELESS = "hopeless"
+    """Its very first call was many times slower than the incumbent."""
+    CONFIRMED = "confirmed"
+    """The interleaved run of a confirmation ended."""
+
+
+class SampleRule(Wire):
+    """How the samples of a timing were taken."""
+
+    stop: Stop
+    calls: int = Field(ge=1, description="calls in a row that make one sample; the sample is their mean")
+    processes: int = Field(
+        default=1, ge=1, description="fresh processes that took turns: sample i was taken by process i modulo this"
+    )
+    flushed: bool = Field(default=False, description="the device's last-level cache was emptied before each sample")
+    confidence: float = Field(default=0.95, gt=0, lt=1, description="coverage of the median's interval")
+
+
 class Timed(Wire):
-    """A candidate that built, gave the right outputs, and was timed."""
+    """A candidate that built, gave the right outputs, and was timed. Records from before a field was known lack it."""
 
     outcome: Literal["timed"] = "timed"
     candidate: Digest
@@ -92,6 +119,17 @@ class Timed(Wire):
     check: CheckVerdict
     build_secs: float = Field(ge=0, lt=1e5)
     load: float | None = Field(default=None, ge=0, description="1-minute load average of the host while timing")
+    secs_low: Seconds | None = Field(default=None, description="lower end of the 95 % interval of the median")
+    secs_high: Seconds | None = Field(default=None, description="upper end")
+    rule: SampleRule | None = Field(default=None, description="how the samples were taken")
+    clock_hz: float | None = Field(
+        default=None, gt=0, description="the device's clock while timing, where it is readable"
+    )
+    reference_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        description="the reference workload's time around this timing over its usual one; 1 is quiet",
+    )
 
     @field_validator("check")
     @classmethod
@@ -99,6 +137,18 @@ class Timed(Wire):
         if not value.passed:
             raise ValueError("a candidate with wrong outputs has no time")
         return value
+
+    @model_validator(mode="after")
+    def _median_in_its_interval(self) -> Self:
+        if (self.secs_low is None) != (self.secs_high is None):
+            raise ValueError("an interval has two ends")
+        if (
+            self.secs_low is not None
+            and self.secs_high is not None
+            and not self.secs_low <= self.secs <= self.secs_high
+        ):
+            raise ValueError("the median lies outside its interval")
+        return self
 
     @property
     def secs(self) -> float:

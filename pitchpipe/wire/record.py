@@ -48,7 +48,7 @@ class Best(Wire):
     record: str | None = Field(description="record id; none when the baseline itself won")
     trace: str
     secs: float = Field(gt=0, description="median seconds in the confirming run")
-    secs_low: float = Field(gt=0, description="lower end of the 95 % interval of the median")
+    secs_low: float = Field(gt=0, description="lower end of the interval for medians of later runs")
     secs_high: float = Field(gt=0, description="upper end")
     baseline_secs: float = Field(gt=0, description="median seconds of the untuned baseline in the same run")
     device_class: Digest

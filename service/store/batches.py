@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidTransition, NotFound
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
 from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
-from service.tables import Base, Batch, CandidateRow, Job, Record
+from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record
+from tuner.confirm import MeasuredBatch
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
 PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
@@ -25,22 +26,10 @@ PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedBatch:
-    """A batch whose candidates have all ended. The tuples run in parallel, in the order the candidates were issued."""
+    """A batch whose candidates have all ended: its number, and what was measured."""
 
     batch: int
-    workload: str
-    target: Target
-    purpose: Purpose
-    candidates: tuple[Candidate, ...]
-    results: tuple[Measurement, ...]
-    records: tuple[str, ...]
-    """Record ids."""
-    whole: bool
-    """All of it was measured under one lease, so its times may be compared as one interleaved run."""
-    device_class: str | None
-    """Of the device that measured the first timed candidate; None when none was timed."""
-    toolchain: str | None
-    """The toolchain's line, likewise."""
+    measured: MeasuredBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +124,16 @@ def issue(
 def finished(session: Session, job: str) -> list[FinishedBatch]:
     """Batches not yet observed, none of whose candidates is queued or leased; oldest first.
 
-    Cancelled candidates have no result and are left out.
+    A task is its place in `jobs.tasks`. Cancelled candidates have no result and are left out.
     """
-    rows = session.scalars(
-        select(Batch)
+    rows = session.execute(
+        select(Batch, JobTask.position)
+        .join(
+            JobTask,
+            (JobTask.job == Batch.job)
+            & (JobTask.workload == Batch.workload)
+            & (JobTask.target_key == Batch.target_key),
+        )
         .where(
             Batch.job == job,
             ~Batch.observed,
@@ -146,7 +141,7 @@ def finished(session: Session, job: str) -> list[FinishedBatch]:
         )
         .order_by(Batch.id)
     )
-    return [_finished(session, row) for row in rows]
+    return [FinishedBatch(batch=batch.id, measured=_measured(session, batch, task)) for batch, task in rows]
 
 
 def observed(session: Session, batches: Iterable[int]) -> None:
@@ -254,13 +249,11 @@ def samples(session: Session, project: str, target_kind: str, limit: int) -> lis
     return [(row.workload, row.features, row.secs) for row in rows]
 
 
-def _finished(session: Session, batch: Batch) -> FinishedBatch:
+def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]
-    return FinishedBatch(
-        batch=batch.id,
-        workload=batch.workload,
-        target=get_target(session, batch.target_key),
+    return MeasuredBatch(
+        task=task,
         purpose=batch.purpose,
         candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c, _ in rows),
         results=tuple(measurement(record) for _, record in rows),

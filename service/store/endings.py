@@ -23,8 +23,8 @@ from service.tables import Batch, CandidateRow, Job, JobTask, Lease, LeaseResult
 
 
 def body_digest(result: Measurement) -> str:
-    """Tells whether a repeated report says the same."""
-    return json_digest(result.model_dump(mode="json"))
+    """Tells whether a repeated report says the same, also to a service that knows more fields than the one before."""
+    return json_digest(result.model_dump(mode="json", exclude_none=True))
 
 
 @dataclass(kw_only=True)

@@ -46,15 +46,17 @@ def available(session: Session, project: str, worker: str) -> bool | None:
     if row.state is WorkerState.DRAINING:
         return None
     overdue = select(Lease.id).where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at <= now(session)).limit(1)
-    return session.scalar(_queued(project, row.target_key)) is not None or session.scalar(overdue) is not None
+    queued = _queued(row, _purposes(session, row))
+    return session.scalar(queued) is not None or session.scalar(overdue) is not None
 
 
 def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: float) -> LeaseGrant | None:
     """Up to `max_candidates` of one batch for the worker's target; None when there is nothing to do, or it drains.
 
-    A CONFIRM batch is granted whole, since its times are compared with each other. A candidate whose lease was lost
-    before is granted alone, so that it takes no other down. Raises NotFound for the worker, InvalidTransition once it
-    is gone. Overdue leases are taken back first: work is offered again even while no coordinator runs.
+    A CONFIRM batch is granted whole, since its times are compared with each other, and to a noisy worker only when no
+    other would take it. A candidate whose lease was lost before is granted alone, so that it takes no other down.
+    Raises NotFound for the worker, InvalidTransition once it is gone. Overdue leases are taken back first: work is
+    offered again even while no coordinator runs.
     """
     state = workers.touch(session, project, request.worker)
     if state is WorkerState.GONE:
@@ -63,11 +65,12 @@ def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: flo
     worker = _worker(session, project, request.worker)
     if state is WorkerState.DRAINING:
         return None
-    if session.scalar(_queued(project, worker.target_key)) is None:
+    purposes = _purposes(session, worker)
+    if session.scalar(_queued(worker, purposes)) is None:
         return None
     lease = new_id("lea")
     claimed: list[CandidateRow] = []
-    for purpose in (Purpose.CONFIRM, Purpose.SEARCH):  # confirmations first: they end jobs
+    for purpose in purposes:
         claimed = claimed or _claim(session, project, worker.target_key, purpose, lease, request.max_candidates)
     if not claimed:
         return None
@@ -118,6 +121,8 @@ def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: 
 def report(session: Session, project: str, lease: str, body: Report) -> ReportResponse:
     """Stores results as records and charges the budget, in one transaction; all of the report or nothing of it.
 
+    While the lease is held, what it says of the worker's steadiness is stored too.
+
     Idempotent by (lease, fence, candidate), also after the lease has ended. Raises NotFound; StaleLease when it holds
     anything new and the lease is not held; IdempotencyConflict when a result differs from the stored one;
     InvalidReport for a candidate that the lease does not hold or that is there twice.
@@ -149,6 +154,8 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
         return ReportResponse(accepted=0, duplicates=len(stored), lease_open=False)
     # The worker's row before the job's: an `acquire` of the same worker locks them in this order.
     workers.touch(session, project, row.worker, measured=len(fresh))
+    if body.steadiness is not None:
+        workers.steady(session, row.worker, body.steadiness)
     ending = Ending.begin(session, row)
     for result in fresh:
         ending.accept(result)
@@ -195,12 +202,20 @@ def forgive(session: Session, ttl_secs: float) -> int:
     return len(rows.all())
 
 
-def _queued(project: str, target_key: str) -> Select[int]:
+def _purposes(session: Session, worker: WorkerRow) -> tuple[Purpose, ...]:
+    """What the worker may be offered. Confirmations first: they end jobs; but their intervals decide what is served."""
+    if worker.noisy and workers.quieter(session, worker.project, worker.target_key):
+        return (Purpose.SEARCH,)
+    return (Purpose.CONFIRM, Purpose.SEARCH)
+
+
+def _queued(worker: WorkerRow, purposes: tuple[Purpose, ...]) -> Select[int]:
     return (
         select(CandidateRow.id)
         .where(
-            CandidateRow.project == project,
-            CandidateRow.target_key == target_key,
+            CandidateRow.project == worker.project,
+            CandidateRow.target_key == worker.target_key,
+            CandidateRow.priority.in_([PRIORITY[purpose] for purpose in purposes]),
             CandidateRow.state == spelled(CandidateState.QUEUED),
         )
         .limit(1)

@@ -218,11 +218,6 @@ def settled(session: Session, project: str, workloads: Sequence[str], target: Ta
     return dict(rows.all())
 
 
-def count(session: Session, project: str) -> int:
-    """Records of the project."""
-    return session.execute(select(func.count()).select_from(Record).where(Record.project == project)).scalar_one()
-
-
 class SqlRecordStore:
     """The tuner's RecordStore on a project's tables. Thread-safe; each call is one transaction, durable on return.
 

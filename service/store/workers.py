@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select, update
+import structlog
+from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import NotFound
 from pitchpipe.wire.ids import new_id
-from pitchpipe.wire.lease import WorkerRegistration, WorkerState, WorkerView
+from pitchpipe.wire.lease import Steadiness, WorkerRegistration, WorkerState, WorkerView
 from service import states
 from service.db import clock, instant, now
 from service.store.paging import page
 from service.store.values import get_device, get_target, get_toolchain, insert, put_device, put_target, put_toolchain
-from service.tables import WorkerRow
+from service.tables import WorkerRow, spelled
+
+log = structlog.get_logger()
 
 _HISTORY_KEPT = 20
 """Transitions kept per worker: enough to tell what happened."""
 
 
 def register(session: Session, project: str, registration: WorkerRegistration) -> WorkerView:
-    """The worker of that name, made if it is new, active, and described as it says now."""
+    """The worker of that name, made if it is new, active, and described as it says now. How steady it is, is unknown."""
     at = clock(session)
     described = {
         "device_key": put_device(session, registration.device),
         "target_key": put_target(session, registration.target),
         "toolchain_key": put_toolchain(session, registration.toolchain),
         "last_seen_at": at,
+        "steadiness": None,
+        "noisy": None,
     }
     session.execute(
         insert(session, WorkerRow)
@@ -84,6 +89,43 @@ def touch(session: Session, project: str, worker: str, *, measured: int = 0) -> 
     return found
 
 
+def steady(session: Session, worker: str, steadiness: Steadiness) -> None:
+    """Stores how steady the worker is now. For a caller that has its row already, by `touch`.
+
+    When it turns noisy or quiet the log tells so, once that is durable.
+    """
+    row = session.get_one(WorkerRow, worker, populate_existing=True)
+    turned = steadiness.noisy is not bool(row.noisy)
+    row.steadiness, row.noisy = steadiness.model_dump(mode="json"), steadiness.noisy
+    session.flush()
+    if turned:
+        tell, what = (log.warning, "worker is noisy") if steadiness.noisy else (log.info, "worker is quiet again")
+        told = {"worker": worker, "name": row.name, "ratio": round(steadiness.ratio, 3)}
+        event.listen(session, "after_commit", lambda _: tell(what, **told), once=True)
+
+
+def quieter(session: Session, project: str, target_key: str) -> bool:
+    """Whether an active worker of the target is not known to be noisy."""
+    query = select(WorkerRow.id).where(
+        WorkerRow.project == project,
+        WorkerRow.target_key == target_key,
+        WorkerRow.state == spelled(WorkerState.ACTIVE),
+        WorkerRow.noisy.is_not(True),
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
+def by_steadiness(session: Session) -> dict[str, int]:
+    """How many workers of all projects that answer are quiet, noisy, or have not told."""
+    rows = session.execute(
+        select(WorkerRow.noisy, func.count())
+        .where(WorkerRow.state.in_((WorkerState.ACTIVE, WorkerState.DRAINING)))
+        .group_by(WorkerRow.noisy)
+    )
+    counts = dict(rows.all())
+    return {"quiet": counts.get(False, 0), "noisy": counts.get(True, 0), "unknown": counts.get(None, 0)}
+
+
 def set_state(session: Session, project: str, worker: str, to: WorkerState) -> WorkerView:
     """Idempotent. Raises NotFound, and InvalidTransition, which tells the history."""
     row = _find(session, project, worker, lock=True)
@@ -112,7 +154,9 @@ def lost(session: Session, timeout_secs: float) -> list[str]:
 
 def active(session: Session, project: str) -> list[WorkerView]:
     """Workers that take leases now."""
-    rows = session.scalars(select(WorkerRow).where(WorkerRow.project == project, WorkerRow.state == WorkerState.ACTIVE))
+    rows = session.scalars(
+        select(WorkerRow).where(WorkerRow.project == project, WorkerRow.state == spelled(WorkerState.ACTIVE))
+    )
     return [_view(session, row) for row in rows]
 
 
@@ -142,4 +186,5 @@ def _view(session: Session, row: WorkerRow) -> WorkerView:
         toolchain=get_toolchain(session, row.toolchain_key),
         last_seen_at=instant(row.last_seen_at),
         trials=row.trials,
+        steadiness=None if row.steadiness is None else Steadiness.model_validate(row.steadiness),
     )

@@ -55,7 +55,7 @@ def run(embedded: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 def use(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PITCHPIPE_URL", client.url)
-    monkeypatch.setenv("PITCHPIPE_TOKEN", client._http.headers["Authorization"].removeprefix("Bearer "))
+    monkeypatch.setenv("PITCHPIPE_TOKEN", client._connection.http.headers["Authorization"].removeprefix("Bearer "))
     monkeypatch.setattr("pitchpipe.commands.RETRY_SECS", 0.5)
 
 
@@ -69,7 +69,7 @@ def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def job(embedded: Client, onnx: Path) -> str:
     """A job that is done, submitted as a user does: by the installed program."""
-    token = embedded._http.headers["Authorization"].removeprefix("Bearer ")
+    token = embedded._connection.http.headers["Authorization"].removeprefix("Bearer ")
     options = ["--url", embedded.url, "--token", token, "--trials", str(TRIALS)]
     command = [sys.executable, "-m", "pitchpipe.cli", "jobs", "submit", str(onnx), *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -103,7 +103,10 @@ def test_models_and_workers_are_listed(run: Run, job: str, this_target: Target) 
     (worker,) = run("workers", "list", "--json").json()
     assert Target.parse(worker["target"]) == this_target
     assert model["id"] in run("models", "list").out
-    assert worker["id"] in run("workers", "list").out
+    assert worker["steadiness"]["beats"] > 0, "its sandbox told, the daemon reported, the service kept it"
+    listed = run("workers", "list").out
+    assert worker["id"] in listed
+    assert ("noisy" if worker["steadiness"]["noisy"] else "quiet") in listed
 
 
 def test_a_running_job_is_watched_until_a_timeout_and_cancelled(run: Run, onnx: Path) -> None:

@@ -109,3 +109,34 @@ def test_computing_inside_computing_is_free_and_timing_inside_it_an_error() -> N
             pass
         with pytest.raises(RuntimeError), quiet.timing():
             pass
+
+
+def test_a_long_computation_that_gives_way_is_interrupted_by_a_timing() -> None:
+    timed = SPAWN.Event()
+    other = SPAWN.Process(target=_time, args=(timed,))
+    with quiet.computing():
+        other.start()
+        while not timed.is_set():
+            quiet.give_way()
+        with pytest.raises(quiet.Abandoned):
+            _time_in_a_fork_at_once()
+    other.join()
+
+
+def _time_in_a_fork_at_once() -> None:
+    """Raises Abandoned when another process would have to wait before it times."""
+    pid = os.fork()
+    if pid == 0:
+        quiet.forget_inherited()
+        try:
+            with quiet.timing(lambda: True):
+                os._exit(0)
+        except quiet.Abandoned:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
+        raise quiet.Abandoned
+
+
+def test_giving_way_outside_a_computation_takes_no_lock() -> None:
+    quiet.give_way()
+    _time_in_a_fork_at_once()

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,13 +20,16 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tests.hostile import MISDEEDS, harmless, hostile, parallel, program
+from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel, program
+from workers import sandbox as sandbox_module
 from workers.sandbox import Sandbox
 
 TARGET = Target.parse(
     {"kind": "llvm", "mcpu": "x86-64-v2" if os.uname().machine == "x86_64" else "generic", "num-cores": 2}
 )
-CONFIG = MeasureConfig(run_timeout_secs=5, max_secs=0.02, target_sample_secs=5e-4)
+CONFIG = MeasureConfig(run_timeout_secs=5, memory_limit_bytes=1 << 30, max_secs=0.02, target_sample_secs=5e-4)
+CPU = MISDEEDS["llvm"]
+RUN_TIMEOUT = FailureKind.RUN_TIMEOUT
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,44 +64,25 @@ def gone(processes: list[psutil.Process], patience_secs: float = 20.0) -> bool:
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize(
-    ("misdeed", "kind", "told"),
-    [
-        ("segfault", FailureKind.RUN_ERROR, "SIGSEGV"),
-        ("illegal_instruction", FailureKind.RUN_ERROR, "SIGILL"),
-        ("abort", FailureKind.RUN_ERROR, "SIGABRT"),
-        ("silent_exit", FailureKind.RUN_ERROR, "without a report"),
-        ("allocate_100_gb", FailureKind.RUN_ERROR, "SIGSEGV"),
-        ("fork", FailureKind.RUN_ERROR, "SIGSYS"),
-        ("flood_of_output", FailureKind.RUN_ERROR, "SIGXFSZ"),
-        ("wrong_output", FailureKind.WRONG_OUTPUT, "tolerance"),
-    ],
-)
-def test_a_misdeed_ends_as_its_failure_kind_and_harms_no_other_candidate(
-    sandbox: Sandbox, misdeed: str, kind: FailureKind, told: str
-) -> None:
-    workload = hostile(MISDEEDS[misdeed])
-    bad, good = parallel(workload), harmless(workload)
-    results = measure(sandbox, workload, [bad, *good])
-    failure = results[bad.digest]
-    assert isinstance(failure, Failed)
-    assert failure.kind is kind, failure.detail
-    assert told in failure.detail
-    assert all(isinstance(results[candidate.digest], Timed) for candidate in good)
-
-
-def test_a_candidate_that_hangs_is_killed_at_its_limit(sandbox: Sandbox) -> None:
-    workload = hostile(MISDEEDS["hang"])
-    bad, good = parallel(workload), harmless(workload)
-    results = measure(sandbox, workload, [bad, *good], config=CONFIG.model_copy(update={"run_timeout_secs": 1.0}))
-    failure = results[bad.digest]
-    assert isinstance(failure, Failed)
-    assert failure.kind is FailureKind.RUN_TIMEOUT
-    assert all(isinstance(results[candidate.digest], Timed) for candidate in good)
+@pytest.mark.parametrize("name", CPU)
+def test_a_misdeed_ends_as_its_failure_kind_and_harms_no_other_candidate(sandbox: Sandbox, name: str) -> None:
+    misdeed = CPU[name]
+    workload = hostile(misdeed)
+    bad, (first, second) = parallel(workload), harmless(workload)
+    config = CONFIG.model_copy(update={"run_timeout_secs": 1.0}) if misdeed.ends_as is RUN_TIMEOUT else CONFIG
+    results = measure(sandbox, workload, [first, bad, second], config=config)
+    result = results.pop(bad.digest)
+    if misdeed.ends_as is None:
+        assert isinstance(result, Timed)
+    else:
+        assert isinstance(result, Failed)
+        assert result.kind is misdeed.ends_as, result.detail
+        assert misdeed.told in result.detail
+    assert all(isinstance(other, Timed) for other in results.values())
 
 
 def test_a_wrong_candidate_is_refused_in_a_confirming_run_too(sandbox: Sandbox) -> None:
-    workload = hostile(MISDEEDS["wrong_output"])
+    workload = hostile(CPU["wrong_output"])
     bad, good = parallel(workload), harmless(workload)
     results = measure(sandbox, workload, [*good, bad], purpose=Purpose.CONFIRM)
     assert getattr(results[bad.digest], "kind", None) is FailureKind.WRONG_OUTPUT
@@ -104,7 +90,7 @@ def test_a_wrong_candidate_is_refused_in_a_confirming_run_too(sandbox: Sandbox) 
 
 
 def test_a_workload_whose_untransformed_build_crashes_fails_every_candidate(sandbox: Sandbox) -> None:
-    workload = program(MISDEEDS["abort"])
+    workload = program('T.call_extern("int32", "abort")')
     baseline = Candidate.of(workload.digest, BASELINE_TRACE)
     failure = measure(sandbox, workload, [baseline])[baseline.digest]
     assert isinstance(failure, Failed)
@@ -113,7 +99,7 @@ def test_a_workload_whose_untransformed_build_crashes_fails_every_candidate(sand
 
 
 def test_a_build_over_its_limit_is_a_build_timeout(sandbox: Sandbox) -> None:
-    workload = hostile("2")
+    workload = program("2")
     good = harmless(workload)
     measure(sandbox, workload, good[:1])
     hurried = CONFIG.model_copy(update={"build_timeout_secs": 1e-3})
@@ -126,14 +112,22 @@ def test_text_that_is_no_workload_fails_its_candidates_only(sandbox: Sandbox) ->
     workload = Workload(digest="0" * 64, ir='{"root_index": 0, "nodes": []}')
     baseline = Candidate.of(workload.digest, BASELINE_TRACE)
     assert getattr(measure(sandbox, workload, [baseline])[baseline.digest], "kind", None) is FailureKind.BUILD_ERROR
-    other = hostile("3")
+    other = program("3")
     assert isinstance(next(iter(measure(sandbox, other, harmless(other)[:1]).values())), Timed)
 
 
 def test_processes_that_an_unconfined_candidate_starts_die_with_it(quiet_lock: None) -> None:
-    stray = 'T.call_extern("int32", "setsid") + T.call_extern("int32", "pause")'
-    crash = MISDEEDS["abort"]
-    workload = hostile(f'T.if_then_else(T.call_extern("int32", "fork") == 0, {stray}, {crash})')
+    block = """
+if ELSEWHERE:
+    for n in T.serial(6):
+        T.evaluate(T.call_extern("int32", "fork"))
+        T.evaluate(T.call_extern("int32", "setsid"))
+    if T.call_extern("int32", "getpid") == T.call_extern("int32", "getpgrp"):
+        T.evaluate(T.call_extern("int32", "abort"))
+    T.evaluate(T.call_extern("int32", "pause"))
+B[vi] = A[vi]
+"""
+    workload = hostile(Misdeed(block=block, ends_as=FailureKind.RUN_ERROR))
     with Sandbox(TARGET, parallel_builds=1, confined=False) as unconfined:
         bad = parallel(workload)
         results = measure(unconfined, workload, [bad, *harmless(workload)])
@@ -149,21 +143,61 @@ def named(command: list[str]) -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == command]
 
 
-@pytest.mark.parametrize("victim", ["zygote", "task process"])
-def test_a_batch_survives_the_death_of_what_measures_it(quiet_lock: None, victim: str) -> None:
-    workload = hostile("4")
-    candidates = [*harmless(workload), parallel(workload)]
+@pytest.mark.parametrize(
+    ("victim", "number"), [("zygote", signal.SIGKILL), ("task process", signal.SIGKILL), ("zygote", signal.SIGSTOP)]
+)
+def test_a_batch_survives_the_end_of_what_measures_it(
+    quiet_lock: None, monkeypatch: pytest.MonkeyPatch, victim: str, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(sandbox_module, "_STOP_SECS", 1.0)
+    workload = hostile(CPU["wrong_output"])
     with Sandbox(TARGET, parallel_builds=1) as mortal:
-        measure(mortal, workload, candidates[:1])
+        measure(mortal, workload, harmless(workload))
         assert mortal._process is not None
         zygote = psutil.Process(mortal._process.pid)
-        (zygote if victim == "zygote" else zygote.children()[0]).kill()
-        results = measure(mortal, workload, candidates)
+        (zygote if victim == "zygote" else zygote.children()[0]).send_signal(number)
+        # Another workload, so that the zygote is asked for a process.
+        other = hostile(CPU["output_of_nan"])
+        results = measure(mortal, other, [*harmless(other), parallel(other)])
+        again = measure(mortal, workload, harmless(workload))
+    assert all(isinstance(result, Timed) for result in again.values())
     assert sum(isinstance(result, Timed) for result in results.values()) == 2
 
 
+def test_a_child_that_is_killed_while_it_waits_is_given_back_and_the_others_go_on(sandbox: Sandbox) -> None:
+    workload = hostile(CPU["sleep_for_ever"])
+    bad, (first, second) = parallel(workload), harmless(workload)
+    results: dict[str, Measurement] = {}
+    config = CONFIG.model_copy(update={"run_timeout_secs": 3.0})
+    measuring = threading.Thread(
+        target=lambda: results.update(measure(sandbox, workload, [bad, first, second], config=config))
+    )
+    measuring.start()
+    asleep, waiting = until_it_sleeps(sandbox)
+    waiting.kill()
+    measuring.join()
+    assert asleep.pid != waiting.pid
+    assert getattr(results[bad.digest], "kind", None) is RUN_TIMEOUT
+    assert getattr(results[first.digest], "kind", None) is FailureKind.DEVICE_ERROR
+    assert isinstance(results[second.digest], Timed)
+
+
+def until_it_sleeps(sandbox: Sandbox) -> tuple[psutil.Process, psutil.Process]:
+    """The first candidate once it runs, known by its threads, and the second, which has been built."""
+    assert sandbox._process is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for task in psutil.Process(sandbox._process.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                children = sorted(task.children(), key=lambda child: (child.create_time(), child.pid))
+                if len(children) >= 3 and children[0].num_threads() > 1:
+                    return children[0], children[1]
+        time.sleep(0.02)
+    raise AssertionError("it never ran")
+
+
 def test_a_cancelled_batch_stops_and_the_next_one_runs(sandbox: Sandbox) -> None:
-    workload = hostile(MISDEEDS["hang"])
+    workload = hostile(CPU["sleep_for_ever"])
     started = time.monotonic()
     patient = CONFIG.model_copy(update={"run_timeout_secs": 100.0})
     results = sandbox.measure(workload, [parallel(workload)], patient, cancelled=lambda: time.monotonic() > started + 1)
@@ -172,12 +206,12 @@ def test_a_cancelled_batch_stops_and_the_next_one_runs(sandbox: Sandbox) -> None
 
 
 def test_nothing_is_left_when_the_daemon_is_killed(tmp_path: Path) -> None:
-    script = f"""
+    script = """
         from pitchpipe.wire.measure import MeasureConfig
         from tests.acceptance.test_sandbox import TARGET
         from tests.hostile import MISDEEDS, hostile, parallel
         from workers.sandbox import Sandbox
-        workload = hostile({MISDEEDS["hang"]!r})
+        workload = hostile(MISDEEDS["llvm"]["sleep_for_ever"])
         sandbox = Sandbox(TARGET)
         print("measuring", flush=True)
         list(sandbox.measure(workload, [parallel(workload)], MeasureConfig(run_timeout_secs=100)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pitchpipe.wire.ids import canonical_json
@@ -16,9 +18,11 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, conv, dense
-from tuner.measure.build import apply, build
+from tuner.measure.build import apply, build, compile_module
+from tuner.measure.packing import packings_of
+from tuner.measure.timing import CONFIRM_PROCESSES, run_interval
 from tuner.trace import encode_trace
-from tuner.tvm_compat import Schedule, load_intrinsics, load_ir, ms, to_tvm_target
+from tuner.tvm_compat import IRModule, Schedule, load_intrinsics, load_ir, ms, to_tvm_target, tvm
 from workers.sandbox import Sandbox
 
 CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
@@ -75,11 +79,11 @@ def packing_trace(workload: Workload) -> str:
 
 def test_a_matmul_is_built_checked_on_three_sets_and_timed(sandbox: Sandbox) -> None:
     results = measure(sandbox, dense(64, 64, 64), [BASELINE_TRACE, *traces(dense(64, 64, 64), 2)])
-    for result in results:
-        assert isinstance(result, Timed), result
-        assert result.check.input_sets == 3
-        assert result.check.max_abs_error <= result.check.tolerance
-        assert len(result.run_secs) >= CONFIG.min_samples
+    timed = [result for result in results if isinstance(result, Timed)]
+    assert len(timed) == len(results)
+    assert min(timed, key=lambda result: result.secs).check.input_sets == 3, "others are slower than the batch's best"
+    assert all(result.check.max_abs_error <= result.check.tolerance for result in timed)
+    assert all(len(result.run_secs) >= CONFIG.min_samples or result.check.input_sets == 1 for result in timed)
 
 
 def test_a_convolution_with_a_rewritten_weight_is_checked_with_the_weight_packed(sandbox: Sandbox) -> None:
@@ -127,7 +131,13 @@ def test_a_confirming_run_gives_every_candidate_a_result(sandbox: Sandbox) -> No
     good = traces(workload, 2)
     results = measure(sandbox, workload, [BASELINE_TRACE, *good, *traces(conv(), 1)], Purpose.CONFIRM)
     assert [result.outcome for result in results] == ["timed", "timed", "timed", "failed"]
-    assert all(len(result.run_secs) >= 6 for result in results if isinstance(result, Timed))
+    for result in results[:3]:
+        assert isinstance(result, Timed)
+        assert result.rule is not None
+        assert result.rule.processes == CONFIRM_PROCESSES
+        assert len(result.run_secs) >= CONFIRM_PROCESSES
+        assert len(result.run_secs) % CONFIRM_PROCESSES == 0
+        assert (result.secs_low, result.secs_high) == run_interval(result.run_secs, CONFIRM_PROCESSES)
 
 
 def test_forked_children_use_all_cores_of_the_target_and_their_parent_has_one_thread() -> None:
@@ -153,3 +163,20 @@ def test_forked_children_use_all_cores_of_the_target_and_their_parent_has_one_th
         check=True,
     )
     assert answer.stdout.split() == ["1", str(TARGET.num_cores)]
+
+
+def test_numpy_packs_a_weight_as_the_compiled_copy_would() -> None:
+    workload = conv()
+    packing = max(
+        packings_of(apply(load_ir(workload.ir), packing_trace(workload))), key=lambda found: len(found.packed.shape)
+    )
+    assert packing.positions is not None
+    module = compile_module(
+        IRModule({"copy": packing.function.with_attr("global_symbol", "copy")}), to_tvm_target(TARGET)
+    )
+    shape = tuple(len(positions) for positions in packing.positions)
+    weight = tvm.runtime.tensor(np.arange(math.prod(shape), dtype="float32").reshape(shape))
+    wanted, got = (tvm.runtime.empty(packing.packed.shape, "float32") for _ in range(2))
+    module.get_function("copy")(weight, wanted)
+    packing.pack(weight, got)
+    assert np.array_equal(got.numpy(), wanted.numpy())

@@ -18,9 +18,9 @@ from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
 from tuner.digest import workload_digest
 from tuner.graph import call_counts, prepare
-from tuner.ingest import IngestLimits, container
+from tuner.ingest import IngestLimits, container, ingest_bytes
 from tuner.ingest.onnx_reader import read_onnx
-from tuner.tasks import function_digests, split, split_model
+from tuner.tasks import split, split_ingested, workload_functions
 from tuner.trace import apply_trace
 from tuner.tvm_compat import load_ir
 
@@ -43,7 +43,7 @@ def resnet18() -> bytes:
 
 @pytest.fixture(scope="module")
 def resnet18_tasks(resnet18: bytes) -> list[Task]:
-    return split_model(resnet18, ModelFormat.ONNX, [TARGET])
+    return split_ingested(ingest_bytes(resnet18, ModelFormat.ONNX), ModelFormat.ONNX, [TARGET])
 
 
 def test_resnet18_has_its_known_number_of_operations(resnet18_tasks: list[Task]) -> None:
@@ -80,9 +80,9 @@ def test_a_workload_is_what_its_digest_says_and_takes_traces(resnet18_tasks: lis
 
 def test_functions_of_a_prepared_model_are_found_by_digest(resnet18: bytes, resnet18_tasks: list[Task]) -> None:
     prepared = prepare(load_ir(read_onnx(resnet18, IngestLimits()).ir), TARGET)
-    digests = function_digests(prepared)
-    assert set(digests) == set(call_counts(prepared))
-    assert list(dict.fromkeys(digests.values())) == [task.workload.digest for task in resnet18_tasks]
+    found = [(variable.name_hint, digest) for variable, _, digest in workload_functions(prepared)]
+    assert [name for name, _ in found] == list(call_counts(prepared))
+    assert list(dict.fromkeys(digest for _, digest in found)) == [task.workload.digest for task in resnet18_tasks]
 
 
 def test_other_widths_are_other_tasks_of_the_same_group() -> None:
@@ -111,7 +111,7 @@ def test_small_work_and_data_movement_are_fixed() -> None:
 def test_every_target_gets_its_tasks_and_the_workloads_are_shared() -> None:
     other = TARGET.model_copy(update={"num_cores": 8})
     data = container(read_onnx(attention().SerializeToString(), IngestLimits()))
-    found = split_model(data, ModelFormat.RELAX, [TARGET, other])
+    found = split_ingested(data, ModelFormat.RELAX, [TARGET, other])
     by_target = {target: [task.workload for task in found if task.target == target] for target in (TARGET, other)}
     assert by_target[TARGET] == by_target[other]
     assert len(by_target[TARGET]) > 5

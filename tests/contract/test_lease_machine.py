@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,7 +30,7 @@ from pitchpipe.wire.measure import FailureKind, Measurement
 from service.db import Database
 from service.states import CANDIDATE, LEASE, MAX_LOSSES, CandidateState, LeaseState
 from service.store import batches, jobs, leases, records
-from service.tables import CandidateRow, Job, JobTask, Lease, LeaseResult, Record
+from service.tables import CandidateRow, Job, JobTask, Lease, LeaseResult, Record, WorkerRow
 from tests.scene import TARGET, TTL_SECS, WORKLOAD, Scene, candidates, failed, timed
 
 FINAL_FAILURES = [FailureKind.BUILD_ERROR, FailureKind.RUN_TIMEOUT, FailureKind.WRONG_OUTPUT]
@@ -44,6 +44,7 @@ class Held:
     """What the model knows of a lease."""
 
     grant: LeaseGrant
+    worker: str
     expires_at: float
     open: bool = True
     crashed: bool = False
@@ -62,6 +63,8 @@ class Stored:
     task_trials: dict[str, tuple[object, ...]]
     results: dict[str, list[object]]
     """Stored results by candidate digest."""
+    noisy: dict[str, bool | None]
+    """By worker."""
     rows: tuple[CandidateRow, ...] = field(compare=False)
 
     def having(self, state: CandidateState) -> list[CandidateRow]:
@@ -85,6 +88,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.stored = self._read()
         self.issue(5, False, Purpose.SEARCH)
         self.claim(0, 3)
+        # One worker is noisy and one has not told, so that histories begin where the two are treated differently.
+        self.scene.report(self.held[0].grant, [], noisy=True)
+        self.stored = self._read()
 
     def teardown(self) -> None:
         if hasattr(self, "scene"):
@@ -114,9 +120,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self._close_overdue()
         grant = self.scene.acquire(n, worker=self.workers[worker])
         now = self._read()
+        # Only a noisy worker beside one that is not is kept from confirming.
+        withheld = now.noisy[self.workers[worker]] is True and not all(now.noisy.values())
         if grant is None:
-            assert not self.stored.having(CandidateState.QUEUED), "there was work, and it was not given out"
-            assert not now.having(CandidateState.QUEUED)
+            for queued in (self.stored.having(CandidateState.QUEUED), now.having(CandidateState.QUEUED)):
+                left = [row for row in queued if not (withheld and row.purpose is Purpose.CONFIRM)]
+                assert not left, "there was work, and it was not given out"
             return
         assert grant.fence > self.last_fence
         self.last_fence = grant.fence
@@ -128,12 +137,13 @@ class LeaseMachine(RuleBasedStateMachine):
         assert {row.digest for row in rows} == digests
         assert len({row.batch for row in rows}) == 1
         if grant.purpose is Purpose.CONFIRM:
+            assert not withheld
             assert not [row for row in now.having(CandidateState.QUEUED) if row.batch == rows[0].batch]
         else:
             assert len(rows) <= n
             assert len(rows) == 1 or not any(row.losses for row in rows)
         expires_at = self.database.clock_offset_secs + TTL_SECS
-        self.held.append(Held(grant=grant, expires_at=expires_at, unreported=digests))
+        self.held.append(Held(grant=grant, worker=self.workers[worker], expires_at=expires_at, unreported=digests))
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
@@ -164,14 +174,16 @@ class LeaseMachine(RuleBasedStateMachine):
         self._report(data, held, sorted(held.unreported), final=final)
 
     @precondition(lambda self: self._alive(lambda held: bool(held.sent)))
-    @rule(data=st.data(), final=st.booleans())
-    def report_again(self, data: st.DataObject, final: bool) -> None:
+    @rule(data=st.data(), final=st.booleans(), noisy=st.booleans())
+    def report_again(self, data: st.DataObject, final: bool, noisy: bool) -> None:
         """The answer to a report was lost; the worker sends it again, perhaps long after."""
         held = data.draw(st.sampled_from(self._alive(lambda held: bool(held.sent))))
-        answer = self.scene.report(held.grant, list(held.sent.values()), final=final)
+        answer = self.scene.report(held.grant, list(held.sent.values()), final=final, noisy=noisy)
         assert (answer.accepted, answer.duplicates) == (0, len(held.sent))
         if self._holds(held) and final:
             held.open = False
+        elif self._holds(held):
+            assert self._read() == replace(self.stored, noisy={**self.stored.noisy, held.worker: noisy})
         else:
             assert self._read() == self.stored
         assert answer.lease_open == self._holds(held)
@@ -326,14 +338,16 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _report(self, data: st.DataObject, held: Held, digests: list[str], *, final: bool) -> None:
         results = [self._result(data, digest) for digest in digests]
+        noisy = data.draw(st.sampled_from([None, True, False]))
         try:
-            answer = self.scene.report(held.grant, results, final=final)
+            answer = self.scene.report(held.grant, results, final=final, noisy=noisy)
         except StaleLease:
             assert not self._holds(held)
             assert self._read() == self.stored
             return
         assert self._holds(held)
         assert (answer.accepted, answer.duplicates) == (len(results), 0)
+        assert noisy is None or self._read().noisy[held.worker] is noisy
         for result in results:
             held.unreported.discard(result.candidate)
             held.sent[result.candidate] = result
@@ -358,7 +372,7 @@ class LeaseMachine(RuleBasedStateMachine):
         fence: int | None = None,
     ) -> None:
         with pytest.raises(by):
-            self.scene.report(held.grant, results, final=final, fence=fence)
+            self.scene.report(held.grant, results, final=final, fence=fence, noisy=not self.stored.noisy[held.worker])
         assert self._read() == self.stored
 
     def _read(self) -> Stored:
@@ -392,6 +406,9 @@ class LeaseMachine(RuleBasedStateMachine):
                 },
                 task_trials={k: tuple(v) for k, *v in session.execute(tasks.where(JobTask.project == project))},
                 results=found,
+                noisy=dict(
+                    session.execute(select(WorkerRow.id, WorkerRow.noisy).where(WorkerRow.project == project)).all()
+                ),
                 rows=tuple(rows),
             )
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from pitchpipe.errors import InvalidReport, InvalidTransition, NotFound, StaleLease
-from pitchpipe.wire.ids import new_id
+from pitchpipe.wire.ids import json_digest, new_id
 from pitchpipe.wire.job import JobState
-from pitchpipe.wire.lease import LeaseRequest, Purpose, WorkerState
+from pitchpipe.wire.lease import LeaseRequest, Purpose, Steadiness, WorkerState
 from pitchpipe.wire.measure import Failed, FailureKind
 from service.db import Database
 from service.store import batches, jobs, leases, records, workers
+from service.store.endings import body_digest
 from tests.scene import (
     DEVICE,
     OTHER_DEVICE,
@@ -22,6 +24,7 @@ from tests.scene import (
     Scene,
     candidates,
     failed,
+    steadiness,
     timed,
 )
 
@@ -168,6 +171,12 @@ def test_a_late_report_is_refused_whole_even_if_part_of_it_is_known(scene: Scene
     assert scene.counts().terminal == 1
 
 
+def test_a_result_that_is_sent_again_to_a_service_that_knows_more_fields_is_still_the_same() -> None:
+    result = timed(candidates(0, 1)[0].digest).model_copy(update={"load": 1.0})
+    before = {"outcome", "candidate", "run_secs", "check", "build_secs", "load"}
+    assert body_digest(result) == json_digest(result.model_dump(mode="json", include=before))
+
+
 def test_a_record_says_which_device_and_toolchain_measured_it(scene: Scene) -> None:
     scene.issue(candidates(0, 1), features={candidates(0, 1)[0].digest: b"features"})
     worker = scene.register("another", device=OTHER_DEVICE)
@@ -179,8 +188,8 @@ def test_a_record_says_which_device_and_toolchain_measured_it(scene: Scene) -> N
         samples = batches.samples(session, scene.project, "llvm", 10)
         view = workers.get(session, scene.project, worker)
     assert (found.device, found.toolchain, found.worker) == (OTHER_DEVICE, TOOLCHAIN, worker)
-    assert (finished.device_class, finished.toolchain) == (OTHER_DEVICE.device_class, TOOLCHAIN.key)
-    assert finished.records == (found.id,)
+    assert (finished.measured.device_class, finished.measured.toolchain) == (OTHER_DEVICE.device_class, TOOLCHAIN.key)
+    assert finished.measured.records == (found.id,)
     assert samples == [(WORKLOAD.digest, b"features", 2e-3)]
     assert view.trials == 1
 
@@ -217,8 +226,62 @@ class TestConfirmation:
         scene.report(grant, [timed(c.digest) for c in grant.candidates])
         with scene.database.reading() as session:
             (finished,) = batches.finished(session, scene.job)
-        assert finished.whole is not interrupted
-        assert finished.candidates == tuple(candidates(0, 3))
+        assert finished.measured.whole is not interrupted
+        assert finished.measured.candidates == tuple(candidates(0, 3))
+
+
+class TestSteadiness:
+    def shown(self, scene: Scene, worker: str | None = None) -> Steadiness | None:
+        with scene.database.reading() as session:
+            return workers.get(session, scene.project, worker or scene.worker).steadiness
+
+    def test_the_worker_of_a_lease_shows_what_it_last_reported_until_it_registers_again(self, scene: Scene) -> None:
+        other = scene.register("worker-b")
+        scene.issue(candidates(0, 2))
+        grant = scene.granted()
+        assert self.shown(scene) is None
+        first, second = ([timed(c.digest)] for c in grant.candidates)
+        scene.report(grant, first, noisy=True)
+        assert self.shown(scene) == steadiness(noisy=True)
+        scene.report(grant, second)
+        assert scene.report(grant, first, noisy=False).duplicates == 1
+        assert self.shown(scene) == steadiness(noisy=True), "the lease had ended"
+        assert self.shown(scene, other) is None
+        scene.register("worker-a")
+        assert self.shown(scene) is None
+
+    def test_a_noisy_worker_confirms_only_where_no_other_would(self, scene: Scene) -> None:
+        def available(worker: str) -> bool | None:
+            with scene.database.reading() as session:
+                return leases.available(session, scene.project, worker)
+
+        scene.issue(candidates(0, 1))
+        grant = scene.granted()
+        scene.register("gpu", target=OTHER_TARGET)
+        quiet = scene.register("worker-b")
+        scene.report(grant, [timed(grant.candidates[0].digest)], noisy=True)
+        scene.issue(candidates(10, 12), Purpose.CONFIRM)
+        assert not available(scene.worker)
+        assert scene.acquire() is None
+        assert available(quiet)
+        scene.issue(candidates(1, 2))
+        assert scene.granted().purpose is Purpose.SEARCH
+        with scene.database.transaction() as session:
+            workers.set_state(session, scene.project, quiet, WorkerState.DRAINING)
+        assert available(scene.worker)
+        assert scene.granted().purpose is Purpose.CONFIRM
+
+    def test_the_log_tells_when_a_worker_turns_noisy_or_quiet_but_not_of_a_refused_report(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 1))
+        grant = scene.granted()
+        with structlog.testing.capture_logs() as lines:
+            for noisy in (False, True, True):
+                scene.report(grant, [], noisy=noisy)
+            with pytest.raises(InvalidReport):
+                scene.report(grant, [timed(candidates(7, 8)[0].digest)], noisy=False)
+            scene.report(grant, [], noisy=False)
+        told = [(line["log_level"], line["event"], line["name"]) for line in lines]
+        assert told == [("warning", "worker is noisy", "worker-a"), ("info", "worker is quiet again", "worker-a")]
 
 
 class TestIssuing:
@@ -251,7 +314,7 @@ class TestIssuing:
         scene.report(grant, [timed(grant.candidates[0].digest), failed(grant.candidates[1].digest)])
         with scene.database.transaction() as session:
             (finished,) = batches.finished(session, scene.job)
-            assert [r.outcome for r in finished.results] == ["timed", "failed"]
+            assert [r.outcome for r in finished.measured.results] == ["timed", "failed"]
             (open_,) = batches.open_(session, scene.job)
             assert (open_.candidates, open_.queued, open_.leased) == (2, 2, 0)
             batches.observed(session, [finished.batch])

@@ -49,7 +49,7 @@ def test_contending_workers_measure_every_candidate_exactly_once(database: Datab
     assert scene.counts() == batches.Counts(issued=400, queued=0, leased=0, terminal=400)
     assert scene.trials() == (400, sum(int(c.digest, 16) % 5 == 0 for c in candidates(0, 400)))
     with database.reading() as session:
-        assert records.count(session, scene.project) == 400
+        assert len(records.for_task(session, scene.project, WORKLOAD.digest, TARGET)) == 400
         stored = session.scalars(select(Lease.fence).where(Lease.project == scene.project)).all()
     assert sorted(stored) == sorted(fence for each in fences for fence in each)
     assert all(each == sorted(each) for each in fences), "each thread sees fences rise"
@@ -75,7 +75,7 @@ def test_a_confirming_batch_is_never_split_among_contending_workers(database: Da
     # A worker that finds every batch being claimed may leave early; what is claimed is claimed whole.
     assert set(sizes) == {4}
     with database.reading() as session:
-        assert all(batch.whole for batch in batches.finished(session, scene.job))
+        assert all(batch.measured.whole for batch in batches.finished(session, scene.job))
 
 
 def test_one_report_sent_by_many_threads_is_stored_and_charged_once(database: Database) -> None:

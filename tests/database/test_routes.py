@@ -29,7 +29,16 @@ from pitchpipe.errors import (
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelView, Scope, TokenRequest
 from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration, WorkerState, WorkerView
-from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Timed
+from pitchpipe.wire.measure import (
+    Candidate,
+    CheckVerdict,
+    Failed,
+    FailureKind,
+    MeasureConfig,
+    SampleRule,
+    Stop,
+    Timed,
+)
 from pitchpipe.wire.record import LookupRequest, Tier
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
@@ -39,6 +48,7 @@ from service.db import Database
 from service.settings import Settings
 from service.store import batches, jobs, tokens, workloads
 from service.wake import Wake
+from tests.scene import steadiness
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
 OTHER = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
@@ -420,6 +430,35 @@ def test_no_work_within_the_wait_is_an_empty_grant_and_an_unknown_worker_is_not_
     assert client.acquire(LeaseRequest(worker=worker.id, wait_secs=0.05)) is None
     with pytest.raises(NotFound):
         client.acquire(LeaseRequest(worker=new_id("wrk"), wait_secs=0))
+
+
+def test_what_a_worker_tells_of_a_timing_and_of_itself_can_be_read(service: Service) -> None:
+    service.batch()
+    worker, client = service.worker(), service.client("worker")
+    grant = client.acquire(LeaseRequest(worker=worker.id, wait_secs=0))
+    assert grant is not None
+    told = Timed(
+        candidate=grant.candidates[0].digest,
+        run_secs=(2e-3, 3e-3, 4e-3),
+        check=VERDICT,
+        build_secs=0.5,
+        load=0.25,
+        secs_low=2e-3,
+        secs_high=4e-3,
+        rule=SampleRule(stop=Stop.PRECISE, calls=7, flushed=True),
+        clock_hz=1.98e9,
+        reference_ratio=1.25,
+    )
+    client.report(
+        grant.lease, Report(fence=grant.fence, results=(told,), final=True, steadiness=steadiness(noisy=True))
+    )
+    (found,) = service.client("user").records()
+    assert (found.result, found.worker, found.toolchain) == (told, worker.id, REGISTRATION.toolchain)
+    assert client.worker(worker.id).steadiness == steadiness(noisy=True)
+    assert [each.steadiness for each in client.workers()] == [steadiness(noisy=True)]
+    shown = service.http.get("/metrics").text
+    assert 'pitchpipe_workers{steadiness="noisy"} 1.0' in shown
+    assert 'pitchpipe_workers{steadiness="unknown"} 0.0' in shown
 
 
 # --- schedules

@@ -26,7 +26,6 @@ def test_what_was_put_comes_back(blobs: Blobs, data: bytes) -> None:
     digest = blobs.put(data)
     assert digest == sha256(data)
     assert blobs.get(digest) == data
-    assert blobs.exists(digest)
 
 
 def test_putting_again_changes_nothing(blobs: Blobs) -> None:
@@ -34,16 +33,14 @@ def test_putting_again_changes_nothing(blobs: Blobs) -> None:
 
 
 def test_what_was_never_put_is_not_found(blobs: Blobs) -> None:
-    assert not blobs.exists(sha256(b"never"))
     with pytest.raises(NotFound):
         blobs.get(sha256(b"never"))
 
 
 @pytest.mark.parametrize("digest", ["", "../../../etc/passwd", "A" * 64, "0" * 63, "0" * 63 + "/"])
 def test_what_is_no_digest_reaches_no_file(blobs: Blobs, digest: str) -> None:
-    for ask in (blobs.get, blobs.exists):
-        with pytest.raises(InvalidInput):
-            ask(digest)
+    with pytest.raises(InvalidInput):
+        blobs.get(digest)
 
 
 def test_threads_put_the_same_bytes_at_once(blobs: Blobs) -> None:

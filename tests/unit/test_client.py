@@ -37,7 +37,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Pauses are noted, not made; the clock moves by them."""
     made: list[float] = []
     clock = SimpleNamespace(sleep=made.append, monotonic=lambda: sum(made))
-    monkeypatch.setattr("pitchpipe.client.time", clock)
+    for module in ("client", "connection"):
+        monkeypatch.setattr(f"pitchpipe.{module}.time", clock)
     return made
 
 

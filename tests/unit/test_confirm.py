@@ -8,21 +8,32 @@ import pytest
 
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, CheckVerdict, Failed, FailureKind, Measurement, Timed
-from tuner.confirm import MeasuredBatch, choose_best
-from tuner.measure.timing import median_interval
+from pitchpipe.wire.measure import (
+    BASELINE_TRACE,
+    Candidate,
+    CheckVerdict,
+    Failed,
+    FailureKind,
+    Measurement,
+    SampleRule,
+    Stop,
+    Timed,
+)
+from tuner.confirm import WORTHWHILE, MeasuredBatch, choose_best
+from tuner.measure.timing import later_interval, median_interval
 from tuner.testing import fake_task
 
 TASK = fake_task("t")
 FAST, FASTER = '[["fast"],[]]', '[["faster"],[]]'
 
 
-def timed(trace: str, run_secs: Sequence[float]) -> Measurement:
+def timed(trace: str, run_secs: Sequence[float], processes: int = 1) -> Measurement:
     return Timed(
         candidate=Candidate.of(TASK.workload.digest, trace).digest,
         run_secs=tuple(run_secs),
         check=CheckVerdict(passed=True, max_abs_error=0, tolerance=1e-3, input_sets=1),
         build_secs=0.1,
+        rule=SampleRule(stop=Stop.CONFIRMED, calls=1, processes=processes),
     )
 
 
@@ -61,7 +72,7 @@ def test_the_fastest_that_is_surely_faster_than_the_baseline_is_served() -> None
     assert (best.trace, best.record) == (FASTER, "rec_2")
     assert best.secs == pytest.approx(0.9e-3)
     assert best.baseline_secs == pytest.approx(2e-3)
-    assert (best.secs_low, best.secs_high) == median_interval(around(0.9e-3))
+    assert (best.secs_low, best.secs_high) == later_interval(*median_interval(around(0.9e-3)))
     assert (best.device_class, best.toolchain) == (sha256(b"device"), "tvm-0.27")
 
 
@@ -103,6 +114,30 @@ def test_equal_times_leave_the_baseline() -> None:
     best = choose_best(TASK, batch(results))
     assert best is not None
     assert best.trace == BASELINE_TRACE
+
+
+def test_what_is_surely_faster_but_by_next_to_nothing_does_not_win() -> None:
+    gains = {FAST: 1 - WORTHWHILE / 2, FASTER: 1 - 2 * WORTHWHILE}
+    for trace, factor in gains.items():
+        results = {
+            BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3, spread=1e-4)),
+            trace: timed(trace, around(factor * 1e-3, spread=1e-4)),
+        }
+        best = choose_best(TASK, batch(results))
+        assert best is not None
+        assert (best.trace == trace) == (trace == FASTER)
+
+
+def test_processes_of_the_baseline_that_disagree_do_not_lose_to_one_that_agrees_with_the_faster_of_them() -> None:
+    by_process = [1.00e-3, 1.10e-3, 1.11e-3]
+    results = {
+        BASELINE_TRACE: timed(BASELINE_TRACE, by_process * 6, processes=3),
+        FAST: timed(FAST, around(1.01e-3, samples=18), processes=3),
+    }
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert best.trace == BASELINE_TRACE
+    assert best.secs_low < 1e-3 < best.secs_high
 
 
 def test_slower_or_failed_candidates_leave_the_baseline() -> None:

@@ -8,9 +8,11 @@ from rich.console import Console
 
 from pitchpipe.progress import Progress as ProgressLine
 from pitchpipe.progress import describe
-from pitchpipe.tables import show_tuning
+from pitchpipe.tables import interval, show_tuning, steady
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import Budget, JobState, JobView, Progress
+from pitchpipe.wire.lease import Steadiness
+from pitchpipe.wire.record import Best
 from tuner.testing import TARGET
 
 
@@ -71,3 +73,25 @@ def test_the_table_has_every_task_and_the_whole_model():
     show_tuning(result, Console(file=text))
     for part in ("task 0", "task 1", "100.0", "10.000", "2000.000 ms", "100.0x", "1.00e-06 against ONNX Runtime", "60"):
         assert part in text.getvalue()
+
+
+def test_a_worker_is_quiet_noisy_by_how_much_or_unknown():
+    def told(ratio: float, noisy: bool) -> Steadiness:
+        return Steadiness(reference_secs=ratio, usual_secs=1.0, ratio=ratio, noisy=noisy, beats=1, repeated=0)
+
+    assert [steady(each) for each in (told(1.04, False), told(1.32, True), None)] == ["quiet", "noisy 1.3x", "unknown"]
+
+
+def test_a_served_time_is_shown_with_its_interval():
+    best = Best(
+        record=None,
+        trace="[[],[]]",
+        secs=2e-3,
+        secs_low=1.9e-3,
+        secs_high=2.2e-3,
+        baseline_secs=2e-3,
+        device_class="0" * 64,
+        toolchain="t",
+        confirmed_at=datetime.now(UTC),
+    )
+    assert [interval(each) for each in (best, None)] == ["1.900 to 2.200", "-"]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitchpipe.wire.measure import MeasureConfig
+from pitchpipe.wire.measure import MeasureConfig, Stop
 from tuner.measure.timing import (
     COLD_START_SECS,
+    CONFIRM_PROCESSES,
     CONFIRM_ROUNDS,
-    Stop,
+    CONFIRM_SAMPLES_EACH,
     abba,
     calls_per_sample,
     confirmed,
+    later_interval,
     median_interval,
+    run_interval,
     sample,
     slow,
 )
@@ -39,13 +43,19 @@ class Kernel:
         return next(self._secs) * calls
 
 
+def timed(kernel: Kernel, config: MeasureConfig, **options: Any) -> tuple[list[float], Stop]:
+    """The samples, and why there are no more."""
+    sampled = sample(kernel, config, **options)
+    return list(sampled.secs), sampled.stop
+
+
 def noisy(seed: int, secs: float, noise: float) -> Kernel:
     rng = random.Random(seed)
     return Kernel(secs * (1 + noise * rng.expovariate(1.0)) for _ in itertools.count())
 
 
 def test_a_steady_kernel_needs_six_samples() -> None:
-    samples, stop = sample(Kernel(1e-3), CONFIG)
+    samples, stop = timed(Kernel(1e-3), CONFIG)
     assert stop is Stop.PRECISE
     assert len(samples) == 6
     assert statistics.median(samples) == pytest.approx(1e-3)
@@ -60,14 +70,14 @@ def test_short_calls_are_repeated_to_fill_a_sample() -> None:
 
 def test_a_cold_first_call_does_not_shorten_the_samples() -> None:
     kernel = Kernel(itertools.chain([5e-3], itertools.repeat(1e-5)))
-    samples, _ = sample(kernel, CONFIG)
+    samples, _ = timed(kernel, CONFIG)
     assert samples == pytest.approx([1e-5] * len(samples))
     assert kernel.asked[-1] >= CONFIG.target_sample_secs / 1e-5 / 2
 
 
 def test_a_candidate_far_slower_than_the_incumbent_costs_one_call() -> None:
     kernel = Kernel(0.5)
-    samples, stop = sample(kernel, CONFIG, incumbent_secs=1e-3)
+    samples, stop = timed(kernel, CONFIG, incumbent_secs=1e-3)
     assert stop is Stop.HOPELESS
     assert samples == [0.5]
     assert kernel.asked == [1]
@@ -75,13 +85,13 @@ def test_a_candidate_far_slower_than_the_incumbent_costs_one_call() -> None:
 
 def test_a_first_call_that_only_was_cold_is_not_hopeless() -> None:
     kernel = Kernel(itertools.chain([COLD_START_SECS], itertools.repeat(1e-5)))
-    _, stop = sample(kernel, CONFIG, incumbent_secs=1e-5)
+    _, stop = timed(kernel, CONFIG, incumbent_secs=1e-5)
     assert stop is Stop.PRECISE
 
 
 def test_a_slower_candidate_stops_after_its_first_samples_and_is_not_promising() -> None:
     told: list[bool] = []
-    samples, stop = sample(Kernel(2e-3), CONFIG, incumbent_secs=1e-3, promising=lambda: told.append(True))
+    samples, stop = timed(Kernel(2e-3), CONFIG, incumbent_secs=1e-3, promising=lambda: told.append(True))
     assert stop is Stop.SLOW
     assert len(samples) == CONFIG.min_samples
     assert not told
@@ -100,27 +110,27 @@ def test_without_an_incumbent_every_candidate_is_promising() -> None:
 
 
 def test_a_noisy_kernel_gets_more_samples_than_a_steady_one_but_no_more_than_allowed() -> None:
-    samples, stop = sample(noisy(1, 2e-3, 0.5), CONFIG)
+    samples, stop = timed(noisy(1, 2e-3, 0.5), CONFIG)
     assert 6 < len(samples) <= CONFIG.max_samples
     assert stop is Stop.SPENT
 
 
 def test_a_long_kernel_stops_at_the_time_allowed_with_the_fewest_samples() -> None:
-    samples, stop = sample(Kernel(x * 0.3 for x in itertools.cycle([1.0, 1.2])), CONFIG)
+    samples, stop = timed(Kernel(x * 0.3 for x in itertools.cycle([1.0, 1.2])), CONFIG)
     assert stop is Stop.SPENT
     assert len(samples) == CONFIG.min_samples
 
 
 def test_a_kernel_that_barely_fits_the_run_limit_gets_one_sample() -> None:
     kernel = Kernel(6.0)
-    samples, stop = sample(kernel, CONFIG, limit_secs=20.0)
+    samples, stop = timed(kernel, CONFIG, limit_secs=20.0)
     assert stop is Stop.SPENT
     assert samples == [6.0]
 
 
 def test_time_spent_never_passes_the_run_limit_by_more_than_a_sample() -> None:
     kernel = Kernel(3.0)
-    samples, _ = sample(kernel, CONFIG, limit_secs=14.0)
+    samples, _ = timed(kernel, CONFIG, limit_secs=14.0)
     assert len(samples) >= 1
     assert sum(kernel.asked) * 3.0 <= 14.0 + 3.0
 
@@ -130,7 +140,11 @@ def test_the_slow_rule_errs_as_rarely_as_its_docstring_says() -> None:
     rng = random.Random(7)
     trials = 20_000
     stopped = sum(
-        slow([1.5 * (1 + 0.1 * rng.choice([-1, 1]) * rng.random()) for _ in range(CONFIG.min_samples)], CONFIG, 1.0)
+        slow(
+            [CONFIG.slow_factor * (1 + 0.1 * rng.choice([-1, 1]) * rng.random()) for _ in range(CONFIG.min_samples)],
+            CONFIG,
+            1.0,
+        )
         for _ in range(trials)
     )
     assert stopped / trials <= 2**-CONFIG.min_samples * 1.1
@@ -177,6 +191,72 @@ def test_a_noisy_candidate_is_confirmed_when_the_samples_are_used_up() -> None:
     spread = [1e-3, 2e-3] * CONFIG.max_samples
     assert not confirmed(spread[: CONFIG.max_samples - 1], 1, CONFIG)
     assert confirmed(spread[: CONFIG.max_samples], 1, CONFIG)
+
+
+def test_a_candidate_in_several_processes_is_confirmed_when_each_has_its_samples() -> None:
+    enough = CONFIRM_PROCESSES * CONFIRM_SAMPLES_EACH
+    assert not confirmed([1e-3] * (enough - 1), 2, CONFIG, CONFIRM_PROCESSES)
+    assert confirmed([1e-3] * enough, 2, CONFIG, CONFIRM_PROCESSES)
+
+
+def test_processes_that_differ_widen_the_interval_and_equal_ones_do_not() -> None:
+    steady = [1.0, 1.01, 0.99] * 2
+    assert run_interval(steady, 1) == median_interval(steady)
+    apart = [1.0, 1.1, 1.0] * 6
+    assert median_interval(apart) == (1.0, 1.1)
+    assert run_interval(apart, 3) == pytest.approx((0.9, 1.2))
+    assert run_interval([2.0, 3.0], 3) == median_interval([2.0, 3.0])
+
+
+def simulated(rng: random.Random, offset: Callable[[random.Random], float]) -> list[float]:
+    """A run of a program of one second: every process has an offset of its own, every sample a delay."""
+    offsets = [offset(rng) for _ in range(CONFIRM_PROCESSES)]
+    return [1 + own + rng.expovariate(100.0) for _ in range(CONFIRM_SAMPLES_EACH) for own in offsets]
+
+
+def alike(rng: random.Random) -> float:
+    return rng.gauss(0, 0.003)
+
+
+def scattered(rng: random.Random) -> float:
+    return rng.gauss(0, 0.05)
+
+
+def one_in_five(rng: random.Random) -> float:
+    return rng.gauss(0, 0.01) + (0.09 if rng.random() < 0.2 else 0.0)
+
+
+def by_lot(rng: random.Random) -> float:
+    return rng.gauss(0, 0.01) + (0.09 if rng.random() < 0.5 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "beaten", "covered"),
+    [(alike, 0.004, 0.93), (scattered, 0.004, 0.90), (one_in_five, 0.008, 0.87), (by_lot, 0.02, 0.83)],
+)
+def test_the_interval_of_a_run_errs_as_rarely_as_its_docstring_says(
+    offset: Callable[[random.Random], float], beaten: float, covered: float
+) -> None:
+    rng = random.Random(5)
+    trials = 3000
+    runs = [simulated(rng, offset) for _ in range(trials)]
+    intervals = [run_interval(run, CONFIRM_PROCESSES) for run in runs]
+    pairs = list(itertools.pairwise(zip(runs, intervals, strict=True)))
+    assert sum(mine[1] < other[0] for (_, mine), (_, other) in pairs) / trials < beaten
+    assert sum(low <= statistics.median(run) <= high for (run, _), (_, (low, high)) in pairs) / trials > covered
+
+
+def test_processes_hidden_from_the_interval_make_it_err_often() -> None:
+    rng = random.Random(5)
+    intervals = [median_interval(simulated(rng, one_in_five)) for _ in range(2000)]
+    assert sum(mine[1] < other[0] for mine, other in itertools.pairwise(intervals)) / 2000 > 0.03
+
+
+@given(st.lists(st.floats(1e-9, 10.0), min_size=1, max_size=60), st.integers(1, 5))
+def test_the_interval_of_a_run_and_that_of_later_ones_hold_its_median(samples: list[float], processes: int) -> None:
+    low, high = run_interval(samples, processes)
+    assert 0 < low <= statistics.median(samples) <= high
+    assert later_interval(low, high)[0] < low <= high < later_interval(low, high)[1]
 
 
 def test_one_sample_says_little() -> None:

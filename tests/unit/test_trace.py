@@ -111,6 +111,21 @@ def test_an_index_map_of_arithmetic_on_its_indices_passes() -> None:
     assert decode_trace(layout(INDEX_MAP))
 
 
+def test_a_layout_that_is_assumed_to_be_injective_becomes_one_that_is_checked() -> None:
+    """MetaSchedule's tensor-core sketches assume it."""
+    assumed = text(BLOCK, ["TransformLayout", ["b0", json.dumps(INDEX_MAP)], [0, 0, None, 1], []])
+    assert decode_trace(assumed) == decode_trace(layout(INDEX_MAP))
+    assert json.loads(decode_trace(assumed))[0][1][2] == [0, 0, None, 0]
+
+
+@pytest.mark.parametrize(
+    "attributes", [[], [0, 0, None], [0, 0, None, 2], [0, 0, None, "1"], [0, 0, 0, 0], [0, 0, "", 1]]
+)
+def test_a_layout_with_padding_or_another_flag_is_refused(attributes: list[Any]) -> None:
+    with pytest.raises(InvalidTrace, match="no pad value and a flag"):
+        decode_trace(text(BLOCK, ["TransformLayout", ["b0", json.dumps(INDEX_MAP)], attributes, []]))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -24,6 +24,7 @@ from pitchpipe.wire.lease import (
     Purpose,
     Report,
     ReportResponse,
+    Steadiness,
     WorkerRegistration,
     WorkerState,
     WorkerView,
@@ -122,6 +123,7 @@ class FakeSandbox:
         self.before = before
         self.count = 0
         self.stopped = threading.Event()
+        self.steadiness: Steadiness | None = None
 
     def measure(
         self,
@@ -174,6 +176,22 @@ def test_all_leases_are_measured_and_reported_and_a_stop_leaves_properly() -> No
     assert len(service.results) == len({result.candidate for result in service.results}) == 80
     assert service.states == [WorkerState.DRAINING, WorkerState.GONE]
     assert service.fetched == [sha256(b"w")]
+
+
+def test_every_report_tells_how_steady_the_device_is_when_it_is_sent() -> None:
+    def told(beats: int) -> Steadiness:
+        return Steadiness(reference_secs=2.0, usual_secs=1.0, ratio=2.0, noisy=True, beats=beats, repeated=0)
+
+    def beat(number: int) -> None:
+        sandbox.steadiness = told(number)
+
+    service, sandbox = FakeService(leases=1, size=20), FakeSandbox(beat)
+    daemon, wait = start(service, sandbox)
+    until(lambda: service.finals)
+    daemon.stop()
+    assert wait() == 0
+    assert all(report.steadiness is not None for _, report in service.reports)
+    assert service.reports[-1][1].steadiness == told(19)
 
 
 def test_a_stop_amid_a_batch_reports_what_is_done_and_hands_back_the_rest() -> None:

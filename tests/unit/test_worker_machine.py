@@ -14,6 +14,7 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.lease import LeaseGrant, Purpose, WorkerState
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig
 from pitchpipe.wire.target import Target
+from workers.endings import MAX_FAULTS
 from workers.events import (
     Acquire,
     Beat,
@@ -45,8 +46,8 @@ from workers.events import (
     Tick,
     Unreachable,
 )
-from workers.machine import ACQUIRE_AHEAD_AT, MAX_FAULTS, MAX_START_ATTEMPTS, REPORT_AT, backoff_secs, step
-from workers.state import Phase, Stage, State
+from workers.machine import LAST_PHASE, MAX_START_ATTEMPTS, backoff_secs, step
+from workers.state import REPORT_AT, Phase, Stage, State
 
 WORKLOAD = sha256(b"workload")
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
@@ -128,13 +129,18 @@ def test_the_end_of_a_batch_is_reported_as_final_after_the_report_on_its_way() -
 
 
 def test_the_next_lease_is_acquired_near_the_end_of_the_present_one_and_waits_for_the_device() -> None:
-    a, b = grant("a", 16), grant("b", 16, fence=2)
-    state, out = working(Granted(grant=a), *measured(a, 0, 16 - ACQUIRE_AHEAD_AT))
+    a, b = grant("a", 32), grant("b", 32, fence=2)
+    state, out = working(Granted(grant=a), *measured(a, 0, 32 - LAST_PHASE))
     assert Acquire(worker="w") in out
     state, out = run(Granted(grant=b), state=state)
     assert kinds(out) == [Heartbeat]
-    state, out = run(*measured(a, 16 - ACQUIRE_AHEAD_AT, 16), Finished(lease="a"), state=state)
+    state, out = run(*measured(a, 32 - LAST_PHASE, 32), Finished(lease="a"), state=state)
     assert StartMeasuring(grant=b) in out
+
+
+def test_nothing_is_acquired_beside_a_long_lease_before_its_first_results() -> None:
+    _, out = working(Granted(grant=grant("a", LAST_PHASE)))
+    assert Acquire not in kinds(out)
 
 
 def test_nothing_is_acquired_beside_a_lease_of_one_candidate() -> None:

@@ -16,6 +16,7 @@ from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import IngestedModel, IngestLimits, container
 from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, read_request
+from tuner.syscalls import deny_system_calls
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
     confine_resources(limits.cpu_secs, limits.memory_bytes)
     try:
         reader = _reader(ModelFormat(str(header["format"])))
+        deny_system_calls()
         confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in PACKAGE_ROOTS)])
         answer = b"+" + reader(data, limits)
     except PitchpipeError as error:

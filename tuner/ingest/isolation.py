@@ -5,9 +5,10 @@ empty folder, with a scrubbed environment; feeds it the model through a file des
 size; and kills the whole process group when the wall limit passes or the answer is there.
 
 Child side: `confine_resources` sets CPU, memory and file-size limits; `confine_files` takes away, through Landlock,
-every write, execution and network right, and every read outside the interpreter, its libraries and this package. Where
-the kernel has no Landlock the child can still read what its user can read (and send it nowhere but into its answer), so
-run the service as a user that owns nothing else.
+every write, execution and TCP right, and every read outside the interpreter, its libraries and this package; the filter
+of tuner/syscalls.py takes away sockets of any kind, forks, and signals to others. Where the kernel has no Landlock the
+child can still read what its user can read (and send it nowhere but into its answer), so run the service as a user that
+owns nothing else.
 """
 
 from __future__ import annotations

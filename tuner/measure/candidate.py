@@ -7,16 +7,15 @@ candidate with its arguments, inside such a fork. Nothing here starts TVM's thre
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
 from pitchpipe.wire.target import Target
-from tuner.measure.build import Built, TensorType, build, cpu_target_of_host
+from tuner.measure.build import Built, build, cpu_target_of_host
 from tuner.measure.check import (
     SETS,
     Facts,
@@ -28,9 +27,17 @@ from tuner.measure.check import (
     poison,
     verdict,
 )
-from tuner.measure.timing import calls_per_sample, sample
+from tuner.measure.host_reference import on_all_cores
+from tuner.measure.tensor_type import TensorType
+from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, Sampled, calls_per_sample, sample
 from tuner.tvm_compat import load_ir, to_tvm_target, tvm
 
+_FEW_CALLS = 8
+"""Called from here: a call costs the interpreter under a microsecond, a sample of this few calls is far longer. TVM's
+evaluator makes one more call each time."""
+_WARM_SAMPLES = 5
+"""Rounds of guessing how many calls fill a sample: the first calls are cold, and what is guessed from them differs between
+processes of one candidate, which would then be timed differently."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
 """Filling the caches takes about a millisecond: under a twentieth of such a call."""
 
@@ -87,8 +94,10 @@ class Bench:
 
         False when so little of the outcome is finite that it compares nothing.
         """
-        target = self.tvm_target if self.target.kind == "llvm" else cpu_target_of_host()
-        running = Running(self, build(self.mod, target), tvm.cpu())
+        mod, target = self.mod, self.tvm_target
+        if self.target.kind != "llvm":
+            mod, target = on_all_cores(mod), cpu_target_of_host()
+        running = Running(self, build(mod, target), tvm.cpu())
         running.run(name)
         arrays = running.outputs()
         offset = 0
@@ -123,13 +132,12 @@ class Running:
     def _prepare(self, name: str) -> list[Any]:
         """The argument list of a set, weights packed."""
         if name not in self._arguments:
-            packings = {packing.param: packing for packing in self._built.packings}
             arguments: list[Any] = [None] * len(self._bench.facts.params)
             for index, tensor in zip(self._bench.facts.inputs, self._bench.inputs[name], strict=True):
                 given = tensor if self._on_host else tensor.copyto(self._device)
-                if (packing := packings.get(index)) is not None:
-                    packed = _empty(packing.packed, self._device)
-                    packing.function(given, packed)
+                if (pack := self._built.packings.get(index)) is not None:
+                    packed = _empty(self._built.packed[index], self._device)
+                    pack(given, packed)
                     given = packed
                 arguments[index] = given
             for index, tensor in zip(self._bench.facts.outputs, self._outputs, strict=True):
@@ -137,9 +145,24 @@ class Running:
             self._arguments[name] = arguments
         return self._arguments[name]
 
+    def touch(self) -> None:
+        """Does what the first check would do, but for the run: fresh pages are given while others may compute."""
+        first = next(iter(self._bench.references))
+        self._prepare(first)
+        self._poison()
+        self._bench.references[first].compare(self.outputs())
+
     def run(self, name: str) -> float:
         """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
         arguments = self._prepare(name)
+        self._poison()
+        self._device.sync()
+        start = time.perf_counter()
+        self._built.main(*arguments)
+        self._device.sync()
+        return time.perf_counter() - start
+
+    def _poison(self) -> None:
         for tensor, view in zip(self._outputs, self._views, strict=True):
             if view is not None:
                 poison(view)
@@ -147,11 +170,6 @@ class Running:
                 array = np.empty([int(extent) for extent in tensor.shape], numpy_dtype(str(tensor.dtype)))
                 poison(array)
                 tensor.copyfrom(array)
-        self._device.sync()
-        start = time.perf_counter()
-        self._built.main(*arguments)
-        self._device.sync()
-        return time.perf_counter() - start
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """What the last run wrote."""
@@ -163,19 +181,34 @@ class Running:
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set."""
         arguments = self._prepare(SETS[0])
-        if self._on_host and calls == 1:
+        if self._on_host and calls <= _FEW_CALLS:
+            main = self._built.main
             start = time.perf_counter()
-            self._built.main(*arguments)
+            for _ in range(calls):
+                main(*arguments)
             return time.perf_counter() - start
         if calls not in self._evaluators:
             self._evaluators[calls] = self._built.module.time_evaluator("main", self._device, number=calls, repeat=1)
         return float(self._evaluators[calls](*arguments).results[0]) * calls
 
 
+class Runnable(Protocol):
+    """A built candidate with its arguments, on whatever device."""
+
+    def run(self, name: str) -> float:
+        """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
+
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """What the last run wrote."""
+
+    def call(self, calls: int) -> float:
+        """Seconds of `calls` calls in a row on the first set."""
+
+
 class Measuring:
     """Check and timing of one candidate, in the order that costs least when the candidate is no good."""
 
-    def __init__(self, bench: Bench, running: Running) -> None:
+    def __init__(self, bench: Bench, running: Runnable) -> None:
         self._bench, self._running = bench, running
         self._results: list[tuple[bool, float, float]] = []
         self._last_secs = 0.0
@@ -198,8 +231,9 @@ class Measuring:
         found = verdict(self._results)
         return found.model_copy(update={"input_sets": min(len(self._results), len(self._bench.references))})
 
-    def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> list[float]:
-        """Checks one set, samples while it is promising, checks the other sets when it is; returns the samples."""
+    def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> Sampled:
+        """Checks one set, samples while it is promising, checks the other sets when it is."""
+        self._results.clear()
         first, *rest = self._bench.references
         first_secs = self.check([first])
         checked = False
@@ -209,7 +243,7 @@ class Measuring:
             checked = True
             self.check(rest)
 
-        samples, _ = sample(
+        sampled = sample(
             self._running.call,
             config,
             incumbent_secs=incumbent_secs,
@@ -219,19 +253,28 @@ class Measuring:
         )
         if checked:  # Once more after many calls: a race between threads does not show in every run.
             self.check([first])
-        return samples
+        return sampled
 
-    def warm(self, config: MeasureConfig, *, untransformed: bool) -> int:
-        """Checks all sets, or one of a build that is the reference's own; returns how many calls fill a sample."""
+    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
+        """Checks all sets, or one; returns how many calls fill a sample, the same in every process of a candidate."""
         names = list(self._bench.references)
-        secs = self.check(names[:1] if untransformed else names)
-        calls = calls_per_sample(config, secs)
-        return calls_per_sample(config, self._running.call(calls) / calls) if calls > 1 else 1
+        secs = self.check(names[:1] if one_set else names)
+        longer = config.model_copy(update={"target_sample_secs": CONFIRM_SAMPLE_FACTOR * config.target_sample_secs})
+        if secs >= 10 * longer.target_sample_secs:
+            return 1
+        calls = 1
+        for _ in range(_WARM_SAMPLES):  # The first ones are cold.
+            calls = max(calls, calls_per_sample(longer, self._running.call(calls) / calls))
+        return calls
 
     def warmed_sample(self, calls: int) -> float:
-        """Seconds of one call, over `calls` of them, after one that brings its data back into the caches."""
+        """Seconds of one call, over `calls` of them, after as many that are not counted.
+
+        One call is not enough where other programs ran since: caches, threads and clocks took a millisecond to be as they
+        are in a row of calls, and a program of 78 us seemed to take 90 beside others.
+        """
         if not (calls == 1 and self._last_secs > _COLD_DOES_NOT_MATTER_SECS):
-            self._running.call(1)
+            self._running.call(calls)
         self._last_secs = max(self._running.call(calls) / calls, 1e-9)
         return self._last_secs
 
@@ -239,11 +282,6 @@ class Measuring:
 def device_of(target: Target) -> Any:
     """TVM's device for timing."""
     return tvm.cuda() if target.kind == "cuda" else tvm.cpu()
-
-
-def load_average() -> float:
-    """Of the host over one minute."""
-    return os.getloadavg()[0]
 
 
 def _size(found: TensorType) -> int:

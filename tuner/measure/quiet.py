@@ -6,7 +6,8 @@ Two lock files, both taken with flock, so that a process that dies gives back wh
     gate   passed by everyone on the way into the room; whoever waits to time keeps it shut, so that a stream of
            overlapping computations cannot starve a timing
 
-Hold either for short phases: some builds, then the timing of what was built. One thread of a process uses this; a
+Hold either for short phases: some builds, then the timing of what was built; a longer computation calls `give_way`.
+One thread of a process uses this; a
 nested `computing()` is free there. All processes that name the same lock agree: the path is the environment variable
 PITCHPIPE_QUIET_LOCK, or one file per user in the temporary directory.
 """
@@ -43,11 +44,29 @@ def computing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
         yield
         return
     with _locked(".gate", fcntl.LOCK_SH, abandoned):
-        room = _acquire("", fcntl.LOCK_SH, abandoned)
+        _acquire("", fcntl.LOCK_SH, abandoned)
     try:
         yield
     finally:
-        _release(room)
+        while _held:  # Not the descriptor from above: `give_way` may have taken the lock anew.
+            _release(_held[-1])
+
+
+def give_way() -> None:
+    """Inside `computing`: lets a timing that waits go first. For long computations, every few hundredths of a second.
+
+    Nothing of the caller's process may compute during the call. Without a lock held, and without anybody waiting, it
+    costs microseconds.
+    """
+    if len(_held) != 1:
+        return
+    _release(_held[0])
+    with _locked(".gate", fcntl.LOCK_SH, _never):
+        _acquire("", fcntl.LOCK_SH, _never)
+
+
+def _never() -> bool:
+    return False
 
 
 @contextmanager
@@ -61,6 +80,18 @@ def timing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
         yield
     finally:
         _release(room)
+
+
+def awaited() -> bool:
+    """Whether somebody waits to time: a long computation makes way then, by leaving `computing` and entering it again."""
+    descriptor = os.open(f"{lock_path()}.gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def forget_inherited() -> None:
@@ -101,4 +132,5 @@ def _acquire(suffix: str, mode: int, abandoned: Callable[[], bool]) -> int:
 def _release(descriptor: int) -> None:
     if descriptor in _held:  # not so after forget_inherited
         _held.remove(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # Closing is not enough: a fork that was stopped at once has a copy.
         os.close(descriptor)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.space.mutation import mutate_tile_size
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
@@ -49,41 +50,41 @@ class Space:
             sketches=[*self.sketches, *(_undecided(schedule) for schedule in schedules)],
         )
 
-    def decide(self, trace: Any, seed: int) -> Any:
-        """The trace with every open decision drawn from `seed`; None when the draw does not apply."""
-        schedule = self._applied(trace, seed)
-        return None if schedule is None else schedule.trace.simplified(True)
-
     def neighbour(self, trace: Any, rng: np.random.Generator) -> Any:
         """A decided trace with one decision changed; None when there is none to change."""
         if not self._mutators:
             return None
         mutator = self._mutators[rng.choice(len(self._mutators), p=self._probabilities)]
+        if isinstance(mutator, ms.mutator.MutateTileSize):
+            return mutate_tile_size(trace, rng)
         return mutate(mutator, trace, int(rng.integers(1, SEED_LIMIT)))
 
-    def candidate(self, trace: Any, seed: int) -> Any:
-        """The complete schedule of a trace, postprocessors included; None when the trace or one of them fails."""
-        schedule = self._applied(trace, seed)
-        if schedule is None:
+    def applied(self, trace: Any, seed: int) -> Any:
+        """The schedule of a trace, open decisions drawn from `seed`, before postprocessing; None when it does not apply."""
+        schedule = Schedule(self.mod, seed=seed, debug_mask=0, error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, True)
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
             return None
+        return schedule
+
+    def postprocessed(self, schedule: Any) -> bool:
+        """Completes an applied schedule; false when a postprocessor refuses it."""
         schedule.enter_postproc()
         try:
-            return schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a candidate is no candidate
-            return None
+            return all(postproc.apply(schedule) for postproc in self._postprocs)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+
+    def candidate(self, trace: Any, seed: int) -> Any:
+        """The complete schedule of a trace; None when the trace or a postprocessor fails."""
+        schedule = self.applied(trace, seed)
+        return schedule if schedule is not None and self.postprocessed(schedule) else None
 
     def features(self, schedule: Any) -> NDArray[np.float32]:
         """Per-store features: one row of 164 for every store statement of the lowered schedule."""
         found = self._extractor.extract_from(self._context, [ms.MeasureCandidate(schedule, [])])
         return np.asarray(found[0].numpy(), dtype=np.float32)
-
-    def _applied(self, trace: Any, seed: int) -> Any:
-        schedule = Schedule(self.mod, seed=seed, debug_mask=0, error_render_level="none")
-        try:
-            trace.apply_to_schedule(schedule, True)
-        except Exception:  # noqa: BLE001 - as above
-            return None
-        return schedule
 
 
 def generate(workload: Workload, target: Target) -> Space:

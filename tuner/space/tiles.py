@@ -9,9 +9,10 @@ For a contraction C[b, i, v] += A[b, i, r] * B[b, r, v] hidden in a convolution,
             C[i, v] += A[i, r] * B'[v / V, r, v % V] A is broadcast, B' streams through the cache line by line
 
 B' is B packed into panels of V columns: when B is a weight, MetaSchedule's RewriteLayout postprocessor does it from the
-loop order, once, when weights are bound; otherwise packing is a stage of the kernel. What follows the contraction (bias,
-residual, activation) is computed on the tile before it is written. R and the split of r are left to the search; V, the
-loop order and where padding happens make one sketch each.
+loop order, once, when weights are bound; otherwise packing is a stage of the kernel, which pays when many rows read B,
+or B is read as it lies. What follows the contraction (bias, residual, activation) is computed on the tile before it is
+written. R and the split of r are left to the search; V, the loop order, whether B is packed and where padding happens
+make one sketch each.
 
 The accumulators, the broadcast and the row of B' must fit the vector registers, or they spill and nothing of this helps:
 Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), section 6; Georganas et al., "Anatomy of
@@ -87,12 +88,12 @@ def tiled_sketches(mod: Any, target: Target) -> list[Any]:
         return []
     unit = VectorUnit.of(target, found.bits)
     sketches = []
-    for width, panels_outer, pad_at_tile in _choices(found, unit):
+    for choice in _choices(found, unit):
         schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
         contraction = find_contraction(schedule)
         assert contraction is not None
         try:
-            _tile(schedule, contraction, unit, width, panels_outer, pad_at_tile)
+            _tile(schedule, contraction, unit, choice)
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
             continue
         sketches.append(schedule)
@@ -147,26 +148,40 @@ def find_contraction(schedule: Any) -> Contraction | None:
     )
 
 
-def _choices(found: Contraction, unit: VectorUnit) -> Iterator[tuple[int, bool, bool]]:
-    """(panel width, panels before rows, padding at the tile) of every sketch."""
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """What tells one sketch from another."""
+
+    width: int
+    """Columns of a panel."""
+    panels_outer: bool
+    """The loop over panels is outside that over rows."""
+    pack: bool
+    """Packing B is a stage of the kernel."""
+    pad_at_tile: bool = False
+
+
+def _choices(found: Contraction, unit: VectorUnit) -> Iterator[_Choice]:
     columns = found.extents[found.vector]
     widths = [unit.lanes * k for k in (4, 3, 2, 1) if columns % (unit.lanes * k) == 0]
     if not widths:
         widths = [w for w in range(2 * unit.lanes, unit.lanes // 2 - 1, -1) if columns % w == 0][:1]
-    for width, panels_outer in itertools.product(widths, (True, False)):
-        yield width, panels_outer, False
+    packs = [False] if found.prepacked else [True]
+    if not found.prepacked and found.weight_axes[-1] == found.vector:
+        packs.append(False)
+    for width, panels_outer, pack in itertools.product(widths, (True, False), packs):
+        yield _Choice(width=width, panels_outer=panels_outer, pack=pack)
     if len(found.reduction) > 1:
         for width in widths[:2]:
-            yield width, False, True
+            yield _Choice(width=width, panels_outer=False, pack=packs[0], pad_at_tile=True)
 
 
-def _tile(
-    schedule: Any, found: Contraction, unit: VectorUnit, width: int, panels_outer: bool, pad_at_tile: bool
-) -> None:
+def _tile(schedule: Any, found: Contraction, unit: VectorUnit, choice: _Choice) -> None:
+    width = choice.width
     block = found.block
     producers = list(schedule.get_producers(block))
     _inline_epilogue(schedule, block)
-    if not found.prepacked:
+    if choice.pack:
         _pack(schedule, found, width)
     loops = list(schedule.get_loops(block))
     panel, columns = schedule.split(loops[found.vector], [None, width])
@@ -181,7 +196,7 @@ def _tile(
     *slow, split = [loops[i] for i in found.reduction]
     tile = schedule.sample_perfect_tile(split, n=2, max_innermost_factor=MAX_INNER_REDUCTION)
     split_outer, split_inner = schedule.split(split, tile)
-    outer = [panel, *outer] if panels_outer else [*outer, panel]
+    outer = [panel, *outer] if choice.panels_outer else [*outer, panel]
     schedule.reorder(*outer, split_outer, *slow, split_inner, *rows, columns)
     result = schedule.cache_write(block, 0, "global")
     spread = schedule.fuse(*outer)
@@ -194,7 +209,7 @@ def _tile(
         schedule.unroll(loop)
     schedule.vectorize(schedule.get_loops(result)[-1])
     for producer in producers:
-        _place_producer(schedule, producer, spread if pad_at_tile else None)
+        _place_producer(schedule, producer, spread if choice.pad_at_tile else None)
     for loop in rows:
         schedule.unroll(loop)
     schedule.vectorize(columns)
@@ -222,8 +237,11 @@ def _pack(schedule: Any, found: Contraction, width: int) -> None:
         return [*(column // width if axis == found.vector else at[axis] for axis in order), column % width]
 
     schedule.transform_layout(packed, ("write", 0), layout)
-    loops = schedule.get_loops(packed)
-    schedule.parallel(schedule.fuse(*loops[: len(batch) + 1]))
+    loops = dict(zip(found.weight_axes, schedule.get_loops(packed), strict=True))
+    loops[found.vector], columns = schedule.split(loops[found.vector], [None, width])
+    schedule.reorder(*(loops[axis] for axis in order), columns)
+    schedule.parallel(schedule.fuse(*(loops[axis] for axis in order[: len(batch) + 2])))
+    schedule.vectorize(columns)
 
 
 def _place_producer(schedule: Any, producer: Any, at: Any) -> None:

@@ -1,0 +1,231 @@
+"""A/A duels: how often a program beats itself in a confirming run.
+
+    python benchmarks/false_wins.py --json > benchmarks/results/false_wins.json
+
+1,000 duels (`--quick`: 20) over programs of about 5 us to 5 ms on all cores, one of them bound by memory. Both sides are
+one program under its schedule: the baseline's trace, and the same trace after instructions that only look a block up. Each
+side is built and timed as in production, through the Sandbox with Purpose.CONFIRM, in fresh processes of its own, and
+judged by the real `choose_best`. A false win is a candidate served instead of the baseline.
+
+DUELS_PER_BATCH duels share a batch, as the candidates of a task do, but no process: every side takes part in one duel.
+`by_samples_alone` counts the duels that the interval of the pooled samples would have given to the candidate: what a rule
+errs that does not see that processes differ. Bounds are Clopper and Pearson's (1934), one-sided, 95 %.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from environment import environment, parser, show
+
+from pitchpipe.wire.ids import canonical_json
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate, MeasureConfig, Timed
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Task, Workload
+from tuner.confirm import MeasuredBatch, choose_best
+from tuner.measure.timing import CONFIRM_PROCESSES, median_interval
+from workers.device import detect_target, fingerprint, toolchain
+from workers.sandbox import Sandbox
+
+DUELS_PER_BATCH = 4
+DUELS = {"product_96": 260, "product_224": 260, "sum_1m": 220, "product_448": 180, "product_768": 80}
+"""Name to duels; their sum is the 1,000."""
+QUICK_DUELS = 4
+CONFIDENCE = 0.95
+
+
+def product(n: int, target: Target) -> Task:
+    """A product of two n x n matrices on all cores, tiled and vectorised."""
+    from tuner.tvm_compat import IRModule, Schedule, te
+
+    a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
+    k = te.reduce_axis((0, n), name="k")
+    c = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    mod = IRModule({"main": te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")})
+    schedule = Schedule(mod)
+    block = schedule.get_sblock("c")
+    i, j, reduced = schedule.get_loops(block)
+    rows, row = schedule.split(i, [None, 4])
+    columns, column = schedule.split(j, [None, 32])
+    outer, inner = schedule.split(reduced, [None, 8])
+    schedule.reorder(rows, columns, outer, inner, row, column)
+    schedule.parallel(rows)
+    schedule.vectorize(column)
+    schedule.unroll(row)
+    schedule.decompose_reduction(block, outer)
+    return task_of(f"product_{n}", mod, schedule, target)
+
+
+def elementwise(n: int, target: Target) -> Task:
+    """c = a * b + a over n elements on all cores: bound by memory."""
+    from tuner.tvm_compat import IRModule, Schedule, te
+
+    a, b = te.placeholder((n,), name="a"), te.placeholder((n,), name="b")
+    c = te.compute((n,), lambda i: a[i] * b[i] + a[i], name="c")
+    mod = IRModule({"main": te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")})
+    schedule = Schedule(mod)
+    (loop,) = schedule.get_loops(schedule.get_sblock("c"))
+    outer, _, inner = schedule.split(loop, [target.num_cores or 1, None, 16])
+    schedule.parallel(outer)
+    schedule.vectorize(inner)
+    return task_of("sum_1m", mod, schedule, target)
+
+
+def task_of(name: str, mod: Any, schedule: Any, target: Target) -> Task:
+    """A task whose untuned default is this schedule."""
+    from tuner.digest import workload_digest
+    from tuner.records import encode_trace
+    from tuner.tvm_compat import save_ir
+
+    return Task(
+        workload=Workload(digest=workload_digest(mod), ir=save_ir(mod)),
+        target=target,
+        name=name,
+        weight=1,
+        flops=0,
+        bytes=0,
+        group=name,
+        baseline=encode_trace(schedule.trace),
+    )
+
+
+def programs(target: Target) -> list[Task]:
+    """The tasks named in DUELS."""
+    return [
+        elementwise(1 << 20, target) if "sum" in name else product(int(name.split("_")[1]), target) for name in DUELS
+    ]
+
+
+def same(trace: str, count: int) -> list[str]:
+    """Traces that make one program: the k-th looks a block up k times before it begins."""
+    instructions, decisions = json.loads(trace)
+    found = []
+    for k in range(count):
+        lookups = [["GetSBlock", [], ["c", "main"], [f"b{900_000 + i}"]] for i in range(k)]
+        moved = [[index + k, value] for index, value in decisions]
+        found.append(canonical_json([lookups + instructions, moved]).decode())
+    return found
+
+
+def duels(sandbox: Sandbox, task: Task, count: int, device: str, line: str) -> list[dict[str, Any]]:
+    """`count` duels in one batch."""
+    candidates = [Candidate.of(task.workload.digest, trace) for trace in same(task.baseline, 2 * count)]
+    measured = sandbox.measure(task.workload, candidates, MeasureConfig(), purpose=Purpose.CONFIRM)
+    results = {result.candidate: result for result in measured}
+    found = []
+    for pair in zip(candidates[::2], candidates[1::2], strict=True):
+        sides = [results[candidate.digest] for candidate in pair]
+        for side in sides:
+            if not isinstance(side, Timed):
+                raise SystemExit(f"{task.name}: {side}")
+        batch = MeasuredBatch(
+            task=0,
+            purpose=Purpose.CONFIRM,
+            candidates=pair,
+            results=tuple(sides),
+            records=("baseline", "candidate"),
+            whole=True,
+            device_class=device,
+            toolchain=line,
+        )
+        best = choose_best(task.model_copy(update={"baseline": pair[0].trace}), batch)
+        if best is None:
+            raise SystemExit(f"{task.name}: no verdict")
+        baseline, candidate = (side for side in sides if isinstance(side, Timed))
+        found.append(
+            {
+                "won": best.record == "candidate",
+                "by_samples_alone": median_interval(candidate.run_secs)[1] < median_interval(baseline.run_secs)[0],
+                "secs": baseline.secs,
+                "apart": candidate.secs / baseline.secs - 1,
+                "half_width": (best.secs_high - best.secs_low) / 2 / best.secs,
+                "spread": process_spread(baseline),
+            }
+        )
+    return found
+
+
+def process_spread(timed: Timed) -> float:
+    """Slowest over fastest process of one candidate, less one, by their medians."""
+    processes = timed.rule.processes if timed.rule is not None else 1
+    medians = [statistics.median(timed.run_secs[i::processes]) for i in range(processes)]
+    return max(medians) / min(medians) - 1
+
+
+def upper_bound(errors: int, trials: int) -> float:
+    """The largest rate at which so few errors still have a chance of 1 - CONFIDENCE."""
+    low, high = errors / trials, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        chance = sum(math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(errors + 1))
+        low, high = (rate, high) if chance > 1 - CONFIDENCE else (low, rate)
+    return high
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def row(name: str, found: Sequence[dict[str, Any]], repeated: int, secs: float) -> dict[str, Any]:
+    """Of one program."""
+    wins = sum(duel["won"] for duel in found)
+    return {
+        "program": name,
+        "duels": len(found),
+        "false_wins": wins,
+        "rate_upper95": upper_bound(wins, len(found)),
+        "by_samples_alone": sum(duel["by_samples_alone"] for duel in found),
+        "median_secs": statistics.median(duel["secs"] for duel in found),
+        "medians_apart_95": quantile([abs(duel["apart"]) for duel in found], 0.95),
+        "process_spread_median": statistics.median(duel["spread"] for duel in found),
+        "process_spread_95": quantile([duel["spread"] for duel in found], 0.95),
+        "interval_half_width_median": statistics.median(duel["half_width"] for duel in found),
+        "repeated_batches": repeated,
+        "secs_per_duel": secs / len(found),
+    }
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    target = detect_target("llvm")
+    device, line = fingerprint().device_class, toolchain(target).key
+    budget = {name: QUICK_DUELS if options.quick else count for name, count in DUELS.items()}
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {
+        "environment": environment(
+            duels=budget, per_batch=DUELS_PER_BATCH, processes_per_side=CONFIRM_PROCESSES, nice=os.nice(0)
+        ),
+        "rows": rows,
+    }
+    with Sandbox(target) as sandbox:
+        for task in programs(target):
+            found: list[dict[str, Any]] = []
+            started = time.monotonic()
+            before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
+            while (left := budget[task.name] - len(found)) > 0:
+                found += duels(sandbox, task, min(left, DUELS_PER_BATCH), device, line)
+            repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
+            rows.append(row(task.name, found, repeated, time.monotonic() - started))
+    result["environment"]["load_after"] = os.getloadavg()[0]
+    trials, wins = sum(row["duels"] for row in rows), sum(row["false_wins"] for row in rows)
+    result["summary"] = {
+        "rate": wins / trials,
+        "rate_upper95": upper_bound(wins, trials),
+        "false_wins": wins,
+        "duels": trials,
+        "worst_program_rate": max(row["false_wins"] / row["duels"] for row in rows),
+        "rate_by_samples_alone": sum(row["by_samples_alone"] for row in rows) / trials,
+    }
+    show(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

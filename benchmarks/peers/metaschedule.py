@@ -1,0 +1,53 @@
+"""Stock MetaSchedule on one program, in a process that knows nothing of ours.
+
+    python benchmarks/peers/metaschedule.py NAME TARGET TRIALS SEED FOLDER
+
+Prints JSON; the records stay in FOLDER as MetaSchedule writes them. Importing our compiler module here would replace
+TVM's package of tensor intrinsics by one that loads faster, so `program` is all that others may use of this file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def program(name: str) -> Any:
+    """The tensor program of that name."""
+    import tvm
+    from tvm import te, topi
+
+    if name == "conv2d_56x56x64_3x3":
+        data = te.placeholder((1, 56, 56, 64), name="data")
+        weight = te.placeholder((3, 3, 64, 64), name="weight")
+        result = topi.nn.conv2d_nhwc(data, weight, 1, 1, 1)
+        return tvm.IRModule({"main": te.create_prim_func([data, weight, result])})
+    size = int(name.split("_")[1])
+    dtype = "float16" if name.endswith("fp16") else "float32"
+    a = te.placeholder((size, size), name="A", dtype=dtype)
+    b = te.placeholder((size, size), name="B", dtype=dtype)
+    k = te.reduce_axis((0, size), name="k")
+
+    def product(i: Any, j: Any) -> Any:
+        return te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k)
+
+    return tvm.IRModule({"main": te.create_prim_func([a, b, te.compute((size, size), product, name="C")])})
+
+
+def main(name: str, target: str, trials: str, seed: str, folder: str) -> None:
+    started = time.perf_counter()
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    database = ms.tune_tir(program(name), tvm.target.Target(json.loads(target)), folder, int(trials), seed=int(seed))
+    secs = time.perf_counter() - started
+    records = database.get_all_tuning_records()
+    medians = [sorted(map(float, record.run_secs))[len(record.run_secs) // 2] for record in records if record.run_secs]
+    valid = [median for median in medians if median < 1e9]  # 1e10 s is how a failure is written
+    print(json.dumps({"secs": secs, "trials": len(records), "timed": len(valid), "best_secs": min(valid)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,333 @@
+"""Trials per second: stock MetaSchedule and this engine on the same programs, in turn on one machine.
+
+    python benchmarks/throughput.py --json                  # two programs on this CPU, 128 trials each
+    python benchmarks/throughput.py --target cuda --json    # a 1024^3 fp16 product on the first GPU
+
+Each side runs in a process of its own, and imports, design space, search, cost model, builds and timings all count, for
+ours the output checks as well. Stock is `tune_tir` as it comes, told how many threads to use; its runner checks no output.
+Ours is the loop of a coordinator over the sandbox of a worker, twice: `cold`, where the clock starts before any process
+has imported TVM, and warm, as in a service, where executor and sandbox have worked on another program before. The ratio
+is that of the warm run; `cold_trials_per_sec_ratio` stands beside it. Confirming what is served comes after the clock of
+ours has stopped: stock does no such thing. Then stock's best schedule and the one that our warm run would serve are built
+and timed anew, interleaved, in three fresh processes each: the final medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from environment import environment, parser, show
+from peers.metaschedule import program
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
+from pitchpipe.wire.record import Best, TuningRecord
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Task, Workload
+from tuner.budget import BudgetLedger
+from tuner.confirm import MeasuredBatch
+from tuner.engine import LocalEngine
+from tuner.loop import TuningLoop
+from tuner.records import InMemoryRecordStore, encode_trace
+from tuner.steps import Proposal, ProposeRequest, Sample, TrainedModel, propose, train
+from workers.device import detect_target, fingerprint, toolchain, usable_cores
+from workers.sandbox import Sandbox
+
+TRIALS, QUICK_TRIALS = 128, 32
+BATCH = 32
+SEED = 1
+CORES_PER_SEARCH = 4
+"""Decides the executor's processes: one on a small host."""
+PROGRAMS = {"llvm": ("matmul_512", "conv2d_56x56x64_3x3"), "cuda": ("matmul_1024_fp16",)}
+NEW, UNSEEN = "matmul_128", "matmul_256"
+"""What a warm engine has worked on before, and what it has not seen when a batch of one is timed."""
+STOCK = Path(__file__).parent / "peers" / "metaschedule.py"
+
+
+def task_of(name: str, target: Target) -> Task:
+    """The program as a task of its own."""
+    from tuner.digest import workload_digest
+    from tuner.space.default import baseline_trace
+    from tuner.tvm_compat import save_ir
+
+    mod = program(name)
+    workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
+    baseline = baseline_trace(workload, target)
+    return Task(workload=workload, target=target, name=name, weight=1, flops=0, bytes=0, group=name, baseline=baseline)
+
+
+class IssuedRecordStore(InMemoryRecordStore):
+    """Counts what is being measured as seen, as the service's store does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.issued: set[str] = set()
+
+    def seen(self, workload: str, target: Target) -> frozenset[str]:
+        return super().seen(workload, target) | self.issued
+
+
+class SandboxMeasurer:
+    """The loop's measurer and predictor over one sandbox in this process: a thread measures batch after batch."""
+
+    def __init__(self, sandbox: Sandbox, task: Task, store: IssuedRecordStore, engine: Executor) -> None:
+        self.changed = threading.Event()
+        self._sandbox, self._task, self._store, self._engine = sandbox, task, store, engine
+        self._queue: list[tuple[Sequence[Proposal], Future[MeasuredBatch]]] = []
+        self._samples: list[Sample] = []
+        self._training: Future[TrainedModel | None] | None = None
+        self._model: bytes | None = None
+        self._thread = ThreadPoolExecutor(1)
+        asking = ThreadPoolExecutor(1)  # A process that imports the compiler answers: nothing waits for it.
+        self._device = asking.submit(fingerprint, "cuda" if task.target.kind == "cuda" else "cpu")
+        self._toolchain = asking.submit(toolchain, task.target)
+
+    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
+        self._store.issued.update(proposal.candidate.digest for proposal in proposals)
+        self._queue.append((proposals, self._thread.submit(self._measure, task, purpose, proposals, incumbent_secs)))
+        return len(proposals)
+
+    def collect(self) -> list[MeasuredBatch]:
+        ended = [entry for entry in self._queue if entry[1].done()]
+        self._queue = [entry for entry in self._queue if not entry[1].done()]
+        batches = []
+        for proposals, future in ended:
+            batch = future.result()
+            batches.append(batch)
+            if batch.purpose is Purpose.CONFIRM:
+                continue
+            self._store.add([self._record(*pair) for pair in zip(batch.candidates, batch.results, strict=True)])
+            self._samples += [
+                Sample(
+                    workload=self._task.workload.digest,
+                    features=proposal.features,
+                    secs=result.secs if isinstance(result, Timed) else None,
+                )
+                for proposal, result in zip(proposals, batch.results, strict=True)
+                if proposal.features is not None
+            ]
+        return batches
+
+    def hungry(self, waiting: int) -> bool:
+        return len(self._queue) + waiting < 2
+
+    def latest(self) -> bytes | None:
+        if self._training is not None and self._training.done():
+            trained, self._training = self._training.result(), None
+            self._model = self._model if trained is None else trained.data
+        return self._model
+
+    def observe(self, measured: int) -> None:
+        del measured
+        if self._training is None:
+            self._training = self._engine.submit(train, list(self._samples), SEED)
+
+    def _measure(
+        self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None
+    ) -> MeasuredBatch:
+        candidates = tuple(proposal.candidate for proposal in proposals)
+        measured = self._sandbox.measure(
+            self._task.workload, candidates, MeasureConfig(), purpose=purpose, incumbent_secs=incumbent_secs
+        )
+        results = {result.candidate: result for result in measured}
+        self.changed.set()
+        return MeasuredBatch(
+            task=task,
+            purpose=purpose,
+            candidates=candidates,
+            results=tuple(results[candidate.digest] for candidate in candidates),
+            records=tuple(candidate.digest for candidate in candidates),
+            whole=True,
+            device_class=self._device.result().device_class,
+            toolchain=self._toolchain.result().key,
+        )
+
+    def _record(self, candidate: Candidate, result: Measurement) -> TuningRecord:
+        return TuningRecord(
+            id=candidate.digest,
+            workload=self._task.workload.digest,
+            target=self._task.target,
+            trace=candidate.trace,
+            result=result,
+            device=self._device.result(),
+            toolchain=self._toolchain.result(),
+            worker="throughput",
+            created_at=datetime.now(UTC),
+        )
+
+
+def batch_of_one(sandbox: Sandbox, task: Task, trace: str) -> float:
+    """Seconds from handing one candidate to a warm sandbox to its result."""
+    candidate = Candidate.of(task.workload.digest, trace)
+    started = time.perf_counter()
+    (result,) = sandbox.measure(task.workload, [candidate], MeasureConfig())
+    if not isinstance(result, Timed):
+        raise SystemExit(f"{task.name}: {result}")
+    return time.perf_counter() - started
+
+
+def warm_up(sandbox: Sandbox, engine: LocalEngine, target: Target) -> None:
+    """Has every process do on another program what it will do on the one that is measured."""
+    other = task_of(NEW, target)
+    batch_of_one(sandbox, other, other.baseline)
+    request = ProposeRequest(
+        workload=other.workload, target=target, measured=(), seen=frozenset(), model=None, n=2, seed=SEED
+    )
+    for future in [engine.submit(propose, request) for _ in range(engine.processes)]:
+        future.result()
+
+
+def ours(name: str, target: Target, trials: int, warm: bool) -> dict[str, Any]:
+    """The tuning loop over a sandbox, as a coordinator and a worker run it."""
+    started = time.perf_counter()
+    with Sandbox(target) as sandbox:
+        engine = LocalEngine(max(1, usable_cores() // CORES_PER_SEARCH))
+        if warm:
+            warm_up(sandbox, engine, target)
+            started = time.perf_counter()
+        task = task_of(name, target)
+        store = IssuedRecordStore()
+        measurer = SandboxMeasurer(sandbox, task, store, engine)
+        ledger = BudgetLedger([task], trials=trials, seconds=None, batch_size=BATCH)
+        served: list[Best] = []
+        loop = TuningLoop(
+            [task],
+            frozenset(),
+            ledger,
+            measurer,
+            store,
+            lambda _: measurer,
+            engine,
+            seed=SEED,
+            on_confirmed=lambda _, best: served.append(best),
+        )
+        secs = None
+        while not loop.step(time.perf_counter() - started):
+            if secs is None and ledger.finished(0.0):  # What follows is the confirming run: no trials.
+                secs = time.perf_counter() - started
+            measurer.changed.wait(0.01)
+            measurer.changed.clear()
+        steadiness = sandbox.steadiness
+        engine.shutdown(wait=False)
+        known = batch_of_one(sandbox, task, served[0].trace)
+        new = task_of(UNSEEN, target)
+        unknown = batch_of_one(sandbox, new, new.baseline)
+    results = [record.result for record in store.for_task(task.workload.digest, target)]
+    return {
+        "secs": secs,
+        "trials": len(results),
+        "timed": sum(isinstance(result, Timed) for result in results),
+        "failures": sorted({result.kind.value for result in results if not isinstance(result, Timed)}),
+        "trace": served[0].trace,
+        "batch_of_one_secs": known,
+        "batch_of_one_of_a_new_workload_secs": unknown,
+        "steadiness": None if steadiness is None else steadiness.model_dump(),
+    }
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    """The JSON object that a child process prints last; what else it says is shown only if it fails."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def stock_trace(folder: Path, mod: Any, target: Target) -> str:
+    """The schedule that stock would use: of its database's records, the fastest by its own ranking."""
+    from tuner.tvm_compat import load_intrinsics, ms
+
+    load_intrinsics(target)  # Reading a record replays its trace.
+    database = ms.database.JSONDatabase(work_dir=str(folder))
+    (record,) = database.get_top_k(database.commit_workload(mod), 1)
+    return encode_trace(record.trace)
+
+
+def duel(task: Task, traces: Sequence[str]) -> list[Timed]:
+    """All of them timed interleaved in one run, each in a fresh process."""
+    candidates = [Candidate.of(task.workload.digest, trace) for trace in traces]
+    with Sandbox(task.target) as sandbox:
+        unique = list({candidate.digest: candidate for candidate in candidates}.values())
+        results = sandbox.measure(task.workload, unique, MeasureConfig(), purpose=Purpose.CONFIRM)
+        found = {result.candidate: result for result in results}
+    timed = []
+    for candidate in candidates:
+        result = found[candidate.digest]
+        if not isinstance(result, Timed):
+            raise SystemExit(f"{task.name}: {result}")
+        timed.append(result)
+    return timed
+
+
+def measure(name: str, target: Target, trials: int) -> dict[str, Any]:
+    """One row: both sides in turn, then the duel of their winners."""
+    with tempfile.TemporaryDirectory() as folder:
+        stock = run([str(STOCK), name, target.key, str(trials), str(SEED), folder])
+        side = [__file__, "--side", name, "--target", target.kind, "--trials", str(trials)]
+        cold, mine = run(side), run([*side, "--warm"])
+        task = task_of(name, target)
+        stocks_best, our_best = duel(task, [stock_trace(Path(folder), program(name), target), mine["trace"]])
+    return {
+        "workload": name,
+        "stock_trials": stock["trials"],
+        "stock_timed": stock["timed"],
+        "stock_secs": stock["secs"],
+        "stock_trials_per_sec": stock["trials"] / stock["secs"],
+        "our_trials": mine["trials"],
+        "our_timed": mine["timed"],
+        "our_failures": mine["failures"],
+        "our_secs": mine["secs"],
+        "our_trials_per_sec": mine["trials"] / mine["secs"],
+        "trials_per_sec_ratio": mine["trials"] / mine["secs"] / (stock["trials"] / stock["secs"]),
+        "our_cold_secs": cold["secs"],
+        "cold_trials_per_sec_ratio": cold["trials"] / cold["secs"] / (stock["trials"] / stock["secs"]),
+        "stock_median_secs": stocks_best.secs,
+        "our_median_secs": our_best.secs,
+        "our_median_interval_secs": [our_best.secs_low, our_best.secs_high],
+        "stock_median_over_ours": stocks_best.secs / our_best.secs,
+        **{key: mine[key] for key in ("batch_of_one_secs", "batch_of_one_of_a_new_workload_secs", "steadiness")},
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--target", choices=sorted(PROGRAMS), default="llvm")
+    arguments.add_argument("--trials", type=int, default=TRIALS, help="of each side and program")
+    arguments.add_argument("--side", metavar="NAME", help="run our side only, on one program, and print its result")
+    arguments.add_argument("--warm", action="store_true", help="with --side: executor and sandbox have worked before")
+    options = arguments.parse_args()
+    target = detect_target(options.target)
+    if options.side:
+        print(json.dumps(ours(options.side, target, options.trials, options.warm)))
+        return
+    trials = QUICK_TRIALS if options.quick else options.trials
+    result: dict[str, Any] = {"environment": environment(trials=trials, target=target.attributes()), "rows": []}
+    result["environment"]["toolchain"] = toolchain(target).key
+    if target.kind == "cuda":
+        result["environment"]["gpu"] = fingerprint("cuda").model_dump(mode="json")
+    for name in PROGRAMS[options.target]:
+        result["rows"].append(measure(name, target, trials))
+    rows = result["rows"]
+    result["summary"] = {
+        "trials_per_sec_ratio": min(row["trials_per_sec_ratio"] for row in rows),
+        "cold_trials_per_sec_ratio": min(row["cold_trials_per_sec_ratio"] for row in rows),
+        "median_trials_per_sec": statistics.median(row["our_trials_per_sec"] for row in rows),
+        "worst_stock_median_over_ours": min(row["stock_median_over_ours"] for row in rows),
+    }
+    show(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The tables. A column that SQL compares is a column; what SQL never looks into is one JSON document of a wire type.
+
+    projects ── tokens, models ── jobs ── tasks, events
+       │                           └── batches ── candidates ──(leases, lease_results)
+       ├── workers ── leases            candidate ──> its record
+       ├── workloads, records, best, settled, cost_models
+    targets, devices, toolchains: values, stored once and pointed to by their digest
+    counters: the fence · holders: which coordinator is active
+
+Times are Unix seconds of the database's clock. `target_key` is the SHA-256 of `Target.key`: the key itself can be
+longer than an index entry may be. Every row that a user can name carries its project.
+"""
+
+from __future__ import annotations
+
+from service.tables.base import Base, Line, spelled
+from service.tables.jobs import (
+    Job,
+    JobEventRow,
+    JobTask,
+    Model,
+    Project,
+    StoredDevice,
+    StoredTarget,
+    StoredToolchain,
+    StoredWorkload,
+    Token,
+)
+from service.tables.queue import Batch, CandidateRow, Counter, Holder, Lease, LeaseResult, WorkerRow
+from service.tables.results import BestRow, CostModelRow, Record, Settled
+
+__all__ = [
+    "Base",
+    "Batch",
+    "BestRow",
+    "CandidateRow",
+    "CostModelRow",
+    "Counter",
+    "Holder",
+    "Job",
+    "JobEventRow",
+    "JobTask",
+    "Lease",
+    "LeaseResult",
+    "Line",
+    "Model",
+    "Project",
+    "Record",
+    "Settled",
+    "StoredDevice",
+    "StoredTarget",
+    "StoredToolchain",
+    "StoredWorkload",
+    "Token",
+    "WorkerRow",
+    "spelled",
+]

@@ -1,0 +1,145 @@
+"""What users ask for: projects, tokens, models, jobs and their tasks; and the values that rows point to."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pitchpipe.wire.job import EventKind, JobState, ModelFormat, Scope
+from service.states import ModelState
+from service.tables.base import Base, Json, partial
+
+
+class Project(Base):
+    __tablename__ = "projects"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[float]
+
+
+class Token(Base):
+    __tablename__ = "tokens"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
+    scope: Mapped[Scope]
+    label: Mapped[str]
+    digest: Mapped[str] = mapped_column(unique=True)
+    """SHA-256 of the token; the token itself is nowhere."""
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+
+
+class StoredTarget(Base):
+    """A Target, stored once."""
+
+    __tablename__ = "targets"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    body: Mapped[Json]
+
+
+class StoredDevice(Base):
+    """A DeviceFingerprint, stored once."""
+
+    __tablename__ = "devices"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    device_class: Mapped[str]
+    body: Mapped[Json]
+
+
+class StoredToolchain(Base):
+    """A Toolchain, stored once; `label` is its one comparable line."""
+
+    __tablename__ = "toolchains"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    label: Mapped[str]
+    body: Mapped[Json]
+
+
+class Model(Base):
+    __tablename__ = "models"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    format: Mapped[ModelFormat]
+    digest: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[float]
+    state: Mapped[ModelState] = mapped_column(server_default=ModelState.UNCHECKED.value)
+    ingested: Mapped[str | None]
+    """Digest of the blob that jobs use: what reading the model gave. Set when it is valid."""
+    error: Mapped[str | None]
+    error_code: Mapped[str | None]
+    """Why it is invalid."""
+    checked_at: Mapped[float | None]
+    __table_args__ = (
+        UniqueConstraint("project", "digest", "format"),
+        Index(None, "project", "id"),
+        partial("ix_models_unchecked", "project", "id", where="state = 'unchecked'"),
+    )
+
+
+class Job(Base):
+    __tablename__ = "jobs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    model: Mapped[str] = mapped_column(ForeignKey("models.id"))
+    request: Mapped[Json]
+    """The JobRequest."""
+    state: Mapped[JobState]
+    error: Mapped[str | None]
+    error_code: Mapped[str | None]
+    progress: Mapped[Json]
+    """The Progress, but for its trials, which are the two columns below."""
+    trials: Mapped[int] = mapped_column(default=0)
+    """SEARCH candidates that ended in a result: what the budget was charged."""
+    failed_trials: Mapped[int] = mapped_column(default=0)
+    spent_secs: Mapped[float] = mapped_column(default=0.0)
+    last_event: Mapped[int] = mapped_column(default=0)
+    """`seq` of the newest event."""
+    idempotency_key: Mapped[str | None]
+    request_digest: Mapped[str]
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    __table_args__ = (
+        UniqueConstraint("project", "idempotency_key"),
+        Index(None, "project", "id"),
+        partial("ix_jobs_active", "id", where="finished_at IS NULL"),
+    )
+
+
+class JobEventRow(Base):
+    __tablename__ = "events"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[EventKind]
+    data: Mapped[Json]
+    at: Mapped[float]
+
+
+class StoredWorkload(Base):
+    __tablename__ = "workloads"
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    ir: Mapped[str]
+    schema_version: Mapped[int]
+    created_at: Mapped[float]
+
+
+class JobTask(Base):
+    """A task of a job. `body` is the Task without workload and target, which are stored once."""
+
+    __tablename__ = "tasks"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
+    project: Mapped[str]
+    position: Mapped[int]
+    body: Mapped[Json]
+    trials: Mapped[int] = mapped_column(default=0)
+    failed_trials: Mapped[int] = mapped_column(default=0)
+    reused: Mapped[bool] = mapped_column(default=False)
+    untuned_secs: Mapped[float | None]
+    tuned_secs: Mapped[float | None]
+    __table_args__ = (ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),)

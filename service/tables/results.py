@@ -1,0 +1,85 @@
+"""What was found out: records, what is served, what is settled, cost models."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.tables.base import Base, Json, Serial
+
+
+class Record(Base):
+    """A TuningRecord. `secs` is the median of its samples, absent exactly when it failed."""
+
+    __tablename__ = "records"
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True)
+    """Order of arrival."""
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    id: Mapped[str]
+    workload: Mapped[str]
+    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"))
+    target_kind: Mapped[str]
+    candidate: Mapped[str]
+    """Digest of the candidate."""
+    trace: Mapped[str]
+    secs: Mapped[float | None]
+    failure: Mapped[str | None]
+    result: Mapped[Json]
+    """The Measurement."""
+    features: Mapped[bytes | None]
+    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
+    toolchain_key: Mapped[str] = mapped_column(ForeignKey("toolchains.key"))
+    measure_version: Mapped[int]
+    worker: Mapped[str]
+    created_at: Mapped[float]
+    schema_version: Mapped[int]
+    __table_args__ = (
+        UniqueConstraint("project", "id"),
+        Index(None, "project", "workload", "target_key", "measure_version"),
+        Index(None, "project", "target_kind", "seq"),
+    )
+
+
+class BestRow(Base):
+    """The served record of a (workload, target), one per device class."""
+
+    __tablename__ = "best"
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    measure_version: Mapped[int] = mapped_column(primary_key=True)
+    device_class: Mapped[str] = mapped_column(primary_key=True)
+    record: Mapped[str | None]
+    trace: Mapped[str]
+    secs: Mapped[float]
+    secs_low: Mapped[float]
+    secs_high: Mapped[float]
+    baseline_secs: Mapped[float]
+    toolchain: Mapped[str]
+    confirmed_at: Mapped[float]
+    __table_args__ = (ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),)
+
+
+class Settled(Base):
+    """The largest effort (trials per task) that a finished job offered a task: less need not be spent again."""
+
+    __tablename__ = "settled"
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    measure_version: Mapped[int] = mapped_column(primary_key=True)
+    effort: Mapped[float]
+
+
+class CostModelRow(Base):
+    __tablename__ = "cost_models"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    target_kind: Mapped[str]
+    version: Mapped[int]
+    digest: Mapped[str]
+    """Of the blob."""
+    metrics: Mapped[Json]
+    samples: Mapped[int]
+    created_at: Mapped[float]
+    __table_args__ = (UniqueConstraint("project", "target_kind", "version"),)

@@ -1,0 +1,261 @@
+"""Batches on a GPU that is not there: real processes, but a runner and builders whose programs only say what they do.
+
+The GPU itself is in tests/acceptance/test_cuda.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
+from typing import Any
+
+import pytest
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
+from workers import gpu_batch, gpu_builders
+from workers.batch_run import Batch
+from workers.gpu_batch import GpuBatchRun
+from workers.gpu_children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL
+from workers.nursery import Child, Ended, Limits, Line, Nursery
+
+WORKLOAD = "0" * 64
+CHECK = {"passed": True, "max_abs_error": 0.0, "tolerance": 1.0, "input_sets": 3}
+CONFIG = MeasureConfig(run_timeout_secs=0.5, build_timeout_secs=20, min_samples=3)
+LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=60, confined=False)
+
+
+def candidate(program: str) -> Candidate:
+    return Candidate.of(WORKLOAD, json.dumps(program))
+
+
+class MadeUpGpu:
+    """A runner's state: what a program does to it."""
+
+    def __init__(self, inbox: mmap, programs: Sequence[bytes], beats: mmap) -> None:
+        self.inbox, self.programs, self.beats, self.spoiled = inbox, programs, beats, False
+
+    def answer(self, told: bytes, number: float) -> dict[str, Any]:
+        if told == BEAT:
+            beats = int.from_bytes(self.beats[:8], "little")
+            slow = self.beats[8 + beats]
+            self.beats[:8] = (beats + 1).to_bytes(8, "little")
+            return {"secs": 1e-4 * (2.0 if slow else 1.0)}
+        if told == SAMPLE:
+            return {"secs": 1e-5}
+        if told == TRIAL:
+            size, _ = REQUEST.unpack(self.inbox[: REQUEST.size])
+            program = self.inbox[REQUEST.size : REQUEST.size + size].decode()
+        else:
+            program = self.programs[int(number)].decode()
+        what = program.split()[0]
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if what == "hang":
+            time.sleep(60)
+        if what == "sticky":
+            return {"failed": "run_error", "detail": "illegal address", "spent": True}
+        if what == "wrong" or self.spoiled:
+            return {"failed": "wrong_output", "detail": "wrong"}
+        self.spoiled = what == "spoil"
+        return {"run_secs": [1e-5] * 6, "calls": 7, "stop": "precise", "check": CHECK, "clock_hz": 1e9}
+
+
+class Host:
+    """Stands for the task process."""
+
+    def __init__(self) -> None:
+        self.nursery, self.runner = Nursery(), None
+        self.slots, self.inbox = [mmap(-1, 4096) for _ in range(3)], mmap(-1, INBOX_BYTES)
+        self.compiler: Any = None
+        self.beats = mmap(-1, 4096)
+        self.results: list[Measurement] = []
+        self.started: list[int] = []
+        self.repeats = self.told_beats = 0
+        self.broken = False
+
+    def builder_limits(self, config: MeasureConfig) -> Limits:
+        return LIMITS
+
+    runner_limits = builder_limits
+
+    def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
+        self.started.append(len(programs))
+
+        def body(line: Line) -> None:
+            if self.broken:
+                line.send(broken="no such device")
+                return
+            gpu = MadeUpGpu(self.inbox, programs, self.beats)
+            line.send(ready="made-up")
+            while True:
+                line.send(**gpu.answer(*line.wait()))
+
+        return body
+
+    def events(self, timeout_secs: float = 0.5) -> list[tuple[Child, dict[str, Any] | Ended]]:
+        return self.nursery.events(timeout_secs)
+
+    def abandoned(self) -> bool:
+        return False
+
+    def send(self, result: Measurement) -> None:
+        self.results.append(result)
+
+    def beaten(self, secs: float) -> None:
+        assert secs > 0
+        self.told_beats += 1
+
+    def repeated(self) -> None:
+        self.repeats += 1
+
+    def measure(self, programs: Sequence[str], purpose: Purpose = Purpose.SEARCH) -> dict[str, Measurement]:
+        """One batch: what each program came to."""
+        self.results.clear()
+        batch = Batch(
+            candidates=tuple(candidate(program) for program in programs),
+            config=CONFIG,
+            purpose=purpose,
+            incumbent_secs=None,
+            usual_secs=1e-4,
+        )
+        with GpuBatchRun(self, None, batch) as run:  # type: ignore[arg-type]
+            run.confirm() if purpose is Purpose.CONFIRM else run.search()
+        assert len(self.results) == len(programs), "exactly one result per candidate"
+        found = {result.candidate: result for result in self.results}
+        return {program: found[candidate(program).digest] for program in programs}
+
+
+def built_at_once(bench: Any, made: Candidate, compiler: Any, slot: mmap) -> Callable[[Line], None]:
+    """A builder: the trace is the program."""
+
+    def body(line: Line) -> None:
+        if "invalid" in made.trace:
+            line.send(failed="invalid_schedule", detail="no such loop")
+            return
+        line.send(stage="building")
+        if "slow to build" in made.trace:
+            time.sleep(60)
+        if "crash in the compiler" in made.trace:
+            os.kill(os.getpid(), signal.SIGABRT)
+        data = json.loads(made.trace).encode()
+        slot[: len(data)] = data
+        line.send(stage="built", size=len(data), build_secs=0.01)
+
+    return body
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Host]:
+    monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(gpu_builders, "builder_body", built_at_once)
+    made = Host()
+    yield made
+    made.nursery.close()
+
+
+def kinds(results: dict[str, Measurement]) -> dict[str, FailureKind | None]:
+    return {program: result.kind if isinstance(result, Failed) else None for program, result in results.items()}
+
+
+def test_one_runner_times_a_batch_and_is_kept_for_the_next(host: Host) -> None:
+    results = host.measure([f"fine {i}" for i in range(20)])
+    assert set(kinds(results).values()) == {None}
+    one = results["fine 0"]
+    assert isinstance(one, Timed)
+    assert one.rule is not None
+    assert (one.rule.calls, one.rule.flushed, one.reference_ratio) == (7, True, 1.0)
+    assert one.clock_hz == 1e9
+    assert host.told_beats == 2, "after sixteen, and after the rest"
+    host.measure(["fine"])
+    assert host.started == [0]
+
+
+def test_each_candidate_fails_for_its_own_fault_only(host: Host) -> None:
+    results = host.measure(
+        ["fine 0", "die", "fine 1", "hang", "fine 2", "sticky", "fine 3", "wrong", "fine 4", "invalid", "crash in the compiler"]
+    )  # fmt: skip
+    assert kinds(results) == {
+        **{f"fine {i}": None for i in range(5)},
+        "die": FailureKind.RUN_ERROR,
+        "hang": FailureKind.RUN_TIMEOUT,
+        "sticky": FailureKind.RUN_ERROR,
+        "wrong": FailureKind.WRONG_OUTPUT,
+        "invalid": FailureKind.INVALID_SCHEDULE,
+        "crash in the compiler": FailureKind.BUILD_ERROR,
+    }
+    assert "SIGSEGV" in results["die"].detail  # type: ignore[union-attr]
+
+
+def test_what_another_candidate_spoiled_is_judged_again_in_a_fresh_runner(host: Host) -> None:
+    results = host.measure(["fine 0", "spoil", "fine 1", "fine 2"])
+    assert set(kinds(results).values()) == {None}
+    assert host.measure(["wrong"])["wrong"].kind is FailureKind.WRONG_OUTPUT  # type: ignore[union-attr]
+
+
+def test_a_group_beside_a_slow_reference_is_timed_again(host: Host) -> None:
+    host.beats[8:10] = b"\1\1"  # A slow beat is believed when the next one is slow, too.
+    results = host.measure(["fine 0", "fine 1"])
+    assert host.repeats == 1
+    assert all(isinstance(result, Timed) and result.reference_ratio == 1.0 for result in results.values())
+    host.beats[:8] = bytes(8)
+    host.beats[8:72] = b"\1" * 64
+    results = host.measure(["fine 0", "fine 1"])
+    assert host.repeats == 3, "twice, then it is delivered with the drift"
+    assert all(isinstance(result, Timed) and result.reference_ratio == 2.0 for result in results.values())
+
+
+def test_a_gpu_that_cannot_be_used_is_the_devices_failure(host: Host) -> None:
+    host.broken = True
+    results = host.measure(["fine 0", "fine 1", "invalid"])
+    assert kinds(results)["fine 0"] is kinds(results)["fine 1"] is FailureKind.DEVICE_ERROR
+    assert "no such device" in results["fine 0"].detail  # type: ignore[union-attr]
+    assert len(host.started) == 2, "tried twice"
+    host.broken = False
+    assert set(kinds(host.measure(["fine 0"])).values()) == {None}
+
+
+def test_builders_that_take_far_longer_than_the_others_are_given_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_builders, "STRAGGLER_SECS", 0.3)
+    results = host.measure(["fine 0", "slow to build", "fine 1"])
+    assert kinds(results) == {"fine 0": None, "fine 1": None, "slow to build": FailureKind.BUILD_TIMEOUT}
+
+
+def test_a_confirming_run_starts_over_without_what_went_wrong(host: Host) -> None:
+    programs = ["fine 0", "spoil 0", "fine 1", "wrong", "die", "fine 2"]
+    results = host.measure(programs, Purpose.CONFIRM)
+    assert kinds(results) == {
+        "fine 0": None,
+        "spoil 0": None,
+        "fine 1": None,
+        "wrong": FailureKind.WRONG_OUTPUT,
+        "die": FailureKind.RUN_ERROR,
+        "fine 2": None,
+    }
+    one = results["fine 0"]
+    assert isinstance(one, Timed)
+    assert one.rule is not None
+    assert one.rule.stop == "confirmed"
+    assert len(one.run_secs) >= 12
+    assert host.runner is None, "it held every candidate"
+
+
+def test_two_that_spoil_each_other_do_not_go_on_for_ever(host: Host) -> None:
+    results = kinds(host.measure(["spoil 0", "spoil 1", "fine 0"], Purpose.CONFIRM))
+    assert sorted(results.values(), key=str) == [None, None, FailureKind.DEVICE_ERROR]
+    assert results["fine 0"] is None
+
+
+def test_the_inbox_carries_the_incumbent() -> None:
+    program = gpu_batch.request(b"code", None)
+    size, incumbent = REQUEST.unpack(program[: REQUEST.size])
+    assert size == 4
+    assert math.isnan(incumbent)
+    assert REQUEST.unpack(gpu_batch.request(b"code", 2.0)[: REQUEST.size]) == (4, 2.0)

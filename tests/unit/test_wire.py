@@ -1,0 +1,62 @@
+"""Wire types: what an older version wrote still loads, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pitchpipe.wire.lease import Report
+from pitchpipe.wire.measure import Measurement, Timed
+
+DIGEST = "0" * 64
+OLD = {
+    "outcome": "timed",
+    "candidate": DIGEST,
+    "run_secs": [0.002, 0.001, 0.004],
+    "check": {"passed": True, "max_abs_error": 0.0, "tolerance": 0.001, "input_sets": 3},
+    "build_secs": 0.5,
+    "load": 1.5,
+}
+"""As the first version stored it."""
+
+
+def test_a_timing_stored_before_intervals_were_kept_still_loads() -> None:
+    found = TypeAdapter[Measurement](Measurement).validate_python(OLD)
+    assert isinstance(found, Timed)
+    assert found.secs == 0.002
+    assert found.model_dump(mode="json", exclude_none=True) == OLD
+    assert {found.secs_low, found.secs_high, found.rule, found.clock_hz, found.reference_ratio} == {None}
+
+
+def test_a_report_from_before_workers_told_their_steadiness_still_loads() -> None:
+    assert Report.model_validate_json(json.dumps({"fence": 1, "results": [OLD], "final": True})).steadiness is None
+
+
+@pytest.mark.parametrize("ends", [(0.002, 0.002), (0.001, 0.004)])
+def test_an_interval_holds_the_median(ends: tuple[float, float]) -> None:
+    made = Timed.model_validate({**OLD, "secs_low": ends[0], "secs_high": ends[1]})
+    assert (made.secs_low, made.secs_high) == ends
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"secs_low": 0.001},
+        {"secs_high": 0.004},
+        {"secs_low": 0.0021, "secs_high": 0.004},
+        {"secs_low": 0.001, "secs_high": 0.0019},
+        {"secs_low": 0.0, "secs_high": 0.004},
+        {"secs_low": 0.001, "secs_high": float("inf")},
+        {"clock_hz": 0.0},
+        {"reference_ratio": float("nan")},
+        {"rule": {"stop": "tired", "calls": 1}},
+        {"rule": {"stop": "slow", "calls": 0}},
+        {"rule": {"stop": "slow", "calls": 1, "confidence": 1.0}},
+    ],
+    ids=str,
+)
+def test_what_no_timing_can_be_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Timed.model_validate({**OLD, **wrong})

@@ -1,0 +1,68 @@
+"""A mutation of tile sizes that depends on its trace and its generator alone.
+
+MetaSchedule's MutateTileSize walks a map in the order of addresses: two traces of one text get different neighbours.
+This one does the same work: it moves a divisor of one factor of a tile to another factor, or draws the width of a
+cooperative fetch anew.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+_FETCH = "meta_schedule.cooperative_fetch"
+_TRIES = 16
+"""A move may break the limit of the innermost factor."""
+
+
+def mutate_tile_size(trace: Any, rng: np.random.Generator) -> Any:
+    """The trace with one such decision changed; None when it has none, or none could be changed."""
+    tiles = [
+        inst
+        for inst in trace.insts
+        if inst.kind.name == "SamplePerfectTile" and math.prod(map(int, trace.get_decision(inst) or ())) > 1
+    ]
+    fetches = _fetch_widths(trace)
+    if not tiles and not fetches:
+        return None
+    for _ in range(_TRIES):
+        chosen = int(rng.integers(len(tiles) + len(fetches)))
+        if chosen >= len(tiles):
+            inst = fetches[chosen - len(tiles)]
+            decision: Any = int(rng.integers(len(inst.attrs[0])))
+            if decision == int(trace.get_decision(inst)):
+                continue
+        else:
+            inst = tiles[chosen]
+            decision = _moved([int(f) for f in trace.get_decision(inst)], int(inst.attrs[1]), rng)
+            if decision is None:
+                continue
+        return trace.with_decision(inst, decision, True)
+    return None
+
+
+def _moved(tile: list[int], max_innermost: int, rng: np.random.Generator) -> list[int] | None:
+    """A divisor of one factor given to another; None for a tile of one factor, or when the innermost gets too large."""
+    if len(tile) < 2:
+        return None
+    sources = [i for i, factor in enumerate(tile) if factor > 1]
+    source = sources[int(rng.integers(len(sources)))]
+    others = [i for i in range(len(tile)) if i != source]
+    target = others[int(rng.integers(len(others)))]
+    divisors = [d for d in range(2, tile[source] + 1) if tile[source] % d == 0]
+    divisor = divisors[int(rng.integers(len(divisors)))]
+    moved = list(tile)
+    moved[source] //= divisor
+    moved[target] *= divisor
+    return moved if moved[-1] <= max_innermost else None
+
+
+def _fetch_widths(trace: Any) -> list[Any]:
+    """The draws that decide how wide a cooperative fetch is."""
+    drawn = [inst for inst in trace.insts if inst.kind.name == "SampleCategorical"]
+    used = [inst.inputs[1] for inst in trace.insts if inst.kind.name == "Annotate" and str(inst.attrs[0]) == _FETCH]
+    return [
+        inst for inst in drawn if any(inst.outputs[0].same_as(value) for value in used if hasattr(value, "same_as"))
+    ]
