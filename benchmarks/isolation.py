@@ -65,13 +65,13 @@ class Case:
 
 def _kill_a_waiting_child(site: Site) -> bool:
     if found := site.asleep():
-        found[1][1].kill()
+        found.waiting.kill()
     return found is not None
 
 
 def _kill_the_workloads_process(site: Site) -> bool:
     if found := site.asleep():
-        found[0].kill()
+        found.task.kill()
     return found is not None
 
 

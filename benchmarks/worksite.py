@@ -20,6 +20,7 @@ import psutil
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tests.hostile import Asleep, until_one_sleeps
 from workers.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,19 +108,9 @@ class Site(ABC):
         (found,) = self.worker.children()
         return found
 
-    def asleep(self) -> tuple[psutil.Process, list[psutil.Process]] | None:
-        """The workload's process whose first candidate runs (known by its threads), and all its children by age.
-
-        None when the batch ended and that was not seen.
-        """
-        while not self._over.is_set():
-            with suppress(psutil.NoSuchProcess, ValueError):
-                for task in self.zygote().children():
-                    children = sorted(task.children(), key=lambda child: (child.create_time(), child.pid))
-                    if len(children) >= 3 and children[0].num_threads() > 1:
-                        return task, children
-            time.sleep(0.02)
-        return None
+    def asleep(self) -> Asleep | None:
+        """A candidate in its turn that sleeps; None when the batch ended and that was not seen."""
+        return until_one_sleeps(self.zygote, self._over.is_set)
 
     # -- what is left
 

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import json
 import textwrap
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind
@@ -249,3 +253,33 @@ def _candidate(workload: Workload, transform: Callable[[Any, Any], Any]) -> Cand
     (loop,) = schedule.get_loops(schedule.get_sblock("B"))
     transform(schedule, loop)
     return Candidate.of(workload.digest, encode_trace(schedule.trace))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asleep:
+    """Processes of a batch: the workload's, the candidate's that sleeps in its turn, and one that waits for its own."""
+
+    task: psutil.Process
+    asleep: psutil.Process
+    waiting: psutil.Process
+
+
+def until_one_sleeps(zygote: Callable[[], psutil.Process], over: Callable[[], bool]) -> Asleep | None:
+    """What is there once a candidate sleeps in its turn, with another one waiting; None when it is over before.
+
+    A turn that ends takes milliseconds; threads start with it, and are stopped after it.
+    """
+    seen, since = None, 0.0
+    while not over():
+        with suppress(psutil.NoSuchProcess, ValueError):
+            for task in zygote().children():
+                children = task.children()
+                awake = [child for child in children if child.num_threads() > 1 and child.status() != "stopped"]
+                waiting = [child for child in children if child.num_threads() == 1]
+                if len(awake) == 1 and waiting:
+                    if awake[0] != seen:
+                        seen, since = awake[0], time.monotonic()
+                    elif time.monotonic() - since > 0.5:
+                        return Asleep(task=task, asleep=awake[0], waiting=waiting[0])
+        time.sleep(0.02)
+    return None

@@ -2,8 +2,8 @@
 
 A child is a fork of this process that runs one function and exits. It has a process group of its own, a pipe to
 report through (JSON lines), one to be told through (a byte and a number), and a bounded memory file for whatever it
-prints. One thread, no other children: the nursery reaps everything that it did not fork, too (orphaned
-grandchildren).
+prints. One thread, and no other children than those that were there before it: the nursery reaps everything else that
+it did not fork, too (orphaned grandchildren).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tuner.syscalls import deny_leaving, deny_system_calls
-from workers.confinement import die_first, die_with_parent, kill_strays, limit
+from workers.confinement import children, die_first, die_with_parent, kill_strays, limit
 
 MAX_OUTPUT_BYTES = 1 << 20
 """What a child may print; more kills it."""
@@ -171,6 +171,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._children: list[Child] = []
+        self._elders = set(children())
 
     def spawn(self, body: Callable[[Line], None], limits: Limits, *, deadline_secs: float) -> Child:
         """Forks a child that runs `body` and exits."""
@@ -304,7 +305,7 @@ class Nursery:
         _, status = os.waitpid(child.pid, 0)
         child.ended = True
         self._children.remove(child)
-        kill_strays({other.pid for other in self._children})
+        kill_strays(self._elders | {other.pid for other in self._children})
         code = os.waitstatus_to_exitcode(status)
         size = os.fstat(child.output).st_size
         output = os.pread(child.output, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Select, exists, func, select, update
 from sqlalchemy.orm import Session
@@ -17,7 +17,9 @@ from service.db import clock
 from service.states import CandidateState
 from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
 from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record
-from tuner.confirm import MeasuredBatch
+
+if TYPE_CHECKING:
+    from tuner.confirm import MeasuredBatch
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
 PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
@@ -250,6 +252,8 @@ def samples(session: Session, project: str, target_kind: str, limit: int) -> lis
 
 
 def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
+    from tuner.confirm import MeasuredBatch  # The API's processes never come here, and load nothing of the tuner.
+
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]
     return MeasuredBatch(

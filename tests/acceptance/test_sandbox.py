@@ -10,7 +10,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel, program
+from tests.hostile import MISDEEDS, Asleep, Misdeed, harmless, hostile, parallel, program, until_one_sleeps
 from workers import sandbox as sandbox_module
 from workers.sandbox import Sandbox
 
@@ -173,27 +172,24 @@ def test_a_child_that_is_killed_while_it_waits_is_given_back_and_the_others_go_o
         target=lambda: results.update(measure(sandbox, workload, [bad, first, second], config=config))
     )
     measuring.start()
-    asleep, waiting = until_it_sleeps(sandbox)
-    waiting.kill()
+    until_it_sleeps(sandbox).waiting.kill()
     measuring.join()
-    assert asleep.pid != waiting.pid
     assert getattr(results[bad.digest], "kind", None) is RUN_TIMEOUT
-    assert getattr(results[first.digest], "kind", None) is FailureKind.DEVICE_ERROR
-    assert isinstance(results[second.digest], Timed)
+    # Which of them waited is a matter of which was built first.
+    others = {getattr(results[other.digest], "kind", None) for other in (first, second)}
+    assert others == {FailureKind.DEVICE_ERROR, None}
 
 
-def until_it_sleeps(sandbox: Sandbox) -> tuple[psutil.Process, psutil.Process]:
-    """The first candidate once it runs, known by its threads, and the second, which has been built."""
+def until_it_sleeps(sandbox: Sandbox) -> Asleep:
+    pid, deadline = zygote_pid(sandbox), time.monotonic() + 60
+    found = until_one_sleeps(lambda: psutil.Process(pid), lambda: time.monotonic() > deadline)
+    assert found is not None, "it never ran"
+    return found
+
+
+def zygote_pid(sandbox: Sandbox) -> int:
     assert sandbox._process is not None
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for task in psutil.Process(sandbox._process.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                children = sorted(task.children(), key=lambda child: (child.create_time(), child.pid))
-                if len(children) >= 3 and children[0].num_threads() > 1:
-                    return children[0], children[1]
-        time.sleep(0.02)
-    raise AssertionError("it never ran")
+    return sandbox._process.pid
 
 
 def test_a_cancelled_batch_stops_and_the_next_one_runs(sandbox: Sandbox) -> None:
