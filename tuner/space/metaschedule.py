@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.space.code_size import is_unrolled_for_nothing
 from tuner.space.mutation import mutate_tile_size
+from tuner.space.tiles import VectorUnit
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
 """TVM's random states are in [1, 2**31 - 1]."""
+
+FLOAT_BITS = 32
 
 _SILENT = logging.getLogger("pitchpipe.metaschedule")
 _SILENT.addHandler(logging.NullHandler())
@@ -41,6 +45,8 @@ class Space:
     _mutators: Sequence[Any]
     _probabilities: NDArray[np.float64]
     _extractor: Any
+    _lanes: int
+    """Elements of a vector register; 0 where there is none."""
 
     def joined(self, schedules: Sequence[Any]) -> Space:
         """This space with more sketches."""
@@ -69,12 +75,13 @@ class Space:
         return schedule
 
     def postprocessed(self, schedule: Any) -> bool:
-        """Completes an applied schedule; false when a postprocessor refuses it."""
+        """Completes an applied schedule; false when a postprocessor refuses it, or its code would be large for nothing."""
         schedule.enter_postproc()
         try:
-            return all(postproc.apply(schedule) for postproc in self._postprocs)
+            complete = all(postproc.apply(schedule) for postproc in self._postprocs)
         except Exception:  # noqa: BLE001 - as above
             return False
+        return complete and not is_unrolled_for_nothing(schedule.mod["main"], self._lanes)
 
     def candidate(self, trace: Any, seed: int) -> Any:
         """The complete schedule of a trace; None when the trace or a postprocessor fails."""
@@ -114,6 +121,7 @@ def generate(workload: Workload, target: Target) -> Space:
         _mutators=[mutator for _, _, mutator in mutators],
         _probabilities=probabilities / probabilities.sum() if len(mutators) else probabilities,
         _extractor=ms.feature_extractor.PerStoreFeature(),
+        _lanes=VectorUnit.of(target, FLOAT_BITS).lanes if target.kind == "llvm" else 0,
     )
 
 
