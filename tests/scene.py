@@ -124,7 +124,9 @@ class Scene:
     def register(self, name: str, *, target: Target = TARGET, device: DeviceFingerprint = DEVICE) -> str:
         registration = WorkerRegistration(name=name, device=device, target=target, toolchain=TOOLCHAIN)
         with self.database.transaction() as session:
-            return workers.register(session, self.project, registration).id
+            worker = workers.register(session, self.project, registration).id
+            leases.void(session, worker)
+        return worker
 
     def issue(
         self,

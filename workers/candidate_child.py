@@ -17,7 +17,7 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig
 from tuner.measure.build import apply, build
-from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput, device_of
+from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.placement import spread_threads
 from workers.nursery import Line
 
@@ -42,7 +42,7 @@ def candidate_body(
             line.send(stage="building")
             try:
                 built = build(mod, bench.tvm_target)
-                running = Running(bench, built, device_of(bench.target))
+                running = Running(bench, built)
                 running.touch()
             except Exception as error:
                 raise _Fault(FailureKind.BUILD_ERROR, error) from error
@@ -50,10 +50,9 @@ def candidate_body(
             measuring = Measuring(bench, running)
             try:
                 _, incumbent_secs = line.wait()
-                if bench.target.kind == "llvm":
-                    spread_threads()
+                spread_threads()
                 if purpose is Purpose.CONFIRM:
-                    untransformed = candidate.trace == BASELINE_TRACE and bench.target.kind == "llvm"
+                    untransformed = candidate.trace == BASELINE_TRACE
                     line.send(
                         calls=(calls := measuring.warm(config, one_set=untransformed or copy > 0)),
                         check=measuring.verdict().model_dump(),

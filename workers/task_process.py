@@ -41,8 +41,6 @@ from workers.channel import Channel, Closed
 from workers.nursery import Child, Ended, Limits, Line, Nursery
 
 _ALIVE_SECS = 1.0
-_COMPILER_FILE_BYTES = 1 << 28
-"""NVRTC and nvcc leave intermediate files while they work."""
 
 
 class Open(BaseModel):
@@ -225,10 +223,8 @@ class TaskProcess:
         cores = self._opened.target.num_cores or 1
         return Limits(
             memory_bytes=config.memory_limit_bytes,
-            reserves=self._opened.target.kind == "cuda",
             cpu_secs=config.build_timeout_secs + (config.run_timeout_secs + 1) * cores * 2,
             confined=self._opened.confined,
-            **({"file_bytes": _COMPILER_FILE_BYTES} if self._opened.target.kind == "cuda" else {}),
         )
 
 

@@ -12,17 +12,18 @@ from pitchpipe.wire.target import Target
 from service.auth import Anyone, Worker
 from service.context import Ctx, Cursor, Limit
 from service.problems import BODY, documented
-from service.store import workers, workloads
+from service.store import leases, workers, workloads
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
 
 @router.post("/workers", responses=documented(*BODY))
 def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
-    """Registers a worker, or brings the one of this name back."""
+    """Registers a worker, or brings the one of this name back; what was leased to that one is offered again."""
     request = request.model_copy(update={"target": Target.parse(request.target.key)})
     with context.database.transaction() as session:
         view = workers.register(session, principal.project, request)
+        leases.void(session, view.id)
     context.wake.notify()
     return view
 

@@ -8,6 +8,8 @@ raised in the same transaction as the grant, so fences of committed grants stric
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, insert, or_, select, update
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -171,23 +173,37 @@ def expire(session: Session) -> int:
 
     Safe to call from anywhere at any time: a lease that another call holds is skipped.
     """
-    rows = session.scalars(
+    overdue = Lease.expires_at <= now(session)
+    return sum(_lose(session, row, "its lease expired") for row in _open(session, overdue))
+
+
+def void(session: Session, worker: str) -> int:
+    """Takes back what the worker holds; how many candidates were queued again.
+
+    For one that registers: whatever held those leases under its name is not there any more. A job goes on at once, and
+    not after their time to live.
+    """
+    return sum(_lose(session, row, "its worker started anew") for row in _open(session, Lease.worker == worker))
+
+
+def _open(session: Session, which: ColumnElement[bool]) -> Sequence[Lease]:
+    return session.scalars(
         select(Lease)
-        .where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at <= now(session))
+        .where(Lease.state == spelled(LeaseState.OPEN), which)
         # Jobs in one order: two calls never wait for each other's.
         .order_by(Lease.job, Lease.id)
         .limit(_EXPIRED_AT_ONCE)
         .with_for_update(skip_locked=True, key_share=True)
         .execution_options(populate_existing=True)
     ).all()
-    queued = 0
-    for row in rows:
-        ending = Ending.begin(session, row)
-        for candidate in list(ending.leased.values()):
-            ending.lose(candidate, FailureKind.WORKER_LOST, "its lease expired")
-        ending.finish(LeaseState.EXPIRED)
-        queued += ending.queued
-    return queued
+
+
+def _lose(session: Session, row: Lease, why: str) -> int:
+    ending = Ending.begin(session, row)
+    for candidate in list(ending.leased.values()):
+        ending.lose(candidate, FailureKind.WORKER_LOST, why)
+    ending.finish(LeaseState.EXPIRED)
+    return ending.queued
 
 
 def forgive(session: Session, ttl_secs: float) -> int:

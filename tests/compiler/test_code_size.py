@@ -10,7 +10,8 @@ from tuner.tvm_compat import Schedule, load_ir
 
 
 @pytest.mark.parametrize(
-    ("steps", "vector", "refused"), [(512, 4, True), (512, None, True), (512, 16, False), (64, 4, False), (0, None, False)]
+    ("steps", "vector", "refused"),
+    [(512, 4, True), (512, None, True), (512, 16, False), (64, 4, False), (0, None, False)],
 )
 def test_code_unrolled_hundreds_of_times_must_fill_its_vectors(steps: int, vector: int | None, refused: bool) -> None:
     schedule = Schedule(load_ir(programs.dense().ir))

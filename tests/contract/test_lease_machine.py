@@ -242,6 +242,20 @@ class LeaseMachine(RuleBasedStateMachine):
         """A worker forgets a lease; it never speaks of it again."""
         data.draw(st.sampled_from(self._alive())).crashed = True
 
+    @rule(worker=st.integers(0, 1))
+    def start_anew(self, worker: int) -> None:
+        """A worker's process is another one: what it held, in time or not, is offered again without a wait."""
+        name = ("worker-a", "worker-b")[worker]
+        assert self.scene.register(name) == self.workers[worker]
+        for held in self.held:
+            if held.open and held.worker == self.workers[worker]:
+                held.open, held.crashed = False, True
+                self.losses.update(held.unreported)
+        assert not [row for row in self._read().having(CandidateState.LEASED) if row.lease in self._leases_of(worker)]
+
+    def _leases_of(self, worker: int) -> set[str]:
+        return {held.grant.lease for held in self.held if held.worker == self.workers[worker]}
+
     @precondition(lambda self: len(self.jobs) < 3)
     @rule()
     def cancel(self) -> None:

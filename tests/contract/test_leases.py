@@ -120,6 +120,17 @@ def test_a_dead_workers_candidates_are_offered_again_even_if_no_coordinator_runs
     assert len(again.candidates) == 1, "what was lost once is leased alone"
 
 
+def test_a_worker_that_starts_anew_holds_nothing_and_what_it_held_is_offered_at_once(scene: Scene) -> None:
+    other = scene.register("worker-b")
+    scene.issue(candidates(0, 4))
+    old, others = scene.granted(2), scene.granted(2, worker=other)
+    assert scene.register("worker-a") == scene.worker
+    with pytest.raises(StaleLease):
+        scene.report(old, [timed(old.candidates[0].digest)])
+    assert len(scene.granted(worker=other).candidates) == 1
+    assert scene.report(others, [timed(others.candidates[0].digest)]).accepted == 1
+
+
 def test_a_candidate_that_loses_two_workers_is_quarantined_with_a_record(scene: Scene) -> None:
     scene.issue(candidates(0, 1))
     for _ in range(2):

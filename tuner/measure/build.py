@@ -19,7 +19,6 @@ from tuner.tvm_compat import (
     load_intrinsics,
     remove_weight_layout_rewrite,
     te,
-    tirx,
     tvm,
 )
 
@@ -52,12 +51,10 @@ def parameters(mod: Any) -> tuple[TensorType, ...]:
 
 
 def compile_module(mod: Any, target: Any) -> Any:
-    """Compiles every function of the module; functions are turned into machine code when they are first asked for."""
+    """Compiles every function of the module for a CPU; it becomes machine code when it is first asked for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if target.kind.name == "llvm":
-            return compile_unchecked(mod, target)
-        return tvm.runtime.Executable(tirx.build(mod, target=target)).jit()
+        return compile_unchecked(mod, target)
 
 
 def build(mod: Any, target: Any) -> Built:

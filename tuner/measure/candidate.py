@@ -97,7 +97,7 @@ class Bench:
         mod, target = self.mod, self.tvm_target
         if self.target.kind != "llvm":
             mod, target = on_all_cores(mod), cpu_target_of_host()
-        running = Running(self, build(mod, target), tvm.cpu())
+        running = Running(self, build(mod, target))
         running.run(name)
         arrays = running.outputs()
         offset = 0
@@ -119,13 +119,12 @@ class Bench:
 
 
 class Running:
-    """A built candidate with its arguments. Belongs to one process."""
+    """A built candidate on the CPU with its arguments. Belongs to one process."""
 
-    def __init__(self, bench: Bench, built: Built, device: Any) -> None:
-        self._bench, self._built, self._device = bench, built, device
-        self._on_host = device.dlpack_device_type() == tvm.cpu().dlpack_device_type()
-        self._outputs = [_empty(found, device) for found in bench.output_types]
-        self._views = [_view(tensor) if self._on_host else None for tensor in self._outputs]
+    def __init__(self, bench: Bench, built: Built) -> None:
+        self._bench, self._built = bench, built
+        self._outputs = [_empty(found) for found in bench.output_types]
+        self._views = [_view(tensor) for tensor in self._outputs]
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}
 
@@ -133,13 +132,11 @@ class Running:
         """The argument list of a set, weights packed."""
         if name not in self._arguments:
             arguments: list[Any] = [None] * len(self._bench.facts.params)
-            for index, tensor in zip(self._bench.facts.inputs, self._bench.inputs[name], strict=True):
-                given = tensor if self._on_host else tensor.copyto(self._device)
-                if (pack := self._built.packings.get(index)) is not None:
-                    packed = _empty(self._built.packed[index], self._device)
-                    pack(given, packed)
-                    given = packed
+            for index, given in zip(self._bench.facts.inputs, self._bench.inputs[name], strict=True):
                 arguments[index] = given
+                if (pack := self._built.packings.get(index)) is not None:
+                    arguments[index] = _empty(self._built.packed[index])
+                    pack(given, arguments[index])
             for index, tensor in zip(self._bench.facts.outputs, self._outputs, strict=True):
                 arguments[index] = tensor
             self._arguments[name] = arguments
@@ -156,10 +153,8 @@ class Running:
         """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
         arguments = self._prepare(name)
         self._poison()
-        self._device.sync()
         start = time.perf_counter()
         self._built.main(*arguments)
-        self._device.sync()
         return time.perf_counter() - start
 
     def _poison(self) -> None:
@@ -181,14 +176,14 @@ class Running:
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set."""
         arguments = self._prepare(SETS[0])
-        if self._on_host and calls <= _FEW_CALLS:
+        if calls <= _FEW_CALLS:
             main = self._built.main
             start = time.perf_counter()
             for _ in range(calls):
                 main(*arguments)
             return time.perf_counter() - start
         if calls not in self._evaluators:
-            self._evaluators[calls] = self._built.module.time_evaluator("main", self._device, number=calls, repeat=1)
+            self._evaluators[calls] = self._built.module.time_evaluator("main", tvm.cpu(), number=calls, repeat=1)
         return float(self._evaluators[calls](*arguments).results[0]) * calls
 
 
@@ -279,21 +274,16 @@ class Measuring:
         return self._last_secs
 
 
-def device_of(target: Target) -> Any:
-    """TVM's device for timing."""
-    return tvm.cuda() if target.kind == "cuda" else tvm.cpu()
-
-
 def _size(found: TensorType) -> int:
     return int(np.prod(found.shape, dtype=np.int64)) * numpy_dtype(found.dtype).itemsize
 
 
-def _empty(found: TensorType, device: Any) -> Any:
-    return tvm.runtime.empty(found.shape, found.dtype, device)
+def _empty(found: TensorType) -> Any:
+    return tvm.runtime.empty(found.shape, found.dtype)
 
 
 def _tensor(array: np.ndarray[Any, Any], found: TensorType) -> Any:
-    tensor = tvm.runtime.empty(found.shape, found.dtype)
+    tensor = _empty(found)
     tensor.copyfrom(np.ascontiguousarray(array))
     return tensor
 
