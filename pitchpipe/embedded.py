@@ -28,6 +28,8 @@ START_SECS = 60.0
 STOP_SECS = 10.0
 """What a process gets to drain after SIGTERM before it is killed."""
 WATCH_SECS = 0.5
+RETRY_SECS = 5.0
+"""What runs on this machine answers within it, or is gone."""
 WORKER_NAME = "local"
 
 
@@ -110,7 +112,7 @@ class Embedded:
             ],
             environment,
         )
-        client = Client(url, token)
+        client = Client(url, token, retry_secs=RETRY_SECS)
         while not any(view.state == "active" for view in client.workers()):
             self._check(worker, "worker", deadline)
             time.sleep(0.1)

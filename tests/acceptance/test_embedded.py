@@ -19,7 +19,6 @@ def test_a_worker_that_ends_by_itself_ends_the_command_with_its_last_words(tmp_p
 
     def wait() -> None:
         with embedded as client:
-            client._retry_secs = 2.0
             embedded._processes["worker"].send_signal(signal.SIGKILL)
             while time.monotonic() < deadline:
                 client.workers()
