@@ -19,6 +19,7 @@ from service.db import Database
 from service.predictor import ProjectPredictor
 from service.store import batches, coordination, events, jobs, models, records, workers, workloads
 from service.wake import Wake
+from tuner.bound import bound_secs
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
@@ -201,6 +202,7 @@ class JobRun:
                 flying=flying[at],
             )
         self.targets = frozenset(view.targets)
+        self._learn_bounds()
         return TuningLoop(
             self._tasks,
             frozenset(done),
@@ -214,6 +216,20 @@ class JobRun:
             on_confirmed=self._confirmed,
         )
 
+    def _learn_bounds(self) -> None:
+        """How fast each task can be on the workers that are active now. While there is none, what was known stays."""
+        with self.database.reading() as session:
+            rooflines = {target: workers.rooflines(session, self.project, target) for target in self.targets}
+        learnt = []
+        for task, ledger in zip(self._tasks, self._ledger.tasks, strict=True):
+            if rooflines[task.target] and ledger.bound_secs != (secs := bound_secs(task, rooflines[task.target])):
+                ledger.bound_secs = secs
+                learnt.append((task, secs))
+        if learnt:
+            with self.database.transaction() as session:
+                for task, secs in learnt:
+                    jobs.update_task(session, self.job, task.workload.digest, task.target, bound_secs=secs)
+
     def _confirmed(self, at: int, best: Best) -> None:
         task = self._tasks[at]
         with self.database.transaction() as session:
@@ -225,6 +241,7 @@ class JobRun:
         """Progress for whoever watches, after batches were charged."""
         self._published = self._ledger.trials
         ledger = self._ledger
+        self._learn_bounds()
         eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
@@ -241,6 +258,7 @@ class JobRun:
             events.append(session, self.job, EventKind.PROGRESS, progress.model_dump())
 
     def _complete(self) -> None:
+        self._learn_bounds()
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
             offered = self._effort(view, self._tasks)

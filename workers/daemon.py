@@ -42,6 +42,7 @@ from pitchpipe.errors import (
 )
 from pitchpipe.wire import lease as wire
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.task import Workload
 from workers import events, machine
 from workers.lane import Lane
@@ -78,6 +79,9 @@ class Measurer(Protocol):
     def steadiness(self) -> wire.Steadiness | None:
         """How evenly the device times the reference workload; None before it was timed. Read from any thread."""
 
+    def roofline(self) -> Roofline | None:
+        """Measures what the device can do at most; None if that cannot be measured. Before any `measure`."""
+
     def measure(
         self,
         workload: Workload,
@@ -110,6 +114,7 @@ class Daemon:
     ) -> None:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
+        self._looked_for_roofline = False
         self._max_candidates, self._parent = max_candidates, parent
         self._tick_secs, self._wait_secs = tick_secs, wait_secs
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
@@ -241,7 +246,7 @@ class Daemon:
         """Makes a call and says what came of it."""
         match call:
             case events.Register():
-                return events.Registered(worker=self._service.register_worker(self._registration).id)
+                return events.Registered(worker=self._register().id)
             case events.Acquire(worker=worker):
                 if self._draining.is_set():
                     return events.Nothing()
@@ -262,6 +267,18 @@ class Daemon:
             case events.Declare(worker=worker, state=state):
                 self._service.set_worker_state(worker, state)
                 return events.Declared(state=state)
+
+    def _register(self) -> wire.WorkerView:
+        """Registers. A device whose roofline the service does not know is measured, once, before any lease is held."""
+        view = self._service.register_worker(self._registration)
+        if view.roofline is not None or self._looked_for_roofline:
+            return view
+        self._looked_for_roofline = True
+        roofline = self._sandbox.roofline()
+        if roofline is None:
+            return view
+        self._registration = self._registration.model_copy(update={"roofline": roofline})
+        return self._service.register_worker(self._registration)
 
     def _measure(self, instruction: events.Instruction) -> None:
         assert isinstance(instruction, events.StartMeasuring)

@@ -90,6 +90,12 @@ class TaskView(Wire):
     reused: bool = Field(description="a stored best was served and no trial spent")
     untuned_secs: float | None = None
     tuned_secs: float | None = None
+    bound_secs: float | None = Field(
+        default=None, description="no schedule is faster on the devices of the target; absent while that is not known"
+    )
+    flops_per_sec: float | None = Field(default=None, description="that tuned_secs amounts to")
+    bytes_per_sec: float | None = Field(default=None, description="the same of the bytes")
+    bound_share: float | None = Field(default=None, description="bound_secs over tuned_secs; 1 cannot be improved")
 
 
 class Progress(Wire):
