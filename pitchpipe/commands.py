@@ -232,13 +232,13 @@ def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json:
             w.state.value,
             steady(w.steadiness),
             w.device.model,
-            roofs(w.roofline),
             w.target.key,
+            *roofs(w.roofline),
             str(w.trials),
         )
         for w in found
     ]
-    headings = ("worker", "name", "state", "steadiness", "device", "roofline", "target", "trials")
+    headings = ("worker", "name", "state", "steadiness", "device", "target", "GFLOP/s", "GB/s", "trials")
     show(Console(), "workers", headings, rows)
 
 

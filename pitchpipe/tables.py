@@ -75,12 +75,12 @@ def share(of_bound: float | None) -> str:
     return "-" if of_bound is None else f"{of_bound:.0%}"
 
 
-def roofs(roofline: Roofline | None) -> str:
-    """Peak, then the bandwidth of each level of the memory."""
+def roofs(roofline: Roofline | None) -> tuple[str, str]:
+    """Peak in GFLOP/s, and GB/s of each level of the memory, nearest to the cores first."""
     if roofline is None:
-        return "unknown"
-    levels = (f"{level.name} {level.bytes_per_sec / 1e9:.0f}" for level in roofline.levels)
-    return f"{roofline.flops_per_sec / 1e9:.0f} GFLOP/s; GB/s: {', '.join(levels) or '-'}"
+        return "-", "-"
+    levels = "/".join(f"{level.bytes_per_sec / 1e9:.0f}" for level in roofline.levels)
+    return f"{roofline.flops_per_sec / 1e9:.0f}", levels or "-"
 
 
 def interval(best: Best | None) -> str:

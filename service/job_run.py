@@ -202,7 +202,7 @@ class JobRun:
                 flying=flying[at],
             )
         self.targets = frozenset(view.targets)
-        self._learn_bounds()
+        self.learn_bounds()
         return TuningLoop(
             self._tasks,
             frozenset(done),
@@ -216,7 +216,7 @@ class JobRun:
             on_confirmed=self._confirmed,
         )
 
-    def _learn_bounds(self) -> None:
+    def learn_bounds(self) -> None:
         """How fast each task can be on the workers that are active now. While there is none, what was known stays."""
         with self.database.reading() as session:
             rooflines = {target: workers.rooflines(session, self.project, target) for target in self.targets}
@@ -241,7 +241,6 @@ class JobRun:
         """Progress for whoever watches, after batches were charged."""
         self._published = self._ledger.trials
         ledger = self._ledger
-        self._learn_bounds()
         eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
@@ -258,7 +257,6 @@ class JobRun:
             events.append(session, self.job, EventKind.PROGRESS, progress.model_dump())
 
     def _complete(self) -> None:
-        self._learn_bounds()
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
             offered = self._effort(view, self._tasks)
@@ -301,6 +299,8 @@ class _SqlMeasurer:
             if found:
                 coordination.assure(session, run.holder)
                 batches.observed(session, [batch.batch for batch in found])
+        if found:
+            run.learn_bounds()
         return [batch.measured for batch in found]
 
     def hungry(self, waiting: int) -> bool:

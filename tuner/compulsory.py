@@ -156,7 +156,7 @@ def _inside(producers: dict[Any, Any], buffer: Any, position: int, met: np.ndarr
     inside = np.ones(met.shape, bool)
     if (producer := producers.get(buffer)) is None:
         return inside
-    place = producer.writes[0].region[position].min
+    place = next(region for region in producer.writes if region.source.same_as(buffer)).region[position].min
     guards: list[Any] = []
     tvm_ffi.structural_walk(producer.body, (ir.Call, guards.append))
     guards = [guard for guard in guards if _pads(guard)]

@@ -93,8 +93,10 @@ class TaskView(Wire):
     bound_secs: float | None = Field(
         default=None, description="no schedule is faster on the devices of the target; absent while that is not known"
     )
-    flops_per_sec: float | None = Field(default=None, description="that tuned_secs amounts to")
-    bytes_per_sec: float | None = Field(default=None, description="the same of the bytes")
+    flops_per_sec: float | None = Field(
+        default=None, description="flops over tuned_secs; above the device's peak where an algorithm needs fewer"
+    )
+    bytes_per_sec: float | None = Field(default=None, description="bytes over tuned_secs")
     bound_share: float | None = Field(default=None, description="bound_secs over tuned_secs; 1 cannot be improved")
 
 

@@ -456,11 +456,11 @@ def test_what_a_worker_tells_of_a_timing_and_of_itself_can_be_read(service: Serv
     assert (found.result, found.worker, found.toolchain) == (told, worker.id, REGISTRATION.toolchain)
     assert client.worker(worker.id).steadiness == steadiness(noisy=True)
     assert [each.steadiness for each in client.workers()] == [steadiness(noisy=True)]
-    client.register_worker(REGISTRATION.model_copy(update={"roofline": roofline()}))
-    assert [each.roofline for each in client.workers()] == [roofline()]
     shown = service.http.get("/metrics").text
     assert 'pitchpipe_workers{steadiness="noisy"} 1.0' in shown
     assert 'pitchpipe_workers{steadiness="unknown"} 0.0' in shown
+    client.register_worker(REGISTRATION.model_copy(update={"roofline": roofline()}))
+    assert [each.roofline for each in client.workers()] == [roofline()]
 
 
 # --- schedules

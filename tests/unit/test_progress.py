@@ -104,7 +104,7 @@ def test_a_device_is_shown_with_its_roofs():
         MemoryLevel(name=n, inside_bytes=1, bytes_per_sec=rate) for n, rate in (("L2", 3e11), ("memory", 5e10))
     )
     device = Roofline(threads=2, flops_per_sec=5.4e11, levels=levels)
-    assert [roofs(each) for each in (device, None)] == ["540 GFLOP/s; GB/s: L2 300, memory 50", "unknown"]
+    assert [roofs(each) for each in (device, None)] == [("540", "300/50"), ("-", "-")]
 
 
 def test_a_served_time_is_shown_with_its_interval():
