@@ -55,7 +55,7 @@ def show(
     for row in rows:
         table.add_row(*row)
     if not console.is_terminal:
-        console.width = 140
+        console.width = 200
     console.print(table)
     console.print()
 

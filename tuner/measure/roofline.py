@@ -31,7 +31,8 @@ from tuner.tvm_compat import IRModule, Schedule, te, tirx, to_tvm_target, tvm
 _BITS = 32
 _RUNS = 8
 """In a row that are no faster than the fastest before them, then a kernel has shown what it can."""
-_MOST_RUNS = 40
+_MOST_SECS = 0.15
+"""Of one kernel; it takes this only where its runs are long or disturbed."""
 _RUN_SECS = 4e-3
 """About the length of a run: a thousand times what starting the threads takes."""
 _GUESSED_FLOPS_PER_SEC = 150e9
@@ -96,13 +97,12 @@ class _Kernel:
 
     def rate(self) -> float:
         """Work per second of the fastest run."""
+        end = time.perf_counter() + _MOST_SECS
         fastest, since = self._run(), 0
-        for _ in range(_MOST_RUNS):
+        while since < _RUNS and time.perf_counter() < end:
             secs = self._run()
             since = 0 if secs < fastest else since + 1
             fastest = min(fastest, secs)
-            if since == _RUNS:
-                break
         return self.work / fastest
 
     def _run(self) -> float:
