@@ -114,7 +114,8 @@ class Daemon:
     ) -> None:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
-        self._looked_for_roofline = False
+        self._device_known = False
+        """The service knows its roofline, or it was tried to measure it."""
         self._max_candidates, self._parent = max_candidates, parent
         self._tick_secs, self._wait_secs = tick_secs, wait_secs
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
@@ -246,7 +247,9 @@ class Daemon:
         """Makes a call and says what came of it."""
         match call:
             case events.Register():
-                return events.Registered(worker=self._register().id)
+                view = self._service.register_worker(self._registration)
+                self._device_known = self._device_known or view.roofline is not None
+                return events.Registered(worker=view.id)
             case events.Acquire(worker=worker):
                 if self._draining.is_set():
                     return events.Nothing()
@@ -268,23 +271,28 @@ class Daemon:
                 self._service.set_worker_state(worker, state)
                 return events.Declared(state=state)
 
-    def _register(self) -> wire.WorkerView:
-        """Registers. A device whose roofline the service does not know is measured, once, before any lease is held."""
-        view = self._service.register_worker(self._registration)
-        if view.roofline is not None or self._looked_for_roofline:
-            return view
-        self._looked_for_roofline = True
+    def _know_device(self) -> None:
+        """Tells the service what the device can do at most, unless it knows. Before the first lease is measured: by then
+        the processes that start beside this one have started, and keep quiet when they are asked to.
+        """
+        if self._device_known:
+            return
+        self._device_known = True
         roofline = self._sandbox.roofline()
         if roofline is None:
-            return view
+            return
         self._registration = self._registration.model_copy(update={"roofline": roofline})
-        return self._service.register_worker(self._registration)
+        try:
+            self._service.register_worker(self._registration)
+        except PitchpipeError as error:
+            log.warning("the roofline is told when this worker registers again", detail=error.detail)
 
     def _measure(self, instruction: events.Instruction) -> None:
         assert isinstance(instruction, events.StartMeasuring)
         grant = instruction.grant
         stop = self._stop_measuring[grant.lease]
         try:
+            self._know_device()
             workload = self._workloads.get(grant.workload, stop)
             results = self._sandbox.measure(
                 workload,

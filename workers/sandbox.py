@@ -129,9 +129,7 @@ class Sandbox:
             finally:
                 self._end(task)
         except _Broken:
-            if not self._alive():
-                self._restart()
-            return None
+            return None  # Whatever is wrong, the first `measure` mends it, or fails with its reason.
         finally:
             self._measuring.release()
 

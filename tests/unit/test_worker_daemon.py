@@ -208,23 +208,15 @@ def test_every_report_tells_how_steady_the_device_is_when_it_is_sent() -> None:
 
 @pytest.mark.parametrize("measurable", [True, False])
 def test_a_device_that_the_service_does_not_know_is_measured_once_and_told(measurable: bool) -> None:
-    service, sandbox = FakeService(leases=1), FakeSandbox()
+    service, sandbox = FakeService(leases=2), FakeSandbox()
     sandbox.device = Roofline(threads=2, flops_per_sec=1e9) if measurable else None
-    again = threading.Event()
-
-    def forget() -> None:
-        if not again.is_set():
-            again.set()
-            raise NotFound("no worker")
-
-    service.on["acquire"] = forget
     daemon, wait = start(service, sandbox)
-    until(lambda: service.finals)
+    until(lambda: service.finals == 2)
     daemon.stop()
     assert wait() == 0
     assert sandbox.looks == 1
     told = [registration.roofline for registration in service.registered if registration.roofline is not None]
-    assert told == [sandbox.device] * 2 * measurable, "and again when the service forgot the worker"
+    assert told == [sandbox.device] * measurable
 
 
 def test_a_device_that_the_service_knows_is_not_measured_again() -> None:
