@@ -16,7 +16,7 @@ from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
 from pitchpipe.sdk import fetch, submit
-from pitchpipe.tables import interval, milliseconds, show, steady
+from pitchpipe.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.tune import detect_target
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
@@ -103,11 +103,21 @@ def show_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as
         _print(view)
         return
     rows = [
-        (t.name[:44], str(t.weight), str(t.trials), milliseconds(t.untuned_secs), milliseconds(t.tuned_secs))
+        (
+            t.name[:44],
+            str(t.weight),
+            str(t.trials),
+            milliseconds(t.untuned_secs),
+            milliseconds(t.tuned_secs),
+            billions(t.flops_per_sec),
+            billions(t.bytes_per_sec),
+            share(t.bound_share),
+        )
         for t in view.tasks
     ]
     title = f"{view.id} {view.model_name}: {view.state.value}" + (f" ({view.error})" if view.error else "")
-    show(Console(), title, ("task", "weight", "trials", "untuned ms", "tuned ms"), rows, numbers_from=1)
+    headings = ("task", "weight", "trials", "untuned ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
+    show(Console(), title, headings, rows, numbers_from=1)
 
 
 @jobs.command("watch")
@@ -216,9 +226,20 @@ def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json:
         _print(found)
         return
     rows = [
-        (w.id, w.name, w.state.value, steady(w.steadiness), w.device.model, w.target.key, str(w.trials)) for w in found
+        (
+            w.id,
+            w.name,
+            w.state.value,
+            steady(w.steadiness),
+            w.device.model,
+            w.target.key,
+            *roofs(w.roofline),
+            str(w.trials),
+        )
+        for w in found
     ]
-    show(Console(), "workers", ("worker", "name", "state", "steadiness", "device", "target", "trials"), rows)
+    headings = ("worker", "name", "state", "steadiness", "device", "target", "GFLOP/s", "GB/s", "trials")
+    show(Console(), "workers", headings, rows)
 
 
 @models.command("list")

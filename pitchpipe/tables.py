@@ -10,6 +10,7 @@ from rich.table import Table
 
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
+from pitchpipe.wire.roofline import Roofline
 
 
 def show_tuning(result: dict[str, Any], console: Console) -> None:
@@ -25,11 +26,13 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
             str(task["trials"]),
             milliseconds(task["untuned_secs"]),
             milliseconds(task["tuned_secs"]),
-            f"{task['flops'] / task['tuned_secs'] / 1e9:.1f}" if task["tuned_secs"] else "-",
+            billions(task["flops_per_sec"]),
+            billions(task["bytes_per_sec"]),
+            share(task["bound_share"]),
         )
         for task in tasks
     ]
-    headings = ("task", "weight", "MFLOP", "share", "trials", "untuned ms", "tuned ms", "GFLOP/s")
+    headings = ("task", "weight", "MFLOP", "share", "trials", "untuned ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(console, f"{result['model']} on {result['device']}", headings, rows, numbers_from=1)
     whole = [
         ("untuned", f"{milliseconds(result['untuned_secs'])} ms"),
@@ -52,7 +55,7 @@ def show(
     for row in rows:
         table.add_row(*row)
     if not console.is_terminal:
-        console.width = 140
+        console.width = 200
     console.print(table)
     console.print()
 
@@ -60,6 +63,24 @@ def show(
 def milliseconds(secs: float | None) -> str:
     """Three decimals, or a dash for an unknown time."""
     return "-" if secs is None else f"{secs * 1e3:.3f}"
+
+
+def billions(per_sec: float | None) -> str:
+    """A rate in billions a second, or a dash for an unknown one."""
+    return "-" if per_sec is None else f"{per_sec / 1e9:.1f}"
+
+
+def share(of_bound: float | None) -> str:
+    """How near a time is to the least possible, or a dash where that is unknown."""
+    return "-" if of_bound is None else f"{of_bound:.0%}"
+
+
+def roofs(roofline: Roofline | None) -> tuple[str, str]:
+    """Peak in GFLOP/s, and GB/s of each level of the memory, nearest to the cores first."""
+    if roofline is None:
+        return "-", "-"
+    levels = "/".join(f"{level.bytes_per_sec / 1e9:.0f}" for level in roofline.levels)
+    return f"{roofline.flops_per_sec / 1e9:.0f}", levels or "-"
 
 
 def interval(best: Best | None) -> str:

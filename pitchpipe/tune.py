@@ -104,9 +104,14 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
                 "kind": task.kind.value,
                 "weight": task.weight,
                 "flops": task.flops,
+                "bytes": task.bytes,
                 "trials": task.trials,
                 "untuned_secs": task.untuned_secs,
                 "tuned_secs": task.tuned_secs,
+                "bound_secs": task.bound_secs,
+                "flops_per_sec": task.flops_per_sec,
+                "bytes_per_sec": task.bytes_per_sec,
+                "bound_share": task.bound_share,
             }
             for task in view.tasks
         ],

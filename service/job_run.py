@@ -19,6 +19,7 @@ from service.db import Database
 from service.predictor import ProjectPredictor
 from service.store import batches, coordination, events, jobs, models, records, workers, workloads
 from service.wake import Wake
+from tuner.bound import bound_secs
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
@@ -201,6 +202,7 @@ class JobRun:
                 flying=flying[at],
             )
         self.targets = frozenset(view.targets)
+        self.learn_bounds()
         return TuningLoop(
             self._tasks,
             frozenset(done),
@@ -213,6 +215,20 @@ class JobRun:
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
         )
+
+    def learn_bounds(self) -> None:
+        """How fast each task can be on the workers that are active now. While there is none, what was known stays."""
+        with self.database.reading() as session:
+            rooflines = {target: workers.rooflines(session, self.project, target) for target in self.targets}
+        learnt = []
+        for task, ledger in zip(self._tasks, self._ledger.tasks, strict=True):
+            if rooflines[task.target] and ledger.bound_secs != (secs := bound_secs(task, rooflines[task.target])):
+                ledger.bound_secs = secs
+                learnt.append((task, secs))
+        if learnt:
+            with self.database.transaction() as session:
+                for task, secs in learnt:
+                    jobs.update_task(session, self.job, task.workload.digest, task.target, bound_secs=secs)
 
     def _confirmed(self, at: int, best: Best) -> None:
         task = self._tasks[at]
@@ -283,6 +299,8 @@ class _SqlMeasurer:
             if found:
                 coordination.assure(session, run.holder)
                 batches.observed(session, [batch.batch for batch in found])
+        if found:
+            run.learn_bounds()
         return [batch.measured for batch in found]
 
     def hungry(self, waiting: int) -> bool:

@@ -20,6 +20,7 @@ from pitchpipe.wire.lease import (
 )
 from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best, TuningRecord
+from pitchpipe.wire.roofline import MemoryLevel, Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
 from service.db import Database
@@ -52,6 +53,11 @@ def failed(digest: str, kind: FailureKind = FailureKind.BUILD_ERROR) -> Failed:
 def steadiness(*, noisy: bool) -> Steadiness:
     secs = 1.3e-3 if noisy else 1e-3
     return Steadiness(reference_secs=secs, usual_secs=1e-3, ratio=secs / 1e-3, noisy=noisy, beats=5, repeated=0)
+
+
+def roofline(flops_per_sec: float = 1e9) -> Roofline:
+    levels = (MemoryLevel(name="memory", inside_bytes=1 << 20, bytes_per_sec=1e9),)
+    return Roofline(threads=64, flops_per_sec=flops_per_sec, levels=levels)
 
 
 def record(
@@ -121,8 +127,17 @@ class Scene:
             jobs.transition(session, job, JobState.TUNING)
         return job
 
-    def register(self, name: str, *, target: Target = TARGET, device: DeviceFingerprint = DEVICE) -> str:
-        registration = WorkerRegistration(name=name, device=device, target=target, toolchain=TOOLCHAIN)
+    def register(
+        self,
+        name: str,
+        *,
+        target: Target = TARGET,
+        device: DeviceFingerprint = DEVICE,
+        roofline: Roofline | None = None,
+    ) -> str:
+        registration = WorkerRegistration(
+            name=name, device=device, target=target, toolchain=TOOLCHAIN, roofline=roofline
+        )
         with self.database.transaction() as session:
             worker = workers.register(session, self.project, registration).id
             leases.void(session, worker)

@@ -29,8 +29,12 @@ WINDOW_BATCHES = 3
 STALE_TRIALS = 192
 """A task that improved by less than STALE_GAIN over this many trials gets no more."""
 STALE_GAIN = 0.01
-TRIALS_PER_SEC = 4.0
-"""What one second of budget counts for when efforts are compared: the rate this engine reaches on two cores."""
+AT_BOUND = 0.03
+"""A task whose best is this near to the least time it can take gets no more trials (tuner/bound.py)."""
+TRIALS_PER_SEC = 8.0
+"""What one second of budget counts for when efforts are compared. Alone with one program the engine does 9.7 to 15 on two
+cores and 7.1 on a GPU (benchmarks/throughput.py); with many tasks each is prepared once more. A constant, not what a job
+happened to reach: the same budget must offer the same effort when it is given again."""
 FIRST_SHARE = 0.25
 """Share of a task's fair part of the budget that its first batch takes."""
 BATCH_SHARE = 0.5
@@ -59,6 +63,8 @@ class TaskLedger:
     """One of them is being searched for: another search would find the same."""
     batches: int = 0
     best_secs: float | None = None
+    bound_secs: float | None = None
+    """No schedule is faster on the job's devices; None while that is not known."""
     exhausted: bool = False
     history: list[tuple[int, float | None]] = field(default_factory=list)
     """(trials, best_secs) after each batch."""
@@ -67,7 +73,19 @@ class TaskLedger:
     def open(self) -> bool:
         """Whether another batch of it may be searched for."""
         ahead = AHEAD if self.trials else 1
-        return not (self.exhausted or self.stale or self.searching or self.flying >= ahead)
+        return not (self.settled or self.searching or self.flying >= ahead)
+
+    @property
+    def settled(self) -> bool:
+        """It gets no more trials."""
+        return self.exhausted or self.stale or self.at_bound
+
+    @property
+    def at_bound(self) -> bool:
+        """True when the best is within AT_BOUND of the bound. One that was passed by more is none, and stops nothing."""
+        if self.best_secs is None or self.bound_secs is None:
+            return False
+        return abs(self.best_secs / self.bound_secs - 1) <= AT_BOUND
 
     @property
     def stale(self) -> bool:
@@ -213,7 +231,7 @@ class BudgetLedger:
             left = max(0, self.trials_limit - self.trials)
             mean = statistics.fmean(recent)
             spread = 1.96 * statistics.stdev(recent) / math.sqrt(len(recent)) if len(recent) > 1 else mean
-            until_stale = sum(max(0, STALE_TRIALS - t.trials) for t in self.tasks if not (t.stale or t.exhausted))
+            until_stale = sum(max(0, STALE_TRIALS - t.trials) for t in self.tasks if not t.settled)
             low = min(left, until_stale) * max(0.0, mean - spread)
             bounds.append((left * mean, low, left * (mean + spread)))
         if self.seconds_limit is not None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind, Workload
+from tuner.compulsory import compulsory_bytes, least_flops
 from tuner.digest import workload_digest
 from tuner.graph import MAIN, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
@@ -84,7 +82,6 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
     module = workload_module(function)
     flops = float(tvm.s_tir.analysis.estimate_tir_flops(module))
     shapes = [_shape(param.ty) for param in function.params]
-    sizes = [math.prod(shape) * _item_bytes(param.ty) for shape, param in zip(shapes, function.params, strict=True)]
     operators = _operators(name)
     stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
     workload = Workload(digest=digest, ir=save_ir(module))
@@ -96,7 +93,8 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
         kind=kind,
         weight=weight,
         flops=flops,
-        bytes=float(sum(sizes)),
+        least_flops=least_flops(function),
+        bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
         baseline=baseline_trace(workload, target),
         fixed=fixed_trace(workload, target) if kind is TaskKind.FIXED else None,
@@ -149,11 +147,6 @@ def _loaded(expr: Any) -> Any:
 
 def _shape(ty: Any) -> list[int]:
     return [int(extent) for extent in ty.shape]
-
-
-def _item_bytes(ty: Any) -> int:
-    dtype = str(ty.dtype)
-    return 1 if dtype == "bool" else 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _operators(name: str) -> str:

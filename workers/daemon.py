@@ -42,6 +42,7 @@ from pitchpipe.errors import (
 )
 from pitchpipe.wire import lease as wire
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.task import Workload
 from workers import events, machine
 from workers.lane import Lane
@@ -78,6 +79,9 @@ class Measurer(Protocol):
     def steadiness(self) -> wire.Steadiness | None:
         """How evenly the device times the reference workload; None before it was timed. Read from any thread."""
 
+    def roofline(self) -> Roofline | None:
+        """Measures what the device can do at most; None if that cannot be measured. Before any `measure`."""
+
     def measure(
         self,
         workload: Workload,
@@ -110,6 +114,8 @@ class Daemon:
     ) -> None:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
+        self._device_known = False
+        """The service knows its roofline, or it was tried to measure it."""
         self._max_candidates, self._parent = max_candidates, parent
         self._tick_secs, self._wait_secs = tick_secs, wait_secs
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
@@ -241,7 +247,9 @@ class Daemon:
         """Makes a call and says what came of it."""
         match call:
             case events.Register():
-                return events.Registered(worker=self._service.register_worker(self._registration).id)
+                view = self._service.register_worker(self._registration)
+                self._device_known = self._device_known or view.roofline is not None
+                return events.Registered(worker=view.id)
             case events.Acquire(worker=worker):
                 if self._draining.is_set():
                     return events.Nothing()
@@ -263,11 +271,28 @@ class Daemon:
                 self._service.set_worker_state(worker, state)
                 return events.Declared(state=state)
 
+    def _know_device(self) -> None:
+        """Tells the service what the device can do at most, unless it knows. Before the first lease is measured: by then
+        the processes that start beside this one have started, and keep quiet when they are asked to.
+        """
+        if self._device_known:
+            return
+        self._device_known = True
+        roofline = self._sandbox.roofline()
+        if roofline is None:
+            return
+        self._registration = self._registration.model_copy(update={"roofline": roofline})
+        try:
+            self._service.register_worker(self._registration)
+        except PitchpipeError as error:
+            log.warning("the roofline is told when this worker registers again", detail=error.detail)
+
     def _measure(self, instruction: events.Instruction) -> None:
         assert isinstance(instruction, events.StartMeasuring)
         grant = instruction.grant
         stop = self._stop_measuring[grant.lease]
         try:
+            self._know_device()
             workload = self._workloads.get(grant.workload, stop)
             results = self._sandbox.measure(
                 workload,

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -94,15 +95,31 @@ def _cpuinfo() -> dict[str, str]:
 
 def _caches() -> dict[str, int]:
     """Name -> bytes of the caches of the first core this process may use."""
-    found = {}
-    core = min(os.sched_getaffinity(0))
+    return {name: size for name, size, _ in _caches_of(min(os.sched_getaffinity(0)))}
+
+
+def data_caches(cores: int) -> list[tuple[str, int]]:
+    """(name, bytes held together) of the data caches of so many of the cores this process may use, nearest first.
+
+    A cache that cores share counts once.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for core in sorted(os.sched_getaffinity(0))[:cores]:
+        for name, size, shared_by in _caches_of(core):
+            if not name.endswith("i"):
+                found.setdefault(name, {})[shared_by] = size
+    return [(name, sum(sizes.values())) for name, sizes in sorted(found.items())]
+
+
+def _caches_of(core: int) -> Iterator[tuple[str, int, str]]:
+    """(name, bytes, the cores that share it) of the caches of a core."""
     for index in sorted((_SYSTEM / f"cpu{core}" / "cache").glob("index*")):
         with suppress(OSError, KeyError, ValueError):
             level = (index / "level").read_text().strip()
             suffix = {"Data": "d", "Instruction": "i", "Unified": ""}[(index / "type").read_text().strip()]
             size = (index / "size").read_text().strip()
-            found[f"L{level}{suffix}"] = int(size[:-1]) * _SIZES[size[-1]]
-    return found
+            shared_by = (index / "shared_cpu_list").read_text().strip()
+            yield f"L{level}{suffix}", int(size[:-1]) * _SIZES[size[-1]], shared_by
 
 
 def _gpu() -> DeviceFingerprint:

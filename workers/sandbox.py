@@ -29,17 +29,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from pitchpipe.wire.lease import Purpose, Steadiness
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.drift import Drift, drifted
 from workers.channel import Channel, Closed
-from workers.device import usable_cores
+from workers.device import data_caches, usable_cores
 
 _START_SECS = 180.0
 """For the zygote to import and warm up; it takes one to two seconds on an idle core."""
 _SILENCE_SECS = 90.0
 """A task process says something every second, except while it reads a workload."""
 _STOP_SECS = 15.0
+_ROOFLINE_SECS = 60.0
+"""Most of it would be waiting until nothing else on the host computes or is timed."""
 _POLL_SECS = 0.2
 _KEPT_TASKS = 48
 _KEPT_SHARE = 0.125
@@ -99,6 +102,36 @@ class Sandbox:
             beats=self._drift.beats,
             repeated=self._repeated,
         )
+
+    def roofline(self) -> Roofline | None:
+        """Measures what the device can do at most, in about a second; None if that fails, and for a GPU.
+
+        Not while something is measured: raises RuntimeError.
+        """
+        if self.target.kind != "llvm":
+            return None
+        if not self._measuring.acquire(blocking=False):
+            raise RuntimeError("this sandbox is measuring already")
+        cores = self.target.num_cores or usable_cores()
+        request = {
+            "target": self.target.attributes(),
+            "caches": data_caches(cores),
+            "memory_bytes": psutil.virtual_memory().total,
+        }
+        try:
+            task = self._fork()
+            try:
+                task.channel.send({"roofline": request})
+                answer = task.channel.receive(_ROOFLINE_SECS)
+                return None if answer is None else Roofline.model_validate(answer["roofline"])
+            except (Closed, KeyError, ValueError):
+                return None
+            finally:
+                self._end(task)
+        except _Broken:
+            return None  # Whatever is wrong, the first `measure` mends it, or fails with its reason.
+        finally:
+            self._measuring.release()
 
     def close(self) -> None:
         """Ends every process below; idempotent."""
@@ -223,15 +256,7 @@ class Sandbox:
         room = psutil.virtual_memory().total * _KEPT_SHARE
         while len(self._tasks) >= _KEPT_TASKS or sum(task.holds_bytes for task in self._tasks.values()) > room:
             self._forget(next(iter(self._tasks)))
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                pid = self._ask_fork(theirs)
-        except _Broken:
-            ours.close()
-            raise
-        task = _Task(pid=pid, channel=Channel(ours))
-        self._tasks[key] = task
+        task = self._tasks[key] = self._fork()
         opened = {
             "ir": workload.ir,
             "target": self.target.attributes(),
@@ -249,6 +274,19 @@ class Sandbox:
         task = self._tasks.pop(key, None)
         if task is None:
             return
+        self._end(task)
+
+    def _fork(self) -> _Task:
+        """A new task process. Raises _Broken."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                return _Task(pid=self._ask_fork(theirs), channel=Channel(ours))
+        except _Broken:
+            ours.close()
+            raise
+
+    def _end(self, task: _Task) -> None:
         task.channel.close()
         if self._zygote is not None:
             with suppress(OSError):

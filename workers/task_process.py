@@ -4,6 +4,7 @@ Forked by the zygote (workers/zygote.py), so TVM is imported already. Single-thr
 in it, only in its children (it does parse the workload's IR). Speaks with the worker over a channel:
 
     worker -> here    {"open": {...}}           once: workload, target, seed, limits
+                      {"roofline": {...}}       in its place: measure the device, answer {"roofline": {...}}, end
                       {"measure": {...}}        a batch
                       {"cancel": true}          the batch's remaining candidates are not wanted
     here -> worker    {"holds": n}              bytes this process keeps, once they are known
@@ -35,6 +36,7 @@ from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import ReferenceProgram
+from tuner.measure.roofline import measure as measure_roofline
 from workers.batch_run import Batch, BatchRun
 from workers.candidate_child import last_line
 from workers.channel import Channel, Closed
@@ -56,6 +58,17 @@ class Open(BaseModel):
     confined: bool
 
 
+class RooflineRequest(BaseModel):
+    """The first message of a process that measures the device and nothing else."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: Target
+    caches: tuple[tuple[str, int], ...]
+    """(name, bytes that the cores of the target hold together), nearest first."""
+    memory_bytes: int
+
+
 class Cancelled(Exception):
     """The worker wants no more results of this batch."""
 
@@ -71,6 +84,11 @@ class Unusable(Exception):
 def serve(channel: Channel, reference: ReferenceProgram) -> None:
     """Runs until the other end closes."""
     first = channel.receive(None)
+    if first is not None and "roofline" in first:
+        asked = RooflineRequest.model_validate(first["roofline"])
+        found = measure_roofline(asked.target, asked.caches, asked.memory_bytes)
+        channel.send({"roofline": found.model_dump(mode="json")})
+        return
     if first is None or "open" not in first:
         return
     with TaskProcess(channel, Open.model_validate(first["open"]), reference) as task:

@@ -90,6 +90,14 @@ class TaskView(Wire):
     reused: bool = Field(description="a stored best was served and no trial spent")
     untuned_secs: float | None = None
     tuned_secs: float | None = None
+    bound_secs: float | None = Field(
+        default=None, description="no schedule is faster on the devices of the target; absent while that is not known"
+    )
+    flops_per_sec: float | None = Field(
+        default=None, description="flops over tuned_secs; above the device's peak where an algorithm needs fewer"
+    )
+    bytes_per_sec: float | None = Field(default=None, description="bytes over tuned_secs")
+    bound_share: float | None = Field(default=None, description="bound_secs over tuned_secs; 1 cannot be improved")
 
 
 class Progress(Wire):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from pitchpipe.wire._base import Digest, Instant, Seconds, Wire
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 
 
@@ -28,6 +29,7 @@ class WorkerRegistration(Wire):
     device: DeviceFingerprint
     target: Target
     toolchain: Toolchain
+    roofline: Roofline | None = Field(default=None, description="of the device; absent keeps what is known of it")
 
 
 class Steadiness(Wire):
@@ -51,6 +53,7 @@ class WorkerView(Wire):
     last_seen_at: Instant
     trials: int = Field(ge=0, description="candidates measured since it registered")
     steadiness: Steadiness | None = Field(default=None, description="as it last reported; absent until it has")
+    roofline: Roofline | None = Field(default=None, description="of its device; absent until it was measured")
 
 
 class Purpose(StrEnum):

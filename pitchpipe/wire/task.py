@@ -37,7 +37,10 @@ class Task(Wire):
     kind: TaskKind = TaskKind.TUNED
     weight: int = Field(ge=1, description="times the workload occurs in one run of the model")
     flops: float = Field(ge=0, description="floating-point operations of one run")
-    bytes: float = Field(ge=0, description="bytes of inputs read once and outputs written once")
+    least_flops: float = Field(
+        default=0.0, ge=0, description="those that no schedule of a design space does without; 0 is unknown"
+    )
+    bytes: float = Field(ge=0, description="bytes of inputs and weights read once and outputs written once")
     group: str = Field(description="similarity group: same operator structure, other sizes")
     baseline: str = Field(
         default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"

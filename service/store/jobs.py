@@ -20,7 +20,7 @@ from service.store.paging import page
 from service.store.values import get_target, insert, put_target, target_key
 from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload
 
-_TASK_FIELDS = frozenset({"reused", "untuned_secs", "tuned_secs"})
+_TASK_FIELDS = frozenset({"reused", "untuned_secs", "tuned_secs", "bound_secs"})
 
 
 def submit(
@@ -179,7 +179,7 @@ def tasks(session: Session, job: str) -> list[Task]:
 
 
 def update_task(session: Session, job: str, workload: str, target: Target, **fields: Any) -> None:
-    """Sets `reused`, `untuned_secs` or `tuned_secs`. Trials are charged by reports alone."""
+    """Sets `reused`, `untuned_secs`, `tuned_secs` or `bound_secs`. Trials are charged by reports alone."""
     if unknown := fields.keys() - _TASK_FIELDS:
         raise InvalidInput(f"{sorted(unknown)} of a task are not set by hand")
     changed = session.execute(
@@ -243,6 +243,7 @@ def _view(row: Job, model_name: str, views: tuple[TaskView, ...]) -> JobView:
 
 
 def _task_view(session: Session, row: JobTask) -> TaskView:
+    secs, bound_secs = row.tuned_secs, row.bound_secs
     return TaskView(
         workload=row.workload,
         target=get_target(session, row.target_key),
@@ -250,6 +251,10 @@ def _task_view(session: Session, row: JobTask) -> TaskView:
         failed_trials=row.failed_trials,
         reused=row.reused,
         untuned_secs=row.untuned_secs,
-        tuned_secs=row.tuned_secs,
+        tuned_secs=secs,
+        bound_secs=bound_secs,
+        flops_per_sec=None if secs is None else row.body["flops"] / secs,
+        bytes_per_sec=None if secs is None else row.body["bytes"] / secs,
+        bound_share=None if secs is None or bound_secs is None else bound_secs / secs,
         **{name: row.body[name] for name in ("name", "kind", "weight", "flops", "bytes")},
     )

@@ -5,16 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-from sqlalchemy import event, func, select, update
+from sqlalchemy import and_, case, event, func, null, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import NotFound
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.lease import Steadiness, WorkerRegistration, WorkerState, WorkerView
+from pitchpipe.wire.roofline import Roofline
+from pitchpipe.wire.target import Target
 from service import states
 from service.db import clock, instant, now
 from service.store.paging import page
-from service.store.values import get_device, get_target, get_toolchain, insert, put_device, put_target, put_toolchain
+from service.store.values import (
+    get_device,
+    get_target,
+    get_toolchain,
+    insert,
+    put_device,
+    put_target,
+    put_toolchain,
+    target_key,
+)
 from service.tables import WorkerRow, spelled
 
 log = structlog.get_logger()
@@ -24,7 +35,10 @@ _HISTORY_KEPT = 20
 
 
 def register(session: Session, project: str, registration: WorkerRegistration) -> WorkerView:
-    """The worker of that name, made if it is new, active, and described as it says now. How steady it is, is unknown."""
+    """The worker of that name, made if it is new, active, and described as it says now. How steady it is, is unknown.
+
+    Its roofline is kept as long as it has the same device and target, unless the registration brings another.
+    """
     at = clock(session)
     described = {
         "device_key": put_device(session, registration.device),
@@ -34,6 +48,9 @@ def register(session: Session, project: str, registration: WorkerRegistration) -
         "steadiness": None,
         "noisy": None,
     }
+    told = None if registration.roofline is None else registration.roofline.model_dump(mode="json")
+    same = and_(*(getattr(WorkerRow, name) == described[name] for name in ("device_key", "target_key")))
+    kept = case((same, WorkerRow.roofline), else_=null())
     session.execute(
         insert(session, WorkerRow)
         .values(
@@ -44,9 +61,13 @@ def register(session: Session, project: str, registration: WorkerRegistration) -
             history=[[WorkerState.ACTIVE.value, at]],
             trials=0,
             created_at=at,
+            roofline=told,
             **described,
         )
-        .on_conflict_do_update(index_elements=[WorkerRow.project, WorkerRow.name], set_=described)
+        .on_conflict_do_update(
+            index_elements=[WorkerRow.project, WorkerRow.name],
+            set_=described | {"roofline": kept if told is None else told},
+        )
     )
     row = session.execute(
         select(WorkerRow)
@@ -160,6 +181,18 @@ def active(session: Session, project: str) -> list[WorkerView]:
     return [_view(session, row) for row in rows]
 
 
+def rooflines(session: Session, project: str, target: Target) -> list[Roofline | None]:
+    """One per active worker of the target; None of a device that is not known."""
+    rows = session.scalars(
+        select(WorkerRow.roofline).where(
+            WorkerRow.project == project,
+            WorkerRow.target_key == target_key(target),
+            WorkerRow.state == spelled(WorkerState.ACTIVE),
+        )
+    ).all()
+    return [None if row is None else Roofline.model_validate(row) for row in rows]
+
+
 def _find(session: Session, project: str, worker: str, *, lock: bool = False) -> WorkerRow:
     query = select(WorkerRow).where(WorkerRow.project == project, WorkerRow.id == worker)
     if lock:
@@ -187,4 +220,5 @@ def _view(session: Session, row: WorkerRow) -> WorkerView:
         last_seen_at=instant(row.last_seen_at),
         trials=row.trials,
         steadiness=None if row.steadiness is None else Steadiness.model_validate(row.steadiness),
+        roofline=None if row.roofline is None else Roofline.model_validate(row.roofline),
     )

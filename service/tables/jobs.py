@@ -142,4 +142,6 @@ class JobTask(Base):
     reused: Mapped[bool] = mapped_column(default=False)
     untuned_secs: Mapped[float | None]
     tuned_secs: Mapped[float | None]
+    bound_secs: Mapped[float | None]
+    """What the rooflines of the active workers said when it was last asked."""
     __table_args__ = (ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),)

@@ -28,6 +28,8 @@ class WorkerRow(Base):
     """The Steadiness that it last reported since it registered."""
     noisy: Mapped[bool | None]
     """Of that."""
+    roofline: Mapped[Json | None]
+    """The Roofline of its device for its target."""
     created_at: Mapped[float]
     last_seen_at: Mapped[float]
     __table_args__ = (

@@ -30,7 +30,9 @@ KEYS = {
     "reused_tasks",
     "seconds",
 }
-TASK_KEYS = {"workload", "name", "weight", "flops", "trials", "untuned_secs", "tuned_secs"}
+TASK_KEYS = {"workload", "name", "weight", "flops", "bytes", "trials", "untuned_secs", "tuned_secs"} | {
+    *("bound_secs", "flops_per_sec", "bytes_per_sec", "bound_share")
+}
 
 
 @pytest.fixture(scope="module")

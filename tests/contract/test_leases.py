@@ -10,6 +10,7 @@ from pitchpipe.wire.ids import json_digest, new_id
 from pitchpipe.wire.job import JobState
 from pitchpipe.wire.lease import LeaseRequest, Purpose, Steadiness, WorkerState
 from pitchpipe.wire.measure import Failed, FailureKind
+from pitchpipe.wire.roofline import Roofline
 from service.db import Database
 from service.store import batches, jobs, leases, records, workers
 from service.store.endings import body_digest
@@ -24,6 +25,7 @@ from tests.scene import (
     Scene,
     candidates,
     failed,
+    roofline,
     steadiness,
     timed,
 )
@@ -239,6 +241,34 @@ class TestConfirmation:
             (finished,) = batches.finished(session, scene.job)
         assert finished.measured.whole is not interrupted
         assert finished.measured.candidates == tuple(candidates(0, 3))
+
+
+class TestRooflines:
+    def known(self, scene: Scene) -> list[Roofline | None]:
+        with scene.database.reading() as session:
+            return workers.rooflines(session, scene.project, TARGET)
+
+    def test_a_worker_keeps_its_roofline_as_long_as_it_has_the_same_device_and_target(self, scene: Scene) -> None:
+        assert self.known(scene) == [None]
+        scene.register("worker-a", roofline=roofline(1.0))
+        scene.register("worker-a")
+        assert self.known(scene) == [roofline(1.0)]
+        scene.register("worker-a", roofline=roofline(2.0))
+        assert self.known(scene) == [roofline(2.0)]
+        scene.register("worker-a", device=OTHER_DEVICE)
+        assert self.known(scene) == [None]
+        scene.register("worker-a", roofline=roofline(3.0))
+        scene.register("worker-a", target=OTHER_TARGET)
+        assert self.known(scene) == []
+
+    def test_only_active_workers_of_the_target_count(self, scene: Scene) -> None:
+        scene.register("gpu", target=OTHER_TARGET, roofline=roofline(1.0))
+        second = scene.register("worker-b", roofline=roofline(2.0))
+        assert sorted(self.known(scene), key=str) == sorted([None, roofline(2.0)], key=str)
+        with scene.database.transaction() as session:
+            workers.set_state(session, scene.project, scene.worker, WorkerState.DRAINING)
+            assert workers.get(session, scene.project, second).roofline == roofline(2.0)
+        assert self.known(scene) == [roofline(2.0)]
 
 
 class TestSteadiness:

@@ -20,8 +20,8 @@ from service.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.settings import Settings
 from service.store import batches, coordination, jobs, models
 from service.wake import Wake
-from tests.scene import TARGET, Scene, candidates, task, timed
-from tuner.steps import TrainedModel
+from tests.scene import TARGET, Scene, candidates, roofline, task, timed
+from tuner.steps import Proposal, TrainedModel
 
 
 class Steps(Executor):
@@ -111,6 +111,38 @@ def test_an_engine_that_is_away_delays_a_job_and_does_not_fail_it(database: Data
     steps.away = False
     coordinator.tick()
     assert [name for name, _ in steps.given][:1] == ["propose"]
+
+
+@pytest.mark.parametrize("at_bound", [True, False])
+def test_a_task_at_the_bound_of_its_device_gets_no_more_trials(database: Database, at_bound: bool) -> None:
+    scene, steps = Scene(database), Steps()
+    end(scene)
+    bounded = task().model_copy(update={"flops": 3e6, "least_flops": 1e6, "bytes": 2e6})
+    job = scene.submit(tasks=[bounded])
+    coordinator = make(database, steps)
+    coordinator.tick()
+    assert shown(scene, job).tasks[0].bound_secs is None, "the worker's device is not known"
+    scene.register("worker-a", roofline=roofline(1e9))
+    steps.given.pop()[1].set_result([Proposal(candidate=c, features=None) for c in candidates(0, 16)])
+    coordinator.tick()
+    grant = scene.granted()
+    secs = 1.02e-3 if at_bound else 2e-3
+    scene.report(grant, [timed(c.digest, secs) for c in grant.candidates], final=True)
+    steps.given.clear()
+    coordinator.tick()
+    coordinator.tick()
+    (view,) = shown(scene, job).tasks
+    assert view.bound_secs == 1e-3
+    if not at_bound:
+        assert [name for name, _ in steps.given] == ["propose"]
+        return
+    assert steps.given == []
+    grant = scene.granted()
+    assert grant.purpose is Purpose.CONFIRM
+    scene.report(grant, [timed(c.digest, (2e-3, 1e-3)[i > 0]) for i, c in enumerate(grant.candidates)], final=True)
+    coordinator.tick()
+    (view,) = shown(scene, job).tasks
+    assert (view.bound_share, view.flops_per_sec, view.bytes_per_sec) == (1.0, 3e9, 2e9)
 
 
 @pytest.mark.parametrize("crashes", [MAX_CRASHES - 1, MAX_CRASHES])

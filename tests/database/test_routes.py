@@ -48,7 +48,7 @@ from service.db import Database
 from service.settings import Settings
 from service.store import batches, jobs, tokens, workloads
 from service.wake import Wake
-from tests.scene import steadiness
+from tests.scene import roofline, steadiness
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
 OTHER = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
@@ -459,6 +459,8 @@ def test_what_a_worker_tells_of_a_timing_and_of_itself_can_be_read(service: Serv
     shown = service.http.get("/metrics").text
     assert 'pitchpipe_workers{steadiness="noisy"} 1.0' in shown
     assert 'pitchpipe_workers{steadiness="unknown"} 0.0' in shown
+    client.register_worker(REGISTRATION.model_copy(update={"roofline": roofline()}))
+    assert [each.roofline for each in client.workers()] == [roofline()]
 
 
 # --- schedules

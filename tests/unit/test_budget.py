@@ -89,6 +89,27 @@ def test_a_task_that_stopped_improving_stops():
     assert book.finished(1.0)
 
 
+def spend(book: BudgetLedger, *secs: float) -> list[int]:
+    """Trials of each task after the budget was spent, with the same time for all candidates of a task."""
+    while (due := measured(book)) is not None:
+        book.charge(due[0], due[1], times(due[1], secs[due[0]]), 1.0)
+    return [entry.trials for entry in book.tasks]
+
+
+def test_a_task_at_its_bound_stops_and_its_trials_go_to_the_others():
+    book = ledger(task("a"), task("b", group="h"), trials=160)
+    book.tasks[0].bound_secs = 1.0
+    assert spend(book, 1.029, 1.0) == [16, 144]
+    assert book.finished(1.0)
+
+
+@pytest.mark.parametrize("bound", [None, 1 / 1.04, 1.04], ids=["unknown", "not reached", "passed: no bound"])
+def test_a_bound_that_says_nothing_changes_nothing(bound):
+    book, without = (ledger(task("a"), task("b", group="h"), trials=160) for _ in range(2))
+    book.tasks[0].bound_secs = bound
+    assert spend(book, 1.0, 1.0) == spend(without, 1.0, 1.0)
+
+
 def test_a_task_that_only_fails_stops():
     book = ledger(task("a"))
     while (due := measured(book)) is not None:

@@ -8,11 +8,12 @@ from rich.console import Console
 
 from pitchpipe.progress import Progress as ProgressLine
 from pitchpipe.progress import describe
-from pitchpipe.tables import interval, show_tuning, steady
+from pitchpipe.tables import interval, roofs, show_tuning, steady
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import Budget, JobState, JobView, Progress
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
+from pitchpipe.wire.roofline import MemoryLevel, Roofline
 from tuner.testing import TARGET
 
 
@@ -52,8 +53,13 @@ def test_a_pipe_gets_plain_lines_and_not_one_for_every_view(capsys: pytest.Captu
 
 def test_the_table_has_every_task_and_the_whole_model():
     tasks = [
-        {"name": f"task {i}", "weight": 2, "flops": 1e9, "trials": 8, "untuned_secs": 1.0, "tuned_secs": secs}
-        for i, secs in enumerate((0.01, None))
+        {"name": f"task {i}", "weight": 2, "flops": 1e9, "trials": 8, "untuned_secs": 1.0, **told}
+        for i, told in enumerate(
+            (
+                {"tuned_secs": 0.01, "flops_per_sec": 123e9, "bytes_per_sec": 45e9, "bound_share": 0.876},
+                dict.fromkeys(("tuned_secs", "flops_per_sec", "bytes_per_sec", "bound_share")),
+            )
+        )
     ]
     result = {
         "model": "net",
@@ -71,7 +77,18 @@ def test_the_table_has_every_task_and_the_whole_model():
     }
     text = io.StringIO()
     show_tuning(result, Console(file=text))
-    for part in ("task 0", "task 1", "100.0", "10.000", "2000.000 ms", "100.0x", "1.00e-06 against ONNX Runtime", "60"):
+    for part in (
+        "task 0",
+        "task 1",
+        "123.0",
+        "45.0",
+        "88%",
+        "10.000",
+        "2000.000 ms",
+        "100.0x",
+        "1.00e-06 against ONNX Runtime",
+        "60",
+    ):
         assert part in text.getvalue()
 
 
@@ -80,6 +97,14 @@ def test_a_worker_is_quiet_noisy_by_how_much_or_unknown():
         return Steadiness(reference_secs=ratio, usual_secs=1.0, ratio=ratio, noisy=noisy, beats=1, repeated=0)
 
     assert [steady(each) for each in (told(1.04, False), told(1.32, True), None)] == ["quiet", "noisy 1.3x", "unknown"]
+
+
+def test_a_device_is_shown_with_its_roofs():
+    levels = tuple(
+        MemoryLevel(name=n, inside_bytes=1, bytes_per_sec=rate) for n, rate in (("L2", 3e11), ("memory", 5e10))
+    )
+    device = Roofline(threads=2, flops_per_sec=5.4e11, levels=levels)
+    assert [roofs(each) for each in (device, None)] == [("540", "300/50"), ("-", "-")]
 
 
 def test_a_served_time_is_shown_with_its_interval():

@@ -31,6 +31,7 @@ from pitchpipe.wire.lease import (
     WorkloadView,
 )
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
 from workers.daemon import Daemon
@@ -58,6 +59,8 @@ class FakeService:
         self.on: dict[str, Callable[[], None]] = {}
         self.cancelled = False
         self.finals = 0
+        self.registered: list[WorkerRegistration] = []
+        self.roofline: Roofline | None = None
 
     def _hook(self, name: str) -> None:
         if name in self.on:
@@ -65,8 +68,10 @@ class FakeService:
 
     def register_worker(self, registration: WorkerRegistration) -> WorkerView:
         self._hook("register")
+        self.registered.append(registration)
+        self.roofline = registration.roofline or self.roofline
         view: dict[str, Any] = {"id": "wrk", "state": "active", "last_seen_at": datetime.now(UTC), "trials": 0}
-        return WorkerView(**view, **dict(registration))
+        return WorkerView(**view, **dict(registration) | {"roofline": self.roofline})
 
     def acquire(self, request: LeaseRequest) -> LeaseGrant | None:
         self._hook("acquire")
@@ -124,6 +129,13 @@ class FakeSandbox:
         self.count = 0
         self.stopped = threading.Event()
         self.steadiness: Steadiness | None = None
+        self.device: Roofline | None = None
+        self.looks = 0
+
+    def roofline(self) -> Roofline | None:
+        assert self.count == 0, "the device is measured before anything else"
+        self.looks += 1
+        return self.device
 
     def measure(
         self,
@@ -192,6 +204,29 @@ def test_every_report_tells_how_steady_the_device_is_when_it_is_sent() -> None:
     assert wait() == 0
     assert all(report.steadiness is not None for _, report in service.reports)
     assert service.reports[-1][1].steadiness == told(19)
+
+
+@pytest.mark.parametrize("measurable", [True, False])
+def test_a_device_that_the_service_does_not_know_is_measured_once_and_told(measurable: bool) -> None:
+    service, sandbox = FakeService(leases=2), FakeSandbox()
+    sandbox.device = Roofline(threads=2, flops_per_sec=1e9) if measurable else None
+    daemon, wait = start(service, sandbox)
+    until(lambda: service.finals == 2)
+    daemon.stop()
+    assert wait() == 0
+    assert sandbox.looks == 1
+    told = [registration.roofline for registration in service.registered if registration.roofline is not None]
+    assert told == [sandbox.device] * measurable
+
+
+def test_a_device_that_the_service_knows_is_not_measured_again() -> None:
+    service, sandbox = FakeService(leases=1), FakeSandbox()
+    service.roofline = Roofline(threads=2, flops_per_sec=1e9)
+    daemon, wait = start(service, sandbox)
+    until(lambda: service.finals)
+    daemon.stop()
+    assert wait() == 0
+    assert sandbox.looks == 0
 
 
 def test_a_stop_amid_a_batch_reports_what_is_done_and_hands_back_the_rest() -> None:
