@@ -49,10 +49,15 @@ class Contestant:
     def __enter__(self) -> Contestant:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
 
     def ready(self) -> dict[str, Any]:
         """What the process tells of itself once it is set up."""
@@ -60,7 +65,7 @@ class Contestant:
         (secs,) = self._ask(SLOW_BLOCK)
         if secs > SLOW_SECS:
             self._block = dict(SLOW_BLOCK)
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._stop()
         return found
 
     def block(self) -> list[float]:
@@ -69,7 +74,13 @@ class Contestant:
         try:
             return self._ask(self._block)
         finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Returns once nothing of it runs: the signal alone is only a request."""
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _ask(self, question: Mapping[str, float]) -> list[float]:
         assert self._process.stdin is not None

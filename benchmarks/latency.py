@@ -4,12 +4,12 @@
     python benchmarks/latency.py --models ... --work build/latency --only resnet18 --phase tune
     python benchmarks/latency.py --models ... --work build/latency --only resnet18 --phase time --json
 
-Two phases. *Tune*: ours through the SDK on an embedded service, from an empty database, everything included (export,
+Phases. *Tune*: ours through the SDK on an embedded service, from an empty database, everything included (export,
 service start, ingest, search, confirming) within the model's seconds; then stock MetaSchedule for as many seconds as that
 took, and on to --stock-seconds where that is longer. Results stay in --work; what is there is not done again, and the row
 says that it was reused. *Time*: every peer and ours in a process of its own (peers/contestant.py), set up one after
 another, then timed in turn on the same threads, those whose turn it is not stopped; rounds.py says how the figures are
-made. Machine and load are those of the timing phase.
+made. *Report* puts the rows together that timing phases left in --work, so that a long run can be made model by model.
 
 Outputs are compared with eager's on the same weights and input: an element may differ by TOLERANCE * (|r_i| + s), r the
 reference and s its root mean square, so that cancelled elements are judged by the size of their terms. What is outside is
@@ -21,7 +21,7 @@ beside the timing (peak.py); `share_of_floor` = floor_secs / ours, which Winogra
 Time to stock's final latency: at each second of our tuning the model is taken to run every task's best candidate so far,
 the untuned default before there is one; the sum of these times is scaled by (latency measured in the end) / (last sum)
 where that is above 1, since a model costs more than its parts. `time_to_stock_secs` is when that first was at most stock's
-measured final latency, counted from before the service started; what is served without trials counts from the beginning.
+measured final latency, counted from before the service started. The series begins when the model has been split into tasks.
 """
 
 from __future__ import annotations
@@ -29,32 +29,22 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from contestants import Contestant, ContestantFailed, take_turns
 from environment import environment, parser, show
+from model_tuning import tune_ours, tune_stock, write
 from peak import peak
-from peers.contestant import PEERS, SEED
-from peers.stock_model import keep_whole_lines
+from peers.contestant import PEERS
 from rounds import first_at_most, geometric_mean, ratio_of, time_of
 
-import pitchpipe
-from pitchpipe.client import Client
-from pitchpipe.embedded import Embedded
-from pitchpipe.wire.job import JobView
-from pitchpipe.wire.measure import Timed
 from pitchpipe.wire.target import Target
 from workers.device import detect_target, usable_cores
 
@@ -63,147 +53,22 @@ SECONDS, QUICK_SECONDS = {"resnet18": 300.0, "bert_base_s128": 300.0}, 40.0
 OTHERS_SECONDS = 600.0
 ROUNDS, QUICK_ROUNDS = 14, 6
 """With seven contestants, each has every place once in 14 rounds; six are the fewest that give a 95 % interval."""
-MARGIN_SECS = 12.0
-"""Of a model's seconds, what is left for export, service start and stop."""
 TOLERANCE = 1e-3
 """Of float32 through 50 layers and more, with transforms of Winograd's kind allowed; measured: 1e-6 to 1e-5."""
-STEP = 0.005
-"""A point of the series of latencies is kept if it is lower by this share."""
 STOCK = ("metaschedule", "metaschedule_longer")
 
 
-def tune(name: str, options: Any, folder: Path, target: Target) -> None:
-    """The tuning phase of one model: what is not in the folder yet."""
+def tune(name: str, options: Any, folder: Path, target: Target) -> bool:
+    """The tuning phase of one model: what is not in the folder yet. Whether ours was tuned."""
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS.get(name, OTHERS_SECONDS))
-    if not (folder / "ours.json").exists():
+    if new := not (folder / "ours.json").exists():
         database = options.database or f"sqlite:///{folder.absolute()}/pitchpipe.db"
         write(folder / "ours.json", tune_ours(name, options.models, seconds, database, target))
     if STOCK[0] in options.peers and not (folder / "stock.json").exists():
         same = json.loads((folder / "ours.json").read_text())["tuning_secs"]
         longer = max(same, options.stock_seconds or 0.0)
         write(folder / "stock.json", tune_stock(name, options.models, same, longer, folder, target))
-
-
-def tune_ours(name: str, models: Path, seconds: float, database: str, target: Target) -> dict[str, Any]:
-    """What our tuning found, what it cost, and how the latency fell."""
-    import torch
-
-    torch.manual_seed(SEED)
-    module, inputs = runpy.run_path(str(models))["MODELS"][name]()
-    fresh = database.startswith("sqlite:///") and not Path(database.removeprefix("sqlite:///")).exists()
-    started, began = time.monotonic(), datetime.now(UTC)
-    with Embedded(database, target) as client:
-        budget = max(10.0, seconds - MARGIN_SECS)
-        job = pitchpipe.submit(module, inputs, target=target, seconds=budget, client=client)
-        view = client.wait(job.id)
-        if view.state.value != "done":
-            raise SystemExit(f"{name}: {view.state.value}: {view.error}")
-        schedules = client.job_schedules(view.id, target)
-        tuning_secs = time.monotonic() - started
-        series = latencies(client, view, target, began)
-    return {
-        "target": target.key,
-        "schedules": schedules.model_dump(mode="json", by_alias=True),
-        "tuning_secs": tuning_secs,
-        "trials": view.progress.trials,
-        "failed_trials": view.progress.failed_trials,
-        "reused_tasks": view.progress.reused_tasks,
-        "database": "new" if fresh else "existing",
-        "date": began.date().isoformat(),
-        "series": series,
-        "tasks": [
-            {
-                "name": task.name,
-                "kind": task.kind.value,
-                "weight": task.weight,
-                "flops": task.flops,
-                "bytes": task.bytes,
-                "trials": task.trials,
-                "untuned_secs": task.untuned_secs,
-                "secs": task.tuned_secs,
-            }
-            for task in view.tasks
-        ],
-    }
-
-
-def latencies(client: Client, view: JobView, target: Target, began: datetime) -> list[tuple[float, float]]:
-    """(seconds since `began`, sum over tasks of weight x best seconds so far); see above."""
-    best: dict[str, float] = {}
-    weights = {task.workload: task.weight for task in view.tasks}
-    found: list[tuple[float, float, str]] = []
-    for task in view.tasks:
-        untuned, tuned = task.untuned_secs or 0.0, task.tuned_secs or 0.0
-        best[task.workload] = tuned if task.trials == 0 else untuned
-        if task.trials:
-            for record in client.records(task.workload, target):
-                if isinstance(record.result, Timed) and record.created_at >= began:
-                    found.append(((record.created_at - began).total_seconds(), record.result.secs, task.workload))
-    return falling(best, weights, found)
-
-
-def falling(
-    best: dict[str, float], weights: dict[str, int], found: Sequence[tuple[float, float, str]]
-) -> list[tuple[float, float]]:
-    """The series that starts with `best` and falls as candidates are found: (when, seconds, workload) each."""
-    now = dict(best)
-    series = [(0.0, sum(weights[key] * secs for key, secs in now.items()))]
-    for when, secs, workload in sorted(found):
-        if secs < now[workload]:
-            now[workload] = secs
-            total = sum(weights[key] * each for key, each in now.items())
-            if total < (1 - STEP) * series[-1][1]:
-                series.append((when, total))
-    return series
-
-
-def tune_stock(name: str, models: Path, same: float, longer: float, folder: Path, target: Target) -> dict[str, Any]:
-    """Tunes with stock MetaSchedule; the records after `same` seconds are put aside. Imports count."""
-    work = folder / "stock_longer"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    started = time.monotonic()
-    found: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat()}
-    command = [str(HERE / "peers" / "stock_model.py"), str(models), name, target.key, str(work)]
-    with (folder / "stock.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=log, stderr=log, env=threads_of(target), start_new_session=True
-        )
-        try:
-            for seconds, kept in ((same, "stock"), (longer, "stock_longer")):
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, seconds - (time.monotonic() - started)))
-                if process.returncode not in (None, 0):
-                    words = (folder / "stock.log").read_text(errors="replace")
-                    raise SystemExit(f"{name}: stock MetaSchedule failed:\n{words[-2000:]}")
-                if kept == "stock":
-                    shutil.rmtree(folder / kept, ignore_errors=True)
-                    shutil.copytree(work, folder / kept)
-                found[kept] = {
-                    "secs": time.monotonic() - started,
-                    "finished": process.returncode == 0,
-                }
-        finally:
-            end(process)
-    for kept in ("stock", "stock_longer"):
-        found[kept]["trials"] = keep_whole_lines(folder / kept)
-        write(folder / kept / "target.json", target.attributes())
-    return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process that we started, and all that it started."""
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def threads_of(target: Target) -> dict[str, str]:
-    return {**os.environ, "TVM_NUM_THREADS": str(target.num_cores or 1)}
+    return new
 
 
 def time_model(name: str, options: Any, folder: Path, target: Target) -> dict[str, Any]:
@@ -213,6 +78,7 @@ def time_model(name: str, options: Any, folder: Path, target: Target) -> dict[st
         "TORCHINDUCTOR_CACHE_DIR": str(folder.absolute() / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # No pool of compilers that lives on beside the timing.
     }
+    load = os.getloadavg()[0]
     script = str(HERE / "peers" / "contestant.py")
     for needed in ("ours.json", *(["stock.json"] if STOCK[0] in options.peers else [])):
         if not (folder / needed).exists():
@@ -239,7 +105,8 @@ def time_model(name: str, options: Any, folder: Path, target: Target) -> dict[st
         before = peak(target.num_cores or 1)
         blocks = take_turns(contestants, QUICK_ROUNDS if options.quick else options.rounds)
         peak_flops = max(before, peak(target.num_cores or 1))
-    return row(name, told, blocks, peak_flops, json.loads((folder / "ours.json").read_text()), stock)
+    found = row(name, told, blocks, peak_flops, json.loads((folder / "ours.json").read_text()), stock)
+    return {**found, "timed_on": datetime.now(UTC).date().isoformat(), "load_before": load}
 
 
 def row(
@@ -282,7 +149,10 @@ def row(
         "floor_secs": flops / peak_flops,
         "share_of_floor": flops / peak_flops / mine["secs"],
         "peers": peers,
-        **{key: tuned[key] for key in ("tuning_secs", "trials", "failed_trials", "reused_tasks", "database", "date")},
+        **{
+            key: tuned[key]
+            for key in ("tuning_secs", "trials", "failed_trials", "reused_tasks", "database", "tuned_on")
+        },
         "load_secs": mine["setup_secs"],
         **against_stock(tuned, mine["secs"], stock, peers),
         "tasks": tuned["tasks"],
@@ -318,6 +188,12 @@ def deviation(output: np.ndarray, reference: np.ndarray) -> float:
     return float((np.abs(output - r) / (np.abs(r) + np.sqrt(np.mean(r * r)))).max())
 
 
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """What of a row is to be read on a terminal."""
+    names = ("model", "ours_secs", "best_peer", "best_peer_over_ours", "share_of_floor", "tuning_secs", "trials")
+    return {name: row[name] for name in names} | {peer: found["secs"] for peer, found in row["peers"].items()}
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     over = [row["best_peer_over_ours"] for row in rows]
     return {
@@ -329,29 +205,24 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write(path: Path, value: Any) -> None:
-    """JSON that is there whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value))
-    part.rename(path)
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--models", type=Path, required=True, help="a Python file with MODELS")
     arguments.add_argument("--only", help="names of models, with commas between; default: all")
-    arguments.add_argument("--phase", choices=("tune", "time", "all"), default="all")
+    arguments.add_argument("--phase", choices=("tune", "time", "report", "all"), default="all")
     arguments.add_argument("--work", type=Path, help="folder of tuning results and caches; default: a new one, removed")
     arguments.add_argument("--database", help="SQLAlchemy URL for all models; default: a new one for each, in --work")
     arguments.add_argument("--seconds", type=float, help=f"of tuning; default {SECONDS}, others {OTHERS_SECONDS}")
     arguments.add_argument("--stock-seconds", type=float, help="stock's own, longer tuning; default: as ours")
     arguments.add_argument("--threads", type=int, default=usable_cores(), help="of everybody")
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments.add_argument("--peers", default=",".join(PEERS), help="names, with commas between; eager always takes part")
+    arguments.add_argument(
+        "--peers", default=",".join(PEERS), help="names, with commas between; eager always takes part"
+    )
     options = arguments.parse_args()
     options.peers = {"eager", *options.peers.split(",")} - {"ours", STOCK[1]}
-    if options.phase == "time" and options.work is None:
-        arguments.error("--phase time needs --work: the folder of a tuning phase")
+    if options.phase in ("time", "report") and options.work is None:
+        arguments.error(f"--phase {options.phase} needs --work: the folder of an earlier phase")
     known = list(runpy.run_path(str(options.models))["MODELS"])
     names = options.only.split(",") if options.only else known[:1] if options.quick else known
     if unknown := {*names} - {*known} | options.peers - {*PEERS}:
@@ -360,18 +231,21 @@ def main() -> None:
     target = detect_target("llvm").model_copy(update={"num_cores": options.threads})
     with tempfile.TemporaryDirectory() as scratch:
         work = options.work or Path(scratch)
-        for name in names:
-            (work / name).mkdir(parents=True, exist_ok=True)
-            if options.phase != "time":
-                tune(name, options, work / name, target)
-        if options.phase == "tune":
-            return
         budget = {"seconds": options.seconds or SECONDS, "others_seconds": OTHERS_SECONDS, "rounds": options.rounds}
         result: dict[str, Any] = {"environment": environment(**budget), "rows": []}
         for name in names:
-            result["rows"].append(time_model(name, options, work / name, target))
+            folder = work / name
+            folder.mkdir(parents=True, exist_ok=True)
+            tuned = options.phase in ("tune", "all") and tune(name, options, folder, target)
+            if options.phase in ("time", "all"):
+                timed = time_model(name, options, folder, target)
+                write(folder / "row.json", {**timed, "tuned_in_this_run": tuned})
+            if options.phase != "tune" and (folder / "row.json").exists():
+                result["rows"].append(json.loads((folder / "row.json").read_text()))
+    if not result["rows"]:
+        return
     result["summary"] = summary(result["rows"])
-    show(result, options.json)
+    show(result if options.json else {**result, "rows": [shown(row) for row in result["rows"]]}, options.json)
     if not result["summary"]["outputs_within_tolerance"]:
         raise SystemExit("an output of ours is out of tolerance")
 

@@ -63,7 +63,8 @@ def main() -> None:
                         y[t, r, lane] = held[r, lane]
 
     target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-    built = tvm.compile(tvm.IRModule({"main": chains.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)}), target=target)
+    attributes = {"global_symbol": "main", "tirx.noalias": True}
+    built = tvm.compile(tvm.IRModule({"main": chains.with_attrs(attributes)}), target=target)
     x, y = (tvm.runtime.tensor(np.full(shape, 0.5, "float32")) for _ in range(2))
     timer = built.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=RUNS)
     secs = min(timer(x, y).results)

@@ -51,7 +51,9 @@ def main(name: str, target: str, trials: str, seed: str, folder: str) -> None:
     records = database.get_all_tuning_records()
     medians = [sorted(map(float, record.run_secs))[len(record.run_secs) // 2] for record in records if record.run_secs]
     valid = [median for median in medians if median < 1e9]  # 1e10 s is how a failure is written
-    print(json.dumps({"secs": secs, "trials": len(records), "timed": len(valid), "best_secs": min(valid, default=None)}))
+    print(
+        json.dumps({"secs": secs, "trials": len(records), "timed": len(valid), "best_secs": min(valid, default=None)})
+    )
 
 
 if __name__ == "__main__":
