@@ -18,8 +18,9 @@ ACCUMULATORS = 12
 LANES = 16
 """Of a vector; LLVM splits it for machines with narrower ones."""
 STEPS = 1 << 15
-"""Multiply-adds of each accumulator in a run: some tenths of a millisecond."""
-RUNS = 400
+"""Multiply-adds of each accumulator in a run: a tenth of a millisecond or less."""
+RUNS = 10_000
+"""A second or more, since the threads of a start may share a core until the kernel parts them."""
 
 
 def peak(threads: int) -> float:
