@@ -96,6 +96,29 @@ def test_workloads_are_chosen_by_kind_or_by_shape() -> None:
         operators.chosen(names, "C2D,GMM-7")
 
 
+def test_losses_are_named_and_told_from_noise() -> None:
+    def row(name: str, stock: tuple[float, float, float], ours: tuple[float, float, float]) -> dict[str, object]:
+        return {
+            "workload": name,
+            "ratio": stock[1] / ours[1],
+            "ratio_at_trials": 1.0,
+            "stock_interval_secs": [stock[0], stock[2]],
+            "ours_interval_secs": [ours[0], ours[2]],
+            "our_total_secs": 10.0,
+            "stock_secs": 9.0 if name == "late" else 60.0,
+        }
+
+    none = row("none", (1, 1, 1), (1, 1, 1)) | {"ratio": None, "ratio_at_trials": None, "stock_interval_secs": None}
+    found = operators.summary(
+        [row("won", (3, 4, 5), (1, 1, 1)), row("noise", (1, 2, 4), (3, 4, 5)), row("late", (1, 2, 2), (3, 4, 5)), none]
+    )
+    assert found["geomean_vs_stock"] == pytest.approx(1.0)
+    assert (found["worst_vs_stock"], found["shapes"]) == (0.5, 4)
+    assert found["slower"] == ["late", "noise"]
+    assert found["slower_for_certain"] == found["over_time"] == ["late"]
+    assert found["without_a_ratio"] == ["none"]
+
+
 def test_a_contestant_stands_still_between_its_turns_and_is_gone_in_the_end(tmp_path: Path) -> None:
     script = tmp_path / "contestant.py"
     script.write_text(CONTESTANT)
