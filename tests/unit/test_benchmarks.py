@@ -1,0 +1,143 @@
+"""What the benchmarks make of their samples: orders, intervals, ratios, and the processes that wait for their turn."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+try:
+    import latency
+    import model_tuning
+    import operators
+    import rounds
+    from contestants import Contestant, ContestantFailed, take_turns
+finally:
+    sys.path.remove(str(FOLDER))
+
+CONTESTANT = """
+import json, sys
+print(json.dumps({"pid": __import__("os").getpid()}), flush=True)
+for line in sys.stdin:
+    print(json.dumps([0.001] * max(1, json.loads(line)["least"])), flush=True)
+"""
+
+
+def test_everybody_has_every_place_equally_often_and_rounds_come_in_mirrored_pairs() -> None:
+    found = rounds.orders(5, 10)
+    for place in range(5):
+        assert Counter(order[place] for order in found) == dict.fromkeys(range(5), 2)
+    assert all(second == first[::-1] for first, second in zip(found[::2], found[1::2], strict=True))
+
+
+def test_a_disturbance_longer_than_a_round_leaves_the_ratio_alone() -> None:
+    slowed = [1.0] * 6 + [3.0] * 4
+    ours = [[0.010 * factor] * 3 for factor in slowed]
+    peer = [[0.011 * factor] * 3 for factor in slowed]
+    found = rounds.ratio_of(peer, ours)
+    assert (found.value, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert rounds.time_of(ours).high == pytest.approx(0.030)
+
+
+def test_one_disturbed_run_of_a_block_does_not_count() -> None:
+    assert rounds.time_of([[1.0, 1.0, 9.0]] * 6).value == 1.0
+
+
+def test_the_geometric_mean_of_a_gain_and_its_inverse_is_one() -> None:
+    assert rounds.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert rounds.geometric_mean([4.0, 1.0]) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="math domain"):
+        rounds.geometric_mean([1.0, 0.0])
+
+
+def test_the_latency_falls_as_tasks_get_better_and_never_rises() -> None:
+    best, weights = {"a": 4.0, "b": 1.0}, {"a": 2, "b": 3}
+    found = [(9.0, 1.0, "a"), (5.0, 2.0, "a"), (7.0, 3.0, "a"), (6.0, 0.9999, "b")]
+    series = model_tuning.falling(1.5, best, weights, found)
+    assert series == [(1.5, 11.0), (5.0, 7.0), (9.0, pytest.approx(4.9997))]
+    assert rounds.first_at_most(series, 7.0) == 5.0
+    assert rounds.first_at_most(series, 1.0) is None
+
+
+def test_time_to_stocks_latency_admits_that_a_model_costs_more_than_its_parts() -> None:
+    tuned = {"series": [(2.0, 0.100), (10.0, 0.050), (20.0, 0.020)]}
+    stock = {"stock": {"secs": 300.0}, "stock_longer": {"secs": 600.0}}
+    peers = {"metaschedule": {"secs": 0.090}, "metaschedule_longer": {"secs": 0.060}}
+    exact = latency.against_stock(tuned, 0.020, stock, peers)
+    assert (exact["time_to_stock_secs"], exact["stock_tuning_over_time_to_stock"]) == (10.0, 60.0)
+    half_as_fast_in_the_whole = latency.against_stock(tuned, 0.040, stock, peers)
+    assert half_as_fast_in_the_whole["time_to_stock_secs"] == 20.0
+    assert latency.against_stock(tuned, 0.080, stock, peers)["time_to_stock_secs"] is None
+
+
+def test_a_wrong_element_is_outside_the_tolerance_whatever_the_others_are() -> None:
+    reference = np.linspace(-1.0, 1.0, 1001, dtype=np.float32)
+    assert latency.deviation(reference * (1 + 1e-6), reference) < latency.TOLERANCE
+    wrong = reference.copy()
+    wrong[500] = 0.01  # the element that is zero
+    assert latency.deviation(wrong, reference) > latency.TOLERANCE
+    wrong[500] = math.nan
+    assert latency.deviation(wrong, reference) == math.inf
+    assert latency.deviation(reference[:-1], reference) == math.inf
+
+
+def test_workloads_are_chosen_by_kind_or_by_shape() -> None:
+    names = ["GMM-0", "GMM-1", "C2D-0", "C2D_WIN_NHWC-0"]
+    assert operators.chosen(names, None) == names
+    assert operators.chosen(names, "C2D,GMM-1") == ["GMM-1", "C2D-0"]
+    with pytest.raises(ValueError, match="GMM-7"):
+        operators.chosen(names, "C2D,GMM-7")
+
+
+def test_losses_are_named_and_told_from_noise() -> None:
+    def row(name: str, stock: tuple[float, float, float], ours: tuple[float, float, float]) -> dict[str, object]:
+        return {
+            "workload": name,
+            "ratio": stock[1] / ours[1],
+            "ratio_at_trials": 1.0,
+            "stock_interval_secs": [stock[0], stock[2]],
+            "ours_interval_secs": [ours[0], ours[2]],
+            "our_total_secs": 10.0,
+            "stock_secs": 9.0 if name == "late" else 60.0,
+        }
+
+    none = row("none", (1, 1, 1), (1, 1, 1)) | {"ratio": None, "ratio_at_trials": None, "stock_interval_secs": None}
+    found = operators.summary(
+        [row("won", (3, 4, 5), (1, 1, 1)), row("noise", (1, 2, 4), (3, 4, 5)), row("late", (1, 2, 2), (3, 4, 5)), none]
+    )
+    assert found["geomean_vs_stock"] == pytest.approx(1.0)
+    assert (found["worst_vs_stock"], found["shapes"]) == (0.5, 4)
+    assert found["slower"] == ["late", "noise"]
+    assert found["slower_for_certain"] == found["over_time"] == ["late"]
+    assert found["without_a_ratio"] == ["none"]
+
+
+def test_a_contestant_stands_still_between_its_turns_and_is_gone_in_the_end(tmp_path: Path) -> None:
+    script = tmp_path / "contestant.py"
+    script.write_text(CONTESTANT)
+    with (
+        Contestant("one", [str(script)], {}, tmp_path / "one.log") as one,
+        Contestant("two", [str(script)], {}, tmp_path / "two.log") as two,
+    ):
+        processes = [psutil.Process(contestant.ready()["pid"]) for contestant in (one, two)]
+        blocks = take_turns([one, two], 3)
+        assert [process.status() for process in processes] == [psutil.STATUS_STOPPED] * 2
+    assert {name: list(map(len, found)) for name, found in blocks.items()} == {"one": [3] * 3, "two": [3] * 3}
+    assert not any(process.is_running() for process in processes)
+
+
+def test_a_contestant_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
+    script = tmp_path / "contestant.py"
+    script.write_text("raise SystemExit('no such peer')")
+    with (
+        Contestant("lost", [str(script)], {}, tmp_path / "log") as lost,
+        pytest.raises(ContestantFailed, match="lost ended:\nno such peer"),
+    ):
+        lost.ready()
