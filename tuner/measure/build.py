@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
+from tuner.fastmath import expand_intrinsics
 from tuner.measure.packing import packings_of
 from tuner.measure.tensor_type import TensorType
 from tuner.trace import apply_trace
@@ -56,7 +57,7 @@ def compile_module(mod: Any, target: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if target.kind.name == "llvm":
-            return compile_unchecked(mod, target)
+            return compile_unchecked(expand_intrinsics(mod), target)
         return tvm.runtime.Executable(tirx.build(mod, target=target)).jit()
 
 
