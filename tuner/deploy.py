@@ -11,6 +11,7 @@ from pitchpipe.errors import PitchpipeError
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
+from tuner.fastmath import expand_intrinsics
 from tuner.graph import finish, prepare
 from tuner.ingest import IngestedModel, ingest
 from tuner.tasks import workload_functions
@@ -58,9 +59,10 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
     Raises PitchpipeError when the compiler refuses.
     """
     target = to_tvm_target(scheduled.target)
+    module = expand_intrinsics(scheduled.module) if scheduled.target.kind == "llvm" else scheduled.module
     try:
         with target, tvm.transform.PassContext(config=pass_config(scheduled.target.kind)):
-            return tvm.compile(scheduled.module, target=target)
+            return tvm.compile(module, target=target)
     except tvm.error.InternalError as error:
         raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
 

@@ -218,6 +218,10 @@ def with_function(module: Any, name: str, function: Any) -> Any:
     return result
 
 
+MATH_VERSION = 1
+"""Of the arithmetic in tuner/fastmath.py, which CPU code is made with."""
+
+
 def toolchain(kind: str = "llvm") -> Toolchain:
     """Versions of what turns a trace into code for targets of this kind, in this process."""
     if kind == "cuda":
@@ -229,7 +233,7 @@ def toolchain(kind: str = "llvm") -> Toolchain:
             _, major, minor = nvrtc.nvrtcVersion()
             codegen = f"CUDA {major}.{minor}"
     else:
-        codegen = f"LLVM {tvm.target.codegen.llvm_version_major()}"
+        codegen = f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}"
     return Toolchain(tvm=tvm.__version__, tvm_ffi=tvm_ffi.__version__, codegen=codegen)
 
 

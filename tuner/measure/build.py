@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
+from tuner.fastmath import expand_intrinsics
 from tuner.measure.packing import packings_of
 from tuner.measure.tensor_type import TensorType
 from tuner.trace import apply_trace
@@ -54,7 +55,7 @@ def compile_module(mod: Any, target: Any) -> Any:
     """Compiles every function of the module for a CPU; it becomes machine code when it is first asked for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compile_unchecked(mod, target)
+        return compile_unchecked(expand_intrinsics(mod), target)
 
 
 def build(mod: Any, target: Any) -> Built:
