@@ -1,0 +1,220 @@
+"""The contraction of a workload: which block it is, and which of its axes play which part.
+
+Notation, for C[b, i, v] += A[b, i, r] * B[b, r, v]: v is the column (the last axis of C, which B has and A has not), i a
+row (A has it, B has not), b a batch (both have it), r a reduction. In a convolution the rows are the positions of the
+output, the reductions the window and the input channels; in a depthwise convolution v is in both and only the window is
+reduced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.tvm_compat import tirx, tvm, uses
+
+MIN_MACS = 1 << 16
+"""Smaller contractions are not worth a tile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contraction:
+    """One block that multiplies and accumulates; axes are positions in the block's iteration, extents > 1 but for
+    `units`."""
+
+    block: Any
+    data: int
+    """Position of A among the block's reads."""
+    weight: int
+    """Position of B."""
+    prepacked: bool
+    """B is a weight whose layout may change."""
+    depthwise: bool
+    """The vector axis is in A too: every column has its own reduction over a window."""
+    vector: int
+    """The axis of the columns; the last of C."""
+    rows: tuple[int, ...]
+    """Axes of A and C, in the order of C."""
+    batch: tuple[int, ...]
+    """Axes of A, B and C other than the vector axis."""
+    columns: tuple[int, ...]
+    """Axes of B and C other than the vector axis."""
+    reduction: tuple[int, ...]
+    """The one to split (the longest, usually the input channels) last."""
+    spatial_units: tuple[int, ...]
+    """Axes of extent one."""
+    reduction_units: tuple[int, ...]
+    group: int
+    """Neighbouring columns that read the same A: all of them but in grouped convolutions."""
+    window: bool
+    """A is read through sums of axes, or with a stride: rows of C are not rows of A."""
+    extents: tuple[int, ...]
+    output_axes: tuple[int, ...]
+    """Axis that each dimension of C is indexed by."""
+    weight_axes: tuple[int, ...]
+    """Axis that each dimension of B is indexed by; empty where it is no plain axis."""
+    bits: int
+
+    def extent(self, axes: tuple[int, ...]) -> int:
+        return math.prod(self.extents[axis] for axis in axes)
+
+
+def find_contraction(schedule: Any) -> Contraction | None:
+    """The one block of the workload that multiplies and accumulates, if its indices are plain enough to be tiled."""
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    reducing = [block for block in blocks if any(axis.iter_type == 2 for axis in schedule.get(block).iter_vars)]
+    if len(reducing) != 1:
+        return None
+    (block,) = reducing
+    stmt = schedule.get(block)
+    store = stmt.body
+    if not isinstance(store, tirx.BufferStore) or len(stmt.reads) != 2 or not _is_multiply_add(store.value):
+        return None
+    extents = tuple(int(axis.dom.extent) for axis in stmt.iter_vars)
+    if not str(store.buffer.dtype).startswith("float") or math.prod(extents) < MIN_MACS:
+        return None
+    axes = [axis.var for axis in stmt.iter_vars]
+    output = [_plain(index, axes) for index in store.indices]
+    if not output or any(axis is None for axis in output):
+        return None
+    output_axes = tuple(axis for axis in output if axis is not None)
+    vector = output_axes[-1]
+    reads = [[dim.min for dim in read.region] for read in stmt.reads]
+    used = [{i for i, axis in enumerate(axes) if extents[i] > 1 and any(uses(x, axis) for x in r)} for r in reads]
+    groups = [_group(read, axes[vector], extents[vector]) for read in reads]
+    weight = _weight(vector, used, groups)
+    if weight is None:
+        return None
+    data = 1 - weight
+    weight_plain = [_plain(index, axes) for index in reads[weight]]
+    weight_axes = tuple(axis for axis in weight_plain if axis is not None)
+    plain = len(weight_axes) == len(weight_plain) and len(set(weight_axes)) == len(weight_axes)
+    spatial = [axis for axis in output_axes if axis != vector and extents[axis] > 1]
+    reduction = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2 and extents[i] > 1]
+    longest = max((extents[i] for i in reduction), default=1)
+    depthwise = vector in used[data] and groups[data] == 1
+    if not depthwise and not plain:
+        return None
+    return Contraction(
+        block=block,
+        data=data,
+        weight=weight,
+        prepacked=_layout_is_free(schedule, stmt.reads[weight].source),
+        depthwise=depthwise,
+        vector=vector,
+        rows=tuple(i for i in spatial if i in used[data] and i not in used[weight]),
+        batch=tuple(i for i in spatial if i in used[data] and i in used[weight]),
+        columns=tuple(i for i in spatial if i not in used[data]),
+        reduction=tuple(sorted(reduction, key=lambda i: (extents[i] == longest, i))),
+        spatial_units=tuple(i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 0 and extents[i] == 1),
+        reduction_units=tuple(i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2 and extents[i] == 1),
+        group=extents[vector] if vector not in used[data] else groups[data],
+        window=any(_shifted(index, axes, extents) for index in reads[data]),
+        extents=extents,
+        output_axes=output_axes,
+        weight_axes=weight_axes if plain else (),
+        bits=int(tvm.runtime.DataType(str(store.buffer.dtype)).bits),
+    )
+
+
+def fuse_rows(schedule: Any, found: Contraction, result: Any) -> Contraction:
+    """Makes one axis of all rows, in the block, in the C it writes (a buffer of the workload's own) and in `result`, the
+    only reader of C, which reads it index by index."""
+    rows, first = found.rows, found.rows[0]
+    extents = {axis: found.extents[axis] for axis in rows}
+
+    def fused(index: dict[int, Any]) -> Any:
+        row = index[first]
+        for axis in rows[1:]:
+            row = row * extents[axis] + index[axis]
+        return row
+
+    def index_map(axes: Sequence[int]) -> Any:
+        def kept(*index: Any) -> list[Any]:
+            at = dict(zip(axes, index, strict=True))
+            return [fused(at) if axis == first else at[axis] for axis in axes if axis not in rows[1:]]
+
+        return tirx.IndexMap.from_func(kept, ndim=len(axes))
+
+    every = range(len(found.extents))
+    schedule.transform_layout(found.block, ("write", 0), index_map(found.output_axes))
+    schedule.transform_block_layout(found.block, index_map(every))
+    schedule.transform_block_layout(result, index_map(found.output_axes))
+    place = {axis: i for i, axis in enumerate(axis for axis in every if axis not in rows[1:])}
+
+    def moved(axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(place[axis] for axis in axes if axis in place)
+
+    total = found.extent(rows)
+    return replace(
+        found,
+        vector=place[found.vector],
+        rows=(place[first],),
+        batch=moved(found.batch),
+        columns=moved(found.columns),
+        reduction=moved(found.reduction),
+        spatial_units=moved(found.spatial_units),
+        reduction_units=moved(found.reduction_units),
+        extents=tuple(total if axis == first else found.extents[axis] for axis in place),
+        output_axes=moved(found.output_axes),
+        weight_axes=moved(found.weight_axes),
+    )
+
+
+def _weight(vector: int, used: list[set[int]], groups: list[int]) -> int | None:
+    """Which read is B: the one that has the columns where the other has none, or only groups of them; where both have
+    them (depthwise), the one whose axes are some of the other's."""
+    for weight in (1, 0):
+        if vector in used[weight] and (vector not in used[1 - weight] or groups[1 - weight] > 1):
+            return weight
+    for weight in (1, 0):
+        if vector in used[weight] and used[weight] < used[1 - weight]:
+            return weight
+    return None
+
+
+def _layout_is_free(schedule: Any, buffer: Any) -> bool:
+    function = schedule.mod["main"]
+    free = [int(i) for i in (function.attrs or {}).get("layout_free_buffers", [])]
+    return any(buffer.same_as(function.params[i]) for i in free if i < len(function.params))
+
+
+def _group(indices: list[Any], axis: Any, extent: int) -> int:
+    """Neighbouring values of the axis that give the same indices: `extent` where it does not occur, c for axis // c."""
+    return min((_steps(index, axis, extent) for index in indices), default=extent)
+
+
+def _steps(index: Any, axis: Any, extent: int) -> int:
+    if not uses(index, axis):
+        return extent
+    if isinstance(index, tirx.FloorDiv) and index.a.same_as(axis) and isinstance(index.b, tirx.IntImm):
+        return int(index.b)
+    if isinstance(index, (tirx.Add, tirx.Sub, tirx.Mul)):
+        return min(_steps(index.a, axis, extent), _steps(index.b, axis, extent))
+    return 1
+
+
+def _plain(index: Any, axes: list[Any]) -> int | None:
+    return next((i for i, axis in enumerate(axes) if index.same_as(axis)), None)
+
+
+def _shifted(index: Any, axes: list[Any], extents: tuple[int, ...]) -> bool:
+    """Whether the index is more than one axis, or a constant, once axes of extent one are left out."""
+    found = [i for i, axis in enumerate(axes) if extents[i] > 1 and uses(index, axis)]
+    if len(found) > 1:
+        return True
+    return bool(found) and not _is_sum_of(index, axes[found[0]], [a for i, a in enumerate(axes) if extents[i] == 1])
+
+
+def _is_sum_of(index: Any, axis: Any, units: list[Any]) -> bool:
+    if isinstance(index, tirx.Add):
+        left, right = uses(index.a, axis), uses(index.b, axis)
+        rest, part = (index.b, index.a) if left else (index.a, index.b)
+        return left != right and any(rest.same_as(unit) for unit in units) and _is_sum_of(part, axis, units)
+    return bool(index.same_as(axis))
+
+
+def _is_multiply_add(value: Any) -> bool:
+    return isinstance(value, tirx.Add) and isinstance(value.b, tirx.Mul)
