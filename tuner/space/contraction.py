@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.tvm_compat import tirx, tvm, uses
+from tuner.tvm_compat import ir, structural_walk, tirx, tvm, uses
 
 MIN_MACS = 1 << 16
 """Smaller contractions are not worth a tile."""
@@ -50,11 +50,13 @@ class Contraction:
     """Neighbouring columns that read the same A: all of them but in grouped convolutions."""
     window: bool
     """A is read through sums of axes, or with a stride: rows of C are not rows of A."""
+    period: int
+    """Of the condition under which A is read, in rows and window: the stride of a transposed convolution; else 1."""
     extents: tuple[int, ...]
     output_axes: tuple[int, ...]
     """Axis that each dimension of C is indexed by."""
     weight_axes: tuple[int, ...]
-    """Axis that each dimension of B is indexed by; empty where it is no plain axis."""
+    """Axis that each dimension of B is indexed by; empty where one is indexed by something else (a flipped window)."""
     bits: int
 
     def extent(self, axes: tuple[int, ...]) -> int:
@@ -70,7 +72,10 @@ def find_contraction(schedule: Any) -> Contraction | None:
     (block,) = reducing
     stmt = schedule.get(block)
     store = stmt.body
-    if not isinstance(store, tirx.BufferStore) or len(stmt.reads) != 2 or not _is_multiply_add(store.value):
+    if not isinstance(store, tirx.BufferStore) or len(stmt.reads) != 2:
+        return None
+    period = _period(store.value)
+    if period is None:
         return None
     extents = tuple(int(axis.dom.extent) for axis in stmt.iter_vars)
     if not str(store.buffer.dtype).startswith("float") or math.prod(extents) < MIN_MACS:
@@ -95,7 +100,7 @@ def find_contraction(schedule: Any) -> Contraction | None:
     reduction = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2 and extents[i] > 1]
     longest = max((extents[i] for i in reduction), default=1)
     depthwise = vector in used[data] and groups[data] == 1
-    if not depthwise and not plain:
+    if not plain and (depthwise or weight_plain[-1] != vector):
         return None
     return Contraction(
         block=block,
@@ -112,6 +117,7 @@ def find_contraction(schedule: Any) -> Contraction | None:
         reduction_units=tuple(i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2 and extents[i] == 1),
         group=extents[vector] if vector not in used[data] else groups[data],
         window=any(_shifted(index, axes, extents) for index in reads[data]),
+        period=period,
         extents=extents,
         output_axes=output_axes,
         weight_axes=weight_axes if plain else (),
@@ -216,5 +222,20 @@ def _is_sum_of(index: Any, axis: Any, units: list[Any]) -> bool:
     return bool(index.same_as(axis))
 
 
-def _is_multiply_add(value: Any) -> bool:
-    return isinstance(value, tirx.Add) and isinstance(value.b, tirx.Mul)
+def _period(value: Any) -> int | None:
+    """Of C + A * B, 1; where A or B is read under a condition on remainders, their least common multiple; None for what
+    is no such sum of products."""
+    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
+        return None
+    period = 1
+    for factor in (value.b.a, value.b.b):
+        while isinstance(factor, tirx.Cast):
+            factor = factor.value
+        if isinstance(factor, ir.TensorLoad):
+            continue
+        moduli: list[Any] = []
+        structural_walk(factor, (tirx.FloorMod, moduli.append))
+        if not moduli or not all(isinstance(modulo.b, tirx.IntImm) for modulo in moduli):
+            return None
+        period = math.lcm(period, *(int(modulo.b) for modulo in moduli))
+    return period

@@ -3,7 +3,7 @@
 For every element of the reduction a tile loads V vectors of B and R elements of A, each broadcast, and makes R * V
 multiply-adds, each into an accumulator of its own. So
 
-    R * V + V + 1 <= registers        or accumulators spill and nothing of this helps;
+    R * V + V + operands <= registers or accumulators spill and nothing of this helps;
     R * V >= latency * FMAs a cycle   or they wait for themselves;
     R * V >= R + V                    or loads, two a cycle as FMAs are, take longer than they;
     R large                           for B comes from the L2 cache and each of its vectors serves R FMAs.
@@ -47,18 +47,18 @@ class MicroKernel:
 
 
 def micro_kernels(
-    rows: int, columns: int, group: int, unit: VectorUnit, *, tasks: int, cores: int, pads_columns: bool
+    rows: int, columns: int, group: int, unit: VectorUnit, *, tasks: int, cores: int, pads_columns: bool, step: int = 1
 ) -> list[MicroKernel]:
     """The best tile of each number of vectors, best first.
 
     The product is rows x columns, `tasks` times. Rows need not divide: the rest gets a smaller tile, and then only
     panels of columns are spread over the cores. Widths divide `group`, columns that read the same A, unless columns may
-    be padded.
+    be padded. Heights are multiples of `step`.
     """
     best: dict[int, MicroKernel] = {}
     for vectors, lanes in _widths(columns, group, unit, rows, pads_columns):
         panels = math.ceil(columns / (vectors * lanes))
-        for height in range(1, min(rows, max(1, (unit.registers - 1 - vectors) // vectors)) + 1):
+        for height in range(step, min(rows, max(1, (unit.registers - unit.operands - vectors) // vectors)) + 1, step):
             tiles, edge = divmod(rows, height)
             cycles = tiles * _cycles(height, vectors) + (_cycles(edge, vectors) if edge else 0.0)
             spread = tasks * panels * (1 if edge else tiles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.tvm_compat import to_tvm_target, tvm
@@ -15,23 +16,26 @@ L2_BYTES = 512 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class VectorUnit:
-    """What the target's vector instructions give: elements per register, and registers."""
+    """What the target's vector instructions give."""
 
     lanes: int
+    """Elements per register."""
     registers: int
+    operands: int
+    """Registers that a tile needs for elements of A on their way: x86 multiplies by an operand in memory."""
 
     @staticmethod
     def of(target: Target, element_bits: int) -> VectorUnit:
-        """From the target's features: AVX-512, AVX2, else the 128-bit unit of NEON and of baseline x86."""
-        features = to_tvm_target(target)
-        has = tvm.target.codegen.target_has_features
-        if has("avx512f", features):
-            return VectorUnit(lanes=512 // element_bits, registers=32)
-        if has("avx2", features):
-            return VectorUnit(lanes=256 // element_bits, registers=16)
-        return VectorUnit(lanes=128 // element_bits, registers=32 if has("neon", features) else 16)
+        """Of a CPU target of ours."""
+        return VectorUnit.with_features_of(to_tvm_target(target), element_bits)
 
-    def vectors(self, width: int) -> int:
-        """Instructions that handle `width` neighbouring elements: full registers, then one per power of two of the
-        rest (16 + 8 + 1 for 25 elements)."""
-        return width // self.lanes + (width % self.lanes).bit_count()
+    @staticmethod
+    def with_features_of(target: Any, element_bits: int) -> VectorUnit:
+        """From the features of TVM's target: AVX-512, AVX2, else the 128-bit unit of NEON and of baseline x86."""
+        has = tvm.target.codegen.target_has_features
+        if has("avx512f", target):
+            return VectorUnit(lanes=512 // element_bits, registers=32, operands=1)
+        if has("avx2", target):
+            return VectorUnit(lanes=256 // element_bits, registers=16, operands=1)
+        neon = has("neon", target)
+        return VectorUnit(lanes=128 // element_bits, registers=32 if neon else 16, operands=4 if neon else 2)

@@ -36,7 +36,9 @@ from tuner.space.contraction import Contraction, find_contraction, fuse_rows
 from tuner.space.depthwise import tile_window, windows
 from tuner.space.micro_kernel import MicroKernel, micro_kernels
 from tuner.space.processor import L2_BYTES, VectorUnit
-from tuner.tvm_compat import Schedule
+from tuner.tvm_compat import Schedule, to_tvm_target
+
+__all__ = ["VectorUnit", "find_contraction", "sketches_for", "tiled_sketches"]
 
 KERNELS = 3
 """Register tiles offered, of different widths."""
@@ -51,12 +53,15 @@ BALANCED = 0.8
 def tiled_sketches(mod: Any, target: Target) -> list[Any]:
     """Schedules with a few decisions left open; none where the workload holds no contraction of a known form or the
     target is no CPU."""
-    if target.kind != "llvm":
-        return []
+    return sketches_for(mod, to_tvm_target(target), target.num_cores or 1) if target.kind == "llvm" else []
+
+
+def sketches_for(mod: Any, target: Any, cores: int) -> list[Any]:
+    """The same for a CPU as TVM names it, of any architecture that its LLVM knows."""
     schedule, found = _start(mod)
     if found is None:
         return []
-    unit, cores = VectorUnit.of(target, found.bits), target.num_cores or 1
+    unit = VectorUnit.with_features_of(target, found.bits)
     if found.depthwise:
         choices: list[Any] = list(windows(found, unit))
     else:
@@ -96,12 +101,16 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     rows, tasks = _rows(found)
     columns = found.extents[found.vector]
     pads_columns = not found.prepacked and not found.window and columns % unit.lanes > 0
-    kernels = micro_kernels(rows, columns, found.group, unit, tasks=tasks, cores=cores, pads_columns=pads_columns)
+    kernels = micro_kernels(
+        rows, columns, found.group, unit, tasks=tasks, cores=cores, pads_columns=pads_columns, step=found.period
+    )
+    if not kernels:
+        return
     offered = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost][:KERNELS]
     for kernel in offered:
         for pad_at_task in (True, False) if padded and found.window else (False,):
-            yield _Choice(kernel=kernel, pack=not found.prepacked, pad_at_task=pad_at_task)
-    if not found.prepacked and found.weight_axes[-1] == found.vector and not pads_columns:
+            yield _Choice(kernel=kernel, pack=bool(found.weight_axes) and not found.prepacked, pad_at_task=pad_at_task)
+    if not found.prepacked and found.weight_axes[-1:] == (found.vector,) and not pads_columns:
         yield _Choice(kernel=offered[0], pack=False, pad_at_task=False)
 
 
@@ -134,7 +143,7 @@ class _Sketch:
         packed = self._packed(padded) if self.choice.pack else None
         # A task that holds its rows in a loop: for their edge, or because something is made once for all of them.
         packs_alone = packed is not None and not found.rows[:-1] and found.extent(found.batch) >= self.cores
-        alone = bool(edge) or padded or self.choice.pad_at_task or packs_alone
+        alone = bool(edge) or padded or self.choice.pad_at_task or packs_alone or found.period > 1
 
         loops = dict(enumerate(schedule.get_loops(block)))
         panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
@@ -143,20 +152,25 @@ class _Sketch:
         tile, row = [], []
         if found.rows:
             tile, row = [[loop] for loop in schedule.split(loops[found.rows[-1]], [None, kernel.rows])]
+        phase = []
+        if found.period > 1 and found.rows[:-1]:
+            loops[found.rows[-2]], *phase = schedule.split(loops[found.rows[-2]], [None, found.period])
         reduction = self._reduction(loops)
         outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns)]
         spread = [*outer, groups, *(loops[i] for i in found.rows[:-1])]
-        schedule.reorder(*spread, *tile, panel, *reduction, *row, vector, lane)
+        schedule.reorder(*spread, *tile, panel, *phase, *reduction, *row, vector, lane)
         task = schedule.fuse(*spread) if alone else schedule.fuse(*spread, *tile, panel)
         schedule.parallel(task)
         for loop in (*(tile if edge else []), *([panel] if padded else [])):
             schedule.annotate(loop, "pragma_loop_partition_hint", 1)
-        stages.write_back(schedule, result, panel if alone else task, kernel.lanes)
+        stages.write_back(schedule, result, [panel, *phase][-1] if alone else task, kernel.lanes)
         for producer in padding:
             stages.place(schedule, producer, task if self.choice.pad_at_task else None, kernel.lanes)
         if packed is not None:
             self._place_packing(packed, task if packs_alone else None)
-        for loop in (*row, vector):
+        # With the window and its phase unrolled the condition of a transposed convolution is known everywhere.
+        window = reduction[1:-1] if found.period > 1 else []
+        for loop in (*phase, *window, *row, vector):
             schedule.unroll(loop)
         schedule.vectorize(lane)
         schedule.decompose_reduction(block, reduction[0])
