@@ -55,8 +55,11 @@ class Contraction:
     extents: tuple[int, ...]
     output_axes: tuple[int, ...]
     """Axis that each dimension of C is indexed by."""
-    weight_axes: tuple[int, ...]
-    """Axis that each dimension of B is indexed by; empty where one is indexed by something else (a flipped window)."""
+    data_axes: tuple[int | None, ...]
+    """Axis longer than one that each dimension of A is indexed by, the only one where there is no window; None for none."""
+    weight_axes: tuple[int | None, ...]
+    """Axis that each dimension of B is indexed by, None for one of extent one; empty where one is indexed by something
+    else (a flipped window)."""
     bits: int
 
     def extent(self, axes: tuple[int, ...]) -> int:
@@ -120,27 +123,28 @@ def find_contraction(schedule: Any) -> Contraction | None:
         period=period,
         extents=extents,
         output_axes=output_axes,
-        weight_axes=weight_axes if plain else (),
+        data_axes=tuple(
+            next((i for i, axis in enumerate(axes) if extents[i] > 1 and uses(index, axis)), None)
+            for index in reads[data]
+        ),
+        weight_axes=tuple(None if extents[axis] == 1 else axis for axis in weight_axes) if plain else (),
         bits=int(tvm.runtime.DataType(str(store.buffer.dtype)).bits),
     )
 
 
-def fuse_rows(schedule: Any, found: Contraction, result: Any) -> Contraction:
-    """Makes one axis of all rows, in the block, in the C it writes (a buffer of the workload's own) and in `result`, the
-    only reader of C, which reads it index by index."""
-    rows, first = found.rows, found.rows[0]
-    extents = {axis: found.extents[axis] for axis in rows}
-
-    def fused(index: dict[int, Any]) -> Any:
-        row = index[first]
-        for axis in rows[1:]:
-            row = row * extents[axis] + index[axis]
-        return row
+def as_product(schedule: Any, found: Contraction, result: Any) -> Contraction:
+    """Makes one axis of all rows and drops the axes of extent one: in the block, in the C it writes (a buffer of the
+    workload's own), and in `result`, the only reader of C, which reads it index by index."""
+    rows = found.rows
+    dropped = {*found.spatial_units, *found.reduction_units, *rows[1:]}
 
     def index_map(axes: Sequence[int]) -> Any:
         def kept(*index: Any) -> list[Any]:
             at = dict(zip(axes, index, strict=True))
-            return [fused(at) if axis == first else at[axis] for axis in axes if axis not in rows[1:]]
+            fused = at[rows[0]] if rows and rows[0] in at else None
+            for axis in rows[1:]:
+                fused = fused * found.extents[axis] + at[axis]
+            return [fused if axis in rows else at[axis] for axis in axes if axis not in dropped]
 
         return tirx.IndexMap.from_func(kept, ndim=len(axes))
 
@@ -148,7 +152,7 @@ def fuse_rows(schedule: Any, found: Contraction, result: Any) -> Contraction:
     schedule.transform_layout(found.block, ("write", 0), index_map(found.output_axes))
     schedule.transform_block_layout(found.block, index_map(every))
     schedule.transform_block_layout(result, index_map(found.output_axes))
-    place = {axis: i for i, axis in enumerate(axis for axis in every if axis not in rows[1:])}
+    place = {axis: i for i, axis in enumerate(axis for axis in every if axis not in dropped)}
 
     def moved(axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(place[axis] for axis in axes if axis in place)
@@ -157,16 +161,34 @@ def fuse_rows(schedule: Any, found: Contraction, result: Any) -> Contraction:
     return replace(
         found,
         vector=place[found.vector],
-        rows=(place[first],),
+        rows=moved(rows),
         batch=moved(found.batch),
         columns=moved(found.columns),
         reduction=moved(found.reduction),
-        spatial_units=moved(found.spatial_units),
-        reduction_units=moved(found.reduction_units),
-        extents=tuple(total if axis == first else found.extents[axis] for axis in place),
+        spatial_units=(),
+        reduction_units=(),
+        extents=tuple(total if axis in rows else found.extents[axis] for axis in place),
         output_axes=moved(found.output_axes),
-        weight_axes=moved(found.weight_axes),
+        data_axes=(),
+        weight_axes=tuple(None if axis is None else place[axis] for axis in found.weight_axes),
     )
+
+
+def copy_as_matrix(schedule: Any, found: Contraction) -> Any:
+    """A stage that copies A so that all rows are one axis of the copy; what it is for is to be merged with padding."""
+    shape = [int(extent) for extent in schedule.get(found.block).reads[found.data].source.shape]
+
+    def kept(*index: Any) -> list[Any]:
+        at = {axis: i for axis, i in zip(found.data_axes, index, strict=True) if axis is not None}
+        row = 0
+        for axis in found.rows:
+            row = row * found.extents[axis] + at[axis]
+        axes = [axis for axis, extent in zip(found.data_axes, shape, strict=True) if extent > 1]
+        return [row if axis in found.rows else at[axis] for axis in axes if axis not in found.rows[1:]]
+
+    copy = schedule.cache_read(found.block, found.data, "global")
+    schedule.transform_layout(copy, ("write", 0), tirx.IndexMap.from_func(kept, ndim=len(shape)))
+    return copy
 
 
 def _weight(vector: int, used: list[set[int]], groups: list[int]) -> int | None:

@@ -13,7 +13,6 @@ where a scalar schedule loads two operands for each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +44,8 @@ def windows(found: Contraction, unit: VectorUnit) -> Iterator[Window]:
         return
     for vectors in (1, 2, 4):
         if channels % (vectors * lanes) == 0:
-            tiles = math.ceil(outputs / max(1, unit.registers // 2 // vectors))
-            yield Window(outputs=math.ceil(outputs / tiles), vectors=vectors, lanes=lanes)
+            most = max(1, unit.registers // 2 // vectors)
+            yield Window(outputs=stages.largest_divisor(outputs, most), vectors=vectors, lanes=lanes)
 
 
 def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
@@ -68,8 +67,6 @@ def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
     schedule.reorder(*outer, panel, *inner, tile, *taps, output, vector, lane)
     task = schedule.fuse(*outer, panel)
     schedule.parallel(task)
-    if found.extents[found.rows[-1]] % window.outputs:
-        schedule.annotate(tile, "pragma_loop_partition_hint", 1)
     stages.write_back(schedule, result, tile, window.lanes)
     for producer in padding:
         stages.place(schedule, producer, task, window.lanes)

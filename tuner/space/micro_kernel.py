@@ -6,7 +6,8 @@ multiply-adds, each into an accumulator of its own. So
     R * V + V + operands <= registers or accumulators spill and nothing of this helps;
     R * V >= latency * FMAs a cycle   or they wait for themselves;
     R * V >= R + V                    or loads, two a cycle as FMAs are, take longer than they;
-    R large                           for B comes from the L2 cache and each of its vectors serves R FMAs.
+    R large                           for B comes from the L2 cache and each of its vectors serves R FMAs;
+    R lines of A in the L1 cache      which holds eight where rows are a multiple of 4 KiB apart.
 
 A ranking by these costs, edges and idle cores counted, leaves a few tiles to try: Goto and van de Geijn, "Anatomy of
 High-Performance Matrix Multiplication" (2008), section 6; Low et al., "Analytical Modeling Is Enough for High-Performance
@@ -32,6 +33,24 @@ FROM_L2 = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
+class Product:
+    """What tiles are wanted for: rows x columns, `tasks` times."""
+
+    rows: int
+    columns: int
+    tasks: int = 1
+    group: int
+    """Columns that read the same A: a width divides them."""
+    pads_rows: bool = False
+    """Rows beyond the last are computed and thrown away; else the height divides the rows."""
+    pads_columns: bool = False
+    """Likewise; else the width divides the group."""
+    step: int = 1
+    """Heights are multiples of it."""
+    max_rows: int = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
 class MicroKernel:
     rows: int
     vectors: int
@@ -46,40 +65,37 @@ class MicroKernel:
         return self.vectors * self.lanes
 
 
-def micro_kernels(
-    rows: int, columns: int, group: int, unit: VectorUnit, *, tasks: int, cores: int, pads_columns: bool, step: int = 1
-) -> list[MicroKernel]:
-    """The best tile of each number of vectors, best first.
-
-    The product is rows x columns, `tasks` times. Rows need not divide: the rest gets a smaller tile, and then only
-    panels of columns are spread over the cores. Widths divide `group`, columns that read the same A, unless columns may
-    be padded. Heights are multiples of `step`.
-    """
+def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroKernel]:
+    """The best tile of each number of vectors, best first."""
     best: dict[int, MicroKernel] = {}
-    for vectors, lanes in _widths(columns, group, unit, rows, pads_columns):
-        panels = math.ceil(columns / (vectors * lanes))
-        for height in range(step, min(rows, max(1, (unit.registers - unit.operands - vectors) // vectors)) + 1, step):
-            tiles, edge = divmod(rows, height)
-            cycles = tiles * _cycles(height, vectors) + (_cycles(edge, vectors) if edge else 0.0)
-            spread = tasks * panels * (1 if edge else tiles)
-            busy = spread / (math.ceil(spread / cores) * cores)
-            cost = cycles * panels * unit.lanes / (rows * columns * busy)
+    rows = product.rows
+    for vectors, lanes in _widths(product, unit):
+        panels = math.ceil(product.columns / (vectors * lanes))
+        fit = max(1, (unit.registers - unit.operands - vectors) // vectors)
+        for height in range(product.step, min(rows, fit, product.max_rows) + 1, product.step):
+            if rows % height and not product.pads_rows:
+                continue
+            tiles = math.ceil(rows / height)
+            cycles = max(height * vectors, height + vectors, LATENCY) + FROM_L2 * vectors
+            tasks = product.tasks * panels * tiles
+            busy = tasks / (math.ceil(tasks / cores) * cores)
+            cost = tiles * cycles * panels * unit.lanes / (rows * product.columns * busy)
             if vectors not in best or cost < best[vectors].cost:
                 best[vectors] = MicroKernel(rows=height, vectors=vectors, lanes=lanes, cost=cost)
     return sorted(best.values(), key=lambda kernel: kernel.cost)
 
 
-def _cycles(rows: int, vectors: int) -> float:
-    """Of one step of the reduction, in multiply-adds."""
-    return max(rows * vectors, rows + vectors, LATENCY) + FROM_L2 * vectors
-
-
-def _widths(columns: int, group: int, unit: VectorUnit, rows: int, pads: bool) -> Iterator[tuple[int, int]]:
+def _widths(product: Product, unit: VectorUnit) -> Iterator[tuple[int, int]]:
     """(vectors, lanes) of the panels offered."""
-    most = MAX_VECTORS_ALONE if rows * MAX_VECTORS < LATENCY else MAX_VECTORS
-    lanes = unit.lanes if pads else _lanes(group, unit)
+    most = MAX_VECTORS_ALONE if product.rows * MAX_VECTORS < LATENCY else MAX_VECTORS
+    lanes = unit.lanes if product.pads_columns else _lanes(product.group, unit)
     for vectors in range(1, most + 1):
-        if (pads and vectors <= math.ceil(columns / lanes)) or (not pads and group % (vectors * lanes) == 0):
+        fits = (
+            vectors <= math.ceil(product.columns / lanes)
+            if product.pads_columns
+            else not product.group % (vectors * lanes)
+        )
+        if fits:
             yield vectors, lanes
 
 

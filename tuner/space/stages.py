@@ -26,6 +26,13 @@ def producers_to_place(schedule: Any, block: Any) -> list[Any]:
     return found
 
 
+def producer(schedule: Any, block: Any, read: int) -> Any:
+    """The stage that writes what the block reads as its read number `read`."""
+    buffer = schedule.get(block).reads[read].source
+    (found,) = [b for b in schedule.get_producers(block) if schedule.get(b).writes[0].source.same_as(buffer)]
+    return found
+
+
 def inline_epilogue(schedule: Any, block: Any) -> Any:
     """The stage that writes the tile back, which computes what follows the contraction on its way."""
     chain: list[Any] = []

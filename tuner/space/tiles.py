@@ -14,10 +14,11 @@ it from the loop order, once, when weights are bound; otherwise packing is a sta
 panels in the thread that uses it. What follows the contraction (bias, residual, activation) is computed on the tile
 before it is written.
 
-Rows that R does not divide leave a smaller tile at the end: TVM's loop partition makes it a copy of the code with
-constant bounds, so no inner loop has a predicate. Rows of a matrix that lies in several axes (positions of a 1x1
-convolution) are one axis first, so that tiles run across image rows. Columns that the vector does not divide are padded
-where B is packed in the kernel; a weight, which may not grow, gets narrower vectors.
+No inner loop has a predicate. Rows of a product that R does not divide are padded: a task copies its rows of A, with
+zeros for those beyond the last, and writes back those that there are. Rows that lie in several axes (positions of a 1x1
+convolution) are one axis first, so that tiles run across image rows. In a window R divides the positions of a row of the
+image. Columns that the vector does not divide are padded where B is packed in the kernel; a weight, which may not grow,
+gets narrower vectors.
 
 Each tile that micro_kernel.py ranks high is a sketch. Left to the search: how many panels make a group, how the longest
 reduction is split around a window, and whether the padding of a convolution is computed per task or before.
@@ -32,11 +33,11 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.space import stages
-from tuner.space.contraction import Contraction, find_contraction, fuse_rows
+from tuner.space.contraction import Contraction, as_product, copy_as_matrix, find_contraction
 from tuner.space.depthwise import tile_window, windows
-from tuner.space.micro_kernel import MicroKernel, micro_kernels
-from tuner.space.processor import L2_BYTES, VectorUnit
-from tuner.tvm_compat import Schedule, to_tvm_target
+from tuner.space.micro_kernel import MicroKernel, Product, micro_kernels
+from tuner.space.processor import L2_BYTES, VectorUnit, lines_in_l1
+from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
 __all__ = ["VectorUnit", "find_contraction", "sketches_for", "tiled_sketches"]
 
@@ -98,28 +99,28 @@ class _Choice:
 
 
 def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> Iterator[_Choice]:
-    rows, tasks = _rows(found)
     columns = found.extents[found.vector]
-    pads_columns = not found.prepacked and not found.window and columns % unit.lanes > 0
-    kernels = micro_kernels(
-        rows, columns, found.group, unit, tasks=tasks, cores=cores, pads_columns=pads_columns, step=found.period
+    rows, tasks = found.extent(found.rows), found.extent(found.batch) * found.extent(found.columns)
+    if found.window:
+        rows, tasks = found.extent(found.rows[-1:]), tasks * found.extent(found.rows[:-1])
+    product = Product(
+        rows=rows,
+        columns=columns,
+        tasks=tasks,
+        group=found.group,
+        pads_rows=not found.window,
+        pads_columns=not found.prepacked and not found.window and columns % unit.lanes > 0,
+        step=found.period,
+        max_rows=lines_in_l1(found.extent(found.reduction[-1:]) * found.bits // 8),
     )
-    if not kernels:
-        return
+    kernels = micro_kernels(product, unit, cores)
+    pack = bool(found.weight_axes) and not found.prepacked
     offered = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost][:KERNELS]
     for kernel in offered:
         for pad_at_task in (True, False) if padded and found.window else (False,):
-            yield _Choice(kernel=kernel, pack=bool(found.weight_axes) and not found.prepacked, pad_at_task=pad_at_task)
-    if not found.prepacked and found.weight_axes[-1:] == (found.vector,) and not pads_columns:
+            yield _Choice(kernel=kernel, pack=pack, pad_at_task=pad_at_task)
+    if offered and pack and found.weight_axes[-1] == found.vector and not product.pads_columns:
         yield _Choice(kernel=offered[0], pack=False, pad_at_task=False)
-
-
-def _rows(found: Contraction) -> tuple[int, int]:
-    """Rows that a tile is taken from, and how often there are as many."""
-    tasks = found.extent(found.batch) * found.extent(found.columns)
-    if not found.window:
-        return found.extent(found.rows), tasks
-    return found.extent(found.rows[-1:]), tasks * found.extent(found.rows[:-1])
 
 
 class _Sketch:
@@ -131,23 +132,21 @@ class _Sketch:
 
     def make(self) -> None:
         schedule, kernel = self.schedule, self.kernel
-        padding = stages.producers_to_place(schedule, self.found.block)
+        producers = stages.producers_to_place(schedule, self.found.block)
         result = stages.inline_epilogue(schedule, self.found.block)
-        if not self.found.window and len(self.found.rows) > 1:
-            self.found = fuse_rows(schedule, self.found, result)
+        data, packed, tile_result = self._padded(result)
         found, block = self.found, self.found.block
-        rows = found.extent(found.rows[-1:])
-        columns, edge = found.extents[found.vector], rows % kernel.rows
-        panels = math.ceil(columns / kernel.width)
-        padded = panels * kernel.width > columns
-        packed = self._packed(padded) if self.choice.pack else None
-        # A task that holds its rows in a loop: for their edge, or because something is made once for all of them.
+        rows = math.ceil(found.extent(found.rows[-1:]) / kernel.rows)
+        panels = math.ceil(found.extents[found.vector] / kernel.width)
+        # A task that holds its rows in a loop, because something is made once for all of them.
         packs_alone = packed is not None and not found.rows[:-1] and found.extent(found.batch) >= self.cores
-        alone = bool(edge) or padded or self.choice.pad_at_task or packs_alone or found.period > 1
+        alone = self.choice.pad_at_task or packs_alone or found.period > 1
 
         loops = dict(enumerate(schedule.get_loops(block)))
         panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
-        sizes = [panels] if padded else self._group_sizes(panels, 1 if alone else rows // kernel.rows)
+        sizes = (
+            [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows, data is not None)
+        )
         groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes)])
         tile, row = [], []
         if found.rows:
@@ -159,12 +158,18 @@ class _Sketch:
         outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns)]
         spread = [*outer, groups, *(loops[i] for i in found.rows[:-1])]
         schedule.reorder(*spread, *tile, panel, *phase, *reduction, *row, vector, lane)
-        task = schedule.fuse(*spread) if alone else schedule.fuse(*spread, *tile, panel)
+        serial = alone or data is not None or tile_result is not None
+        task = schedule.fuse(*spread, *([] if alone else tile), *([] if serial else [panel]))
         schedule.parallel(task)
-        for loop in (*(tile if edge else []), *([panel] if padded else [])):
-            schedule.annotate(loop, "pragma_loop_partition_hint", 1)
-        stages.write_back(schedule, result, [panel, *phase][-1] if alone else task, kernel.lanes)
-        for producer in padding:
+        rows_at = tile[0] if alone and tile else task
+        if tile_result is not None:
+            stages.write_back(schedule, tile_result, panel, kernel.lanes)
+            schedule.reverse_compute_at(result, rows_at, preserve_unit_loops=True)
+        else:
+            stages.write_back(schedule, result, [panel, *phase][-1] if serial else task, kernel.lanes)
+        if data is not None:
+            stages.place(schedule, data, rows_at, kernel.lanes)
+        for producer in producers:
             stages.place(schedule, producer, task if self.choice.pad_at_task else None, kernel.lanes)
         if packed is not None:
             self._place_packing(packed, task if packs_alone else None)
@@ -175,6 +180,35 @@ class _Sketch:
         schedule.vectorize(lane)
         schedule.decompose_reduction(block, reduction[0])
 
+    def _padded(self, result: Any) -> tuple[Any, Any, Any]:
+        """Makes whole tiles of the product; the stages that copy rows of A, that pack B and that write the tile, each
+        None where there is no need for it."""
+        schedule, kernel, block = self.schedule, self.kernel, self.found.block
+        short_rows = self.found.extent(self.found.rows[-1 if self.found.window else 0 :]) % kernel.rows > 0
+        short_columns = self.found.extents[self.found.vector] % kernel.width > 0
+        if self.found.window or not (short_rows or short_columns or len(self.found.rows) > 1):
+            return None, self._packed() if self.choice.pack else None, None
+        copy = copy_as_matrix(schedule, self.found) if short_rows else None
+        self.found = found = as_product(schedule, self.found, result)
+        data = packed = tile_result = None
+        if short_rows or short_columns:
+            factors = [1] * len(found.extents)
+            factors[found.vector] = kernel.width
+            if found.rows:
+                factors[found.rows[0]] = kernel.rows
+            schedule.pad_einsum(block, factors)
+            (written,) = schedule.get_consumers(block)
+            schedule.compute_inline(written)
+            if copy is not None:
+                schedule.compute_inline(copy)
+                data = stages.producer(schedule, block, found.data)
+            if short_columns:
+                packed = self._packed(stages.producer(schedule, block, found.weight))
+                tile_result = schedule.cache_write(block, 0, "global")
+        if packed is None and self.choice.pack:
+            packed = self._packed()
+        return data, packed, tile_result
+
     def _reduction(self, loops: dict[int, Any]) -> list[Any]:
         """Loops over the reduction, outermost first: of a window, it runs inside blocks of the longest axis."""
         found = self.found
@@ -182,41 +216,29 @@ class _Sketch:
         if len(found.reduction) < 2:
             return [*window, longest]
         extent = found.extents[found.reduction[-1]]
-        lengths = [n for n in INNER_REDUCTIONS if extent % n == 0] or [
-            stages.largest_divisor(extent, INNER_REDUCTIONS[-1])
-        ]
+        longest_offered = stages.largest_divisor(extent, INNER_REDUCTIONS[-1])
+        lengths = [length for length in INNER_REDUCTIONS if extent % length == 0] or [longest_offered]
         outer, inner = self.schedule.split(longest, [None, stages.sample(self.schedule, lengths)])
         return [outer, *window, inner]
 
-    def _group_sizes(self, panels: int, tiles: int) -> list[int]:
-        """Panels in a group: one, as many as stay in half the L2 cache, all; those that leave no core idle."""
+    def _group_sizes(self, panels: int, tiles: int, copies: bool) -> list[int]:
+        """Panels in a group: one (not if rows are copied for each group), as many as stay in half the L2 cache, all;
+        those that leave no core idle."""
         found, kernel = self.found, self.kernel
         bytes_each = found.extent(found.reduction) * kernel.width * found.bits // 8
         fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // bytes_each))
         tasks = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-1]) * tiles
-        sizes = sorted({1, fit, panels})
-        if tiles > 1:  # Panels are tasks too.
+        sizes = sorted({fit, panels} if copies else {1, fit, panels})
+        if tiles > 1 and not copies:  # Panels are tasks too.
             return sizes
         spread = {size: tasks * panels // size for size in sizes}
-        return [
-            size for size in sizes if spread[size] / self.cores >= BALANCED * math.ceil(spread[size] / self.cores)
-        ] or [1]
+        busy = {size: n / (math.ceil(n / self.cores) * self.cores) for size, n in spread.items()}
+        return [size for size in sizes if busy[size] >= BALANCED] or [max(sizes, key=busy.__getitem__)]
 
-    def _packed(self, padded: bool) -> Any:
+    def _packed(self, stage: Any = None) -> Any:
         """The stage that packs B: [batch..., v / width, reduction in the order it is walked, v % width]."""
-        schedule, found, width = self.schedule, self.found, self.kernel.width
-        if padded:
-            before = {str(schedule.get(block).name_hint) for block in schedule.get_producers(found.block)}
-            factors = [1] * len(found.extents)
-            factors[found.vector] = width
-            (copy,) = schedule.get_consumers(found.block)
-            schedule.pad_einsum(found.block, factors)
-            (written,) = schedule.get_consumers(found.block)
-            if not schedule.get(written).same_as(schedule.get(copy)):
-                schedule.compute_inline(written)
-            (packed,) = [b for b in schedule.get_producers(found.block) if str(schedule.get(b).name_hint) not in before]
-        else:
-            packed = schedule.cache_read(found.block, found.weight, "global")
+        found, width = self.found, self.kernel.width
+        packed = stage if stage is not None else self.schedule.cache_read(found.block, found.weight, "global")
         order = self._packed_order()
 
         def layout(*index: Any) -> list[Any]:
@@ -224,24 +246,25 @@ class _Sketch:
             column = at[found.vector]
             return [*(column // width if axis == found.vector else at[axis] for axis in order), column % width]
 
-        schedule.transform_layout(packed, ("write", 0), layout)
+        index_map = tirx.IndexMap.from_func(layout, ndim=len(found.weight_axes))
+        self.schedule.transform_layout(packed, ("write", 0), index_map)
         return packed
 
     def _packed_order(self) -> list[int]:
         found = self.found
-        walked = (*found.reduction_units, *found.reduction)
-        first = [axis for axis in found.weight_axes if axis != found.vector and axis not in walked]
-        return [*first, found.vector, *(axis for axis in walked if axis in found.weight_axes)]
+        first = [axis for axis in found.weight_axes if axis not in (None, found.vector, *found.reduction)]
+        return [*first, found.vector, *(axis for axis in found.reduction if axis in found.weight_axes)]
 
     def _place_packing(self, packed: Any, task: Any) -> None:
         schedule, found, kernel = self.schedule, self.found, self.kernel
         if task is not None:
             schedule.compute_at(packed, task, preserve_unit_loops=True)
-        own = schedule.get_loops(packed)[-len(found.weight_axes) :]
-        loops = dict(zip(found.weight_axes, own, strict=True))
+        own = list(zip(found.weight_axes, schedule.get_loops(packed)[-len(found.weight_axes) :], strict=True))
+        loops = dict(own)
+        units = [loop for axis, loop in own if axis is None]
         loops[found.vector], vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
         order = self._packed_order()
-        schedule.reorder(*(loops[axis] for axis in order), vector, lane)
+        schedule.reorder(*units, *(loops[axis] for axis in order), vector, lane)
         if task is None:
             schedule.parallel(schedule.fuse(*(loops[axis] for axis in order[: order.index(found.vector) + 2])))
         if found.weight_axes[-1] == found.vector:
