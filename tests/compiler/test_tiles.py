@@ -144,14 +144,15 @@ def run(mod: Any, arrays: tuple[Any, ...], target: Target) -> Any:
     return tensors[-1].numpy()
 
 
+@cache
 def candidates(kind: str, target: Target) -> list[Any]:
     """One of each sketch."""
     made, mod, _, _ = case(kind)
     sketches = tiled_sketches(mod, target)
     space = generate(made, target).joined(sketches)
     found = [space.candidate(sketch, seed) for seed, sketch in enumerate(space.sketches[-len(sketches) :], 1)]
-    assert found
     assert all(found)
+    assert len(found) >= (1 if kind.startswith("dense, o") else 2)
     return found
 
 
@@ -185,13 +186,14 @@ def test_the_tiles_for_neon_keep_their_accumulators_in_registers(kind: str) -> N
         assert not re.search(r"\tst[rp]\tq.*\[sp", inner)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WORKLOADS if "three channels" not in kind])
+@pytest.mark.parametrize("kind", WORKLOADS)
 def test_no_multiply_add_is_under_a_condition(kind: str) -> None:
     target = to_tvm_target(TARGET)
     pipeline, _, _ = tirx.get_default_tir_pipeline(target)
     for candidate in candidates(kind, TARGET):
         mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(candidate.mod)
         lowered = pipeline(tirx.transform.BindTarget(target.with_host(target))(mod))
+        assert any(multiply_adds(function.body) for function in lowered.functions.values())
         conditions: list[Any] = []
         for function in lowered.functions.values():
             structural_walk(function.body, (tirx.IfThenElse, conditions.append))

@@ -103,7 +103,7 @@ def find_contraction(schedule: Any) -> Contraction | None:
     reduction = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2 and extents[i] > 1]
     longest = max((extents[i] for i in reduction), default=1)
     depthwise = vector in used[data] and groups[data] == 1
-    if not plain and (depthwise or weight_plain[-1] != vector):
+    if not (depthwise or plain or weight_plain[-1] == vector):
         return None
     return Contraction(
         block=block,
@@ -141,12 +141,12 @@ def as_product(schedule: Any, found: Contraction, result: Any) -> Contraction:
     def index_map(axes: Sequence[int]) -> Any:
         def kept(*index: Any) -> list[Any]:
             at = dict(zip(axes, index, strict=True))
-            fused = at[rows[0]] if rows and rows[0] in at else None
+            fused: Any = at[rows[0]] if rows else None
             for axis in rows[1:]:
                 fused = fused * found.extents[axis] + at[axis]
             return [fused if axis in rows else at[axis] for axis in axes if axis not in dropped]
 
-        return tirx.IndexMap.from_func(kept, ndim=len(axes))
+        return tirx.IndexMap.from_func(kept, ndim=len(axes), index_dtype=index_type(schedule, found.block))
 
     every = range(len(found.extents))
     schedule.transform_layout(found.block, ("write", 0), index_map(found.output_axes))
@@ -179,16 +179,22 @@ def copy_as_matrix(schedule: Any, found: Contraction) -> Any:
     shape = [int(extent) for extent in schedule.get(found.block).reads[found.data].source.shape]
 
     def kept(*index: Any) -> list[Any]:
-        at = {axis: i for axis, i in zip(found.data_axes, index, strict=True) if axis is not None}
-        row = 0
+        at = dict(zip(found.data_axes, index, strict=True))
+        row: Any = 0
         for axis in found.rows:
             row = row * found.extents[axis] + at[axis]
         axes = [axis for axis, extent in zip(found.data_axes, shape, strict=True) if extent > 1]
         return [row if axis in found.rows else at[axis] for axis in axes if axis not in found.rows[1:]]
 
     copy = schedule.cache_read(found.block, found.data, "global")
-    schedule.transform_layout(copy, ("write", 0), tirx.IndexMap.from_func(kept, ndim=len(shape)))
+    index_map = tirx.IndexMap.from_func(kept, ndim=len(shape), index_dtype=index_type(schedule, found.block))
+    schedule.transform_layout(copy, ("write", 0), index_map)
     return copy
+
+
+def index_type(schedule: Any, block: Any) -> str:
+    """Type of the block's axes: 64 bits where a graph was lowered, 32 in TVM's own workloads."""
+    return str(schedule.get(block).iter_vars[0].var.ty.dtype)
 
 
 def _weight(vector: int, used: list[set[int]], groups: list[int]) -> int | None:

@@ -19,12 +19,15 @@ from typing import Any
 
 from tuner.space import stages
 from tuner.space.contraction import Contraction
-from tuner.space.processor import VectorUnit
+from tuner.space.processor import BALANCED, VectorUnit
 
 MAX_UNROLLED = 25
 """Taps of a window that is unrolled whole; of a larger one only the last axis is."""
-ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
+MAX_ROWS = 32
 """Output rows of a block: more share their halo, fewer stay in a smaller cache."""
+ROWS_OFFERED = 3
+FEW_OUTPUTS = 4
+"""Outputs of a tile below which more channels must keep the FMA units busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +37,27 @@ class Window:
     outputs: int
     vectors: int
     lanes: int
+    rows: tuple[int, ...]
+    """Offered numbers of output rows in a block."""
 
 
-def windows(found: Contraction, unit: VectorUnit) -> Iterator[Window]:
+def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window]:
     """Tiles whose accumulators take half the registers: the other half holds weights and what was loaded."""
     channels, outputs = found.extents[found.vector], found.extents[found.rows[-1]]
     lanes = next((unit.lanes >> n for n in range(3) if channels % (unit.lanes >> n) == 0), 1)
     if lanes < 2:
         return
+    rows = found.extents[found.rows[-2]] if found.rows[:-1] else 1
+    images = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-2])
     for vectors in (1, 2, 4):
-        if channels % (vectors * lanes) == 0:
-            most = max(1, unit.registers // 2 // vectors)
-            yield Window(outputs=stages.largest_divisor(outputs, most), vectors=vectors, lanes=lanes)
+        tile = stages.largest_divisor(outputs, max(1, unit.registers // 2 // vectors))
+        if channels % (vectors * lanes) or (vectors > 2 and tile >= FEW_OUTPUTS):
+            continue
+        panels = images * channels // (vectors * lanes)
+        sizes = [
+            n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and stages.busy(panels * rows // n, cores) >= BALANCED
+        ]
+        yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(sizes[-ROWS_OFFERED:]) or (1,))
 
 
 def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
@@ -59,9 +71,7 @@ def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
     outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns, *found.rows[:-1])]
     inner = []
     if found.rows[:-1]:
-        rows = found.extents[found.rows[-2]]
-        sizes = [size for size in ROWS if rows % size == 0] or [1]
-        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, sizes)])
+        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows))])
         inner = [row]
     taps = [loops[i] for i in (*found.reduction_units, *found.reduction)]
     schedule.reorder(*outer, panel, *inner, tile, *taps, output, vector, lane)

@@ -17,6 +17,8 @@ LINE_BYTES = 64
 L1_SETS = L1_BYTES // L1_WAYS // LINE_BYTES
 L2_BYTES = 512 << 10
 """Per core, likewise: 256 KiB to 2 MiB."""
+BALANCED = 0.8
+"""Share of the cores' time that the tasks of a schedule must use."""
 
 
 @dataclass(frozen=True, kw_only=True)

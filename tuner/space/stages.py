@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tuner.tvm_compat import ir
@@ -74,6 +75,11 @@ def sample(schedule: Any, values: list[int]) -> Any:
     if len(values) == 1:
         return values[0]
     return schedule.sample_categorical(values, [1.0 / len(values)] * len(values))
+
+
+def busy(tasks: int, cores: int) -> float:
+    """Share of the cores' time that equal tasks use."""
+    return tasks / (math.ceil(tasks / cores) * cores)
 
 
 def largest_divisor(number: int, limit: int) -> int:

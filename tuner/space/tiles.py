@@ -33,10 +33,10 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.space import stages
-from tuner.space.contraction import Contraction, as_product, copy_as_matrix, find_contraction
+from tuner.space.contraction import Contraction, as_product, copy_as_matrix, find_contraction, index_type
 from tuner.space.depthwise import tile_window, windows
 from tuner.space.micro_kernel import MicroKernel, Product, micro_kernels
-from tuner.space.processor import L2_BYTES, VectorUnit, lines_in_l1
+from tuner.space.processor import BALANCED, L2_BYTES, VectorUnit, lines_in_l1
 from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
 __all__ = ["VectorUnit", "find_contraction", "sketches_for", "tiled_sketches"]
@@ -47,8 +47,6 @@ WORST = 1.25
 """... none that is modelled to cost more than this factor of the best."""
 INNER_REDUCTIONS = (16, 64, 256)
 """Offered lengths of the loop inside a window."""
-BALANCED = 0.8
-"""Share of the cores' time that the tasks must use."""
 
 
 def tiled_sketches(mod: Any, target: Target) -> list[Any]:
@@ -64,7 +62,7 @@ def sketches_for(mod: Any, target: Any, cores: int) -> list[Any]:
         return []
     unit = VectorUnit.with_features_of(target, found.bits)
     if found.depthwise:
-        choices: list[Any] = list(windows(found, unit))
+        choices: list[Any] = list(windows(found, unit, cores))
     else:
         choices = list(_choices(found, unit, cores, bool(stages.producers_to_place(schedule, found.block))))
     sketches = []
@@ -231,8 +229,7 @@ class _Sketch:
         sizes = sorted({fit, panels} if copies else {1, fit, panels})
         if tiles > 1 and not copies:  # Panels are tasks too.
             return sizes
-        spread = {size: tasks * panels // size for size in sizes}
-        busy = {size: n / (math.ceil(n / self.cores) * self.cores) for size, n in spread.items()}
+        busy = {size: stages.busy(tasks * panels // size, self.cores) for size in sizes}
         return [size for size in sizes if busy[size] >= BALANCED] or [max(sizes, key=busy.__getitem__)]
 
     def _packed(self, stage: Any = None) -> Any:
@@ -246,13 +243,14 @@ class _Sketch:
             column = at[found.vector]
             return [*(column // width if axis == found.vector else at[axis] for axis in order), column % width]
 
-        index_map = tirx.IndexMap.from_func(layout, ndim=len(found.weight_axes))
+        index_dtype = index_type(self.schedule, found.block)
+        index_map = tirx.IndexMap.from_func(layout, ndim=len(found.weight_axes), index_dtype=index_dtype)
         self.schedule.transform_layout(packed, ("write", 0), index_map)
         return packed
 
     def _packed_order(self) -> list[int]:
         found = self.found
-        first = [axis for axis in found.weight_axes if axis not in (None, found.vector, *found.reduction)]
+        first = [axis for axis in found.batch + found.columns if axis in found.weight_axes]
         return [*first, found.vector, *(axis for axis in found.reduction if axis in found.weight_axes)]
 
     def _place_packing(self, packed: Any, task: Any) -> None:
