@@ -25,6 +25,7 @@ MAX_UNROLLED = 25
 """Taps of a window that is unrolled whole; of a larger one only the last axis is."""
 MAX_ROWS = 32
 """Output rows of a block: more share their halo, fewer stay in a smaller cache."""
+MAX_VECTORS = 4
 ROWS_OFFERED = 3
 FEW_OUTPUTS = 4
 """Outputs of a tile below which more channels must keep the FMA units busy."""
@@ -49,7 +50,7 @@ def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window
         return
     rows = found.extents[found.rows[-2]] if found.rows[:-1] else 1
     images = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-2])
-    for vectors in (1, 2, 4):
+    for vectors in range(1, MAX_VECTORS + 1):
         tile = stages.largest_divisor(outputs, max(1, unit.registers // 2 // vectors))
         if channels % (vectors * lanes) or (vectors > 2 and tile >= FEW_OUTPUTS):
             continue
