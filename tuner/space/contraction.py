@@ -52,6 +52,8 @@ class Contraction:
     """A is read through sums of axes, or with a stride: rows of C are not rows of A."""
     period: int
     """Of the condition under which A is read, in rows and window: the stride of a transposed convolution; else 1."""
+    row_stride: int
+    """Elements of A from one position of the last row axis to the next; 0 where there are no rows."""
     extents: tuple[int, ...]
     output_axes: tuple[int, ...]
     """Axis that each dimension of C is indexed by."""
@@ -101,6 +103,7 @@ def find_contraction(schedule: Any) -> Contraction | None:
     plain = len(weight_axes) == len(weight_plain) and len(set(weight_axes)) == len(weight_axes)
     spatial = [axis for axis in output_axes if axis != vector and extents[axis] > 1]
     reduction = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2 and extents[i] > 1]
+    rows = tuple(i for i in spatial if i in used[data] and i not in used[weight])
     longest = max((extents[i] for i in reduction), default=1)
     depthwise = vector in used[data] and groups[data] == 1
     if not (depthwise or plain or weight_plain[-1] == vector):
@@ -112,7 +115,7 @@ def find_contraction(schedule: Any) -> Contraction | None:
         prepacked=_layout_is_free(schedule, stmt.reads[weight].source),
         depthwise=depthwise,
         vector=vector,
-        rows=tuple(i for i in spatial if i in used[data] and i not in used[weight]),
+        rows=rows,
         batch=tuple(i for i in spatial if i in used[data] and i in used[weight]),
         columns=tuple(i for i in spatial if i not in used[data]),
         reduction=tuple(sorted(reduction, key=lambda i: (extents[i] == longest, i))),
@@ -121,6 +124,7 @@ def find_contraction(schedule: Any) -> Contraction | None:
         group=extents[vector] if vector not in used[data] else groups[data],
         window=any(_shifted(index, axes, extents) for index in reads[data]),
         period=period,
+        row_stride=_stride(reads[data], stmt.reads[data].source.shape, axes[rows[-1]]) if rows else 0,
         extents=extents,
         output_axes=output_axes,
         data_axes=tuple(
@@ -228,6 +232,23 @@ def _steps(index: Any, axis: Any, extent: int) -> int:
     if isinstance(index, (tirx.Add, tirx.Sub, tirx.Mul)):
         return min(_steps(index.a, axis, extent), _steps(index.b, axis, extent))
     return 1
+
+
+def _stride(indices: list[Any], shape: Any, axis: Any) -> int:
+    """Elements between the neighbours along an axis of a tensor, in row-major order."""
+    stride, size = 0, 1
+    for index, extent in zip(reversed(indices), reversed([int(extent) for extent in shape]), strict=True):
+        stride += size * _coefficient(index, axis)
+        size *= extent
+    return stride
+
+
+def _coefficient(index: Any, axis: Any) -> int:
+    if isinstance(index, tirx.Add):
+        return _coefficient(index.a, axis) + _coefficient(index.b, axis)
+    if isinstance(index, tirx.Mul) and isinstance(index.b, tirx.IntImm):
+        return _coefficient(index.a, axis) * int(index.b)
+    return int(index.same_as(axis))
 
 
 def _plain(index: Any, axes: list[Any]) -> int | None:

@@ -109,7 +109,7 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
         pads_rows=not found.window,
         pads_columns=not found.prepacked and not found.window and columns % unit.lanes > 0,
         step=found.period,
-        max_rows=lines_in_l1(found.extent(found.reduction[-1:]) * found.bits // 8),
+        max_rows=lines_in_l1(found.row_stride * found.bits // 8),
     )
     kernels = micro_kernels(product, unit, cores)
     pack = bool(found.weight_axes) and not found.prepacked
