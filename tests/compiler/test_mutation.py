@@ -43,3 +43,14 @@ def test_a_neighbour_tiles_the_same_loops_and_differs() -> None:
                 assert math.prod(decision) == math.prod(before[at])
         changed += after != before
     assert changed > 10
+
+
+def test_a_neighbour_may_differ_in_a_factor_drawn_from_a_list() -> None:
+    space = space_of(programs.conv(14, 64, 64), programs.TARGET)
+    sketches = [sketch for sketch in space.sketches if not any("PerfectTile" in i.kind.name for i in sketch.insts)]
+    drawn = set()
+    for sketch in sketches:
+        trace = space.applied(sketch, 5).trace.simplified(True)
+        neighbours = [space.neighbour(trace, np.random.default_rng(seed)) for seed in range(20)]
+        drawn |= {encode_trace(neighbour) for neighbour in neighbours if neighbour is not None} - {encode_trace(trace)}
+    assert drawn

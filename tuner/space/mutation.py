@@ -1,8 +1,8 @@
 """A mutation of tile sizes that depends on its trace and its generator alone.
 
 MetaSchedule's MutateTileSize walks a map in the order of addresses: two traces of one text get different neighbours.
-This one does the same work: it moves a divisor of one factor of a tile to another factor, or draws the width of a
-cooperative fetch anew.
+This one does the same work: it moves a divisor of one factor of a tile to another factor, or draws anew what was drawn
+from a list: the width of a cooperative fetch, or the factor of a split.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def mutate_tile_size(trace: Any, rng: np.random.Generator) -> Any:
         for inst in trace.insts
         if inst.kind.name == "SamplePerfectTile" and math.prod(map(int, trace.get_decision(inst) or ())) > 1
     ]
-    fetches = _fetch_widths(trace)
-    if not tiles and not fetches:
+    drawn = _drawn_widths(trace)
+    if not tiles and not drawn:
         return None
     for _ in range(_TRIES):
-        chosen = int(rng.integers(len(tiles) + len(fetches)))
+        chosen = int(rng.integers(len(tiles) + len(drawn)))
         if chosen >= len(tiles):
-            inst = fetches[chosen - len(tiles)]
+            inst = drawn[chosen - len(tiles)]
             decision: Any = int(rng.integers(len(inst.attrs[0])))
             if decision == int(trace.get_decision(inst)):
                 continue
@@ -59,10 +59,11 @@ def _moved(tile: list[int], max_innermost: int, rng: np.random.Generator) -> lis
     return moved if moved[-1] <= max_innermost else None
 
 
-def _fetch_widths(trace: Any) -> list[Any]:
-    """The draws that decide how wide a cooperative fetch is."""
+def _drawn_widths(trace: Any) -> list[Any]:
+    """The draws from a list that decide how wide a cooperative fetch is, or a factor of a split."""
     drawn = [inst for inst in trace.insts if inst.kind.name == "SampleCategorical"]
     used = [inst.inputs[1] for inst in trace.insts if inst.kind.name == "Annotate" and str(inst.attrs[0]) == _FETCH]
+    used += [factor for inst in trace.insts if inst.kind.name == "Split" for factor in inst.inputs[1:]]
     return [
         inst for inst in drawn if any(inst.outputs[0].same_as(value) for value in used if hasattr(value, "same_as"))
     ]

@@ -1,273 +1,269 @@
-"""A design space shaped by the hardware: register tiles over packed weights, for CPUs.
+"""A design space shaped by the hardware: register tiles over packed weights, for products and convolutions on CPUs.
 
 For a contraction C[b, i, v] += A[b, i, r] * B[b, r, v] hidden in a convolution, a dense layer or a batched product:
 
-    parallel over (b, panels of v, rows i outer)     one tile of C stays in registers for the whole reduction
-      for r outer, r inner                           reduction decomposed: C is zeroed before, written once after
-        for i inner (unrolled)                       R rows ...
-          for v inner (vectorized)                   ... by V columns: R * V / lanes accumulators
-            C[i, v] += A[i, r] * B'[v / V, r, v % V] A is broadcast, B' streams through the cache line by line
+    parallel over (b, groups of panels of v, rows i outer)
+      for panels of the group                          B of a group stays in the L2 cache
+        for r outer, window, r inner                   one tile of C stays in registers for the whole reduction:
+          for i inner (unrolled)                       R rows ...
+            for v inner (unrolled, vectorised)         ... by V vectors, R * V accumulators
+              C[i, v] += A[i, r] * B'[v / W, r, v % W] A is broadcast, B' streams through the cache line by line
 
-B' is B packed into panels of V columns: when B is a weight, MetaSchedule's RewriteLayout postprocessor does it from the
-loop order, once, when weights are bound; otherwise packing is a stage of the kernel, which pays when many rows read B,
-or B is read as it lies. What follows the contraction (bias, residual, activation) is computed on the tile before it is
-written. R and the split of r are left to the search; V, the loop order, whether B is packed and where padding happens
-make one sketch each.
+B' is B packed into panels of W = V * lanes columns: when B is a weight, MetaSchedule's RewriteLayout postprocessor does
+it from the loop order, once, when weights are bound; otherwise packing is a stage of the kernel, for each group of
+panels in the thread that uses it. What follows the contraction (bias, residual, activation) is computed on the tile
+before it is written.
 
-The accumulators, the broadcast and the row of B' must fit the vector registers, or they spill and nothing of this helps:
-Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), section 6; Georganas et al., "Anatomy of
-High-Performance Deep Learning Convolutions on SIMD Architectures" (2018), section II.
+No inner loop has a predicate. Rows of a product that R does not divide are padded: a task copies its rows of A, with
+zeros for those beyond the last, and writes back those that there are. Rows that lie in several axes (positions of a 1x1
+convolution) are one axis first, so that tiles run across image rows. In a window R divides the positions of a row of the
+image. Columns that the vector does not divide are padded where B is packed in the kernel; a weight, which may not grow,
+gets narrower vectors.
+
+Each tile that micro_kernel.py ranks high is a sketch. Left to the search: how many panels make a group, how the longest
+reduction is split around a window, and whether the padding of a convolution is computed per task or before.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.tvm_compat import Schedule, tirx, to_tvm_target, tvm, uses
+from tuner.space import stages
+from tuner.space.contraction import Contraction, as_product, copy_as_matrix, find_contraction, index_type
+from tuner.space.depthwise import tile_window, windows
+from tuner.space.micro_kernel import MicroKernel, Product, micro_kernels
+from tuner.space.processor import BALANCED, L2_BYTES, VectorUnit, lines_in_l1
+from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
-MAX_INNER_REDUCTION = 64
-"""Longest inner reduction loop offered: beyond it the rows of A leave the L1 cache."""
-MIN_MACS = 1 << 16
-"""Smaller contractions are not worth a tile."""
+__all__ = ["VectorUnit", "find_contraction", "sketches_for", "tiled_sketches"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class VectorUnit:
-    """What the target's vector instructions give: elements per register, and registers."""
-
-    lanes: int
-    registers: int
-
-    @staticmethod
-    def of(target: Target, element_bits: int) -> VectorUnit:
-        """From the target's features: AVX-512, AVX2, else the 128-bit unit of NEON and of baseline x86."""
-        features = to_tvm_target(target)
-        has = tvm.target.codegen.target_has_features
-        if has("avx512f", features):
-            return VectorUnit(lanes=512 // element_bits, registers=32)
-        if has("avx2", features):
-            return VectorUnit(lanes=256 // element_bits, registers=16)
-        return VectorUnit(lanes=128 // element_bits, registers=32 if has("neon", features) else 16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contraction:
-    """Where the contraction is and which of its axes play which part; axes are positions in the block's iteration."""
-
-    block: Any
-    data: int
-    """Position of A among the block's reads."""
-    weight: int
-    """Position of B."""
-    prepacked: bool
-    """B is a weight whose layout may change."""
-    vector: int
-    row: int | None
-    """The spatial axis of A tiled into registers; None where there is none (a vector times a matrix)."""
-    outer: tuple[int, ...]
-    """The other spatial axes."""
-    reduction: tuple[int, ...]
-    """Reduction axes, the one to split (usually input channels) last."""
-    extents: tuple[int, ...]
-    weight_axes: tuple[int, ...]
-    """Axis of the block that each dimension of B is indexed by."""
-    bits: int
+KERNELS = 3
+"""Register tiles offered, of different widths."""
+WORST = 1.25
+"""... none that is modelled to cost more than this factor of the best."""
+INNER_REDUCTIONS = (16, 64, 256)
+"""Offered lengths of the loop inside a window."""
 
 
 def tiled_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules with the register tile and the reduction split left open; none where the workload holds no contraction
-    of this form or the target is no CPU."""
-    if target.kind != "llvm":
-        return []
-    found = find_contraction(Schedule(mod, debug_mask=0, error_render_level="none"))
+    """Schedules with a few decisions left open; none where the workload holds no contraction of a known form or the
+    target is no CPU."""
+    return sketches_for(mod, to_tvm_target(target), target.num_cores or 1) if target.kind == "llvm" else []
+
+
+def sketches_for(mod: Any, target: Any, cores: int) -> list[Any]:
+    """The same for a CPU as TVM names it, of any architecture that its LLVM knows."""
+    schedule, found = _start(mod)
     if found is None:
         return []
-    unit = VectorUnit.of(target, found.bits)
+    unit = VectorUnit.with_features_of(target, found.bits)
+    if found.depthwise:
+        choices: list[Any] = list(windows(found, unit, cores))
+    else:
+        choices = list(_choices(found, unit, cores, bool(stages.producers_to_place(schedule, found.block))))
     sketches = []
-    for choice in _choices(found, unit):
-        schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
-        contraction = find_contraction(schedule)
-        assert contraction is not None
+    for choice in choices:
+        schedule, found = _start(mod)
+        assert found is not None
         try:
-            _tile(schedule, contraction, unit, choice)
+            tile_window(schedule, found, choice) if found.depthwise else _Sketch(schedule, found, choice, cores).make()
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
             continue
         sketches.append(schedule)
     return sketches
 
 
-def find_contraction(schedule: Any) -> Contraction | None:
-    """The one block of the workload that multiplies and accumulates, if its indices are plain enough to be tiled."""
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    reducing = [block for block in blocks if any(axis.iter_type == 2 for axis in schedule.get(block).iter_vars)]
-    if len(reducing) != 1:
-        return None
-    block = reducing[0]
-    stmt = schedule.get(block)
-    extents = tuple(int(axis.dom.extent) for axis in stmt.iter_vars)
-    store = stmt.body
-    if not isinstance(store, tirx.BufferStore) or len(stmt.reads) != 2 or not _is_multiply_add(store.value):
-        return None
-    if not str(store.buffer.dtype).startswith("float") or _product(extents) < MIN_MACS:
-        return None
-    axes = [axis.var for axis in stmt.iter_vars]
-    spatial = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 0]
-    reduction = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == 2]
-    used = [[i for i, var in enumerate(axes) if any(uses(r.min, var) for r in read.region)] for read in stmt.reads]
-    vector = next((i for i in reversed(spatial) if store.indices[-1].same_as(axes[i])), None)
-    if vector is None:
-        return None
-    weight = next((w for w in (1, 0) if vector in used[w] and vector not in used[1 - w]), None)
-    if weight is None:
-        return None
-    plain = [next((i for i, var in enumerate(axes) if r.min.same_as(var)), None) for r in stmt.reads[weight].region]
-    if any(axis is None for axis in plain) or len(set(plain)) != len(plain):
-        return None
-    rows = [i for i in spatial if i not in used[weight] and i in used[1 - weight] and extents[i] > 1]
-    row = rows[-1] if rows else None
-    buffer = stmt.reads[weight].source
-    free = {int(i) for i in (schedule.mod["main"].attrs or {}).get("layout_free_buffers", [])}
-    return Contraction(
-        block=block,
-        data=1 - weight,
-        weight=weight,
-        prepacked=any(
-            buffer.same_as(schedule.mod["main"].params[i]) for i in free if i < len(schedule.mod["main"].params)
-        ),
-        vector=vector,
-        row=row,
-        outer=tuple(i for i in spatial if i not in (vector, row)),
-        reduction=tuple(sorted(reduction, key=lambda i: (extents[i] == max(extents[r] for r in reduction), i))),
-        extents=extents,
-        weight_axes=tuple(axis for axis in plain if axis is not None),
-        bits=int(tvm.runtime.DataType(str(store.buffer.dtype)).bits),
-    )
+def _start(mod: Any) -> tuple[Any, Contraction | None]:
+    schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
+    found = find_contraction(schedule)
+    if found is not None and stages.inline_copies(schedule, found.block):
+        found = find_contraction(schedule)
+    return schedule, found
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
     """What tells one sketch from another."""
 
-    width: int
-    """Columns of a panel."""
-    panels_outer: bool
-    """The loop over panels is outside that over rows."""
+    kernel: MicroKernel
     pack: bool
     """Packing B is a stage of the kernel."""
-    pad_at_tile: bool = False
+    pad_at_task: bool
+    """The padding of a convolution is computed by each task for itself."""
 
 
-def _choices(found: Contraction, unit: VectorUnit) -> Iterator[_Choice]:
+def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> Iterator[_Choice]:
     columns = found.extents[found.vector]
-    widths = [unit.lanes * k for k in (4, 3, 2, 1) if columns % (unit.lanes * k) == 0]
-    if not widths:
-        widths = [w for w in range(2 * unit.lanes, unit.lanes // 2 - 1, -1) if columns % w == 0][:1]
-    packs = [False] if found.prepacked else [True]
-    if not found.prepacked and found.weight_axes[-1] == found.vector:
-        packs.append(False)
-    for width, panels_outer, pack in itertools.product(widths, (True, False), packs):
-        yield _Choice(width=width, panels_outer=panels_outer, pack=pack)
-    if len(found.reduction) > 1:
-        for width in widths[:2]:
-            yield _Choice(width=width, panels_outer=False, pack=packs[0], pad_at_tile=True)
+    rows, tasks = found.extent(found.rows), found.extent(found.batch) * found.extent(found.columns)
+    if found.window:
+        rows, tasks = found.extent(found.rows[-1:]), tasks * found.extent(found.rows[:-1])
+    product = Product(
+        rows=rows,
+        columns=columns,
+        tasks=tasks,
+        group=found.group,
+        pads_rows=not found.window,
+        pads_columns=not found.prepacked and not found.window and columns % unit.lanes > 0,
+        step=found.period,
+        max_rows=lines_in_l1(found.row_stride * found.bits // 8),
+    )
+    kernels = micro_kernels(product, unit, cores)
+    pack = bool(found.weight_axes) and not found.prepacked
+    offered = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost][:KERNELS]
+    for kernel in offered:
+        for pad_at_task in (True, False) if padded and found.window else (False,):
+            yield _Choice(kernel=kernel, pack=pack, pad_at_task=pad_at_task)
+    if offered and pack and found.weight_axes[-1] == found.vector and not product.pads_columns:
+        yield _Choice(kernel=offered[0], pack=False, pad_at_task=False)
 
 
-def _tile(schedule: Any, found: Contraction, unit: VectorUnit, choice: _Choice) -> None:
-    width = choice.width
-    block = found.block
-    producers = list(schedule.get_producers(block))
-    _inline_epilogue(schedule, block)
-    if choice.pack:
-        _pack(schedule, found, width)
-    loops = list(schedule.get_loops(block))
-    panel, columns = schedule.split(loops[found.vector], [None, width])
-    accumulators = max(1, (unit.registers - 2) // max(1, width // unit.lanes) - (1 if width <= unit.lanes else 0))
-    outer = [loops[i] for i in found.outer]
-    rows = []
-    if found.row is not None:
-        tile = schedule.sample_perfect_tile(loops[found.row], n=2, max_innermost_factor=accumulators)
-        row_outer, row = schedule.split(loops[found.row], tile)
-        outer.append(row_outer)
-        rows = [row]
-    *slow, split = [loops[i] for i in found.reduction]
-    tile = schedule.sample_perfect_tile(split, n=2, max_innermost_factor=MAX_INNER_REDUCTION)
-    split_outer, split_inner = schedule.split(split, tile)
-    outer = [panel, *outer] if choice.panels_outer else [*outer, panel]
-    schedule.reorder(*outer, split_outer, *slow, split_inner, *rows, columns)
-    result = schedule.cache_write(block, 0, "global")
-    spread = schedule.fuse(*outer)
-    schedule.parallel(spread)
-    schedule.reverse_compute_at(result, spread, preserve_unit_loops=True)
-    consumers = schedule.get_consumers(result)
-    if consumers:
-        schedule.reverse_compute_inline(consumers[0])
-    for loop in schedule.get_loops(result)[1:-1]:
-        schedule.unroll(loop)
-    schedule.vectorize(schedule.get_loops(result)[-1])
-    for producer in producers:
-        _place_producer(schedule, producer, spread if choice.pad_at_tile else None)
-    for loop in rows:
-        schedule.unroll(loop)
-    schedule.vectorize(columns)
-    schedule.decompose_reduction(block, split_outer)
+class _Sketch:
+    """One schedule in the making."""
 
+    def __init__(self, schedule: Any, found: Contraction, choice: _Choice, cores: int) -> None:
+        self.schedule, self.found, self.choice, self.cores = schedule, found, choice, cores
+        self.kernel = choice.kernel
 
-def _inline_epilogue(schedule: Any, block: Any) -> None:
-    """Leaves one consumer of the contraction at most: the last, with all before it inlined."""
-    chain: list[Any] = []
-    while schedule.get_consumers(block if not chain else chain[-1]):
-        chain.append(schedule.get_consumers(block if not chain else chain[-1])[0])
-    for stage in chain[:-1]:
-        schedule.compute_inline(stage)
+    def make(self) -> None:
+        schedule, kernel = self.schedule, self.kernel
+        producers = stages.producers_to_place(schedule, self.found.block)
+        result = stages.inline_epilogue(schedule, self.found.block)
+        data, packed, tile_result = self._padded(result)
+        found, block = self.found, self.found.block
+        rows = math.ceil(found.extent(found.rows[-1:]) / kernel.rows)
+        panels = math.ceil(found.extents[found.vector] / kernel.width)
+        # A task that holds its rows in a loop, because something is made once for all of them.
+        packs_alone = packed is not None and not found.rows[:-1] and found.extent(found.batch) >= self.cores
+        alone = self.choice.pad_at_task or packs_alone or found.period > 1
 
+        loops = dict(enumerate(schedule.get_loops(block)))
+        panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
+        sizes = (
+            [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows, data is not None)
+        )
+        groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes)])
+        tile, row = [], []
+        if found.rows:
+            tile, row = [[loop] for loop in schedule.split(loops[found.rows[-1]], [None, kernel.rows])]
+        phase = []
+        if found.period > 1 and found.rows[:-1]:
+            loops[found.rows[-2]], *phase = schedule.split(loops[found.rows[-2]], [None, found.period])
+        reduction = self._reduction(loops)
+        outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns)]
+        spread = [*outer, groups, *(loops[i] for i in found.rows[:-1])]
+        schedule.reorder(*spread, *tile, panel, *phase, *reduction, *row, vector, lane)
+        serial = alone or data is not None or tile_result is not None
+        task = schedule.fuse(*spread, *([] if alone else tile), *([] if serial else [panel]))
+        schedule.parallel(task)
+        rows_at = tile[0] if alone and tile else task
+        if tile_result is not None:
+            stages.write_back(schedule, tile_result, panel, kernel.lanes)
+            schedule.reverse_compute_at(result, rows_at, preserve_unit_loops=True)
+        else:
+            stages.write_back(schedule, result, [panel, *phase][-1] if serial else task, kernel.lanes)
+        if data is not None:
+            stages.place(schedule, data, rows_at, kernel.lanes)
+        for producer in producers:
+            stages.place(schedule, producer, task if self.choice.pad_at_task else None, kernel.lanes)
+        if packed is not None:
+            self._place_packing(packed, task if packs_alone else None)
+        # With the window and its phase unrolled the condition of a transposed convolution is known everywhere.
+        window = reduction[1:-1] if found.period > 1 else []
+        for loop in (*phase, *window, *row, vector):
+            schedule.unroll(loop)
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(block, reduction[0])
 
-def _pack(schedule: Any, found: Contraction, width: int) -> None:
-    """B -> panels of `width` columns: [batch..., v / width, reduction in the order it is walked, v % width]."""
-    batch = [axis for axis in found.weight_axes if axis in found.outer]
-    order = [*batch, found.vector, *(axis for axis in found.reduction if axis in found.weight_axes)]
-    packed = schedule.cache_read(found.block, found.weight, "global")
+    def _padded(self, result: Any) -> tuple[Any, Any, Any]:
+        """Makes whole tiles of the product; the stages that copy rows of A, that pack B and that write the tile, each
+        None where there is no need for it."""
+        schedule, kernel, block = self.schedule, self.kernel, self.found.block
+        short_rows = self.found.extent(self.found.rows[-1 if self.found.window else 0 :]) % kernel.rows > 0
+        short_columns = self.found.extents[self.found.vector] % kernel.width > 0
+        if self.found.window or not (short_rows or short_columns or len(self.found.rows) > 1):
+            return None, self._packed() if self.choice.pack else None, None
+        copy = copy_as_matrix(schedule, self.found) if short_rows else None
+        self.found = found = as_product(schedule, self.found, result)
+        data = packed = tile_result = None
+        if short_rows or short_columns:
+            factors = [1] * len(found.extents)
+            factors[found.vector] = kernel.width
+            if found.rows:
+                factors[found.rows[0]] = kernel.rows
+            schedule.pad_einsum(block, factors)
+            (written,) = schedule.get_consumers(block)
+            schedule.compute_inline(written)
+            if copy is not None:
+                schedule.compute_inline(copy)
+                data = stages.producer(schedule, block, found.data)
+            if short_columns:
+                packed = self._packed(stages.producer(schedule, block, found.weight))
+                tile_result = schedule.cache_write(block, 0, "global")
+        if packed is None and self.choice.pack:
+            packed = self._packed()
+        return data, packed, tile_result
 
-    def layout(*index: Any) -> list[Any]:
-        at = dict(zip(found.weight_axes, index, strict=True))
-        column = at[found.vector]
-        return [*(column // width if axis == found.vector else at[axis] for axis in order), column % width]
+    def _reduction(self, loops: dict[int, Any]) -> list[Any]:
+        """Loops over the reduction, outermost first: of a window, it runs inside blocks of the longest axis."""
+        found = self.found
+        *window, longest = [loops[i] for i in (*found.reduction_units, *found.reduction)]
+        if len(found.reduction) < 2:
+            return [*window, longest]
+        extent = found.extents[found.reduction[-1]]
+        longest_offered = stages.largest_divisor(extent, INNER_REDUCTIONS[-1])
+        lengths = [length for length in INNER_REDUCTIONS if extent % length == 0] or [longest_offered]
+        outer, inner = self.schedule.split(longest, [None, stages.sample(self.schedule, lengths)])
+        return [outer, *window, inner]
 
-    schedule.transform_layout(packed, ("write", 0), layout)
-    loops = dict(zip(found.weight_axes, schedule.get_loops(packed), strict=True))
-    loops[found.vector], columns = schedule.split(loops[found.vector], [None, width])
-    schedule.reorder(*(loops[axis] for axis in order), columns)
-    schedule.parallel(schedule.fuse(*(loops[axis] for axis in order[: len(batch) + 2])))
-    schedule.vectorize(columns)
+    def _group_sizes(self, panels: int, tiles: int, copies: bool) -> list[int]:
+        """Panels in a group: one (not if rows are copied for each group), as many as stay in half the L2 cache, all;
+        those that leave no core idle."""
+        found, kernel = self.found, self.kernel
+        bytes_each = found.extent(found.reduction) * kernel.width * found.bits // 8
+        fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // bytes_each))
+        tasks = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-1]) * tiles
+        sizes = sorted({fit, panels} if copies else {1, fit, panels})
+        if tiles > 1 and not copies:  # Panels are tasks too.
+            return sizes
+        busy = {size: stages.busy(tasks * panels // size, self.cores) for size in sizes}
+        return [size for size in sizes if busy[size] >= BALANCED] or [max(sizes, key=busy.__getitem__)]
 
+    def _packed(self, stage: Any = None) -> Any:
+        """The stage that packs B: [batch..., v / width, reduction in the order it is walked, v % width]."""
+        found, width = self.found, self.kernel.width
+        packed = stage if stage is not None else self.schedule.cache_read(found.block, found.weight, "global")
+        order = self._packed_order()
 
-def _place_producer(schedule: Any, producer: Any, at: Any) -> None:
-    """Padding: a parallel stage of its own, or computed for each tile. A copy that pads nothing is inlined."""
-    if not _is_guarded(schedule.get(producer).body):
-        schedule.compute_inline(producer)
-        return
-    if at is not None:
-        schedule.compute_at(producer, at, preserve_unit_loops=True)
-        schedule.vectorize(schedule.get_loops(producer)[-1])
-        return
-    loops = schedule.get_loops(producer)
-    schedule.vectorize(loops[-1])
-    schedule.parallel(schedule.fuse(*loops[:2]) if len(loops) > 2 else loops[0])
+        def layout(*index: Any) -> list[Any]:
+            at = dict(zip(found.weight_axes, index, strict=True))
+            column = at[found.vector]
+            return [*(column // width if axis == found.vector else at[axis] for axis in order), column % width]
 
+        index_dtype = index_type(self.schedule, found.block)
+        index_map = tirx.IndexMap.from_func(layout, ndim=len(found.weight_axes), index_dtype=index_dtype)
+        self.schedule.transform_layout(packed, ("write", 0), index_map)
+        return packed
 
-def _is_guarded(body: Any) -> bool:
-    return "if_then_else" in str(body) or "Select" in str(body)
+    def _packed_order(self) -> list[int]:
+        found = self.found
+        first = [axis for axis in found.batch + found.columns if axis in found.weight_axes]
+        return [*first, found.vector, *(axis for axis in found.reduction if axis in found.weight_axes)]
 
-
-def _is_multiply_add(value: Any) -> bool:
-    return isinstance(value, tirx.Add) and isinstance(value.b, tirx.Mul)
-
-
-def _product(values: tuple[int, ...]) -> int:
-    total = 1
-    for value in values:
-        total *= value
-    return total
+    def _place_packing(self, packed: Any, task: Any) -> None:
+        schedule, found, kernel = self.schedule, self.found, self.kernel
+        if task is not None:
+            schedule.compute_at(packed, task, preserve_unit_loops=True)
+        own = list(zip(found.weight_axes, schedule.get_loops(packed)[-len(found.weight_axes) :], strict=True))
+        loops = dict(own)
+        units = [loop for axis, loop in own if axis is None]
+        loops[found.vector], vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
+        order = self._packed_order()
+        schedule.reorder(*units, *(loops[axis] for axis in order), vector, lane)
+        if task is None:
+            schedule.parallel(schedule.fuse(*(loops[axis] for axis in order[: order.index(found.vector) + 2])))
+        if found.weight_axes[-1] == found.vector:
+            schedule.vectorize(lane)

@@ -1,0 +1,88 @@
+"""Register tiles for depthwise convolutions: every channel has its own window, nothing is shared but weights.
+
+    parallel over (images, blocks of output rows, panels of channels)
+      padding of the block, one panel wide              a few rows that stay in the L1 or L2 cache
+      for output rows, tiles of X output columns
+        for the window (unrolled)
+          for X (unrolled), channels (vectorised)       X * V accumulators
+            C[y, x, c] += A[y * s + ky, x * s + kx, c] * B[ky, kx, c]
+
+Unrolled over the window, neighbouring outputs share their loads: (X - 1) * s + k vectors of A serve X * k multiply-adds,
+where a scalar schedule loads two operands for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.space import stages
+from tuner.space.contraction import Contraction
+from tuner.space.processor import BALANCED, VectorUnit
+
+MAX_UNROLLED = 25
+"""Taps of a window that is unrolled whole; of a larger one only the last axis is."""
+MAX_ROWS = 32
+"""Output rows of a block: more share their halo, fewer stay in a smaller cache."""
+MAX_VECTORS = 4
+ROWS_OFFERED = 3
+FEW_OUTPUTS = 4
+"""Outputs of a tile below which more channels must keep the FMA units busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A register tile: X outputs of a row by V vectors of channels."""
+
+    outputs: int
+    vectors: int
+    lanes: int
+    rows: tuple[int, ...]
+    """Offered numbers of output rows in a block."""
+
+
+def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window]:
+    """Tiles whose accumulators take half the registers: the other half holds weights and what was loaded."""
+    channels, outputs = found.extents[found.vector], found.extents[found.rows[-1]]
+    lanes = next((unit.lanes >> n for n in range(3) if channels % (unit.lanes >> n) == 0), 1)
+    if lanes < 2:
+        return
+    rows = found.extents[found.rows[-2]] if found.rows[:-1] else 1
+    images = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-2])
+    for vectors in range(1, MAX_VECTORS + 1):
+        tile = stages.largest_divisor(outputs, max(1, unit.registers // 2 // vectors))
+        if channels % (vectors * lanes) or (vectors > 2 and tile >= FEW_OUTPUTS):
+            continue
+        panels = images * channels // (vectors * lanes)
+        sizes = [
+            n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and stages.busy(panels * rows // n, cores) >= BALANCED
+        ]
+        yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(sizes[-ROWS_OFFERED:]) or (1,))
+
+
+def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
+    """Makes the schedule described above; raises what TVM raises where it does not fit the workload."""
+    block = found.block
+    padding = stages.producers_to_place(schedule, block)
+    result = stages.inline_epilogue(schedule, block)
+    loops = dict(enumerate(schedule.get_loops(block)))
+    panel, vector, lane = schedule.split(loops[found.vector], [None, window.vectors, window.lanes])
+    tile, output = schedule.split(loops[found.rows[-1]], [None, window.outputs])
+    outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns, *found.rows[:-1])]
+    inner = []
+    if found.rows[:-1]:
+        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows))])
+        inner = [row]
+    taps = [loops[i] for i in (*found.reduction_units, *found.reduction)]
+    schedule.reorder(*outer, panel, *inner, tile, *taps, output, vector, lane)
+    task = schedule.fuse(*outer, panel)
+    schedule.parallel(task)
+    stages.write_back(schedule, result, tile, window.lanes)
+    for producer in padding:
+        stages.place(schedule, producer, task, window.lanes)
+    unrolled = taps if found.extent(found.reduction) <= MAX_UNROLLED else taps[-1:]
+    for loop in (*unrolled, output, vector):
+        schedule.unroll(loop)
+    schedule.vectorize(lane)
+    schedule.decompose_reduction(block, taps[0])
