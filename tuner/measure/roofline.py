@@ -25,7 +25,7 @@ from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import compile_module, threads
 from tuner.measure.placement import spread_threads
-from tuner.space.tiles import VectorUnit
+from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import IRModule, Schedule, te, tirx, to_tvm_target, tvm
 
 _BITS = 32

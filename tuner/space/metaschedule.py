@@ -17,7 +17,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.space.code_size import is_unrolled_for_nothing
 from tuner.space.mutation import mutate_tile_size
-from tuner.space.tiles import VectorUnit
+from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
