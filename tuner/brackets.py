@@ -21,31 +21,39 @@ def gather_weights(mod: Any) -> Any:
     recipes: dict[Any, Recipe] = {}
     for name in _MAKE:
         for _, call in facts.calls(name):
-            inner = facts.made(call.args[0])
-            if op_name(inner) == name and facts.once(call.args[0]) and _meet(facts, inner, call):
-                recipes[call] = _bracketed(name, inner, call)
+            x, weights = _chain(facts, name, call)
+            if len(weights) > 1 and _no_larger(weights):
+                recipes[call] = _bracketed(name, x, weights)
     return replaced(mod, recipes)
 
 
-def _meet(facts: Facts, inner: Any, call: Any) -> bool:
-    """Whether the right operands are weights, and together no larger than the larger of them."""
-    shapes = [static_shape(each) for each in (inner.args[0], inner.args[1], call.args[1], inner, call)]
-    if None in shapes or not str(call.ty.dtype).startswith("float"):
+def _chain(facts: Facts, name: str, call: Any) -> tuple[Any, list[Any]]:
+    """(x, [p, q, ...]) of a call that is ((x + p) + q) + ..., as many as are weights."""
+    x, weights = call, []
+    while op_name(facts.made(x)) == name and (x is call or facts.once(x)):
+        left, right = facts.made(x).args
+        if not facts.from_weights(right) or static_shape(left) != static_shape(call):
+            break
+        x = left
+        weights.insert(0, right)
+    return x, weights if str(call.ty.dtype).startswith("float") else []
+
+
+def _no_larger(weights: list[Any]) -> bool:
+    """Whether weights together are no larger than the largest of them: a row and a column stay what they are."""
+    shapes = [static_shape(weight) for weight in weights]
+    if None in shapes:
         return False
-    x, p, q, first, last = ([*shape] if shape else [] for shape in shapes)
-    rank = max(len(p), len(q))
-    both = [max(pair) for pair in zip(_wide(p, rank), _wide(q, rank), strict=True)]
-    weights = facts.from_weights(inner.args[1]) and facts.from_weights(call.args[1])
-    return weights and x == first == last and math.prod(both) in (math.prod(p), math.prod(q))
+    rank = max(len(shape or []) for shape in shapes)
+    wide = [[1] * (rank - len(shape or [])) + (shape or []) for shape in shapes]
+    return math.prod(map(max, *wide)) == max(map(math.prod, wide))
 
 
-def _wide(shape: list[int], rank: int) -> list[int]:
-    return [1] * (rank - len(shape)) + shape
-
-
-def _bracketed(name: str, inner: Any, call: Any) -> Recipe:
+def _bracketed(name: str, x: Any, weights: list[Any]) -> Recipe:
     def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        x, p, q = (now(each) for each in (*inner.args, call.args[1]))
-        return _MAKE[name](x, builder.emit(_MAKE[name](p, q)))
+        total = now(weights[0])
+        for weight in weights[1:]:
+            total = builder.emit(_MAKE[name](total, now(weight)))
+        return _MAKE[name](now(x), total)
 
     return recipe

@@ -2,7 +2,7 @@
 
 `prepare` (before tuning) works in this order:
 
-1. Constants are folded and the graph simplified (tuner/simplify.py).
+1. Attention is written out (tuner/attention.py), constants are folded and the graph simplified (tuner/simplify.py).
 2. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
    weights here are arguments.
 3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (tuner/brackets.py), heads are split
@@ -27,6 +27,7 @@ from typing import Any
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.attention import write_out_attention
 from tuner.brackets import gather_weights
 from tuner.digest import workload_digest
 from tuner.fold import fold_batch_norm
@@ -77,6 +78,7 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
     )
     on_cpu = target.kind == "llvm"
     rewrites: list[Rewrite] = [
+        write_out_attention,
         simplify,
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
@@ -98,7 +100,7 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
     ]
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
         for index, rewrite in enumerate(rewrites):
-            if index == 0 or rewrite not in without:
+            if index < 2 or rewrite not in without:
                 mod = rewrite(clean(mod))
         mod = clean(mod)
         for step in lower:

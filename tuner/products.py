@@ -2,7 +2,8 @@
 
 * A permutation of an operand or of the result of a product of two computed tensors (scores and values of attention) is
   an order of indices, not a kernel: matmul(a, permute_dims(b)) and permute_dims(matmul(a, b)) become an einsum, which
-  lowers to one block that multiplies and accumulates.
+  lowers to one block that multiplies and accumulates. So does a product that broadcasts over several dimensions, whose
+  unit dimensions would be constant indices.
 * A convolution whose stride is its kernel reads every element once: with its input seen as [channels, rows, kernel rows,
   columns, kernel columns] it is an einsum too (the patches of vision transformers), in whatever layout is around it.
 * The permutation that puts a model's input into the layout of its first convolution is done where that pads.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.facts import Facts, Recipe, op_name, replaced, static_shape
+from tuner.facts import Facts, Recipe, op_name, replaced, reshaped, static_shape
 from tuner.tvm_compat import Schedule, relax, te, topi
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -25,16 +26,30 @@ def absorb_permutations(mod: Any) -> Any:
     facts = Facts(mod["main"])
     recipes: dict[Any, Recipe] = {}
     for variable, call in facts.calls("relax.matmul"):
-        if (product := _Product.found(facts, call)) is None:
+        out = static_shape(call)
+        if out is None or len({str(each.ty.dtype) for each in (*call.args, call)}) > 1:
             continue
-        follower = facts.readers.get(variable) if facts.once(variable) else None
-        last = facts.bound.get(follower) if follower is not None else None
+        batch = _LETTERS[: len(out) - 2]
+        left = _Operand.found(facts, call.args[0], batch + "xy", out, keeps_last=True)
+        right = _Operand.found(facts, call.args[1], batch + "yz", out, keeps_last=False)
+        if left is None or right is None:
+            continue
+        computed = not any(facts.from_weights(argument) for argument in call.args)
+        last = facts.bound.get(facts.readers[variable]) if computed and facts.once(variable) else None
         axes = _axes(last)
         if axes and axes[-1] == len(axes) - 1:
-            recipes[last] = product.written(axes)
-        elif product.permuted:
-            recipes[call] = product.written(list(range(len(product.out))))
+            recipes[last] = _einsum(left, right, "".join((batch + "xz")[axis] for axis in axes))
+        elif left.is_changed or right.is_changed:
+            recipes[call] = _einsum(left, right, batch + "xz")
     return replaced(mod, recipes)
+
+
+def _einsum(left: _Operand, right: _Operand, out: str) -> Recipe:
+    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
+        tensors = [reshaped(now(each.tensor), each.shape) for each in (left, right)]
+        return relax.op.einsum(tuple(map(builder.emit, tensors)), f"{left.labels},{right.labels}->{out}")
+
+    return recipe
 
 
 def _axes(call: Any) -> list[int]:
@@ -43,43 +58,39 @@ def _axes(call: Any) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Product:
-    operands: tuple[Any, Any]
-    """The tensors as they lie."""
-    labels: tuple[str, str]
-    out: str
-    permuted: bool
-    """An operand was read through a permutation."""
+class _Operand:
+    """An operand of a product as it lies."""
+
+    tensor: Any
+    shape: tuple[int, ...]
+    """Of the tensor without the dimensions along which it is broadcast."""
+    labels: str
+    """A letter for each of them."""
+    is_changed: bool
+    """The product had it permuted, or with dimensions along which it is broadcast."""
 
     @staticmethod
-    def found(facts: Facts, call: Any) -> _Product | None:
-        """A product of two computed matrices or batches of them, of equal batches and one type throughout."""
-        left, right = (static_shape(argument) for argument in call.args)
-        if left is None or right is None or len(left) != len(right) or left[:-2] != right[:-2] or len(left) < 2:
+    def found(facts: Facts, tensor: Any, labels: str, out: list[int], *, keeps_last: bool) -> _Operand | None:
+        """`labels` are those of an operand with all of the result's dimensions `out`. `keeps_last`: the operand is read
+        element by element along its last axis, which has to stay the last."""
+        shape = static_shape(tensor)
+        if shape is None or len(shape) < 2:
             return None
-        types = {str(each.ty.dtype) for each in (*call.args, call)}
-        if len(types) > 1 or any(facts.from_weights(argument) for argument in call.args):
-            return None
-        batch, (i, k, j) = _LETTERS[: len(left) - 2], "xyz"
-        labels, operands = [batch + i + k, batch + k + j], list(call.args)
-        for place, operand in enumerate(call.args):
-            axes = _axes(facts.made(operand))
-            # The left operand is read element by element along its last axis: that one has to stay.
-            if axes and (place == 1 or axes[-1] == len(axes) - 1):
-                by_axis = dict(zip(axes, labels[place], strict=True))
-                labels[place] = "".join(by_axis[axis] for axis in range(len(axes)))
-                operands[place] = facts.made(operand).args[0]
-        return _Product(
-            operands=(operands[0], operands[1]),
-            labels=(labels[0], labels[1]),
-            out=batch + i + j,
-            permuted=not all(new.same_as(old) for new, old in zip(operands, call.args, strict=True)),
+        own, extents = labels[len(labels) - len(shape) :], out[len(out) - len(shape) : -2]
+        kept = [axis for axis in range(len(shape)) if axis >= len(extents) or shape[axis] == extents[axis]]
+        axes = _axes(facts.made(tensor))
+        lies_well = axes and (not keeps_last or axes[-1] == len(axes) - 1)
+        if lies_well and not facts.from_weights(tensor) and len(kept) == len(shape):
+            by_axis = dict(zip(axes, own, strict=True))
+            own = "".join(by_axis[axis] for axis in range(len(axes)))
+            source = facts.made(tensor).args[0]
+            return _Operand(tensor=source, shape=tuple(static_shape(source) or ()), labels=own, is_changed=True)
+        return _Operand(
+            tensor=tensor,
+            shape=tuple(shape[axis] for axis in kept),
+            labels="".join(own[axis] for axis in kept),
+            is_changed=len(kept) < len(shape),
         )
-
-    def written(self, axes: list[int]) -> Recipe:
-        """The einsum whose result is the product's, permuted by `axes`."""
-        equation = f"{self.labels[0]},{self.labels[1]}->{''.join(self.out[axis] for axis in axes)}"
-        return lambda _, now: relax.op.einsum(tuple(now(each) for each in self.operands), equation)
 
 
 def patches_as_products(mod: Any) -> Any:

@@ -113,6 +113,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         """The same value past a chain of reshapes and permutations, where that moves nothing or less often."""
         steps: list[Step] = []
         x = expr
+        has_units = False
         while True:
             made = self.made_by(x)
             shape = _shape(x)
@@ -120,6 +121,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
                 steps.insert(0, ("reshape", shape))
             elif shape is not None and _op(made) == "relax.permute_dims" and made.attrs.axes:
                 steps.insert(0, ("permute", [int(axis) for axis in made.attrs.axes]))
+                has_units = has_units or 1 in shape
             else:
                 break
             x = made.args[0]
@@ -130,7 +132,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         shape = _shape(expr) or []
         if movement.moves_nothing:
             return self.reshaped(x, shape)
-        if permutations == 1:
+        if permutations == 1 and not (has_units and len(steps) > 1):
             return expr
         y = self.emit(relax.op.permute_dims(self.reshaped(x, movement.split), list(movement.axes)))
         return self.reshaped(y, shape)
@@ -181,7 +183,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
     def _without_units(self, x: Any, rank: int) -> Any:
         shape = _shape(x) or []
-        return self.reshaped(x, shape[len(shape) - rank :]) if len(shape) > rank else x
+        return self.moved(self.reshaped(x, shape[len(shape) - rank :])) if len(shape) > rank else x
 
     def _identity(self, call: Any) -> Any:
         """The operand that an addition of zero or a product with one gives back unchanged."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tuner.facts import Facts, Recipe, item_bytes, replaced, static_shape
+from tuner.facts import Facts, Recipe, item_bytes, op_name, replaced, static_shape
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 ALIGNMENT = 64
@@ -23,15 +23,18 @@ def view_slices(mod: Any) -> Any:
     recipes: dict[Any, Recipe] = {}
     for variable, call in facts.calls("relax.strided_slice"):
         offset = _offset(facts, call)
-        if offset is not None and isinstance(variable, relax.DataflowVar):
-            recipes[call] = _view(call, offset)
+        if offset is None or not isinstance(variable, relax.DataflowVar):
+            continue
+        reader = facts.readers.get(variable) if facts.once(variable) else None
+        named_anew = isinstance(reader, relax.DataflowVar) and op_name(facts.bound[reader]) == "relax.reshape"
+        last = facts.bound[reader] if named_anew else call
+        recipes[last] = _view(call, offset, static_shape(last))
     return replaced(mod, recipes)
 
 
-def _view(call: Any, offset: int) -> Recipe:
+def _view(call: Any, offset: int, shape: list[int] | None) -> Recipe:
     def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        shape, dtype = static_shape(call), str(call.ty.dtype)
-        part = relax.op.memory.view(now(call.args[0]), shape, dtype, relax.prim_value(offset))
+        part = relax.op.memory.view(now(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
         return relax.op.memory.ensure_zero_offset(builder.emit(part))
 
     return recipe
