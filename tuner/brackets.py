@@ -29,7 +29,8 @@ def gather_weights(mod: Any) -> Any:
 
 def _chain(facts: Facts, name: str, call: Any) -> tuple[Any, list[Any]]:
     """(x, [p, q, ...]) of a call that is ((x + p) + q) + ..., as many as are weights."""
-    x, weights = call, []
+    x = call
+    weights: list[Any] = []
     while op_name(facts.made(x)) == name and (x is call or facts.once(x)):
         left, right = facts.made(x).args
         if not facts.from_weights(right) or static_shape(left) != static_shape(call):
@@ -46,7 +47,8 @@ def _no_larger(weights: list[Any]) -> bool:
         return False
     rank = max(len(shape or []) for shape in shapes)
     wide = [[1] * (rank - len(shape or [])) + (shape or []) for shape in shapes]
-    return math.prod(map(max, *wide)) == max(map(math.prod, wide))
+    together = [max(extents) for extents in zip(*wide, strict=True)]
+    return math.prod(together) == max(math.prod(shape) for shape in wide)
 
 
 def _bracketed(name: str, x: Any, weights: list[Any]) -> Recipe:

@@ -27,13 +27,12 @@ def absorb_permutations(mod: Any) -> Any:
     recipes: dict[Any, Recipe] = {}
     for variable, call in facts.calls("relax.matmul"):
         out = static_shape(call)
-        if out is None or len({str(each.ty.dtype) for each in (*call.args, call)}) > 1:
+        is_matrix = all(len(static_shape(argument) or ()) >= 2 for argument in call.args)
+        if out is None or not is_matrix or len({str(each.ty.dtype) for each in (*call.args, call)}) > 1:
             continue
         batch = _LETTERS[: len(out) - 2]
         left = _Operand.found(facts, call.args[0], batch + "xy", out, keeps_last=True)
         right = _Operand.found(facts, call.args[1], batch + "yz", out, keeps_last=False)
-        if left is None or right is None:
-            continue
         computed = not any(facts.from_weights(argument) for argument in call.args)
         last = facts.bound.get(facts.readers[variable]) if computed and facts.once(variable) else None
         axes = _axes(last)
@@ -70,12 +69,10 @@ class _Operand:
     """The product had it permuted, or with dimensions along which it is broadcast."""
 
     @staticmethod
-    def found(facts: Facts, tensor: Any, labels: str, out: list[int], *, keeps_last: bool) -> _Operand | None:
+    def found(facts: Facts, tensor: Any, labels: str, out: list[int], *, keeps_last: bool) -> _Operand:
         """`labels` are those of an operand with all of the result's dimensions `out`. `keeps_last`: the operand is read
         element by element along its last axis, which has to stay the last."""
-        shape = static_shape(tensor)
-        if shape is None or len(shape) < 2:
-            return None
+        shape = static_shape(tensor) or []
         own, extents = labels[len(labels) - len(shape) :], out[len(out) - len(shape) : -2]
         kept = [axis for axis in range(len(shape)) if axis >= len(extents) or shape[axis] == extents[axis]]
         axes = _axes(facts.made(tensor))
