@@ -47,7 +47,7 @@ def _no_larger(weights: list[Any]) -> bool:
         return False
     rank = max(len(shape or []) for shape in shapes)
     wide = [[1] * (rank - len(shape or [])) + (shape or []) for shape in shapes]
-    together = [max(extents) for extents in zip(*wide, strict=True)]
+    together: list[int] = [max(extents) for extents in zip(*wide, strict=True)]
     return math.prod(together) == max(math.prod(shape) for shape in wide)
 
 
