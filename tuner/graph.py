@@ -2,13 +2,17 @@
 
 `prepare` (before tuning) works in this order:
 
-1. Constants are folded and the graph simplified (tuner/simplify.py).
+1. Attention is written out (tuner/attention.py), constants are folded and the graph simplified (tuner/simplify.py).
 2. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
    weights here are arguments.
-3. Convolutions go to NHWC with HWIO weights, the layout whose inner loops vectorise.
-4. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
+3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (tuner/brackets.py), heads are split
+   in the weights (tuner/heads.py), products that share an input become one (tuner/siblings.py), and permutations around
+   products are orders of indices (tuner/products.py).
+4. Convolutions go to NHWC with HWIO weights, the layout whose inner loops vectorise; what that moved in vain is
+   simplified away, and slices become views (tuner/views.py).
+5. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
    bound.
-5. Operators become tensor functions, which are fused; reshapes that stand alone become views; buffers that hold weights
+6. Operators become tensor functions, which are fused; reshapes that stand alone become views; buffers that hold weights
    are marked, so that a schedule may change their layout.
 
 `finish` (after schedules were put in) moves the layout changes that schedules made of weights into
@@ -17,18 +21,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.attention import write_out_attention
+from tuner.brackets import gather_weights
 from tuner.digest import workload_digest
 from tuner.fold import fold_batch_norm
+from tuner.heads import split_heads
+from tuner.products import absorb_input_layout, absorb_permutations, patches_as_products
+from tuner.siblings import join_siblings
 from tuner.simplify import simplify
 from tuner.space.default import fixed_trace
 from tuner.trace import apply_trace
 from tuner.tvm_compat import IRModule, PrimFunc, dlight, ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.views import inner_outputs, view_slices
 
 MAIN = "main"
 TRANSFORM = "main_transform_params"
@@ -40,39 +50,61 @@ KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "ti
 """Attributes of a tensor function that its schedule depends on."""
 
 
-def prepare(mod: Any, target: Target) -> Any:
+Rewrite = Callable[[Any], Any]
+"""Module -> module, main of canonical bindings rewritten."""
+
+PRODUCTS: Sequence[Rewrite] = (
+    gather_weights,
+    patches_as_products,
+    split_heads,
+    join_siblings,
+    absorb_permutations,
+)
+"""Rewrites for a CPU that come before layouts, in this order."""
+LAYOUT: Sequence[Rewrite] = (simplify, absorb_input_layout, view_slices)
+"""Those that come after."""
+
+
+def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> Any:
     """A module of main(*inputs, *transformed), main_transform_params(params) -> transformed, and tensor functions.
 
-    Depends on nothing but its arguments. `mod` is an ingested module: one function main with `num_input`. Raises
-    UnsupportedOperator when an operator has no implementation.
+    Depends on nothing but its arguments. `mod` is an ingested module: one function main with `num_input`. `without` are
+    rewrites to leave out, for who wants to know what they buy. Raises UnsupportedOperator when an operator has no
+    implementation.
     """
     transform = relax.transform
-    lift = [
-        transform.CanonicalizeBindings(),
+    clean = tvm.transform.Sequential(
+        [transform.CanonicalizeBindings(), transform.EliminateCommonSubexpr(), transform.DeadCodeElimination([MAIN])]
+    )
+    on_cpu = target.kind == "llvm"
+    rewrites: list[Rewrite] = [
+        write_out_attention,
+        simplify,
+        fold_batch_norm,
         transform.DecomposeOpsForInference(),
-        transform.CanonicalizeBindings(),
-        transform.EliminateCommonSubexpr(),
-        transform.DeadCodeElimination([MAIN]),
+        *(PRODUCTS if on_cpu else ()),
         transform.ConvertLayout(LAYOUTS),
-        transform.CanonicalizeBindings(),
-        transform.DeadCodeElimination([MAIN]),
-        transform.LiftTransformParams(),
+        *(LAYOUT if on_cpu else (simplify,)),
     ]
-    lower = [
+    lower: list[Rewrite] = [
+        transform.LiftTransformParams(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),
+        inner_outputs,
         transform.RewriteDataflowReshape(),
         transform.DeadCodeElimination([MAIN, TRANSFORM]),
         transform.AttachAttrLayoutFreeBuffers(),
     ]
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
-        mod = simplify(transform.CanonicalizeBindings()(mod))
-        mod = fold_batch_norm(transform.CanonicalizeBindings()(mod))
-        mod = tvm.transform.Sequential(lift)(mod)
-        mod = tvm.transform.Sequential(lower)(mod)
+        for index, rewrite in enumerate(rewrites):
+            if index < 2 or rewrite not in without:
+                mod = rewrite(clean(mod))
+        mod = clean(mod)
+        for step in lower:
+            mod = step(mod)
     _check_lowered(mod)
     return _normalise(mod).with_attr(TARGET_ATTRIBUTE, target.key)
 
@@ -219,7 +251,7 @@ def _private(function: Any) -> Any:
 
 def _check_lowered(mod: Any) -> None:
     """Raises InvalidModel naming an operator of main that has no implementation as a tensor function."""
-    allowed = {"relax.call_tir", "relax.reshape"}
+    allowed = {"relax.call_tir", "relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call):

@@ -1,11 +1,13 @@
 """Rewrites of a Relax graph that frontends leave to do, so that more of it fuses and equal work is equal workloads.
 
 * What does nothing goes: a reshape, broadcast, cast or permutation onto itself, adding a constant zero, times a
-  constant one; reshapes of reshapes and permutations of permutations become one.
+  constant one. Reshapes of reshapes and permutations of permutations become one, and a chain of both that moves nothing
+  a reshape (tuner/movement.py).
 * Leading unit dimensions are taken off: with r = reshape to [1, ..., 1, *shape], f(r(x)) becomes r(f(x)) for
-  element-wise f, binary f, softmax, norms and permutations that leave those dimensions, and products of such tensors
-  lose them. A residual stream of [1, 128, 768] around products of [128, 768] then is two-dimensional throughout, and
-  what follows a product fuses into it.
+  element-wise f, binary f, softmax, norms, concatenations and permutations that leave those dimensions, and products of
+  such tensors lose them. A residual stream of [1, 128, 768] around products of [128, 768] then is two-dimensional
+  throughout, and what follows a product fuses into it.
+* Of the operands of a sum or a product, one that is broadcast comes second: bias + x is x + bias.
 * Zero padding before a convolution moves into the convolution; clip becomes min and max, which layouts pass through.
 * Indices of take are clamped: TVM's default mode reads out of bounds, and indices come from the user.
 """
@@ -19,7 +21,10 @@ from typing import Any
 import numpy as np
 
 from tuner.constants import constant_value, folded
-from tuner.tvm_compat import PyExprMutator, ir, mutator, relax, tirx, with_function
+from tuner.facts import op_name as _op
+from tuner.facts import static_shape as _shape
+from tuner.movement import Step, followed
+from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 UNARY = frozenset(
     f"relax.{name}"
@@ -34,19 +39,6 @@ BINARY = frozenset(f"relax.{name}" for name in ("add", "divide", "maximum", "min
 def simplify(mod: Any) -> Any:
     """The module with main rewritten; bindings must be canonical. No output changes for indices that are in bounds."""
     return with_function(mod, "main", _Simplify(mod).visit_expr(mod["main"]))
-
-
-def _shape(expr: Any) -> list[int] | None:
-    """The shape of a tensor whose shape is static."""
-    shape = getattr(getattr(expr, "ty", None), "shape", None)
-    values = getattr(shape, "values", None)
-    if values is None or not all(isinstance(extent, tirx.IntImm) for extent in values):
-        return None
-    return [int(extent) for extent in values]
-
-
-def _op(expr: Any) -> str:
-    return str(expr.op.name) if isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) else ""
 
 
 class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
@@ -114,8 +106,36 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return None
         made = self.made_by(call.args[0])
         if _shape(call.args[0]) == shape or _op(made) == "relax.reshape":
-            return self.reshaped(call.args[0], shape)
-        return None
+            return self.moved(self.reshaped(call.args[0], shape))
+        return self.moved(call)
+
+    def moved(self, expr: Any) -> Any:
+        """The same value past a chain of reshapes and permutations, where that moves nothing or less often."""
+        steps: list[Step] = []
+        x = expr
+        has_units = False
+        while True:
+            made = self.made_by(x)
+            shape = _shape(x)
+            if shape is not None and _op(made) == "relax.reshape":
+                steps.insert(0, ("reshape", shape))
+            elif shape is not None and _op(made) == "relax.permute_dims" and made.attrs.axes:
+                steps.insert(0, ("permute", [int(axis) for axis in made.attrs.axes]))
+                has_units = has_units or 1 in shape
+            else:
+                break
+            x = made.args[0]
+        source, permutations = _shape(x), sum(kind == "permute" for kind, _ in steps)
+        movement = followed(source, steps) if source is not None and permutations else None
+        if movement is None:
+            return expr
+        shape = _shape(expr) or []
+        if movement.moves_nothing:
+            return self.reshaped(x, shape)
+        if permutations == 1 and not (has_units and len(steps) > 1):
+            return expr
+        y = self.emit(relax.op.permute_dims(self.reshaped(x, movement.split), list(movement.axes)))
+        return self.reshaped(y, shape)
 
     def as_reshape(self, call: Any) -> Any:
         shape = _shape(call)
@@ -152,6 +172,8 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if identity is not None:
             return identity
         out = _shape(call)
+        if _op(call) in ("relax.add", "relax.multiply") and _shape(left) != out and _shape(right) == out:
+            return self.emit(self.again(call, [right, left]))
         # A small operand (a bias, reshaped to the rank of the other) is no reason to reshape the large one.
         count = max((self.squeezed(operand)[1] for operand in (left, right) if _shape(operand) == out), default=0)
         if out is None or count == 0 or out[:count] != [1] * count or len(out) == count:
@@ -161,7 +183,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
     def _without_units(self, x: Any, rank: int) -> Any:
         shape = _shape(x) or []
-        return self.reshaped(x, shape[len(shape) - rank :]) if len(shape) > rank else x
+        return self.moved(self.reshaped(x, shape[len(shape) - rank :])) if len(shape) > rank else x
 
     def _identity(self, call: Any) -> Any:
         """The operand that an addition of zero or a product with one gives back unchanged."""
@@ -215,6 +237,9 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if _op(made) == "relax.permute_dims" and made.attrs.axes:
             inner = [int(axis) for axis in made.attrs.axes]
             return self._permuted(made.args[0], [inner[axis] for axis in axes])
+        moved = self.moved(call)
+        if moved is not call:
+            return moved
         x, count = self.squeezed(call.args[0])
         if count == 0 or axes[:count] != list(range(count)):
             return None
@@ -224,6 +249,20 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         made = self.builder_.normalize(relax.op.permute_dims(x, list(axes)))
         found = self.permute(made)
         return self.emit(made) if found is None else found
+
+    def concatenate(self, call: Any) -> Any:
+        parts = list(getattr(self.made_by(call.args[0]), "fields", ()))
+        shapes = [_shape(part) for part in parts]
+        if call.attrs.axis is None or not all(shapes):
+            return None
+        rank = len(shapes[0] or ())
+        axis = int(call.attrs.axis) % rank
+        count = min(axis, max(self.squeezed(part)[1] for part in parts))
+        # Operands agree in every dimension but the concatenated one.
+        if count == 0 or (shapes[0] or [])[:count] != [1] * count:
+            return None
+        y = relax.op.concat([self._without_units(part, rank - count) for part in parts], axis - count)
+        return self.reshaped(self.emit(y), _shape(call) or ())
 
     def matmul(self, call: Any) -> Any:
         """Takes leading unit dimensions off both operands: [1, 128, 768] x [768, 64] is a product of matrices."""
@@ -279,6 +318,7 @@ _RULES: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(BINARY, _Rules.binary),
     "relax.broadcast_to": _Rules.broadcast,
     "relax.clip": _Rules.clip,
+    "relax.concat": _Rules.concatenate,
     "relax.expand_dims": _Rules.as_reshape,
     "relax.flatten": _Rules.as_reshape,
     "relax.matmul": _Rules.matmul,

@@ -57,7 +57,7 @@ def test_resnet18_is_twenty_convolutions_and_a_product(resnet18_tasks: list[Task
     assert [task.name for task in tuned if "conv2d" not in task.name] == ["matmul_add 1x1000"]
     assert {task.weight for task in tuned} == {1, 2}
     fixed = {task.name.split()[0] for task in resnet18_tasks if task.kind is TaskKind.FIXED}
-    assert fixed == {"transpose", "max_pool2d", "mean", "transpose_reshape"}
+    assert fixed == {"max_pool2d", "mean"}
 
 
 def test_convolutions_of_one_kind_are_one_group(resnet18_tasks: list[Task]) -> None:
@@ -119,7 +119,8 @@ def test_every_target_gets_its_tasks_and_the_workloads_are_shared() -> None:
 
 def test_a_model_splits_for_a_gpu_as_well() -> None:
     cuda = Target.parse({"kind": "cuda", "arch": "sm_90a"})
-    assert {task.name for task in tasks_of(attention(), cuda)} == {task.name for task in tasks_of(attention())}
+    work = [sum(task.flops * task.weight for task in tasks_of(attention(), target)) for target in (cuda, TARGET)]
+    assert work[0] == pytest.approx(work[1], rel=0.01)
 
 
 def test_fixed_tasks_carry_their_schedule_and_every_task_its_baseline() -> None:
