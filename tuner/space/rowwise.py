@@ -225,12 +225,12 @@ def _shared_rows(schedule: Any, blocks: Sequence[Any], reference: Any) -> list[t
 
 
 def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
-    """Indices of every access to a buffer, by buffer; a read of a whole region has its first element's."""
+    """Indices of every access to a buffer, by buffer; where a region has several elements, no axis alone."""
     found: dict[Any, list[list[Any]]] = {}
     definition = schedule.get(block)
     for region in [*definition.reads, *definition.writes]:
         found.setdefault(region.source, []).append(
-            [dim.min if int(dim.extent) == 1 else tirx.const(0, "int64") for dim in region.region]
+            [dim.min if getattr(dim.extent, "value", None) == 1 else dim.extent for dim in region.region]
         )
     return found
 
