@@ -32,6 +32,8 @@ from tuner.tvm_compat import PrimFunc, compile_unchecked, ir, load_ir, relax, sa
 
 ROUND_SECS = 0.01
 """One side's turn."""
+WARM_SECS = 0.01
+"""Before it: another library's threads may still be spinning on the cores."""
 op = relax.op
 
 
@@ -216,20 +218,21 @@ def _eager(case: Case, inputs: list[Any], target: Any) -> Callable[[], Any] | No
 
 
 def interleaved(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of one run of each side; sides take turns."""
-    repeats = {}
-    for name, side in sides.items():
-        before = time.perf_counter()
-        side()
-        repeats[name] = max(1, math.ceil(ROUND_SECS / max(time.perf_counter() - before, 1e-7)))
+    """Median seconds of one run of each side; sides take turns, and each wakes its threads before its turn counts."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
-            before = time.perf_counter()
-            for _ in range(repeats[name]):
-                side()
-            samples[name].append((time.perf_counter() - before) / repeats[name])
+            _mean_secs(side, WARM_SECS)
+            samples[name].append(_mean_secs(side, ROUND_SECS))
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _mean_secs(side: Callable[[], Any], secs: float) -> float:
+    runs, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < secs:
+        side()
+        runs += 1
+    return passed / runs
 
 
 def main() -> None:
