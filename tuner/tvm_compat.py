@@ -57,7 +57,7 @@ def _empty_intrinsics_package() -> None:
 _empty_intrinsics_package()
 
 import tvm_ffi  # noqa: E402  # after tvm: it would import torch
-from tvm import ir, relax, te, tirx, topi  # noqa: E402
+from tvm import ir, relax, sym, te, tirx, topi  # noqa: E402
 from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
@@ -90,6 +90,7 @@ __all__ = [
     "remove_weight_layout_rewrite",
     "save_ir",
     "structural_walk",
+    "sym",
     "te",
     "tirx",
     "to_tvm_target",

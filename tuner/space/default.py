@@ -12,15 +12,16 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
+from tuner.space.rowwise import find_chain, inline_producers, root_blocks, schedule_chain, worth_waking
+from tuner.space.tiles import VectorUnit
 from tuner.trace import apply_trace, encode_trace
-from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi, uses
+from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 
-VECTOR_BITS = 512
-"""Width of the vectorised inner loop; LLVM splits it for narrower machines."""
-MIN_LANES = 4
-"""Shorter vectors are left to LLVM."""
-PARALLEL_MIN_STEPS = 1 << 16
-"""Statement instances below which waking a second thread (5 us and more) costs more than it gives."""
+TURNS = 4
+"""Tasks per core that a parallel loop has at least, where it can: cores seldom start together."""
+TILE = 8
+"""Side of a tile of a transposition, in elements. 16 by 16 fills all of AVX-512's registers and spills."""
 
 
 def baseline_trace(workload: Workload, target: Target) -> str:
@@ -40,63 +41,75 @@ def baseline_trace(workload: Workload, target: Target) -> str:
 def fixed_trace(workload: Workload, target: Target) -> str:
     """The default schedule of a task without trials; the baseline where nothing better is known.
 
-    On a CPU: producers that are no reduction are inlined, outer spatial loops are fused and run in parallel, the
-    innermost spatial loop is vectorised, reductions keep their order. Every step is optional: what TVM refuses for a
-    block is left out.
+    On a CPU: a chain of reductions runs row by row (tuner/space/rowwise.py); in anything else outer loops run in
+    parallel and the innermost is vectorised, a transposition in tiles. Every step is optional: what TVM refuses is
+    left out.
     """
     if target.kind != "llvm":
         return baseline_trace(workload, target)
     mod = load_ir(workload.ir)
-    try:
-        schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
-        _inline_producers(schedule)
-        for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-            _spread(schedule, block)
-        trace = encode_trace(schedule.trace)
-        if not tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
-            return BASELINE_TRACE
-    except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
-        return BASELINE_TRACE
-    return trace
-
-
-def _inline_producers(schedule: Any) -> None:
-    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-        if not schedule.get_consumers(block):
-            continue
+    for plan in (_row_by_row, _stage_by_stage):
         try:
-            schedule.compute_inline(block)
-        except Exception:  # noqa: BLE001 - a reduction, or read through an access TVM cannot substitute
+            schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
+            if not plan(schedule, target):
+                continue
+            trace = encode_trace(schedule.trace)
+            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
+                return trace
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
             continue
+    return BASELINE_TRACE
 
 
-def _spread(schedule: Any, block: Any) -> None:
+def _row_by_row(schedule: Any, target: Target) -> bool:
+    inline_producers(schedule)
+    chain = find_chain(schedule)
+    if chain is None:
+        return False
+    schedule_chain(schedule, chain, target)
+    return True
+
+
+def _stage_by_stage(schedule: Any, target: Target) -> bool:
+    inline_producers(schedule)
+    for block in root_blocks(schedule):
+        _spread(schedule, block, target)
+    return True
+
+
+def _spread(schedule: Any, block: Any, target: Target) -> None:
     """Threads over the outer spatial loops, lanes over the innermost one."""
     spatial, reductions = _loops(schedule, block)
     if not spatial:
         return
+    definition = schedule.get(block)
+    unit = VectorUnit.of(target, element_bits(definition)).lanes
     extents = [int(schedule.get(loop).extent) for loop in spatial]
     steps = math.prod(extents) * math.prod(int(schedule.get(loop).extent) for loop in reductions)
-    inner = None
-    if not reductions:
-        lanes = _lanes(schedule, block, math.prod(extents))
-        outer = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
+    if not reductions and (turned := turned_axis(definition, unit)) is not None:
+        _transpose(schedule, spatial, turned, target, unit, steps)
+        return
+    if not reductions and is_flat(definition):
+        spatial, extents = [schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]], [math.prod(extents)]
+        lanes = dividing_lanes(extents[0], unit)
     else:
-        lanes = _lanes(schedule, block, extents[-1])
-        outer = spatial[-1]
+        lanes = vector_lanes(definition, unit)
+    inner = []
     if lanes > 1:
-        outer, inner = schedule.split(outer, factors=[None, lanes])
-    if reductions:
-        spatial = [*spatial[:-1], outer]
-        schedule.reorder(*spatial, *reductions, *([inner] if inner is not None else []))
-        outer = schedule.fuse(*spatial) if len(spatial) > 1 else outer
-    if steps >= PARALLEL_MIN_STEPS:
+        spatial[-1], vector = schedule.split(spatial[-1], factors=[None, lanes])
+        inner = [vector]
+    elif len(spatial) > 1 and not reductions:
+        spatial, inner = spatial[:-1], spatial[-1:]  # LLVM makes vectors of a plain innermost loop.
+    if len(order := [*spatial, *reductions, *inner]) > 1:
+        schedule.reorder(*order)
+    outer = _tasks(schedule, spatial, target)
+    if worth_waking(steps, unit):
         schedule.parallel(outer)
-    if inner is not None:
-        schedule.vectorize(inner)
+    if lanes > 1:
+        schedule.vectorize(inner[0])
     if reductions:
         start = schedule.decompose_reduction(block, reductions[0])
-        if inner is not None:
+        if lanes > 1:
             schedule.vectorize(schedule.get_loops(start)[-1])
 
 
@@ -114,37 +127,26 @@ def _loops(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
     return spatial, [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.CommReduce]
 
 
-def _lanes(schedule: Any, block: Any, extent: int) -> int:
-    """Elements of one vector of what the block writes, halved until they divide the loop; 1 where that leaves too
-    few."""
-    if not _contiguous(schedule, block):
-        return 1
-    bits = int("".join(c for c in str(schedule.get(block).writes[0].source.dtype) if c.isdigit()) or 32)
-    lanes = VECTOR_BITS // max(bits, 8)
-    while lanes > 1 and extent % lanes:
-        lanes //= 2
-    return lanes if lanes >= MIN_LANES else 1
+def _tasks(schedule: Any, loops: list[Any], target: Target) -> Any:
+    """As few of the outer loops as give every core some turns, as one: what indexes them is computed once per task."""
+    count, taken = 1, 0
+    while taken < len(loops) and count < TURNS * (target.num_cores or 1):
+        count *= int(schedule.get(loops[taken]).extent)
+        taken += 1
+    return schedule.fuse(*loops[:taken]) if taken > 1 else loops[0]
 
 
-def _contiguous(schedule: Any, block: Any) -> bool:
-    """Whether lanes along the innermost spatial axis write neighbours and, where it is the last index, read neighbours.
-
-    A read that has the axis in another index is a gather with a constant stride: still better than a reduction that
-    LLVM may not reorder.
-    """
-    definition = schedule.get(block)
-    axis = [a.var for a in definition.iter_vars if int(a.iter_type) == tirx.IterVar.DataPar][-1]
-    for region in [*definition.reads, *definition.writes]:
-        if region.region and uses(last := region.region[-1].min, axis) and not _unit_step(last, axis):
-            return False
-    return not any(uses(dim.min, axis) for region in definition.writes for dim in region.region[:-1])
+def _transpose(schedule: Any, spatial: list[Any], turned: int, target: Target, unit: int, steps: int) -> None:
+    """Square tiles, read in vectors: LLVM turns a tile in registers, and cache lines are used up before they leave."""
+    others = [loop for number, loop in enumerate(spatial[:-1]) if number != turned]
+    across, row = schedule.split(spatial[turned], factors=[None, _side(schedule, spatial[turned], unit)])
+    along, column = schedule.split(spatial[-1], factors=[None, _side(schedule, spatial[-1], unit)])
+    schedule.reorder(*others, across, along, column, row)
+    outer = _tasks(schedule, [*others, across, along], target)
+    if worth_waking(steps, unit):
+        schedule.parallel(outer)
+    schedule.vectorize(row)
 
 
-def _unit_step(index: Any, axis: Any) -> bool:
-    """Whether the index grows by one with the axis."""
-    if isinstance(index, tirx.Add):
-        left, right = uses(index.a, axis), uses(index.b, axis)
-        return left != right and _unit_step(index.a if left else index.b, axis)
-    if isinstance(index, tirx.Sub):
-        return not uses(index.b, axis) and _unit_step(index.a, axis)
-    return bool(index.same_as(axis))
+def _side(schedule: Any, loop: Any, unit: int) -> int:
+    return dividing_lanes(int(schedule.get(loop).extent), min(unit, TILE))

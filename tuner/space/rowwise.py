@@ -1,0 +1,426 @@
+"""Chains of reductions and element-wise stages (softmax, norms, pooling, means), row by row, for CPUs.
+
+A row is what the stages share: softmax over the last axis of [b, s, n] has rows (b, s), a mean over space of [b, h, w, c]
+has rows (b, c), pooling has one row per output. Whatever the chain is, it becomes one loop nest:
+
+    parallel over rows                          the chain runs to its end while the row is in the L1 cache
+      first reduction, element-wise stage, second reduction, ...
+
+and the vector lies where memory is contiguous:
+
+* along the reduction, when it walks the last axis: the reduction is split into `lanes` partial results, one per lane
+  of a vector (rfactor), which are combined once per row, in two steps. Floating-point addition is reordered by that, openly.
+* along the rows, when these hold the last axis: a row is then as many neighbours as fill some vectors, and the reduction
+  stays in its order.
+
+Stages are brought together by merging their row loops rather than by compute_at: TVM 0.27's compute_at forgets the guard
+of a split that does not divide (a reduction of 197 elements in vectors of 16 then reads past its row). Merging checks no
+dependence, so `find_rows` does: every intermediate value must be written and read in the same row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pitchpipe.wire.target import Target
+from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, spatial_axes, strides
+from tuner.space.tiles import VectorUnit, find_contraction
+from tuner.tvm_compat import Schedule, ir, loop_bindings, tirx, tvm_ffi, uses
+
+ACCUMULATORS = 2
+"""Vectors that a reduction is spread over by default: hides half of an addition's latency, and combining them costs
+little on rows of a few hundred elements."""
+SAMPLED_ACCUMULATORS = (1, 2, 4)
+MAX_ROWS_PER_TASK = 64
+CHEAP_OPERATIONS = 8
+"""Arithmetic that is rather repeated than stored and loaded again."""
+PARALLEL_MIN_VECTORS = 1 << 12
+"""Vector operations below which waking a second thread (some 5 us) costs more than it gives: at about one a nanosecond."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A block of the chain. Axes are positions in its iteration."""
+
+    block: Any
+    rows: tuple[int, ...]
+    """Which of its axes are the chain's row axes, in the chain's order."""
+    others: tuple[int, ...]
+    """Its other spatial axes."""
+    reduction: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Stages that share their rows."""
+
+    stages: tuple[Stage, ...]
+    along_rows: bool
+    """The vector lies along the last row axis; otherwise along the reductions."""
+    bits: int
+    """Of an element."""
+
+    @property
+    def steps(self) -> int:
+        """Statement instances of all stages."""
+        return sum(math.prod(stage.extents) for stage in self.stages)
+
+
+def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
+    """Schedules with the rows of a task left open, one for each number of accumulators; none where the workload is no
+    chain, holds a contraction, or the target is no CPU."""
+    if target.kind != "llvm":
+        return []
+    sketches: list[Any] = []
+    for accumulators in SAMPLED_ACCUMULATORS:
+        schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
+        if find_contraction(schedule) is not None:
+            return []
+        try:
+            inline_producers(schedule)
+            chain = find_chain(schedule)
+            if chain is None or not any(stage.reduction for stage in chain.stages):
+                return []
+            schedule_chain(schedule, chain, target, accumulators=accumulators, sample=True)
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            continue
+        sketches.append(schedule)
+        if chain.along_rows:  # Accumulators are of no concern.
+            break
+    return sketches
+
+
+# -- what is computed where it is used
+
+
+def inline_producers(schedule: Any) -> None:
+    """Inlines what costs less to compute again than to store: cheap stages, and those that are read once."""
+    blocks = root_blocks(schedule)
+    reduces = any(_is_reduction(schedule, block) for block in blocks)
+    gone: Any = None
+    for block in blocks:
+        if block is gone or not (consumers := schedule.get_consumers(block)) or _is_reduction(schedule, block):
+            continue
+        # A reshape at the end of a chain hides the rows; written in their order, the chain keeps them.
+        turns = reduces and block is blocks[-2] and _is_copy(schedule, blocks[-1])
+        if turns and _tried(schedule.reverse_compute_inline, blocks[-1]):
+            gone = blocks[-1]
+            continue
+        if not _worth_storing(schedule, block, consumers):
+            _tried(schedule.compute_inline, block)
+
+
+def root_blocks(schedule: Any) -> list[Any]:
+    """The blocks of a workload, in order."""
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+def _tried(step: Any, block: Any) -> bool:
+    try:
+        step(block)
+    except Exception:  # noqa: BLE001 - not of the form that TVM can substitute; then it stays as it is
+        return False
+    return True
+
+
+def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
+    if _operations(schedule.get(block).body) <= CHEAP_OPERATIONS:
+        return False
+    instances = _instances(schedule, block)
+    return len(consumers) > 1 or any(_instances(schedule, consumer) > instances for consumer in consumers)
+
+
+def _operations(body: Any) -> int:
+    """Rough cost of one instance in additions: a division or a call counts for more than is cheap."""
+    cost = 0
+
+    def arithmetic(_: Any) -> None:
+        nonlocal cost
+        cost += 1
+
+    def expensive(value: Any) -> None:
+        nonlocal cost
+        if not isinstance(value, ir.Call) or getattr(value.op, "name", "") != "prim.if_then_else":
+            cost += CHEAP_OPERATIONS + 1 if str(value.ty.dtype).startswith("float") else 0
+
+    tvm_ffi.structural_walk(body, ((tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min), arithmetic))
+    tvm_ffi.structural_walk(body, ((tirx.Div, ir.Call), expensive))
+    return cost
+
+
+def _instances(schedule: Any, block: Any) -> int:
+    return math.prod(int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
+
+
+def _is_reduction(schedule: Any, block: Any) -> bool:
+    return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in schedule.get(block).iter_vars)
+
+
+def _is_copy(schedule: Any, block: Any) -> bool:
+    body = schedule.get(block).body
+    return isinstance(body, tirx.BufferStore) and isinstance(body.value, ir.TensorLoad)
+
+
+# -- rows
+
+
+def find_chain(schedule: Any) -> Chain | None:
+    """The stages of the workload as one chain; None where they share no rows, or memory is contiguous in neither way."""
+    blocks = root_blocks(schedule)
+    reductions = [block for block in blocks if _is_reduction(schedule, block)]
+    if not reductions:
+        return None
+    rows = _shared_rows(schedule, blocks, min(reductions, key=lambda block: len(_row_candidates(schedule, block))))
+    if rows is None:
+        return None
+    stages = tuple(_stage(schedule, block, axes) for block, axes in zip(blocks, rows, strict=True))
+    directions = {_along_rows(schedule, stage) for stage in stages if stage.reduction}
+    if len(directions) != 1 or None in directions or not all(_is_plain_nest(schedule, block) for block in blocks):
+        return None
+    return Chain(stages=stages, along_rows=directions == {True}, bits=element_bits(schedule.get(blocks[-1])))
+
+
+def _row_candidates(schedule: Any, block: Any) -> list[Any]:
+    """Its spatial axes that are longer than one."""
+    return [axis.var for axis in spatial_axes(schedule.get(block)) if int(axis.dom.extent) > 1]
+
+
+def _shared_rows(schedule: Any, blocks: Sequence[Any], reference: Any) -> list[tuple[Any, ...]] | None:
+    """For each block the axes that are its rows, when the spatial axes of `reference` are the rows of all.
+
+    Rows pass from a stage to a buffer (the dimensions they index) and from a buffer to a stage (the axes that index
+    those dimensions). None where a stage reads a value of another row, or is not reached.
+    """
+    accesses = [_accesses(schedule, block) for block in blocks]
+    written = {region.source for block in blocks for region in schedule.get(block).writes}
+    shared = {buffer for buffer in written if sum(buffer in access for access in accesses) > 1}
+    known: dict[int, tuple[Any, ...]] = {blocks.index(reference): tuple(_row_candidates(schedule, reference))}
+    dims: dict[Any, tuple[int, ...]] = {}
+    waiting = [blocks.index(reference)]
+    while waiting:
+        number = waiting.pop()
+        for buffer, places in accesses[number].items():
+            if buffer not in shared:
+                continue
+            for indices in places:
+                at = tuple(_position(indices, row) for row in known[number])
+                if None in at or dims.setdefault(buffer, at) != at:  # type: ignore[arg-type]
+                    return None
+            for other, access in enumerate(accesses):
+                for indices in access.get(buffer, ()):
+                    axes = tuple(indices[dim] for dim in dims[buffer])
+                    candidates = _row_candidates(schedule, blocks[other])
+                    if not all(any(axis.same_as(c) for c in candidates) for axis in axes):
+                        return None
+                    if other not in known:
+                        known[other] = axes
+                        waiting.append(other)
+                    elif not all(a.same_as(b) for a, b in zip(known[other], axes, strict=True)):
+                        return None
+    return [known[number] for number in range(len(blocks))] if len(known) == len(blocks) else None
+
+
+def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
+    """Indices of every access to a buffer, by buffer; where a region has several elements, no axis alone."""
+    found: dict[Any, list[list[Any]]] = {}
+    definition = schedule.get(block)
+    for region in [*definition.reads, *definition.writes]:
+        found.setdefault(region.source, []).append(
+            [dim.min if getattr(dim.extent, "value", None) == 1 else dim.extent for dim in region.region]
+        )
+    return found
+
+
+def _position(indices: Sequence[Any], row: Any) -> int | None:
+    return next((dim for dim, index in enumerate(indices) if index.same_as(row)), None)
+
+
+def _stage(schedule: Any, block: Any, rows: Sequence[Any]) -> Stage:
+    axes = list(schedule.get(block).iter_vars)
+    at = tuple(next(i for i, axis in enumerate(axes) if axis.var.same_as(row)) for row in rows)
+    spatial = [i for i, axis in enumerate(axes) if int(axis.iter_type) == tirx.IterVar.DataPar]
+    return Stage(
+        block=block,
+        rows=at,
+        others=tuple(i for i in spatial if i not in at),
+        reduction=tuple(i for i in range(len(axes)) if i not in spatial),
+        extents=tuple(int(axis.dom.extent) for axis in axes),
+    )
+
+
+def _along_rows(schedule: Any, stage: Stage) -> bool | None:
+    """Where a reduction finds neighbours in memory: along its rows (True), along itself (False), or neither."""
+    definition = schedule.get(stage.block)
+    axes = list(definition.iter_vars)
+    reduced = [axes[i].var for i in stage.reduction]
+    reads = [r for r in definition.reads if any(uses(dim.min, axis) for dim in r.region for axis in reduced)]
+    if stage.rows:
+        row = axes[stage.rows[-1]]
+        read, written = strides(definition, reads, row), strides(definition, definition.writes, row)
+        if any(s[-1] == 1 for s in read) and all(s[-1] in (0, 1) for s in read) and all(s[-1] == 1 for s in written):
+            return True
+    read = strides(definition, reads, axes[stage.reduction[-1]])
+    if any(s[-1] == 1 for s in read) and all(in_last_only(s) for s in read):
+        return False
+    return None
+
+
+def _is_plain_nest(schedule: Any, block: Any) -> bool:
+    """One loop per axis, in their order."""
+    bound = loop_bindings(schedule, block)
+    loops = schedule.get_loops(block)
+    kinds = {int(axis.iter_type) for axis in schedule.get(block).iter_vars}
+    return (
+        kinds <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}
+        and len(bound) == len(loops)
+        and all(schedule.get(loop).loop_var.same_as(value) for loop, value in zip(loops, bound, strict=True))
+    )
+
+
+# -- the loop nest
+
+
+def schedule_chain(
+    schedule: Any, chain: Chain, target: Target, *, accumulators: int = ACCUMULATORS, sample: bool = False
+) -> None:
+    """Makes one parallel loop over rows of the chain, with every inner loop in vectors where its length allows."""
+    lanes = VectorUnit.of(target, chain.bits).lanes
+    width = _row_width(chain, lanes, target) if chain.along_rows else 1
+    nests = [nest for stage in chain.stages for nest in _nest(schedule, stage, chain, width, lanes, accumulators)]
+    if not chain.stages[0].rows:
+        for nest in nests:
+            _finish(schedule, nest)
+        return
+    row = schedule.merge(*(nest.row for nest in nests)) if len(nests) > 1 else nests[0].row
+    if sample:
+        row, _ = schedule.split(row, schedule.sample_perfect_tile(row, n=2, max_innermost_factor=MAX_ROWS_PER_TASK))
+    if sample or worth_waking(chain.steps, lanes):
+        schedule.parallel(row)
+    for nest in nests:
+        _finish(schedule, nest)
+
+
+def worth_waking(steps: int, lanes: int) -> bool:
+    """Whether so many statement instances, in vectors, take long enough for a second thread to help."""
+    return steps >= PARALLEL_MIN_VECTORS * lanes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nest:
+    block: Any
+    row: Any
+    vector: int | None
+    """Position of the vectorised loop below the row loop, from the innermost: -1 or none."""
+    initialise_at: int | None
+    """Position, likewise, of the loop before which a reduction is set to its start."""
+
+
+def _row_width(chain: Chain, lanes: int, target: Target) -> int:
+    """Neighbouring rows of one task: several vectors, as long as every core gets some."""
+    stage = chain.stages[0]
+    extent = stage.extents[stage.rows[-1]]
+    tasks = math.prod(stage.extents[i] for i in stage.rows)
+    for vectors in (4, 2, 1):
+        width = lanes * vectors
+        if extent % width == 0 and (vectors == 1 or tasks // width >= 4 * (target.num_cores or 1)):
+            return width
+    return next((w for w in range(lanes, 1, -1) if extent % w == 0 and w & (w - 1) == 0), 1)
+
+
+def _nest(schedule: Any, stage: Stage, chain: Chain, width: int, lanes: int, accumulators: int) -> Iterator[_Nest]:
+    """The loops of a stage in order: row, what is left of its axes, reductions, vector. Two or three nests for a
+    reduction spread over lanes: partial results, and their combination."""
+    block = stage.block
+    loops = list(schedule.get_loops(block))
+    rows, others = [loops[i] for i in stage.rows], [loops[i] for i in stage.others]
+    reductions = [loops[i] for i in stage.reduction]
+    inner = []
+    if chain.along_rows and width > 1:
+        rows[-1], neighbours = schedule.split(rows[-1], [None, width])
+        inner = [neighbours]
+    order = [*rows, *others, *reductions, *inner]
+    if len(order) > 1:
+        schedule.reorder(*order)
+    if len(rows) > 1:
+        schedule.fuse(*rows)
+    if not chain.along_rows and reductions:
+        yield from _spread_reduction(schedule, stage, reductions, lanes, accumulators)
+        return
+    if not chain.along_rows and others:
+        inner = _split_vector(schedule, stage, others[-1], lanes)
+    yield _Nest(
+        block=block,
+        row=schedule.get_loops(block)[0],
+        vector=-1 if inner else None,
+        initialise_at=-len(reductions) - len(inner) if reductions else None,
+    )
+
+
+def _split_vector(schedule: Any, stage: Stage, loop: Any, lanes: int) -> list[Any]:
+    """The inner loop of lanes where the loop over the last axis divides; LLVM makes its own vectors of any other."""
+    lanes = dividing_lanes(stage.extents[stage.others[-1]], lanes)
+    return [schedule.split(loop, [None, lanes])[1]] if lanes > 1 else []
+
+
+def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int, accumulators: int) -> Iterator[_Nest]:
+    """A reduction over lanes: each keeps a partial result, and the partial results are combined in two steps."""
+    block, rank = stage.block, len(schedule.get(stage.block).writes[0].region)
+    fused = len(loops) > 1 and _fills_the_last_dimensions(schedule, stage)
+    loop = schedule.fuse(*loops) if fused else loops[-1]
+    outer = 0 if fused else len(loops) - 1
+    extent = math.prod(stage.extents[i] for i in stage.reduction) if fused else stage.extents[stage.reduction[-1]]
+    width = next((lanes * n for n in (4, 2, 1) if n <= accumulators and extent % (lanes * n) == 0), 0)
+    width = width or dividing_lanes(extent, lanes)
+    guarded = width == 1
+    if guarded:
+        # Nothing divides: the last step is guarded, and TVM makes no vectors of a guarded loop. LLVM makes masked ones.
+        width = next((lanes * n for n in (4, 2, 1) if 2 * lanes * n <= extent), 1)
+    if width == 1:
+        yield _Nest(block=block, row=schedule.get_loops(block)[0], vector=None, initialise_at=-outer - 1)
+        return
+    _, lane = schedule.split(loop, [None, width])
+    partial = schedule.rfactor(lane, rank)
+    row = schedule.get_loops(partial)[0]
+    if guarded:
+        yield _Nest(block=partial, row=row, vector=None, initialise_at=None)
+    else:
+        yield _Nest(block=partial, row=row, vector=-1, initialise_at=-outer - 2)
+    half = 1 << (width.bit_length() // 2)
+    if half >= MIN_LANES:
+        _, lane = schedule.split(schedule.get_loops(block)[-1], [None, half])
+        partial = schedule.rfactor(lane, rank)
+        yield _Nest(block=partial, row=schedule.get_loops(partial)[0], vector=-1, initialise_at=-2)
+    yield _Nest(block=block, row=schedule.get_loops(block)[0], vector=None, initialise_at=-1)
+
+
+def _fills_the_last_dimensions(schedule: Any, stage: Stage) -> bool:
+    """Whether every read indexed by the reduction has its axes, all of them in order, as its last dimensions."""
+    definition = schedule.get(stage.block)
+    axes = [definition.iter_vars[i].var for i in stage.reduction]
+    for read in definition.reads:
+        indices = [dim.min for dim in read.region]
+        if not any(uses(index, axis) for index in indices for axis in axes):
+            continue
+        last = indices[-len(axes) :]
+        if len(last) != len(axes) or not all(i.same_as(a) for i, a in zip(last, axes, strict=True)):
+            return False
+        shape = [int(extent) for extent in read.source.shape[-len(axes) :]]
+        if shape != [stage.extents[i] for i in stage.reduction]:
+            return False
+    return True
+
+
+def _finish(schedule: Any, nest: _Nest) -> None:
+    """Vectors, and the start of a reduction outside its loop. In this order: TVM vectorises no decomposed reduction."""
+    loops = schedule.get_loops(nest.block)
+    if nest.vector is not None:
+        schedule.vectorize(loops[nest.vector])
+    if nest.initialise_at is None:
+        return
+    start = schedule.decompose_reduction(nest.block, loops[nest.initialise_at])
+    if nest.vector is not None:
+        schedule.vectorize(schedule.get_loops(start)[-1])
