@@ -19,6 +19,7 @@ try:
     import operators
     import rounds
     from contestants import Contestant, ContestantFailed, take_turns
+    from peers import stock_model
 finally:
     sys.path.remove(str(FOLDER))
 
@@ -94,6 +95,14 @@ def test_workloads_are_chosen_by_kind_or_by_shape() -> None:
     assert operators.chosen(names, "C2D,GMM-1") == ["GMM-1", "C2D-0"]
     with pytest.raises(ValueError, match="GMM-7"):
         operators.chosen(names, "C2D,GMM-7")
+
+
+def test_a_line_that_a_killed_tuning_was_writing_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / stock_model.WORKLOADS).write_text("[1]\n[2]\n")
+    (tmp_path / stock_model.RECORDS).write_text("[0,[3]]\n[1,[4]]\n[1,[")
+    assert stock_model.keep_whole_lines(tmp_path) == 2
+    assert (tmp_path / stock_model.RECORDS).read_text() == "[0,[3]]\n[1,[4]]\n"
+    assert (tmp_path / stock_model.WORKLOADS).read_text() == "[1]\n[2]\n"
 
 
 def test_losses_are_named_and_told_from_noise() -> None:
