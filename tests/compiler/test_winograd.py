@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tuner.deploy import schedule_model
 from tuner.graph import TRANSFORM, call_counts
 from tuner.measure.build import build
 from tuner.measure.check import SETS, Reference, inspect, make_inputs
+from tuner.records import export_metaschedule
 from tuner.space import space_of
 from tuner.space.winograd import winograd_sketches
 from tuner.trace import REWRITE, REWRITES, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
@@ -165,6 +167,13 @@ def test_a_trace_carries_its_rewrite_in_its_text() -> None:
         apply_trace(load_ir(workload_of(network(8, 8, 32, 32, group=2, epilogue=False)).ir), text)
     with pytest.raises(InvalidTrace):  # Without its rewrite it finds none of its blocks.
         apply_trace(mod, json.dumps([[instructions[0], *instructions[2:]], [[i - 1, d] for i, d in decisions]]))
+
+
+def test_stock_tvm_is_given_no_trace_that_it_cannot_apply(tmp_path: Path) -> None:
+    workload = workload_of(network(7, 14, 32, 64))
+    space = space_of(workload, TARGET)
+    traces = [encode_trace(space.candidate(sketch, 1).trace) for sketch in (space.sketches[-1], space.sketches[-9])]
+    assert export_metaschedule([(workload, trace, 1e-3) for trace in traces], TARGET, tmp_path) == 1
 
 
 def test_a_deployed_model_transforms_its_weights_once_and_as_they_were_measured() -> None:

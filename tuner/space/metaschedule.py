@@ -60,6 +60,8 @@ class Space:
         """A decided trace with one decision changed; None when there is none to change."""
         if not self._mutators:
             return None
+        if _rewrite_of(trace) is not None:  # MetaSchedule's mutators apply the trace to the workload as it was.
+            return mutate_tile_size(trace, rng)
         mutator = self._mutators[rng.choice(len(self._mutators), p=self._probabilities)]
         if isinstance(mutator, ms.mutator.MutateTileSize):
             return mutate_tile_size(trace, rng)

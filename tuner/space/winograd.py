@@ -5,13 +5,14 @@
       [pad, transform the input of the block]                   where it is transformed at the block: V stays in the cache
       for panels of the block
         for the n * n products
-          for tiles of the block: R tiles by V columns in registers for the whole reduction, as in tuner/space/tiles.py
+          for tiles of the block: R tiles by C channels in registers for the whole reduction
         transform the output of the block, compute the epilogue on it
 
-At the block, every block streams all weights (n * n / 9 times the convolution's), and V and M never leave the L2 cache: this
-wins where there are many tiles and few channels. At the root, blocks of panels divide the weights among the threads, each
-reads its own once: this wins where there are few tiles and many channels. Transforms are vectorised over channels, and
-their intermediate results stay in registers. Sizes of blocks and of the register tile are left to the search.
+At the block, every block streams all weights (n * n / 9 times the convolution's), and V and M stay in the L2 cache: this
+wins where there are many tiles and few channels. At the root, blocks of panels divide the weights among the threads, and
+each is read once: this wins where there are few tiles and many channels. Transforms are vectorised over channels, and their
+intermediate results stay in registers. The register tile follows from the target and the tiles; the sizes of blocks are
+left to the search.
 """
 
 from __future__ import annotations
@@ -25,10 +26,24 @@ from pitchpipe.wire.target import Target
 from tuner.space.tiles import VectorUnit
 from tuner.trace import REWRITE, REWRITES, rewritten
 from tuner.tvm_compat import Schedule
-from tuner.winograd import find_convolution
+from tuner.winograd import Convolution, find_convolution
 
-MAX_PANELS = 64
-"""Of one block: more than any convolution has in a cache."""
+WIDTHS = 2
+"""Register tiles offered of one rewrite."""
+MANY_TILES = 256
+"""Tiles beyond which F(2, 3) is not offered: it takes 1.8 times the products of F(4, 3), and its fewer weights matter only
+where few tiles share them."""
+MAX_BLOCK = 1 << 10
+"""Of sampled factors: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RegisterTile:
+    """Tiles (rows by columns of them) by output channels whose products are summed in registers."""
+
+    rows: int
+    columns: int
+    channels: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +51,25 @@ class _Choice:
     """What tells one sketch from another."""
 
     rewrite: str
-    width: int
-    """Columns of a panel: output channels whose products are summed together."""
+    registers: _RegisterTile
     input_at_block: bool
     """The input is transformed for a block of tiles, not for all tiles before."""
 
 
 def winograd_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules of the rewritten workload, tile sizes left open; none where it holds no 3 x 3 convolution of stride one,
-    its channels fill no vectors, or the target is no CPU."""
+    """Schedules of the rewritten workload, sizes of blocks left open; none where it holds no 3 x 3 convolution of stride
+    one, its channels fill no vectors, or the target is no CPU."""
     if target.kind != "llvm":
         return []
     found = find_convolution(mod["main"])
     if found is None:
         return []
     unit = VectorUnit.of(target, 32)
-    if found.reduction % unit.lanes:
-        return []
-    modules = {name: rewritten(mod, name) for name in REWRITES}
+    modules: dict[str, Any] = {}
     sketches = []
-    for choice in _choices(found.shape[3], unit):
+    for choice in _choices(found, unit):
+        if choice.rewrite not in modules:
+            modules[choice.rewrite] = rewritten(mod, choice.rewrite)
         schedule = Schedule(modules[choice.rewrite], seed=1, debug_mask=0, error_render_level="none")
         schedule.annotate(schedule.get_sblock("root"), REWRITE, choice.rewrite)
         try:
@@ -66,16 +80,39 @@ def winograd_sketches(mod: Any, target: Target) -> list[Any]:
     return sketches
 
 
-def _choices(channels: int, unit: VectorUnit) -> Iterator[_Choice]:
-    widths = [unit.lanes * k for k in (4, 2) if channels % (unit.lanes * k) == 0]
-    if not widths and channels % unit.lanes == 0:
-        widths = [unit.lanes]
-    for name, width, at_block in itertools.product(sorted(REWRITES, reverse=True), widths, (True, False)):
-        yield _Choice(rewrite=name, width=width, input_at_block=at_block)
+def _choices(found: Convolution, unit: VectorUnit) -> Iterator[_Choice]:
+    batch, height, width, channels = found.shape
+    if found.reduction % unit.lanes:
+        return
+    for name, m in sorted(REWRITES.items(), key=lambda item: -item[1]):
+        rows, columns = -(-height // m), -(-width // m)
+        if m == 2 and batch * rows * columns > MANY_TILES:
+            continue
+        for tile, at_block in itertools.product(_register_tiles(rows, columns, channels, unit), (True, False)):
+            yield _Choice(rewrite=name, registers=tile, input_at_block=at_block)
+
+
+def _register_tiles(rows: int, columns: int, channels: int, unit: VectorUnit) -> list[_RegisterTile]:
+    """The best of every width, the best widths first: most multiply-adds per load of what fits the registers.
+
+    A tile of r tiles by v vectors takes r * v multiply-adds for v loads of weights and r of inputs, and needs r * v
+    registers for sums, v for weights and one for an input: with one less, 7 x 4 tiles spill and take twice as long.
+    """
+    ranked = []
+    for vectors in (4, 3, 2, 1):
+        if channels % (vectors * unit.lanes):
+            continue
+        most = max(1, (unit.registers - vectors - 1) // vectors)
+        fitting = [(h * w, w, h) for h in _divisors(rows) for w in _divisors(columns) if h * w <= most]
+        count, across, down = max(fitting)
+        tile = _RegisterTile(rows=down, columns=across, channels=vectors * unit.lanes)
+        ranked.append((count * vectors / (count + vectors), vectors, tile))
+    ranked.sort(key=lambda item: item[:2], reverse=True)
+    return [tile for _, _, tile in ranked[:WIDTHS]]
 
 
 def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
-    width, lanes = choice.width, unit.lanes
+    width, lanes = choice.registers.channels, unit.lanes
     source, product, output = (schedule.get_sblock(f"winograd_{stage}") for stage in ("input", "product", "output"))
     padding = _last_producer(schedule, source)
     epilogue = _last_consumer(schedule, output)
@@ -84,15 +121,12 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
 
     # Blocks of tiles and of panels, from the loops of the output transform.
     batch, row, column, channel = schedule.get_loops(output)
+    row, row_inner = schedule.split(row, [None, choice.registers.rows])
+    column, column_inner = schedule.split(column, [None, choice.registers.columns])
     panel, channel = schedule.split(channel, [None, width])
-    tiles_across = int(schedule.get(column).extent)
-    accumulators = max(1, (unit.registers - 2) // (width // lanes) - (1 if width <= lanes else 0))
-    row_tile = schedule.sample_perfect_tile(row, n=3, max_innermost_factor=max(1, accumulators // tiles_across))
-    column_tile = schedule.sample_perfect_tile(column, n=3, max_innermost_factor=accumulators)
-    panel_tile = schedule.sample_perfect_tile(panel, n=2, max_innermost_factor=MAX_PANELS)
-    row_block, row, row_inner = schedule.split(row, row_tile)
-    column_block, column, column_inner = schedule.split(column, column_tile)
-    panel_block, panel = schedule.split(panel, panel_tile)
+    row_block, row = schedule.split(row, schedule.sample_perfect_tile(row, 2, MAX_BLOCK))
+    column_block, column = schedule.split(column, schedule.sample_perfect_tile(column, 2, MAX_BLOCK))
+    panel_block, panel = schedule.split(panel, schedule.sample_perfect_tile(panel, 2, MAX_BLOCK))
     outer = [batch, row_block, column_block]
     schedule.reorder(*outer, panel_block, row, row_inner, column, column_inner, panel, channel)
     schedule.reverse_compute_at(epilogue, panel_block, preserve_unit_loops=True)
@@ -103,15 +137,15 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
 
     # The products: a tile of registers for the whole reduction.
     square, one, row, column, channel, reduction = schedule.get_loops(product)[-6:]
-    row, row_inner = schedule.split(row, [None, row_tile[2]])
-    column, column_inner = schedule.split(column, [None, column_tile[2]])
+    row, row_inner = schedule.split(row, [None, choice.registers.rows])
+    column, column_inner = schedule.split(column, [None, choice.registers.columns])
     panel, channel = schedule.split(channel, [None, width])
     schedule.reorder(square, one, panel, row, column, reduction, row_inner, column_inner, channel)
     schedule.reverse_compute_at(result, column, preserve_unit_loops=True)
     for loop in (row_inner, column_inner, *schedule.get_loops(result)[-4:-1]):
         schedule.unroll(loop)
-    schedule.vectorize(channel)
-    schedule.vectorize(schedule.get_loops(result)[-1])
+    for loop in (channel, schedule.get_loops(result)[-1]):
+        schedule.unroll(_vectorize(schedule, loop, lanes))
 
     # The input transform.
     if choice.input_at_block:
@@ -131,10 +165,15 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
     schedule.decompose_reduction(product, reduction)
 
 
-def _vectorize(schedule: Any, loop: Any, lanes: int) -> None:
-    """Of a loop over channels, whose extent is a multiple of `lanes`."""
-    _, inner = schedule.split(loop, [None, lanes])
+def _vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
+    """Of a loop over channels, whose extent is a multiple of `lanes`; gives the loop over its vectors."""
+    outer, inner = schedule.split(loop, [None, lanes])
     schedule.vectorize(inner)
+    return outer
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def _last_producer(schedule: Any, block: Any) -> Any:
