@@ -31,7 +31,7 @@ from tuner.digest import workload_digest
 from tuner.graph import _normalised, workload_module
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.relax_reader import judge_tensor_function
-from tuner.trace import apply_trace, decode_trace
+from tuner.trace import apply_trace, decode_trace, rewrite_of
 from tuner.tvm_compat import PrimFunc, load_ir, ms, save_ir, structural_walk, to_tvm_target, tvm, tvm_ffi
 
 WORKLOADS = "database_workload.json"
@@ -59,10 +59,12 @@ class ImportedRecord:
 def export(entries: Sequence[tuple[Workload, str, float]], target: Target, folder: Path) -> int:
     """Writes (workload, trace, seconds) as the pair in `folder`, replacing an older pair; returns the records written.
 
-    Raises InvalidTrace for a trace that does not apply to its workload; nothing is replaced then.
+    Traces that begin with a rewrite of their workload are left out: stock TVM has no such step. Raises InvalidTrace for a
+    trace that does not apply to its workload; nothing is replaced then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tvm_target = to_tvm_target(target)
+    entries = [entry for entry in entries if rewrite_of(json.loads(entry[1])[0]) is None]
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         database = ms.database.JSONDatabase(work_dir=draft)
         for workload, trace, secs in entries:

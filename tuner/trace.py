@@ -4,6 +4,11 @@ A trace is `[instructions, decisions]` in JSON, as MetaSchedule writes it. An in
 outputs]`; inputs and outputs name random variables (`b0` a block, `l4` a loop, `v11` a number), a decision is `[index
 of a sampling instruction, value]`.
 
+A trace may begin with a rewrite of the workload, because no instruction of TVM's changes an algorithm: its first two
+instructions then take the root block and annotate it with REWRITE and a name of REWRITES, and all of it applies to what
+the rewrite makes of the workload. The names carry a version: a rewrite that changes gets a new name, and traces of the
+old one are refused instead of meaning something else.
+
 A trace is code: TVM executes what its annotations import and loads whatever object graph it carries. So a text is
 decoded through allow-lists - instruction kinds, annotation keys, node types of an index map, caps on size, depth and
 numbers - and anything else is refused. The text that comes out is canonical: equal traces have equal text in every
@@ -15,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
@@ -81,6 +86,10 @@ ANNOTATIONS = frozenset(
 """Annotation keys a trace may set. Refused above all: `pragma_import_llvm` and `pragma_import_c`, which hand the code
 generator foreign code."""
 
+REWRITE = "pitchpipe.rewrite"
+REWRITES: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
+"""Name of a rewrite (algorithm, rows of an output tile, version) -> rows of an output tile. See tuner/winograd.py."""
+
 _VARIABLE = re.compile(r"^[blv][0-9]{1,6}$")
 _NAME = re.compile(r"^[A-Za-z0-9_.\-]{0,512}$")
 _LITERAL = re.compile(r'^"[A-Za-z0-9_.\- ]{0,256}"$')
@@ -129,6 +138,22 @@ def without_postproc(text: str) -> str:
     return text
 
 
+def rewrite_of(instructions: Sequence[Any]) -> str | None:
+    """The name of the rewrite that a trace begins with, from the instructions of its JSON."""
+    if len(instructions) < 2 or instructions[1][0] != "Annotate" or instructions[1][2] != [REWRITE]:
+        return None
+    return str(instructions[1][1][1]).strip('"')
+
+
+def rewritten(mod: Any, name: str) -> Any:
+    """What the rewrite of that name makes of the workload; raises InvalidTrace where it does not apply."""
+    from tuner.winograd import winograd
+
+    if name not in REWRITES:
+        raise InvalidTrace(f"there is no rewrite {name[:64]!r}")
+    return winograd(mod, REWRITES[name])
+
+
 def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
     """The schedule that `trace` makes of the IRModule `mod`; raises InvalidTrace when it does not apply.
 
@@ -140,9 +165,12 @@ def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
 
     if checked:
         trace = decode_trace(trace)
+    instructions, _ = value = json.loads(trace)
+    if (name := rewrite_of(instructions)) is not None:
+        mod = rewritten(mod, name)
     schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
     try:
-        Trace.apply_json_to_schedule(json.loads(trace), schedule)
+        Trace.apply_json_to_schedule(value, schedule)
     except Exception as error:  # TVM raises whatever its C++ side met: ScheduleError, ValueError, KeyError, ...
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidTrace(f"the trace does not apply to the workload: {reason[-1][:300]}") from error
@@ -198,7 +226,9 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
         attributes = _checked_layout(where, attributes)
     if kind in ("Annotate", "Unannotate"):
         key = attributes[0] if len(attributes) == 1 else None
-        if not isinstance(key, str) or key not in ANNOTATIONS:
+        if key == REWRITE:
+            _check_rewrite(index, kind, inputs)
+        elif not isinstance(key, str) or key not in ANNOTATIONS:
             raise InvalidTrace(f"{where}: the annotation {str(key)[:64]!r} is not allowed")
     if kind == "Bind" and not (
         len(attributes) == 1 and isinstance(attributes[0], str) and _THREAD.match(attributes[0])
@@ -209,6 +239,14 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
             raise InvalidTrace(f"{where}: {str(name)[:64]!r} is not a fresh variable name")
         known.add(name)
     return [kind, inputs, attributes, list(outputs)]
+
+
+def _check_rewrite(index: int, kind: str, inputs: list[Any]) -> None:
+    """A rewrite is what a trace begins with: `apply_trace` looks for it nowhere else. Block b0 is the only one yet."""
+    if index != 1 or kind != "Annotate" or len(inputs) != 2 or inputs[0] != "b0":
+        raise InvalidTrace(f"instruction {index} ({kind}): a rewrite is named by the second instruction and no other")
+    if not isinstance(inputs[1], str) or inputs[1].strip('"') not in REWRITES:
+        raise InvalidTrace(f"instruction {index} ({kind}): there is no rewrite {str(inputs[1])[:64]}")
 
 
 def _checked_layout(where: str, attributes: list[Any]) -> list[Any]:

@@ -87,7 +87,6 @@ __all__ = [
     "onnx_frontend",
     "pass_config",
     "relax",
-    "remove_weight_layout_rewrite",
     "save_ir",
     "structural_walk",
     "sym",
@@ -255,8 +254,3 @@ def loop_bindings(schedule: Any, block: Any) -> list[Any]:
 
 _block_realize: Any = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
 _apply_mutator: Any = tvm_ffi.get_global_func("s_tir.meta_schedule.MutatorApply")
-
-
-def remove_weight_layout_rewrite(module: Any) -> Any:
-    """The module without its layout-rewriting blocks: the parameters they rewrote have the new layout's shape."""
-    return tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)

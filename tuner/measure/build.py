@@ -10,7 +10,7 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.fastmath import expand_intrinsics
-from tuner.measure.packing import packings_of
+from tuner.measure.packing import packings_of, without_packings
 from tuner.measure.tensor_type import TensorType
 from tuner.trace import apply_trace
 from tuner.tvm_compat import (
@@ -18,7 +18,6 @@ from tuner.tvm_compat import (
     Schedule,
     compile_unchecked,
     load_intrinsics,
-    remove_weight_layout_rewrite,
     te,
     tvm,
 )
@@ -61,7 +60,7 @@ def compile_module(mod: Any, target: Any) -> Any:
 def build(mod: Any, target: Any) -> Built:
     """Compiles a scheduled (or untransformed) workload for a CPU target down to machine code."""
     packings = packings_of(mod)
-    stripped = remove_weight_layout_rewrite(mod) if packings else mod
+    stripped = without_packings(mod, packings) if packings else mod
     functions = {var.name_hint: function for var, function in stripped.functions_items()}
     compiled = [packing for packing in packings if packing.positions is None]
     functions |= {p.symbol: p.function.with_attr("global_symbol", p.symbol) for p in compiled}

@@ -1,16 +1,17 @@
-"""The one-time rewrite of a weight into the layout its schedule wants, taken out of the scheduled function.
+"""The one-time rewrite of a weight into what its schedule wants, taken out of the scheduled function.
 
-A trace may rewrite the layout of a constant input: the scheduled function then begins with a block marked
-`meta_schedule.layout_rewrite_preproc` that copies the weight. A deployment runs that block once, when weights are
-bound. So it becomes a `Packing` here and the main function takes the packed weight: what is timed is what runs every
-time, what is checked is both in a row.
+A trace may rewrite a constant input: the scheduled function then holds a block marked
+`meta_schedule.layout_rewrite_preproc` that copies the weight into another layout, or transforms it (tuner/winograd.py). A
+deployment runs that block once, when weights are bound. So it becomes a `Packing` here and the main function takes the
+packed weight: what is timed is what runs every time, what is checked is both in a row.
 
-The copy is done by NumPy where its index map says how: compiling it would cost LLVM as much as the kernel itself.
+A copy is done by NumPy where its index map says how: compiling it would cost LLVM as much as the kernel itself. What
+computes is compiled, so that its values are those of a deployment to the last bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.measure.tensor_type import TensorType
-from tuner.tvm_compat import structural_walk, tirx, tvm, uses
+from tuner.tvm_compat import IRModule, structural_walk, tirx, tvm, uses
 
 _PREPROC = "meta_schedule.layout_rewrite_preproc"
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -35,6 +36,10 @@ class Packing:
     """Of one parameter."""
 
     param: int
+    statement: Any
+    """Of the root block: the loops around the rewriting block."""
+    buffer: Any
+    """What it writes."""
     packed: TensorType
     function: Any
     """TIR of function(weight, packed)."""
@@ -69,12 +74,30 @@ def packings_of(mod: Any) -> list[Packing]:
             copy = tirx.PrimFunc([weight, packed], root)
             packing = Packing(
                 param=index,
+                statement=statement,
+                buffer=packed,
                 packed=TensorType.of(packed),
                 function=copy.with_attrs({"tirx.noalias": True, "s_tir": True}),
                 positions=_positions(block, TensorType.of(weight), TensorType.of(packed)),
             )
             found.append(packing)
     return found
+
+
+def without_packings(mod: Any, packings: Sequence[Packing] | None = None) -> Any:
+    """The module without its rewriting blocks (those of `packings_of`): the parameters they rewrote are the rewritten
+    ones, as SplitLayoutRewritePreproc leaves them to a deployment."""
+    packings = packings_of(mod) if packings is None else packings
+    function, root = mod["main"], mod["main"].body.block
+    params = list(function.params)
+    for packing in packings:
+        params[packing.param] = packing.buffer
+    kept = [statement for statement in root.body.seq if not any(statement.same_as(p.statement) for p in packings)]
+    body = kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
+    allocated = [b for b in root.alloc_buffers if not any(b.same_as(p.buffer) for p in packings)]
+    block = tvm.s_tir.SBlock([], [], [], "root", body, None, allocated, [], root.annotations)
+    stripped = tirx.PrimFunc(params, tvm.s_tir.SBlockRealize([], True, block), function.ret_type)
+    return IRModule({"main": stripped.with_attrs(dict(function.attrs or {}))})
 
 
 def _rewriting_blocks(statement: Any, block_type: Any) -> list[Any]:

@@ -6,7 +6,7 @@ sketch (a trace with open decisions) -> sample or mutate -> decided trace -> sch
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.measure.packing import without_packings
 from tuner.space.code_size import is_unrolled_for_nothing
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
+from tuner.trace import REWRITE, rewritten
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
@@ -40,6 +42,8 @@ class Space:
     """One per sketch, its decisions drawn once when it was generated."""
     sketches: Sequence[Any]
     """The same as traces with every decision left open."""
+    _rewritten: Mapping[str, Any]
+    """What the rewrites that sketches begin with make of `mod`, by name."""
     _context: Any
     _postprocs: Sequence[Any]
     _mutators: Sequence[Any]
@@ -50,8 +54,10 @@ class Space:
 
     def joined(self, schedules: Sequence[Any]) -> Space:
         """This space with more sketches."""
+        names = {name for schedule in schedules if (name := _rewrite_of(schedule.trace)) is not None}
         return replace(
             self,
+            _rewritten={**self._rewritten, **{name: rewritten(self.mod, name) for name in sorted(names)}},
             schedules=[*self.schedules, *schedules],
             sketches=[*self.sketches, *(_undecided(schedule) for schedule in schedules)],
         )
@@ -60,6 +66,8 @@ class Space:
         """A decided trace with one decision changed; None when there is none to change."""
         if not self._mutators:
             return None
+        if _rewrite_of(trace) is not None:  # MetaSchedule's mutators apply the trace to the workload as it was.
+            return mutate_tile_size(trace, rng)
         mutator = self._mutators[rng.choice(len(self._mutators), p=self._probabilities)]
         if isinstance(mutator, ms.mutator.MutateTileSize):
             return mutate_tile_size(trace, rng)
@@ -67,7 +75,11 @@ class Space:
 
     def applied(self, trace: Any, seed: int) -> Any:
         """The schedule of a trace, open decisions drawn from `seed`, before postprocessing; None when it does not apply."""
-        schedule = Schedule(self.mod, seed=seed, debug_mask=0, error_render_level="none")
+        name = _rewrite_of(trace)
+        mod = self.mod if name is None else self._rewritten.get(name)
+        if mod is None:
+            return None
+        schedule = Schedule(mod, seed=seed, debug_mask=0, error_render_level="none")
         try:
             trace.apply_to_schedule(schedule, True)
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
@@ -90,6 +102,8 @@ class Space:
 
     def features(self, schedule: Any) -> NDArray[np.float32]:
         """Per-store features: one row of 164 for every store statement of the lowered schedule."""
+        if _rewrite_of(schedule.trace) is not None:  # TVM takes out only blocks that copy weights, and fails on others.
+            schedule = Schedule(without_packings(schedule.mod), debug_mask=0)
         found = self._extractor.extract_from(self._context, [ms.MeasureCandidate(schedule, [])])
         return np.asarray(found[0].numpy(), dtype=np.float32)
 
@@ -115,6 +129,7 @@ def generate(workload: Workload, target: Target) -> Space:
     return Space(
         mod=mod,
         schedules=schedules,
+        _rewritten={},
         sketches=[_undecided(schedule) for schedule in schedules],
         _context=context,
         _postprocs=list(generator.postprocs),
@@ -128,6 +143,14 @@ def generate(workload: Workload, target: Target) -> Space:
 def structural_hash(schedule: Any) -> int:
     """Fast index of a candidate's program; two traces may make the same one. Not a key."""
     return int(tvm_ffi.structural_hash(schedule.mod))
+
+
+def _rewrite_of(trace: Any) -> str | None:
+    """The name of the rewrite that a trace begins with, as tuner/trace.py has it."""
+    insts = trace.insts
+    if len(insts) < 2 or insts[1].kind.name != "Annotate" or str(insts[1].attrs[0]) != REWRITE:
+        return None
+    return str(insts[1].inputs[1])
 
 
 def _undecided(schedule: Any) -> Any:

@@ -27,7 +27,8 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, spatial_axes, strides
-from tuner.space.tiles import VectorUnit, find_contraction
+from tuner.space.processor import VectorUnit
+from tuner.space.tiles import find_contraction
 from tuner.tvm_compat import Schedule, ir, loop_bindings, tirx, tvm_ffi, uses
 
 ACCUMULATORS = 2

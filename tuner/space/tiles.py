@@ -39,7 +39,7 @@ from tuner.space.micro_kernel import MicroKernel, Product, micro_kernels
 from tuner.space.processor import BALANCED, L2_BYTES, VectorUnit, lines_in_l1
 from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
-__all__ = ["VectorUnit", "find_contraction", "sketches_for", "tiled_sketches"]
+__all__ = ["find_contraction", "sketches_for", "tiled_sketches"]
 
 KERNELS = 3
 """Register tiles offered, of different widths."""

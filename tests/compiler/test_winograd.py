@@ -1,0 +1,211 @@
+"""Winograd's algorithm: what is rewritten, that it computes the same, and that a trace carries it everywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tests.compiler.models import model, node
+from tests.compiler.programs import TARGET
+from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
+from tests.compiler.test_tasks import tasks_of
+from tuner.deploy import schedule_model
+from tuner.graph import TRANSFORM, call_counts
+from tuner.measure.build import build
+from tuner.measure.check import SETS, Reference, inspect, make_inputs
+from tuner.records import export_metaschedule
+from tuner.space import space_of
+from tuner.space.winograd import winograd_sketches
+from tuner.trace import REWRITE, REWRITES, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
+from tuner.tvm_compat import load_ir, to_tvm_target, tvm, tvm_ffi
+from tuner.winograd import find_convolution, winograd
+
+
+def network(
+    height: int, width: int, channels: int, outputs: int, *, pad: int = 1, epilogue: bool = True, **attributes: Any
+) -> Any:
+    """A convolution from (1, channels, height, width), with bias, residual and activation if there is an epilogue."""
+    rng = np.random.default_rng(1)
+    filters = rng.normal(0, 0.3, (outputs, channels // attributes.get("group", 1), 3, 3)).astype(np.float32)
+    attributes = {"kernel_shape": [3, 3], "pads": [pad] * 4, **attributes}
+    if not epilogue:
+        return model([node("Conv", ["x", "w"], ["y"], **attributes)], {"x": [1, channels, height, width]}, ["y"], {"w": filters})  # fmt: skip
+    weights = {"w": filters, "b": rng.normal(0, 0.3, outputs).astype(np.float32)}
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["c"], **attributes),
+        node("Add", ["c", "r"], ["a"]),
+        node("Relu", ["a"], ["y"]),
+    ]
+    residual = [1, outputs, height + 2 * pad - 2, width + 2 * pad - 2]
+    return model(nodes, {"x": [1, channels, height, width], "r": residual}, ["y"], weights)
+
+
+def workload_of(proto: Any) -> Workload:
+    return max(tasks_of(proto), key=lambda task: task.flops).workload
+
+
+def arguments(built: Any, facts: Any, arrays: list[np.ndarray]) -> list[Any]:
+    """Arguments of a built module, weights packed."""
+    found: list[Any] = [None] * len(facts.params)
+    for index, array in zip(facts.inputs, arrays, strict=True):
+        found[index] = tvm.runtime.tensor(array)
+        if index in built.packings:
+            packed = tvm.runtime.empty(built.packed[index].shape, built.packed[index].dtype)
+            built.packings[index](found[index], packed)
+            found[index] = packed
+    for index in facts.outputs:
+        found[index] = tvm.runtime.tensor(np.full(facts.params[index].shape, np.nan, np.float32))
+    return found
+
+
+def assert_same(mod: Any, candidates: list[Any]) -> None:
+    """By the output check that measurements go through, on all of its input sets."""
+    facts, target = inspect(mod), to_tvm_target(TARGET)
+    reference = build(mod, target)
+    built = [build(candidate, target) for candidate in candidates]
+    for name in SETS:
+        arrays = make_inputs(facts, name, seed=0)
+        values = arguments(reference, facts, arrays)
+        reference.main(*values)
+        judge = Reference(facts, name, [values[index].numpy() for index in facts.outputs])
+        for number, candidate in enumerate(built):
+            values = arguments(candidate, facts, arrays)
+            candidate.main(*values)
+            right, error, tolerance = judge.compare([values[index].numpy() for index in facts.outputs])
+            assert right, f"candidate {number} errs by {error:g} on the {name} inputs, tolerance {tolerance:g}"
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize(
+    "proto",
+    [
+        network(9, 6, 16, 32),
+        network(10, 14, 8, 8, pad=0, epilogue=False),
+        network(5, 8, 16, 16, pad=2),
+    ],
+    ids=["ragged", "bare", "wide padding"],
+)
+def test_the_rewritten_workload_computes_what_the_direct_one_computes(proto: Any, m: int) -> None:
+    mod = load_ir(workload_of(proto).ir)
+    rewritten = winograd(mod, m)
+    assert tvm_ffi.structural_equal(rewritten, winograd(mod, m))
+    assert [str(p.ty) for p in rewritten["main"].params] == [str(p.ty) for p in mod["main"].params]
+    assert_same(mod, [rewritten])
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        network(8, 8, 16, 16, strides=[2, 2], epilogue=False),
+        network(8, 8, 16, 16, dilations=[2, 2], pad=2, epilogue=False),
+        network(8, 8, 32, 32, group=2, epilogue=False),
+        model([node("MatMul", ["a", "b"], ["y"])], {"a": [4, 32, 48], "b": [4, 48, 64]}, ["y"]),
+    ],
+    ids=["strided", "dilated", "grouped", "product"],
+)
+def test_what_winograd_does_not_compute_is_left_alone(proto: Any) -> None:
+    mod = load_ir(workload_of(proto).ir)
+    assert find_convolution(mod["main"]) is None
+    assert winograd_sketches(mod, TARGET) == []
+    with pytest.raises(InvalidTrace, match="no convolution"):
+        winograd(mod, 4)
+
+
+def test_every_sketch_computes_what_the_direct_program_computes() -> None:
+    workload = workload_of(network(7, 14, 32, 64))
+    mod = load_ir(workload.ir)
+    sketches = winograd_sketches(mod, TARGET)
+    assert {rewrite_of(json.loads(encode_trace(sketch.trace))[0]) for sketch in sketches} == set(REWRITES)
+    space = space_of(workload, TARGET)
+    found = []
+    for number, sketch in enumerate(space.sketches[-len(sketches) :]):
+        candidates = [space.candidate(sketch, seed) for seed in range(number + 1, number + 9)]
+        found.append(next((candidate for candidate in candidates if candidate is not None), None))
+    assert None not in found
+    assert_same(mod, [candidate.mod for candidate in found])
+
+
+def test_a_neighbour_of_a_rewritten_candidate_is_one_too_and_has_features() -> None:
+    workload = workload_of(network(7, 14, 32, 64))
+    space = space_of(workload, TARGET)
+    trace = space.candidate(space.sketches[-1], 1).trace.simplified(True)
+    neighbours = [space.neighbour(trace, np.random.default_rng(seed)) for seed in range(16)]
+    applied = [space.candidate(neighbour, 1) for neighbour in neighbours if neighbour is not None]
+    found = [candidate for candidate in applied if candidate is not None]
+    assert found
+    for candidate in found:
+        assert rewrite_of(json.loads(encode_trace(candidate.trace))[0]) == "winograd-2.1"
+    features = space.features(found[0])
+    assert features.shape[1] == 164
+    assert np.isfinite(features).all()
+
+
+def test_a_trace_carries_its_rewrite_in_its_text() -> None:
+    workload = workload_of(network(7, 14, 32, 64))
+    mod, space = load_ir(workload.ir), space_of(workload, TARGET)
+    candidate = space.candidate(space.sketches[-1], 1)
+    text = encode_trace(candidate.trace)
+    assert decode_trace(text) == text
+    schedule = apply_trace(mod, text)
+    assert encode_trace(schedule.trace) == text
+    assert tvm_ffi.structural_equal(schedule.mod, candidate.mod)
+    assert rewrite_of(json.loads(without_postproc(text))[0]) == "winograd-2.1"
+    instructions, decisions = json.loads(text)
+    unknown = [instructions[0], ["Annotate", ["b0", '"winograd-4.0"'], [REWRITE], []]]
+    late = [*instructions[:3], ["Annotate", ["b0", '"winograd-4.1"'], [REWRITE], []]]
+    for refused in (unknown, late):
+        with pytest.raises(InvalidTrace, match="rewrite"):
+            decode_trace(json.dumps([refused, []]))
+    with pytest.raises(InvalidTrace):
+        apply_trace(load_ir(workload_of(network(8, 8, 32, 32, group=2, epilogue=False)).ir), text)
+    with pytest.raises(InvalidTrace):  # Without its rewrite it finds none of its blocks.
+        apply_trace(mod, json.dumps([[instructions[0], *instructions[2:]], [[i - 1, d] for i, d in decisions]]))
+
+
+def test_stock_tvm_is_given_no_trace_that_it_cannot_apply(tmp_path: Path) -> None:
+    workload = workload_of(network(7, 14, 32, 64))
+    space = space_of(workload, TARGET)
+    traces = [encode_trace(space.candidate(sketch, 1).trace) for sketch in (space.sketches[-1], space.sketches[-9])]
+    assert export_metaschedule([(workload, trace, 1e-3) for trace in traces], TARGET, tmp_path) == 1
+
+
+def test_a_deployed_model_transforms_its_weights_once_and_as_they_were_measured() -> None:
+    proto = network(7, 14, 32, 64)
+    ingested, weights = ingest_here(proto)
+    workload = workload_of(proto)
+    space = space_of(workload, TARGET)
+    candidate = space.candidate(space.sketches[-8], 5)
+    scheduled = schedule_model(ingested, TARGET, {workload.digest: encode_trace(candidate.trace)})
+    assert scheduled.tuned == (workload.digest,)
+    assert not any("prepack" in name and "weight" in name for name in call_counts(scheduled.module))
+    inputs = inputs_of(ingested)
+    (found,), bound = run(scheduled.module, ingested, weights, inputs), []
+    np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-4, atol=1e-4)
+
+    target = to_tvm_target(TARGET)
+    with target:
+        machine = tvm.relax.VirtualMachine(tvm.compile(scheduled.module, target=target), tvm.cpu())
+    bound = [value.numpy() for value in machine[TRANSFORM]([tvm.runtime.tensor(weights[s.name]) for s in ingested.params])]  # fmt: skip
+    built = build(candidate.mod, target)
+    ((index, pack),) = built.packings.items()
+    packed = tvm.runtime.empty(built.packed[index].shape, "float32")
+    pack(tvm.runtime.tensor(np.ascontiguousarray(weights["w"].transpose(2, 3, 1, 0))), packed)
+    assert sum(value.shape == packed.numpy().shape and np.array_equal(value, packed.numpy()) for value in bound) == 1
+
+
+@pytest.mark.parametrize(("mcpu", "sketches"), [("znver5", 8), ("haswell", 8), ("x86-64", 8)])
+def test_sketches_fit_the_vectors_of_the_target(mcpu: str, sketches: int) -> None:
+    mod = load_ir(workload_of(network(8, 8, 32, 64)).ir)
+    assert len(winograd_sketches(mod, Target.parse({"kind": "llvm", "mcpu": mcpu, "num-cores": 2}))) == sketches
+
+
+def test_the_rewrite_is_for_processors() -> None:
+    mod = load_ir(workload_of(network(8, 8, 32, 64)).ir)
+    assert winograd_sketches(mod, Target.parse({"kind": "cuda", "arch": "sm_90"})) == []

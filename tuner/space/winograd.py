@@ -1,0 +1,197 @@
+"""Schedules of convolutions rewritten by Winograd's algorithm (tuner/winograd.py), for CPUs.
+
+    [parallel over tiles: pad a tile's input, transform it]     where the input is transformed at the root
+    parallel over blocks of tiles (and of panels)
+      [pad, transform the input of the block]                   where it is transformed at the block: V stays in the cache
+      for panels of the block
+        for the n * n products
+          for tiles of the block: R tiles by C channels in registers for the whole reduction
+        transform the output of the block, compute the epilogue on it
+
+At the block, every block streams all weights (n * n / 9 times the convolution's), and V and M stay in the L2 cache: this
+wins where there are many tiles and few channels. At the root, blocks of panels divide the weights among the threads, and
+each is read once: this wins where there are few tiles and many channels. Transforms are vectorised over channels, and their
+intermediate results stay in registers. The register tile follows from the target and the tiles; the sizes of blocks are
+left to the search.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pitchpipe.wire.target import Target
+from tuner.space.processor import VectorUnit
+from tuner.trace import REWRITE, REWRITES, rewritten
+from tuner.tvm_compat import Schedule
+from tuner.winograd import Convolution, find_convolution
+
+WIDTHS = 2
+"""Register tiles offered of one rewrite."""
+MANY_TILES = 256
+"""Tiles beyond which F(2, 3) is not offered: it takes 1.8 times the products of F(4, 3), and its fewer weights matter only
+where few tiles share them."""
+MAX_BLOCK = 1 << 10
+"""Of sampled factors: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RegisterTile:
+    """Tiles (rows by columns of them) by output channels whose products are summed in registers."""
+
+    rows: int
+    columns: int
+    channels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """What tells one sketch from another."""
+
+    rewrite: str
+    registers: _RegisterTile
+    input_at_block: bool
+    """The input is transformed for a block of tiles, not for all tiles before."""
+
+
+def winograd_sketches(mod: Any, target: Target) -> list[Any]:
+    """Schedules of the rewritten workload, sizes of blocks left open; none where it holds no 3 x 3 convolution of stride
+    one, its channels fill no vectors, or the target is no CPU."""
+    if target.kind != "llvm":
+        return []
+    found = find_convolution(mod["main"])
+    if found is None:
+        return []
+    unit = VectorUnit.of(target, 32)
+    modules: dict[str, Any] = {}
+    sketches = []
+    for choice in _choices(found, unit):
+        if choice.rewrite not in modules:
+            modules[choice.rewrite] = rewritten(mod, choice.rewrite)
+        schedule = Schedule(modules[choice.rewrite], seed=1, debug_mask=0, error_render_level="none")
+        schedule.annotate(schedule.get_sblock("root"), REWRITE, choice.rewrite)
+        try:
+            _tile(schedule, unit, choice)
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            continue
+        sketches.append(schedule)
+    return sketches
+
+
+def _choices(found: Convolution, unit: VectorUnit) -> Iterator[_Choice]:
+    batch, height, width, channels = found.shape
+    if found.reduction % unit.lanes:
+        return
+    for name, m in sorted(REWRITES.items(), key=lambda item: -item[1]):
+        rows, columns = -(-height // m), -(-width // m)
+        if m == 2 and batch * rows * columns > MANY_TILES:
+            continue
+        for tile, at_block in itertools.product(_register_tiles(rows, columns, channels, unit), (True, False)):
+            yield _Choice(rewrite=name, registers=tile, input_at_block=at_block)
+
+
+def _register_tiles(rows: int, columns: int, channels: int, unit: VectorUnit) -> list[_RegisterTile]:
+    """The best of every width, the best widths first: most multiply-adds per load of what fits the registers.
+
+    A tile of r tiles by v vectors takes r * v multiply-adds for v loads of weights and r of inputs, and needs r * v
+    registers for sums, v for weights and one for an input: with one less, 7 x 4 tiles spill and take twice as long.
+    """
+    ranked = []
+    for vectors in (4, 3, 2, 1):
+        if channels % (vectors * unit.lanes):
+            continue
+        most = max(1, (unit.registers - vectors - 1) // vectors)
+        fitting = [(h * w, w, h) for h in _divisors(rows) for w in _divisors(columns) if h * w <= most]
+        count, across, down = max(fitting)
+        tile = _RegisterTile(rows=down, columns=across, channels=vectors * unit.lanes)
+        ranked.append((count * vectors / (count + vectors), vectors, tile))
+    ranked.sort(key=lambda item: item[:2], reverse=True)
+    return [tile for _, _, tile in ranked[:WIDTHS]]
+
+
+def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
+    width, lanes = choice.registers.channels, unit.lanes
+    source, product, output = (schedule.get_sblock(f"winograd_{stage}") for stage in ("input", "product", "output"))
+    padding = _last_producer(schedule, source)
+    epilogue = _last_consumer(schedule, output)
+    schedule.transform_layout(product, ("read", 1), lambda s, k, c: [c // width, s, k, c % width])
+    result = schedule.cache_write(product, 0, "global")
+
+    # Blocks of tiles and of panels, from the loops of the output transform.
+    batch, row, column, channel = schedule.get_loops(output)
+    row, row_inner = schedule.split(row, [None, choice.registers.rows])
+    column, column_inner = schedule.split(column, [None, choice.registers.columns])
+    panel, channel = schedule.split(channel, [None, width])
+    row_block, row = schedule.split(row, schedule.sample_perfect_tile(row, 2, MAX_BLOCK))
+    column_block, column = schedule.split(column, schedule.sample_perfect_tile(column, 2, MAX_BLOCK))
+    panel_block, panel = schedule.split(panel, schedule.sample_perfect_tile(panel, 2, MAX_BLOCK))
+    outer = [batch, row_block, column_block]
+    schedule.reorder(*outer, panel_block, row, row_inner, column, column_inner, panel, channel)
+    schedule.reverse_compute_at(epilogue, panel_block, preserve_unit_loops=True)
+    schedule.compute_at(result, panel_block, preserve_unit_loops=True)
+    schedule.compute_at(product, panel_block, preserve_unit_loops=True)
+    _vectorize(schedule, channel, lanes)
+    _vectorize(schedule, schedule.get_loops(epilogue)[-1], lanes)
+
+    # The products: a tile of registers for the whole reduction.
+    square, one, row, column, channel, reduction = schedule.get_loops(product)[-6:]
+    row, row_inner = schedule.split(row, [None, choice.registers.rows])
+    column, column_inner = schedule.split(column, [None, choice.registers.columns])
+    panel, channel = schedule.split(channel, [None, width])
+    schedule.reorder(square, one, panel, row, column, reduction, row_inner, column_inner, channel)
+    schedule.reverse_compute_at(result, column, preserve_unit_loops=True)
+    for loop in (row_inner, column_inner, *schedule.get_loops(result)[-4:-1]):
+        schedule.unroll(loop)
+    for loop in (channel, schedule.get_loops(result)[-1]):
+        schedule.unroll(_vectorize(schedule, loop, lanes))
+
+    # The input transform.
+    if choice.input_at_block:
+        schedule.compute_at(source, column_block, preserve_unit_loops=True)
+        stage = column_block
+    else:
+        *tiles, _ = schedule.get_loops(source)
+        outer.append(panel_block)
+        stage = tiles[-1]
+    _vectorize(schedule, schedule.get_loops(source)[-1], lanes)
+    if padding is not None:
+        schedule.compute_at(padding, stage, preserve_unit_loops=True)
+        _vectorize(schedule, schedule.get_loops(padding)[-1], lanes)
+    if not choice.input_at_block:
+        schedule.parallel(schedule.fuse(*tiles))
+    schedule.parallel(schedule.fuse(*outer))
+    schedule.decompose_reduction(product, reduction)
+
+
+def _vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
+    """Of a loop over channels, whose extent is a multiple of `lanes`; gives the loop over its vectors."""
+    outer, inner = schedule.split(loop, [None, lanes])
+    schedule.vectorize(inner)
+    return outer
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _last_producer(schedule: Any, block: Any) -> Any:
+    """What makes the padded input, all before it inlined; None where the block reads a parameter."""
+    producers = list(schedule.get_producers(block))
+    if not producers:
+        return None
+    (nearest,) = producers
+    while before := list(schedule.get_producers(nearest)):
+        for stage in before:
+            schedule.compute_inline(stage)
+    return nearest
+
+
+def _last_consumer(schedule: Any, block: Any) -> Any:
+    """The stage that writes the output, with what lies between inlined."""
+    (consumer,) = schedule.get_consumers(block)
+    while following := list(schedule.get_consumers(consumer)):
+        schedule.compute_inline(consumer)
+        (consumer,) = following
+    return consumer
