@@ -1,4 +1,4 @@
-"""Rewrites of products keep results and leave no kernel that only moves: random small graphs, against the graph itself."""
+"""Rewrites of products keep results and leave no kernel that only moves: small graphs against themselves unprepared."""
 
 from __future__ import annotations
 
