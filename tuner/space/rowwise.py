@@ -32,8 +32,8 @@ from tuner.space.tiles import find_contraction
 from tuner.tvm_compat import Schedule, ir, loop_bindings, tirx, tvm_ffi, uses
 
 ACCUMULATORS = 2
-"""Vectors that a reduction is spread over by default: hides half of an addition's latency, and combining them costs
-little on rows of a few hundred elements."""
+"""Vectors that a reduction is spread over by default: more hide more of an addition's latency, and cost more to combine
+at the end of every row."""
 SAMPLED_ACCUMULATORS = (1, 2, 4)
 MAX_ROWS_PER_TASK = 64
 CHEAP_OPERATIONS = 8
