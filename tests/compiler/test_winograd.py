@@ -22,10 +22,13 @@ from tuner.measure.build import build
 from tuner.measure.check import SETS, Reference, inspect, make_inputs
 from tuner.records import export_metaschedule
 from tuner.space import space_of
-from tuner.space.winograd import winograd_sketches
-from tuner.trace import REWRITE, REWRITES, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
+from tuner.space.tiles import VectorUnit
+from tuner.space.winograd import _register_tiles, winograd_sketches
+from tuner.trace import REWRITE, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
 from tuner.tvm_compat import load_ir, to_tvm_target, tvm, tvm_ffi
 from tuner.winograd import find_convolution, winograd
+
+AVX2 = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
 
 
 def network(
@@ -65,11 +68,11 @@ def arguments(built: Any, facts: Any, arrays: list[np.ndarray]) -> list[Any]:
     return found
 
 
-def assert_same(mod: Any, candidates: list[Any]) -> None:
+def assert_same(mod: Any, candidates: list[Any], target: Target = TARGET) -> None:
     """By the output check that measurements go through, on all of its input sets."""
-    facts, target = inspect(mod), to_tvm_target(TARGET)
-    reference = build(mod, target)
-    built = [build(candidate, target) for candidate in candidates]
+    facts = inspect(mod)
+    reference = build(mod, to_tvm_target(TARGET))
+    built = [build(candidate, to_tvm_target(target)) for candidate in candidates]
     for name in SETS:
         arrays = make_inputs(facts, name, seed=0)
         values = arguments(reference, facts, arrays)
@@ -118,18 +121,24 @@ def test_what_winograd_does_not_compute_is_left_alone(proto: Any) -> None:
         winograd(mod, 4)
 
 
-def test_every_sketch_computes_what_the_direct_program_computes() -> None:
-    workload = workload_of(network(7, 14, 32, 64))
-    mod = load_ir(workload.ir)
-    sketches = winograd_sketches(mod, TARGET)
-    assert {rewrite_of(json.loads(encode_trace(sketch.trace))[0]) for sketch in sketches} == set(REWRITES)
-    space = space_of(workload, TARGET)
-    found = []
-    for number, sketch in enumerate(space.sketches[-len(sketches) :]):
-        candidates = [space.candidate(sketch, seed) for seed in range(number + 1, number + 9)]
-        found.append(next((candidate for candidate in candidates if candidate is not None), None))
+def candidates_of(workload: Workload, target: Target) -> list[Any]:
+    """A candidate of each sketch."""
+    space = space_of(workload, target)
+    number = len(winograd_sketches(space.mod, target))
+    drawn = [[space.candidate(sketch, seed) for seed in (10**8, 10**9)] for sketch in space.sketches[-number:]]
+    found = [next((candidate for candidate in candidates if candidate is not None), None) for candidates in drawn]
     assert None not in found
-    assert_same(mod, [candidate.mod for candidate in found])
+    return found
+
+
+@pytest.mark.parametrize(("target", "built"), [(TARGET, (0, 3, 4, 7)), (AVX2, (0, 7))], ids=["here", "AVX2"])
+def test_candidates_compute_what_the_direct_program_computes(target: Target, built: tuple[int, ...]) -> None:
+    workload = workload_of(network(7, 14, 32, 64))
+    found = candidates_of(workload, target)
+    rewrites = [rewrite_of(json.loads(encode_trace(candidate.trace))[0]) for candidate in found]
+    assert rewrites == ["winograd-4.1"] * 4 + ["winograd-2.1"] * 4
+    # Two widths, each with the input transformed at the block and at the root: both of both are among those built.
+    assert_same(load_ir(workload.ir), [found[i].mod for i in built], target)
 
 
 def test_a_neighbour_of_a_rewritten_candidate_is_one_too_and_has_features() -> None:
@@ -200,10 +209,16 @@ def test_a_deployed_model_transforms_its_weights_once_and_as_they_were_measured(
     assert sum(value.shape == packed.numpy().shape and np.array_equal(value, packed.numpy()) for value in bound) == 1
 
 
-@pytest.mark.parametrize(("mcpu", "sketches"), [("znver5", 8), ("haswell", 8), ("x86-64", 8)])
-def test_sketches_fit_the_vectors_of_the_target(mcpu: str, sketches: int) -> None:
-    mod = load_ir(workload_of(network(8, 8, 32, 64)).ir)
-    assert len(winograd_sketches(mod, Target.parse({"kind": "llvm", "mcpu": mcpu, "num-cores": 2}))) == sketches
+@pytest.mark.parametrize("mcpu", ["znver5", "haswell", "x86-64"])
+@pytest.mark.parametrize(("rows", "columns"), [(14, 14), (7, 7), (4, 4), (2, 2), (13, 13), (1, 1)])
+def test_register_tiles_fit_the_registers_and_divide_the_tiles(mcpu: str, rows: int, columns: int) -> None:
+    unit = VectorUnit.of(Target.parse({"kind": "llvm", "mcpu": mcpu, "num-cores": 2}), 32)
+    tiles = _register_tiles(rows, columns, 64, unit)
+    assert len(tiles) == 2
+    for tile in tiles:
+        vectors = tile.channels // unit.lanes
+        assert tile.rows * tile.columns * vectors + vectors + 1 <= unit.registers
+        assert (rows % tile.rows, columns % tile.columns, 64 % tile.channels) == (0, 0, 0)
 
 
 def test_the_rewrite_is_for_processors() -> None:
