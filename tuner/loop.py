@@ -167,13 +167,14 @@ class TuningLoop:
 
     def _confirm(self, index: int) -> None:
         task = self.tasks[index]
-        if task.fixed is not None:
-            traces = [task.fixed]
-        else:
+        traces: list[str] = []
+        if task.kind is TaskKind.TUNED:
             measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
             traces = [trace for trace, secs in measured if secs is not None]
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
+        if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.
+            traces = [task.fixed]
         traces.extend(task.seeds[:SEEDS_CONFIRMED])
         unique = dict.fromkeys([task.baseline, *traces])
         proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]

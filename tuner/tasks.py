@@ -85,19 +85,18 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
     operators = _operators(name)
     stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
     workload = Workload(digest=digest, ir=save_ir(module))
-    kind = _kind(stages, flops)
     return Task(
         workload=workload,
         target=target,
         name=f"{operators} {'x'.join(map(str, shapes[-1]))}"[:512],
-        kind=kind,
+        kind=_kind(stages, flops),
         weight=weight,
         flops=flops,
         least_flops=least_flops(function),
         bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
         baseline=baseline_trace(workload, target),
-        fixed=fixed_trace(workload, target) if kind is TaskKind.FIXED else None,
+        fixed=fixed_trace(workload, target),
     )
 
 

@@ -45,7 +45,7 @@ class Task(Wire):
     baseline: str = Field(
         default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
     )
-    fixed: str | None = Field(default=None, description="trace of the default schedule of a FIXED task")
+    fixed: str | None = Field(default=None, description="trace of the default schedule, for a task that gets no trial")
     seeds: tuple[str, ...] = Field(
         default=(), description="traces brought along (an import), tried in the confirming run"
     )

@@ -112,6 +112,15 @@ def test_a_search_that_crashes_costs_its_batch_and_not_the_job():
     assert scene.count(Purpose.SEARCH) == 64
 
 
+def test_a_task_that_got_no_trial_is_served_its_default_schedule():
+    task = fake_task("a").model_copy(update={"fixed": '[["fixed"],[]]'})
+    scene = Scene(task)
+    scene.executor.error = RuntimeError("the child died")
+    scene.run()
+    assert scene.count(Purpose.SEARCH) == 0
+    assert scene.bests[0].trace == task.fixed
+
+
 def test_a_search_that_always_crashes_ends_the_task():
     scene = Scene(fake_task("a"))
     scene.executor.error = RuntimeError("the child died")
