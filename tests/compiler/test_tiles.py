@@ -54,6 +54,15 @@ def dense(rows: int, reduction: int, columns: int) -> Workload:
     return workload(make, (rows, reduction), (reduction, columns), (columns,))
 
 
+def dense_gelu() -> Workload:
+    """An epilogue that calls a function."""
+
+    def make(builder: Any, x: Any, w: Any) -> Any:
+        return relax.op.nn.gelu(builder.emit(relax.op.matmul(x, w)))
+
+    return workload(make, (37, 64), (64, 96))
+
+
 def product_of_activations(rows: int, reduction: int, columns: int) -> Workload:
     def make(builder: Any, x: Any, y: Any) -> Any:
         return relax.op.multiply(builder.emit(relax.op.matmul(x, y)), relax.const(0.5))
@@ -114,6 +123,7 @@ WORKLOADS = {
     "1D": convolution_1d,
     "3D": convolution_3d,
     "dense, prime rows": lambda: dense(37, 64, 96),
+    "dense, gelu": dense_gelu,
     "dense, one row": lambda: dense(1, 256, 1000),
     "dense, odd columns": lambda: dense(5, 64, 1001),
     "product": lambda: product_of_activations(32, 48, 64),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tuner.tvm_compat import ir
+from tuner.tvm_compat import ir, structural_walk
 
 
 def inline_copies(schedule: Any, block: Any) -> bool:
@@ -47,16 +47,24 @@ def inline_epilogue(schedule: Any, block: Any) -> Any:
     return result
 
 
-def write_back(schedule: Any, result: Any, at: Any, lanes: int) -> None:
-    """Places the write-back of a tile at a loop, with constant indices all over: the tile is in registers."""
+def calls_functions(schedule: Any, stage: Any) -> bool:
+    """Whether a stage computes more than arithmetic (erf, exp): unrolled over a tile it would cost the compiler seconds,
+    so the tile leaves the registers before."""
+    found: list[Any] = []
+    structural_walk(schedule.get(stage).body, (ir.Call, found.append))
+    return bool(found)
+
+
+def write_back(schedule: Any, result: Any, at: Any, lanes: int, *, unroll: bool = True) -> None:
+    """Places the write-back of a tile at a loop; unrolled, so with constant indices, where the tile is in registers."""
     schedule.reverse_compute_at(result, at, preserve_unit_loops=True)
     place = schedule.get(at).loop_var
     loops = list(schedule.get_loops(result))
     above = next(i for i, loop in enumerate(loops) if schedule.get(loop).loop_var.same_as(place))
     *rows, columns = loops[above + 1 :]
-    for loop in rows:
+    for loop in rows if unroll else []:
         schedule.unroll(loop)
-    _vectorize(schedule, columns, lanes)
+    _vectorize(schedule, columns, lanes, unroll=unroll)
 
 
 def place(schedule: Any, producer: Any, at: Any, lanes: int) -> None:
@@ -87,12 +95,12 @@ def largest_divisor(number: int, limit: int) -> int:
     return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
 
 
-def _vectorize(schedule: Any, loop: Any, lanes: int) -> None:
+def _vectorize(schedule: Any, loop: Any, lanes: int, *, unroll: bool = True) -> None:
     """A loop in vectors of the machine: wider ones cost the compiler dearly. Rests are left to it."""
     extent = int(schedule.get(loop).extent)
     if extent % lanes == 0 and extent > lanes:
         outer, loop = schedule.split(loop, [None, lanes])
-        if extent <= 8 * lanes:
+        if unroll and extent <= 8 * lanes:
             schedule.unroll(outer)
     elif extent > lanes:
         return

@@ -134,6 +134,9 @@ class _Sketch:
         result = stages.inline_epilogue(schedule, self.found.block)
         data, packed, tile_result = self._padded(result)
         found, block = self.found, self.found.block
+        costly = None
+        if tile_result is None and stages.calls_functions(schedule, result):
+            costly = schedule.cache_write(block, 0, "global")
         rows = math.ceil(found.extent(found.rows[-1:]) / kernel.rows)
         panels = math.ceil(found.extents[found.vector] / kernel.width)
         # A task that holds its rows in a loop, because something is made once for all of them.
@@ -164,7 +167,10 @@ class _Sketch:
             stages.write_back(schedule, tile_result, panel, kernel.lanes)
             schedule.reverse_compute_at(result, rows_at, preserve_unit_loops=True)
         else:
-            stages.write_back(schedule, result, [panel, *phase][-1] if serial else task, kernel.lanes)
+            tile_at = [panel, *phase][-1] if serial else task
+            if costly is not None:
+                stages.write_back(schedule, costly, tile_at, kernel.lanes)
+            stages.write_back(schedule, result, tile_at, kernel.lanes, unroll=costly is None)
         if data is not None:
             stages.place(schedule, data, rows_at, kernel.lanes)
         for producer in producers:
