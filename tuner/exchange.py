@@ -64,7 +64,7 @@ def export(entries: Sequence[tuple[Workload, str, float]], target: Target, folde
     """
     folder.mkdir(parents=True, exist_ok=True)
     tvm_target = to_tvm_target(target)
-    entries = [entry for entry in entries if rewrite_of(json.loads(entry[1])[0]) is None]
+    entries = [entry for entry in entries if rewrite_of(json.loads(decode_trace(entry[1]))[0]) is None]
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         database = ms.database.JSONDatabase(work_dir=draft)
         for workload, trace, secs in entries:

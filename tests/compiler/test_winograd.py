@@ -133,7 +133,7 @@ def candidates_of(workload: Workload, target: Target) -> list[Any]:
 
 @pytest.mark.parametrize(("target", "built"), [(TARGET, (0, 3, 4, 7)), (AVX2, (0, 7))], ids=["here", "AVX2"])
 def test_candidates_compute_what_the_direct_program_computes(target: Target, built: tuple[int, ...]) -> None:
-    workload = workload_of(network(7, 14, 32, 64))
+    workload = workload_of(network(11, 14, 32, 64))
     found = candidates_of(workload, target)
     rewrites = [rewrite_of(json.loads(encode_trace(candidate.trace))[0]) for candidate in found]
     assert rewrites == ["winograd-4.1"] * 4 + ["winograd-2.1"] * 4
@@ -142,7 +142,7 @@ def test_candidates_compute_what_the_direct_program_computes(target: Target, bui
 
 
 def test_a_neighbour_of_a_rewritten_candidate_is_one_too_and_has_features() -> None:
-    workload = workload_of(network(7, 14, 32, 64))
+    workload = workload_of(network(11, 14, 32, 64))
     space = space_of(workload, TARGET)
     trace = space.candidate(space.sketches[-1], 1).trace.simplified(True)
     neighbours = [space.neighbour(trace, np.random.default_rng(seed)) for seed in range(16)]
@@ -157,7 +157,7 @@ def test_a_neighbour_of_a_rewritten_candidate_is_one_too_and_has_features() -> N
 
 
 def test_a_trace_carries_its_rewrite_in_its_text() -> None:
-    workload = workload_of(network(7, 14, 32, 64))
+    workload = workload_of(network(11, 14, 32, 64))
     mod, space = load_ir(workload.ir), space_of(workload, TARGET)
     candidate = space.candidate(space.sketches[-1], 1)
     text = encode_trace(candidate.trace)
@@ -179,14 +179,14 @@ def test_a_trace_carries_its_rewrite_in_its_text() -> None:
 
 
 def test_stock_tvm_is_given_no_trace_that_it_cannot_apply(tmp_path: Path) -> None:
-    workload = workload_of(network(7, 14, 32, 64))
+    workload = workload_of(network(11, 14, 32, 64))
     space = space_of(workload, TARGET)
     traces = [encode_trace(space.candidate(sketch, 1).trace) for sketch in (space.sketches[-1], space.sketches[-9])]
     assert export_metaschedule([(workload, trace, 1e-3) for trace in traces], TARGET, tmp_path) == 1
 
 
 def test_a_deployed_model_transforms_its_weights_once_and_as_they_were_measured() -> None:
-    proto = network(7, 14, 32, 64)
+    proto = network(11, 14, 32, 64)
     ingested, weights = ingest_here(proto)
     workload = workload_of(proto)
     space = space_of(workload, TARGET)
@@ -221,6 +221,12 @@ def test_register_tiles_fit_the_registers_and_divide_the_tiles(mcpu: str, rows: 
         assert (rows % tile.rows, columns % tile.columns, 64 % tile.channels) == (0, 0, 0)
 
 
+def test_few_tiles_do_not_pay_for_larger_weights() -> None:
+    mod = load_ir(workload_of(network(7, 7, 32, 64)).ir)
+    assert find_convolution(mod["main"]) is not None
+    assert winograd_sketches(mod, TARGET) == []
+
+
 def test_the_rewrite_is_for_processors() -> None:
-    mod = load_ir(workload_of(network(8, 8, 32, 64)).ir)
+    mod = load_ir(workload_of(network(11, 14, 32, 64)).ir)
     assert winograd_sketches(mod, Target.parse({"kind": "cuda", "arch": "sm_90"})) == []

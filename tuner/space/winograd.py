@@ -26,13 +26,16 @@ from pitchpipe.wire.target import Target
 from tuner.space.processor import VectorUnit
 from tuner.trace import REWRITE, REWRITES, rewritten
 from tuner.tvm_compat import Schedule
-from tuner.winograd import Convolution, find_convolution
+from tuner.winograd import KERNEL, Convolution, find_convolution
 
 WIDTHS = 2
 """Register tiles offered of one rewrite."""
 MANY_TILES = 256
 """Tiles beyond which F(2, 3) is not offered: it takes 1.8 times the products of F(4, 3), and its fewer weights matter only
 where few tiles share them."""
+MIN_SAVED_PER_BYTE = 16.0
+"""FLOPs saved per byte that the transformed weights are larger by. In a model the weights come from memory, while those of a
+measurement are in a cache; processors of today do 10 to 15 FLOPs in the time that a byte takes from memory."""
 MAX_BLOCK = 1 << 10
 """Of sampled factors: no limit."""
 
@@ -87,6 +90,10 @@ def _choices(found: Convolution, unit: VectorUnit) -> Iterator[_Choice]:
     for name, m in sorted(REWRITES.items(), key=lambda item: -item[1]):
         rows, columns = -(-height // m), -(-width // m)
         if m == 2 and batch * rows * columns > MANY_TILES:
+            continue
+        direct, squares = batch * height * width * KERNEL**2, (m + KERNEL - 1) ** 2
+        saved = 2 * (direct - batch * rows * columns * squares)
+        if saved < MIN_SAVED_PER_BYTE * 4 * (squares - KERNEL**2):
             continue
         for tile, at_block in itertools.product(_register_tiles(rows, columns, channels, unit), (True, False)):
             yield _Choice(rewrite=name, registers=tile, input_at_block=at_block)
