@@ -13,8 +13,9 @@ from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
+from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
-from tuner.space.rowwise import find_chain, inline_producers, root_blocks, schedule_chain, worth_waking
+from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
 from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 

@@ -27,17 +27,16 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, spatial_axes, strides
+from tuner.space.inlining import inline_producers, is_reduction, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.tiles import find_contraction
-from tuner.tvm_compat import Schedule, ir, loop_bindings, tirx, tvm_ffi, uses
+from tuner.tvm_compat import Schedule, loop_bindings, tirx, uses
 
 ACCUMULATORS = 2
 """Vectors that a reduction is spread over by default: more hide more of an addition's latency, and cost more to combine
 at the end of every row."""
 SAMPLED_ACCUMULATORS = (1, 2, 4)
 MAX_ROWS_PER_TASK = 64
-CHEAP_OPERATIONS = 8
-"""Arithmetic that is rather repeated than stored and loaded again."""
 PARALLEL_MIN_VECTORS = 1 << 12
 """Vector operations below which waking a second thread (some 5 us) costs more than it gives: at about one a nanosecond."""
 
@@ -95,84 +94,13 @@ def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
     return sketches
 
 
-# -- what is computed where it is used
-
-
-def inline_producers(schedule: Any) -> None:
-    """Inlines what costs less to compute again than to store: cheap stages, and those that are read once."""
-    blocks = root_blocks(schedule)
-    reduces = any(_is_reduction(schedule, block) for block in blocks)
-    gone: Any = None
-    for block in blocks:
-        if block is gone or not (consumers := schedule.get_consumers(block)) or _is_reduction(schedule, block):
-            continue
-        # A reshape at the end of a chain hides the rows; written in their order, the chain keeps them.
-        turns = reduces and block is blocks[-2] and _is_copy(schedule, blocks[-1])
-        if turns and _tried(schedule.reverse_compute_inline, blocks[-1]):
-            gone = blocks[-1]
-            continue
-        if not _worth_storing(schedule, block, consumers):
-            _tried(schedule.compute_inline, block)
-
-
-def root_blocks(schedule: Any) -> list[Any]:
-    """The blocks of a workload, in order."""
-    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
-
-
-def _tried(step: Any, block: Any) -> bool:
-    try:
-        step(block)
-    except Exception:  # noqa: BLE001 - not of the form that TVM can substitute; then it stays as it is
-        return False
-    return True
-
-
-def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
-    if _operations(schedule.get(block).body) <= CHEAP_OPERATIONS:
-        return False
-    instances = _instances(schedule, block)
-    return len(consumers) > 1 or any(_instances(schedule, consumer) > instances for consumer in consumers)
-
-
-def _operations(body: Any) -> int:
-    """Rough cost of one instance in additions: a division or a call counts for more than is cheap."""
-    cost = 0
-
-    def arithmetic(_: Any) -> None:
-        nonlocal cost
-        cost += 1
-
-    def expensive(value: Any) -> None:
-        nonlocal cost
-        if not isinstance(value, ir.Call) or getattr(value.op, "name", "") != "prim.if_then_else":
-            cost += CHEAP_OPERATIONS + 1 if str(value.ty.dtype).startswith("float") else 0
-
-    tvm_ffi.structural_walk(body, ((tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min), arithmetic))
-    tvm_ffi.structural_walk(body, ((tirx.Div, ir.Call), expensive))
-    return cost
-
-
-def _instances(schedule: Any, block: Any) -> int:
-    return math.prod(int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
-
-
-def _is_reduction(schedule: Any, block: Any) -> bool:
-    return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in schedule.get(block).iter_vars)
-
-
-def _is_copy(schedule: Any, block: Any) -> bool:
-    body = schedule.get(block).body
-    return isinstance(body, tirx.BufferStore) and isinstance(body.value, ir.TensorLoad)
-
-
 # -- rows
 
 
 def find_chain(schedule: Any) -> Chain | None:
     """The stages of the workload as one chain; None where they share no rows, or memory is contiguous in neither way."""
     blocks = root_blocks(schedule)
-    reductions = [block for block in blocks if _is_reduction(schedule, block)]
+    reductions = [block for block in blocks if is_reduction(schedule, block)]
     if not reductions:
         return None
     rows = _shared_rows(schedule, blocks, min(reductions, key=lambda block: len(_row_candidates(schedule, block))))

@@ -1,0 +1,80 @@
+"""Which stages of a workload without contractions are computed where they are read, and which are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.tvm_compat import ir, tirx, tvm_ffi
+
+CHEAP_OPERATIONS = 8
+"""Arithmetic that is rather repeated than stored and loaded again."""
+
+
+def inline_producers(schedule: Any) -> None:
+    """Inlines what costs less to compute again than to store: cheap stages, and those that are read once."""
+    blocks = root_blocks(schedule)
+    reduces = any(is_reduction(schedule, block) for block in blocks)
+    gone: Any = None
+    for block in blocks:
+        if block is gone or not (consumers := schedule.get_consumers(block)) or is_reduction(schedule, block):
+            continue
+        # A reshape at the end of a chain hides the rows; written in their order, the chain keeps them.
+        turns = reduces and block is blocks[-2] and _is_copy(schedule, blocks[-1])
+        if turns and _tried(schedule.reverse_compute_inline, blocks[-1]):
+            gone = blocks[-1]
+            continue
+        if not _worth_storing(schedule, block, consumers):
+            _tried(schedule.compute_inline, block)
+
+
+def root_blocks(schedule: Any) -> list[Any]:
+    """The blocks of a workload, in order."""
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+def _tried(step: Any, block: Any) -> bool:
+    try:
+        step(block)
+    except Exception:  # noqa: BLE001 - not of the form that TVM can substitute; then it stays as it is
+        return False
+    return True
+
+
+def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
+    if _operations(schedule.get(block).body) <= CHEAP_OPERATIONS:
+        return False
+    stored = _instances(schedule, block)
+    return len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers)
+
+
+def _operations(body: Any) -> int:
+    """Rough cost of one instance in additions: a division or a call counts for more than is cheap."""
+    cost = 0
+
+    def arithmetic(_: Any) -> None:
+        nonlocal cost
+        cost += 1
+
+    def expensive(value: Any) -> None:
+        nonlocal cost
+        if not isinstance(value, ir.Call) or getattr(value.op, "name", "") != "prim.if_then_else":
+            cost += CHEAP_OPERATIONS + 1 if str(value.ty.dtype).startswith("float") else 0
+
+    tvm_ffi.structural_walk(body, ((tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min), arithmetic))
+    tvm_ffi.structural_walk(body, ((tirx.Div, ir.Call), expensive))
+    return cost
+
+
+def _instances(schedule: Any, block: Any) -> int:
+    return math.prod(int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
+
+
+def is_reduction(schedule: Any, block: Any) -> bool:
+    return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in schedule.get(block).iter_vars)
+
+
+def _is_copy(schedule: Any, block: Any) -> bool:
+    body = schedule.get(block).body
+    return isinstance(body, tirx.BufferStore) and isinstance(body.value, ir.TensorLoad)
