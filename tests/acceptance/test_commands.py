@@ -139,7 +139,11 @@ def test_exported_schedules_are_loaded_by_stock_tvm_and_imported_elsewhere(
 
     answers = run("schedules", "lookup", job, "--json").json()["answers"]
     exported = run("schedules", "export", job, str(tmp_path / "pair"))
-    assert (exported.code, exported.out, exported.err) == (0, f"{len(answers)}\n", "")
+    # Stock TVM has no step for a convolution rewritten by Winograd's algorithm.
+    rewritten = [answer for answer in answers if "pitchpipe.rewrite" in answer["best"]["trace"]]
+    answers = [answer for answer in answers if answer not in rewritten]
+    assert (exported.code, exported.out) == (0, f"{len(answers)}\n")
+    assert (f"{len(rewritten)} left out" in exported.err) == bool(rewritten)
     database = ms.database.JSONDatabase(work_dir=str(tmp_path / "pair"))
     assert len(database) == len(answers)
 
