@@ -54,12 +54,30 @@ def run(model: Path, database: Path, *options: str) -> dict[str, object]:
     return json.loads(ended.stdout)
 
 
-def records(database: Path) -> int:
+def count(database: Path, what: str) -> int:
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-        return connection.execute("select count(*) from records").fetchone()[0]
+        return connection.execute(f"select count(*) from {what}").fetchone()[0]
 
 
-def test_the_json_object_has_what_it_promises_a_second_run_reuses_it_all_and_a_larger_budget_goes_on(model, tmp_path):
+def records(database: Path) -> int:
+    return count(database, "records")
+
+
+def interrupt(model: Path, database: Path, how: signal.Signals, *options: str) -> None:
+    """Runs until a few candidates more have been measured, then sends the signal."""
+    enough = records(database) + 4
+    process = subprocess.Popen(command(model, database, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 90
+    while records(database) < enough:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    wait_until_nobody_serves(database)
+
+
+def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_interruption(model, tmp_path):
     database = tmp_path / "p.db"
     first = run(model, database, "--trials", "12", "--seed", "3")
     assert first.keys() >= KEYS
@@ -70,48 +88,21 @@ def test_the_json_object_has_what_it_promises_a_second_run_reuses_it_all_and_a_l
     assert first["speedup"] == pytest.approx(first["untuned_secs"] / first["tuned_secs"])
     assert all(task["tuned_secs"] <= task["untuned_secs"] for task in first["tasks"])
 
-    second = run(model, database, "--trials", "12", "--seed", "3")
-    assert second["trials"] == 0
-    assert second["reused_tasks"] == len(second["tasks"])
-    assert {t["workload"] for t in second["tasks"]} == {t["workload"] for t in first["tasks"]}
+    again = run(model, database, "--trials", "12", "--seed", "3")
+    assert again["trials"] == 0
+    assert again["reused_tasks"] == len(again["tasks"])
+    assert {t["workload"] for t in again["tasks"]} == {t["workload"] for t in first["tasks"]}
 
-    more = run(model, database, "--trials", "24")
-    assert more["trials"] == 24
+    jobs = count(database, "jobs")
+    for how in (signal.SIGINT, signal.SIGKILL):
+        interrupt(model, database, how, "--trials", "40")
+    more = run(model, database, "--trials", "40")
+    assert more["trials"] == 40
     assert more["reused_tasks"] < len(more["tasks"])
-    with sqlite3.connect(database) as connection:
-        searched = "select workload, digest from candidates where purpose = 'search'"
-        rows = connection.execute(searched).fetchall()
-    assert len(rows) == len(set(rows)) == 36
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_goes_on_and_measures_nothing_again(model, tmp_path, how):
-    database = tmp_path / "p.db"
-    options = ("--trials", "24")
-    process = subprocess.Popen(command(model, database, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        time.sleep(0.2)
-        try:
-            if database.exists() and records(database) >= 4:
-                break
-        except sqlite3.OperationalError:
-            continue
-    process.send_signal(how)
-    process.communicate(timeout=60)
-    assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
-    wait_until_nobody_serves(database)
-    before = records(database)
-    assert 0 < before < 24
-
-    after = run(model, database, *options)
-    assert after["trials"] == 24
-    with sqlite3.connect(database) as connection:
-        jobs = connection.execute("select count(*) from jobs").fetchone()[0]
-        searched = "select count(*), count(distinct workload || digest) from candidates where purpose = 'search'"
-        issued, distinct = connection.execute(searched).fetchone()
-    assert jobs == 1
-    assert issued == distinct == 24
+    assert count(database, "jobs") == jobs + 1
+    searched = "candidates where purpose = 'search'"
+    distinct = f"(select distinct workload, digest from {searched})"
+    assert count(database, searched) == count(database, distinct) == 12 + 40
 
 
 def wait_until_nobody_serves(database: Path) -> None:
