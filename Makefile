@@ -3,7 +3,7 @@
 #   make demo         tune a ResNet-18 on this machine and compare it with the untuned build
 #   make test         the whole suite; T=tests/unit/test_budget.py runs a part of it
 #   make lint         ruff, mypy, import-linter, hadolint
-#   make bench        the benchmarks; `make bench-setup` first installs the peers
+#   make bench        the benchmarks, each in a small way (hours in full: QUICK=); `make bench-setup` first installs the peers
 #   make format       ruff's formatter
 #   make lock         write the lock files again, after a change of pyproject.toml
 #   make clean        remove what these commands made, except .venv
@@ -64,12 +64,18 @@ format: setup
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+QUICK ?= --quick
+MODELS ?= ../shared/models/zoo.py
+BENCHMARKS := throughput isolation false_wins agreement memory_bound operators
+OF_MODELS := preparation zoo latency
+
 # The peers that the benchmarks compare with; the product needs none of them.
 bench-setup: setup $(VENV)/.torch
 	$(PIP) install --quiet --require-hashes --only-binary :all: -r benchmarks/requirements.lock
 
 bench: setup $(VENV)/.torch
-	for script in $(wildcard benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python benchmarks/$$script.py $(QUICK) || exit 1; done
+	for script in $(OF_MODELS); do echo "== $$script"; $(BIN)/python benchmarks/$$script.py $(QUICK) --models $(MODELS) || exit 1; done
 
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 LOCK := $(COMPILE) pyproject.toml
