@@ -283,7 +283,7 @@ class Daemon:
             return
         self._registration = self._registration.model_copy(update={"roofline": roofline})
         try:
-            self._service.register_worker(self._registration)
+            self._service.register_worker(self._registration.model_copy(update={"goes_on": True}))
         except PitchpipeError as error:
             log.warning("the roofline is told when this worker registers again", detail=error.detail)
 

@@ -30,6 +30,10 @@ class WorkerRegistration(Wire):
     target: Target
     toolchain: Toolchain
     roofline: Roofline | None = Field(default=None, description="of the device; absent keeps what is known of it")
+    goes_on: bool = Field(
+        default=False,
+        description="the process that registered before describes itself anew and keeps its leases; else they are lost",
+    )
 
 
 class Steadiness(Wire):

@@ -19,11 +19,13 @@ router = APIRouter(prefix="/v1", tags=["workers"])
 
 @router.post("/workers", responses=documented(*BODY))
 def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
-    """Registers a worker, or brings the one of this name back; what was leased to that one is offered again."""
+    """Registers a worker, or brings the one of this name back; what was leased to that one is offered again, unless it
+    `goes_on`."""
     request = request.model_copy(update={"target": Target.parse(request.target.key)})
     with context.database.transaction() as session:
         view = workers.register(session, principal.project, request)
-        leases.void(session, view.id)
+        if not request.goes_on:
+            leases.void(session, view.id)
     context.wake.notify()
     return view
 

@@ -77,8 +77,8 @@ def of_tensors(*tensors: Any) -> Workload:
 
 def transposed_product() -> Workload:
     """C[h, i, j] = sum_d Q[i, h, d] * K[j, h, d], as attention has it before its transposes."""
-    q, k = te.placeholder((20, 4, 24), name="q"), te.placeholder((32, 4, 24), name="k")
-    d = te.reduce_axis((0, 24), name="d")
+    q, k = te.placeholder((20, 4, 32), name="q"), te.placeholder((32, 4, 32), name="k")
+    d = te.reduce_axis((0, 32), name="d")
     return of_tensors(q, k, te.compute((4, 20, 32), lambda h, i, j: te.sum(q[i, h, d] * k[j, h, d], axis=d)))
 
 
@@ -88,10 +88,10 @@ def convolution_3d() -> Workload:
 
 
 def convolution_1d() -> Workload:
-    x, w = te.placeholder((1, 33, 16), name="x"), te.placeholder((3, 16, 48), name="w")
+    x, w = te.placeholder((1, 65, 16), name="x"), te.placeholder((3, 16, 48), name="w")
     padded = topi.nn.pad(x, [0, 1, 0], [0, 1, 0])
     k, c = te.reduce_axis((0, 3), name="k"), te.reduce_axis((0, 16), name="c")
-    y = te.compute((1, 17, 48), lambda n, i, v: te.sum(padded[n, i * 2 + k, c] * w[k, c, v], axis=[k, c]))
+    y = te.compute((1, 33, 48), lambda n, i, v: te.sum(padded[n, i * 2 + k, c] * w[k, c, v], axis=[k, c]))
     return of_tensors(x, w, y)
 
 
@@ -159,6 +159,7 @@ def candidates(kind: str, target: Target) -> list[Any]:
     """One of each sketch."""
     made, mod, _, _ = case(kind)
     sketches = tiled_sketches(mod, target)
+    assert sketches
     space = generate(made, target).joined(sketches)
     found = [space.candidate(sketch, seed) for seed, sketch in enumerate(space.sketches[-len(sketches) :], 1)]
     assert all(found)
