@@ -248,6 +248,7 @@ class Daemon:
         match call:
             case events.Register():
                 view = self._service.register_worker(self._registration)
+                self._registration = self._registration.model_copy(update={"goes_on": True})
                 self._device_known = self._device_known or view.roofline is not None
                 return events.Registered(worker=view.id)
             case events.Acquire(worker=worker):
@@ -283,7 +284,7 @@ class Daemon:
             return
         self._registration = self._registration.model_copy(update={"roofline": roofline})
         try:
-            self._service.register_worker(self._registration.model_copy(update={"goes_on": True}))
+            self._service.register_worker(self._registration)
         except PitchpipeError as error:
             log.warning("the roofline is told when this worker registers again", detail=error.detail)
 

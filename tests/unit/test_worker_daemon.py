@@ -71,7 +71,7 @@ class FakeService:
         self.registered.append(registration)
         self.roofline = registration.roofline or self.roofline
         view: dict[str, Any] = {"id": "wrk", "state": "active", "last_seen_at": datetime.now(UTC), "trials": 0}
-        return WorkerView(**view, **dict(registration) | {"roofline": self.roofline})
+        return WorkerView(**view, **registration.model_dump(exclude={"goes_on"}) | {"roofline": self.roofline})
 
     def acquire(self, request: LeaseRequest) -> LeaseGrant | None:
         self._hook("acquire")
@@ -216,6 +216,8 @@ def test_a_device_that_the_service_does_not_know_is_measured_once_and_told(measu
     assert wait() == 0
     assert sandbox.looks == 1
     told = [registration.roofline for registration in service.registered if registration.roofline is not None]
+    assert not service.registered[0].goes_on
+    assert all(registration.goes_on for registration in service.registered if registration.roofline is not None)
     assert told == [sandbox.device] * measurable
 
 
