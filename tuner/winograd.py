@@ -70,6 +70,10 @@ class Convolution:
         return _extents(self.data)[3]
 
 
+INDEX_TYPE = "int64"
+"""Of what a graph is lowered to, and of what is written here; TVM's own workloads have 32 bits, and may not be mixed."""
+
+
 def find_convolution(function: Any) -> Convolution | None:
     """The convolution of an unscheduled workload; None where it holds none that can be rewritten, or other reductions."""
     root = function.body
@@ -84,6 +88,8 @@ def find_convolution(function: Any) -> Convolution | None:
     if len(found) != 1 or len(found[0][1]) != 1:
         return None
     position, (block,) = found[0]
+    if str(block.iter_vars[0].var.ty.dtype) != INDEX_TYPE:
+        return None
     return _convolution(function, position, block)
 
 
@@ -323,8 +329,8 @@ def _nest(
     annotations: dict[str, Any] | None = None,
 ) -> Any:
     """A block over axes of these extents, in loops of their own; `body` gives statement, reads and writes."""
-    loops = [ir.Var(axis, "int64") for axis in extents]
-    axes = [ir.Var(f"v_{axis}", "int64") for axis in extents]
+    loops = [ir.Var(axis, INDEX_TYPE) for axis in extents]
+    axes = [ir.Var(f"v_{axis}", INDEX_TYPE) for axis in extents]
     statement, reads, writes = body(*axes)
     iters = []
     for axis, extent, variable in zip(extents, extents.values(), axes, strict=True):
@@ -386,4 +392,4 @@ def _constant(value: float) -> Any:
 
 
 def _integer(value: int) -> Any:
-    return tirx.const(value, "int64")
+    return tirx.const(value, INDEX_TYPE)

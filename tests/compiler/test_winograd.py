@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm.s_tir.meta_schedule.testing import te_workload
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.target import Target
@@ -17,6 +18,7 @@ from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
 from tests.compiler.test_tasks import tasks_of
 from tuner.deploy import schedule_model
+from tuner.digest import workload_digest
 from tuner.graph import TRANSFORM, call_counts
 from tuner.measure.build import build
 from tuner.measure.check import SETS, Reference, inspect, make_inputs
@@ -25,7 +27,7 @@ from tuner.space import space_of
 from tuner.space.tiles import VectorUnit
 from tuner.space.winograd import _register_tiles, winograd_sketches
 from tuner.trace import REWRITE, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
-from tuner.tvm_compat import load_ir, to_tvm_target, tvm, tvm_ffi
+from tuner.tvm_compat import IRModule, load_ir, save_ir, te, to_tvm_target, tvm, tvm_ffi
 from tuner.winograd import find_convolution, winograd
 
 AVX2 = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
@@ -230,3 +232,13 @@ def test_few_tiles_do_not_pay_for_larger_weights() -> None:
 def test_the_rewrite_is_for_processors() -> None:
     mod = load_ir(workload_of(network(11, 14, 32, 64)).ir)
     assert winograd_sketches(mod, Target.parse({"kind": "cuda", "arch": "sm_90"})) == []
+
+
+def test_a_workload_with_narrow_indices_is_searched_without_it() -> None:
+    """TVM's own workloads, which are no graph's."""
+    mod = IRModule({"main": te.create_prim_func(te_workload.conv2d_nhwc(1, 14, 14, 32, 32, 3, 1, 1))})
+    workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
+    assert winograd_sketches(mod, TARGET) == []
+    space = space_of(workload, TARGET)
+    found = [space.candidate(sketch, 7919 * seed) for seed, sketch in enumerate(space.sketches, 1)]
+    assert sum(candidate is not None and len(space.features(candidate)) > 0 for candidate in found) > 3
