@@ -252,5 +252,11 @@ def loop_bindings(schedule: Any, block: Any) -> list[Any]:
     return list(_block_realize(schedule, block).iter_values)
 
 
+def evict(tensors: list[Any]) -> None:
+    """Writes tensors in the host's memory out of every cache, line by line; on x86-64 and AArch64."""
+    _flush_all_but_first(tensors[0], *tensors)
+
+
+_flush_all_but_first: Any = tvm_ffi.get_global_func("cache_flush_cpu_non_first_arg")
 _block_realize: Any = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
 _apply_mutator: Any = tvm_ffi.get_global_func("s_tir.meta_schedule.MutatorApply")

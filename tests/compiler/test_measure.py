@@ -18,7 +18,10 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, conv, dense
+from tuner.measure import candidate
 from tuner.measure.build import apply, build, compile_module
+from tuner.measure.candidate import Bench, Running
+from tuner.measure.check import SETS
 from tuner.measure.packing import packings_of
 from tuner.measure.timing import CONFIRM_PROCESSES, run_interval
 from tuner.trace import encode_trace
@@ -91,6 +94,27 @@ def test_a_convolution_with_a_rewritten_weight_is_checked_with_the_weight_packed
     (result,) = measure(sandbox, workload, [packing_trace(workload)])
     assert isinstance(result, Timed), result
     assert result.check.input_sets == 3
+
+
+def test_large_weights_and_nothing_else_are_evicted_before_every_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = dense(8, 256, 128)
+    bench = Bench(large.ir, TARGET, 0)
+    bench.fill(SETS[0])
+    assert bench.cold_weights() == (1,)
+    assert Bench(dense().ir, TARGET, 0).cold_weights() == ()
+    running = Running(bench, build(bench.mod, bench.tvm_target))
+    evicted: list[list[tuple[int, ...]]] = []
+    monkeypatch.setattr(candidate, "evict", lambda tensors: evicted.append([tuple(t.shape) for t in tensors]))
+    assert running.call(3) > 0
+    assert evicted == [[(256, 128)]] * 3
+
+
+def test_a_timing_says_whether_weights_were_cold(sandbox: Sandbox) -> None:
+    for workload, cold in ((dense(8, 256, 128), True), (dense(), False)):
+        (result,) = measure(sandbox, workload, [BASELINE_TRACE])
+        assert isinstance(result, Timed), result
+        assert result.rule is not None
+        assert result.rule.cold_weights is cold
 
 
 def test_a_trace_of_another_workload_is_an_invalid_schedule(sandbox: Sandbox) -> None:
