@@ -318,7 +318,7 @@ class BatchRun:
                     stop=event["stop"],
                     calls=event["calls"],
                     processes=processes,
-                    cold_weights=bool(self._bench.cold_weights()),
+                    cold_bytes=self._bench.cold_bytes(),
                     confidence=CONFIDENCE,
                 ),
                 check=event["check"],

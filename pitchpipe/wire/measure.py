@@ -14,7 +14,7 @@ from pitchpipe.wire.ids import candidate_digest
 MEASURE_VERSION = 2
 """Version of the way measurements are made; part of every record's key. Raise it when times stop being comparable.
 
-2: large weights are evicted from the caches before each call."""
+2: large weights and activations are evicted from the caches before each call."""
 
 BASELINE_TRACE = "[[],[]]"
 """The trace with no instruction: the untuned workload, on targets whose compiler accepts it unscheduled."""
@@ -109,8 +109,8 @@ class SampleRule(Wire):
         default=1, ge=1, description="fresh processes that took turns: sample i was taken by process i modulo this"
     )
     flushed: bool = Field(default=False, description="the device's last-level cache was emptied before each sample")
-    cold_weights: bool = Field(
-        default=False, description="large weights were evicted from the caches before each call, as in a model"
+    cold_bytes: int = Field(
+        default=0, ge=0, description="of large weights and activations, evicted from the caches before each call"
     )
     confidence: float = Field(default=0.95, gt=0, lt=1, description="coverage of the median's interval")
 

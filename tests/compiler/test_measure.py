@@ -96,25 +96,29 @@ def test_a_convolution_with_a_rewritten_weight_is_checked_with_the_weight_packed
     assert result.check.input_sets == 3
 
 
-def test_large_weights_and_nothing_else_are_evicted_before_every_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = dense(8, 256, 128)
+def test_large_weights_and_activations_and_nothing_else_are_evicted_before_every_timed_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = dense(4096, 256, 128)
     bench = Bench(large.ir, TARGET, 0)
     bench.fill(SETS[0])
-    assert bench.cold_weights() == (1,)
-    assert Bench(dense().ir, TARGET, 0).cold_weights() == ()
+    assert bench.cold() == (0, 1, 3)
+    assert bench.cold_bytes() == 4 * (4096 * 256 + 256 * 128 + 4096 * 128)
+    assert Bench(dense(8, 256, 128).ir, TARGET, 0).cold() == (1,)
+    assert Bench(dense().ir, TARGET, 0).cold() == ()
     running = Running(bench, build(bench.mod, bench.tvm_target))
     evicted: list[list[tuple[int, ...]]] = []
     monkeypatch.setattr(candidate, "evict", lambda tensors: evicted.append([tuple(t.shape) for t in tensors]))
-    assert running.call(3) > 0
-    assert evicted == [[(256, 128)]] * 3
+    assert running.call(2) > 0
+    assert evicted == [[(4096, 256), (256, 128), (4096, 128)]] * 2
 
 
-def test_a_timing_says_whether_weights_were_cold(sandbox: Sandbox) -> None:
-    for workload, cold in ((dense(8, 256, 128), True), (dense(), False)):
+def test_a_timing_says_how_much_was_cold(sandbox: Sandbox) -> None:
+    for workload, cold in ((dense(8, 256, 128), 4 * 256 * 128), (dense(), 0)):
         (result,) = measure(sandbox, workload, [BASELINE_TRACE])
         assert isinstance(result, Timed), result
         assert result.rule is not None
-        assert result.rule.cold_weights is cold
+        assert result.rule.cold_bytes == cold
 
 
 def test_a_trace_of_another_workload_is_an_invalid_schedule(sandbox: Sandbox) -> None:

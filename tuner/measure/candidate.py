@@ -38,9 +38,10 @@ evaluator makes one more call each time."""
 _WARM_SAMPLES = 5
 """Rounds of guessing how many calls fill a sample: the first calls are cold, and what is guessed from them differs between
 processes of one candidate, which would then be timed differently."""
-_COLD_WEIGHT_BYTES = 1 << 16
-"""Weights from this size on are in memory before each timed call, as they are in a model, whose other weights were read
-since; the rest of it comes within a few microseconds anyhow."""
+_COLD_WEIGHT_BYTES, _COLD_ACTIVATION_BYTES = 1 << 16, 1 << 20
+"""Larger weights and activations are not in a cache near a core when a layer of a model runs: all other weights were read
+since, and of what the layer before wrote more is lost than stays in the L2 cache. Smaller weights come within
+microseconds."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
 """Filling the caches takes about a millisecond: under a twentieth of such a call."""
 
@@ -87,12 +88,16 @@ class Bench:
         """Size of one set's outputs."""
         return sum(_size(found) for found in self.output_types)
 
-    def cold_weights(self) -> tuple[int, ...]:
-        """Parameters that hold the same numbers in every run of a model and are too large to stay in a cache."""
+    def cold(self) -> tuple[int, ...]:
+        """Parameters that are in no cache near a core when the workload runs in a model."""
         constant = {int(i) for i in (self.mod["main"].attrs or {}).get("layout_free_buffers", [])}
-        return tuple(
-            i for i in self.facts.inputs if i in constant and _size(self.facts.params[i]) >= _COLD_WEIGHT_BYTES
-        )
+        sizes = [_size(found) for found in self.facts.params]
+        limits = [_COLD_WEIGHT_BYTES if i in constant else _COLD_ACTIVATION_BYTES for i in range(len(sizes))]
+        return tuple(i for i, size in enumerate(sizes) if size > limits[i])
+
+    def cold_bytes(self) -> int:
+        """Of those parameters."""
+        return sum(_size(self.facts.params[i]) for i in self.cold())
 
     def held_bytes(self) -> int:
         """Memory of all inputs, references and tolerances, about."""
@@ -137,7 +142,7 @@ class Running:
         self._views = [_view(tensor) for tensor in self._outputs]
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}
-        self._cold_weights = bench.cold_weights()
+        self._cold = bench.cold()
 
     def _prepare(self, name: str) -> list[Any]:
         """The argument list of a set, weights packed."""
@@ -185,10 +190,10 @@ class Running:
         ]
 
     def call(self, calls: int) -> float:
-        """Seconds of `calls` calls in a row on the first set; large weights are evicted before each, outside its time."""
+        """Seconds of `calls` calls in a row on the first set; what is cold in a model is evicted before each."""
         arguments = self._prepare(SETS[0])
-        if weights := [arguments[i] for i in self._cold_weights]:
-            return sum(self._cold_call(arguments, weights) for _ in range(calls))
+        if cold := [arguments[i] for i in self._cold]:
+            return sum(self._cold_call(arguments, cold) for _ in range(calls))
         if calls <= _FEW_CALLS:
             main = self._built.main
             start = time.perf_counter()
@@ -199,8 +204,8 @@ class Running:
             self._evaluators[calls] = self._built.module.time_evaluator("main", tvm.cpu(), number=calls, repeat=1)
         return float(self._evaluators[calls](*arguments).results[0]) * calls
 
-    def _cold_call(self, arguments: list[Any], weights: list[Any]) -> float:
-        evict(weights)
+    def _cold_call(self, arguments: list[Any], cold: list[Any]) -> float:
+        evict(cold)
         start = time.perf_counter()
         self._built.main(*arguments)
         return time.perf_counter() - start

@@ -1,7 +1,7 @@
 """When to stop timing a candidate: pure decisions over a function `call(n) -> seconds of n calls`.
 
 A sample is the mean of `n` calls in a row, `n` chosen so that a sample fills `target_sample_secs`. The statistic is
-the median of the samples. Caches are warm but for large weights (candidate.py): every call reads the same buffers.
+the median of the samples. Caches are warm but for large tensors (candidate.py): every call reads the same buffers.
 
 Notation: x_(1) <= ... <= x_(m) are the ordered samples, med their median, inc the incumbent's median seconds.
 """
