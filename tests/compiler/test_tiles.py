@@ -16,6 +16,7 @@ from tests.compiler.programs import TARGET, workload
 from tuner.digest import workload_digest
 from tuner.measure.build import build
 from tuner.space.contraction import find_contraction
+from tuner.space.depthwise import windows
 from tuner.space.metaschedule import generate
 from tuner.space.micro_kernel import Product, micro_kernels
 from tuner.space.processor import VectorUnit, lines_in_l1
@@ -119,6 +120,9 @@ WORKLOADS = {
     "1x1, stride": lambda: convolution((1, 14, 14, 32), (1, 1, 32, 64), strides=2),
     "depthwise": lambda: convolution((1, 17, 17, 32), (3, 3, 1, 32), padding=1, groups=32),
     "depthwise, stride": lambda: convolution((1, 33, 33, 48), (3, 3, 1, 48), padding=1, strides=2, groups=48),
+    "depthwise, larger than caches": lambda: convolution(
+        (1, 96, 96, 32), (3, 3, 1, 32), padding=1, strides=2, groups=32
+    ),
     "transposed": transposed_convolution,
     "1D": convolution_1d,
     "3D": convolution_3d,
@@ -172,6 +176,14 @@ def test_a_tile_computes_what_the_untransformed_program_computes(kind: str) -> N
     _, _, arrays, expected = case(kind)
     for candidate in candidates(kind, TARGET):
         np.testing.assert_allclose(run(candidate.mod, arrays, TARGET), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "streamed"), [("depthwise", 0), ("depthwise, larger than caches", 2)])
+def test_a_depthwise_convolution_that_comes_from_memory_is_also_read_as_it_lies(kind: str, streamed: int) -> None:
+    found = find_contraction(Schedule(case(kind)[1]))
+    assert found is not None
+    offered = list(windows(found, VectorUnit.with_features_of(to_tvm_target(TARGET), found.bits), 2))
+    assert sum(window.streamed for window in offered) == streamed
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="runs code for AVX2")

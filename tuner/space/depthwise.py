@@ -7,6 +7,10 @@
           for X (unrolled), channels (vectorised)       X * V accumulators
             C[y, x, c] += A[y * s + ky, x * s + kx, c] * B[ky, kx, c]
 
+A of more bytes than the cores' L2 caches hold comes from memory, which is slow where it is not read as it lies: the channels
+of a panel are a few neighbours of each pixel. So such a convolution is also offered *streamed*: a task takes rows alone,
+pads all channels of them at once, and walks the panels inside a tile.
+
 Unrolled over the window, neighbouring outputs share their loads: (X - 1) * s + k vectors of A serve X * k multiply-adds,
 where a scalar schedule loads two operands for each.
 """
@@ -19,13 +23,16 @@ from typing import Any
 
 from tuner.space import stages
 from tuner.space.contraction import Contraction
-from tuner.space.processor import BALANCED, VectorUnit
+from tuner.space.processor import BALANCED, L2_BYTES, VectorUnit
 
 MAX_UNROLLED = 25
 """Taps of a window that is unrolled whole; of a larger one only the last axis is."""
 MAX_ROWS = 32
 """Output rows of a block: more share their halo, fewer stay in a smaller cache."""
 MAX_VECTORS = 4
+STREAMED_VECTORS = 2
+TURNS = 4
+"""Tasks per core that are enough: cores seldom start together."""
 ROWS_OFFERED = 3
 FEW_OUTPUTS = 4
 """Outputs of a tile below which more channels must keep the FMA units busy."""
@@ -40,16 +47,20 @@ class Window:
     lanes: int
     rows: tuple[int, ...]
     """Offered numbers of output rows in a block."""
+    streamed: bool = False
+    """All channels of a tile before the next tile: A is read as it lies."""
 
 
 def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window]:
-    """Tiles whose accumulators take half the registers: the other half holds weights and what was loaded."""
+    """Tiles whose accumulators take half the registers: the other half holds weights and what was loaded. Streamed ones
+    follow those of the same size; `read` is the size of A in bytes, if its strides are those of the window."""
     channels, outputs = found.extents[found.vector], found.extents[found.rows[-1]]
     lanes = next((unit.lanes >> n for n in range(3) if channels % (unit.lanes >> n) == 0), 1)
     if lanes < 2:
         return
     rows = found.extents[found.rows[-2]] if found.rows[:-1] else 1
     images = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-2])
+    read = images * rows * outputs * found.row_stride * (found.row_stride // channels) * found.bits // 8
     for vectors in range(1, MAX_VECTORS + 1):
         tile = stages.largest_divisor(outputs, max(1, unit.registers // 2 // vectors))
         if channels % (vectors * lanes) or (vectors > 2 and tile >= FEW_OUTPUTS):
@@ -59,6 +70,9 @@ def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window
             n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and stages.busy(panels * rows // n, cores) >= BALANCED
         ]
         yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(sizes[-ROWS_OFFERED:]) or (1,))
+        alone = [n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and images * rows // n >= cores * TURNS]
+        if vectors <= STREAMED_VECTORS and alone and read > cores * L2_BYTES:
+            yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(alone[-ROWS_OFFERED:]), streamed=True)
 
 
 def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
@@ -75,10 +89,14 @@ def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
         outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows))])
         inner = [row]
     taps = [loops[i] for i in (*found.reduction_units, *found.reduction)]
-    schedule.reorder(*outer, panel, *inner, tile, *taps, output, vector, lane)
-    task = schedule.fuse(*outer, panel)
+    if window.streamed:
+        schedule.reorder(*outer, *inner, tile, panel, *taps, output, vector, lane)
+        task, at = schedule.fuse(*outer), panel
+    else:
+        schedule.reorder(*outer, panel, *inner, tile, *taps, output, vector, lane)
+        task, at = schedule.fuse(*outer, panel), tile
     schedule.parallel(task)
-    stages.write_back(schedule, result, tile, window.lanes)
+    stages.write_back(schedule, result, at, window.lanes)
     for producer in padding:
         stages.place(schedule, producer, task, window.lanes)
     unrolled = taps if found.extent(found.reduction) <= MAX_UNROLLED else taps[-1:]
