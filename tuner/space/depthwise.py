@@ -27,6 +27,8 @@ MAX_ROWS = 32
 """Output rows of a block: more share their halo, fewer stay in a smaller cache."""
 MAX_VECTORS = 4
 ROWS_OFFERED = 3
+TURNS = 4
+"""Tasks per core that are enough: cores seldom start together."""
 FEW_OUTPUTS = 4
 """Outputs of a tile below which more channels must keep the FMA units busy."""
 
@@ -39,7 +41,7 @@ class Window:
     vectors: int
     lanes: int
     rows: tuple[int, ...]
-    """Offered numbers of output rows in a block."""
+    """Offered numbers of output rows in a block, the one to begin with first."""
 
 
 def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window]:
@@ -58,7 +60,10 @@ def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window
         sizes = [
             n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and stages.busy(panels * rows // n, cores) >= BALANCED
         ]
-        yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(sizes[-ROWS_OFFERED:]) or (1,))
+        offered = sizes[-ROWS_OFFERED:] or [1]
+        tasks = {n: panels * rows // n for n in offered}
+        offered.sort(key=lambda n: (-min(tasks[n], TURNS * cores), -stages.busy(tasks[n], cores), -n))
+        yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(offered))
 
 
 def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
@@ -72,7 +77,7 @@ def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
     outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns, *found.rows[:-1])]
     inner = []
     if found.rows[:-1]:
-        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows))])
+        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows), window.rows[0])])
         inner = [row]
     taps = [loops[i] for i in (*found.reduction_units, *found.reduction)]
     schedule.reorder(*outer, panel, *inner, tile, *taps, output, vector, lane)
