@@ -5,10 +5,13 @@ threads work on it, because every candidate is drawn from a seed of its own and 
 
 One round, for `n` wanted candidates:
 
-1. parents: the fastest measured traces, and fresh random ones (decisions drawn from the sketches);
-2. a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
-3. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
-   search and the cost model honest.
+1. leads: what the spaces that know the hardware think best, until all of it is measured;
+2. random points of the sketches, those nobody has met first, then in turn: a sketch whose points are all known has had its
+   turns. Not in proportion to what was measured of a sketch: its luckiest of five draws says little about its best;
+3. with a cost model a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
+   without one, children of the fastest in place of three quarters of the random points;
+4. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
+   search and the cost model honest. Without a model nothing can be ranked, and no more is made than is wanted.
 
 MetaSchedule's own EvolutionarySearch is not used: it draws from per-thread streams (two threads are not reproducible),
 its 512 x 5 candidates a round cost 20 ms of CPU each, and it forgets what was issued before it was created.
@@ -16,18 +19,22 @@ its 512 x 5 candidates a round cost 20 ms of CPU each, and it forgets what was i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import structlog
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
-from pitchpipe.wire.measure import Candidate
+from pitchpipe.wire.ids import canonical_json
+from pitchpipe.wire.measure import Candidate, FailureKind
 from tuner.cost_model import CostModel, pack_features, target_of, unpack_features
 from tuner.measure import quiet
 from tuner.space import space_of
@@ -38,14 +45,20 @@ from tuner.tvm_compat import usable_cores
 
 __all__ = ["propose"]
 
+log = structlog.get_logger("pitchpipe.search")
+
 ELITES = 32
 """Measured traces that become parents, the fastest first ..."""
 FAMILY_ELITES = 12
 """... but of one family no more than these, so that a good sketch does not drive out those not yet explored."""
-RANDOM_RATIO = 1.0
-"""Fresh random candidates per wanted one."""
+LEADS_SHARE = 0.75
+"""Of the proposals of a round, at most: no sketch waits for another's leads."""
+RANDOM_RATIO = 0.5
+"""Fresh random candidates per wanted one, when a model ranks them."""
+RANDOM_SHARE = 0.25
+"""Of the proposals, when none does and something was measured: children of the fastest are the others."""
 GENERATIONS = 2
-CHILDREN_RATIO = 1.5
+CHILDREN_RATIO = 1.0
 """Mutated candidates per wanted one and generation."""
 EPSILON = 0.1
 """Share of the proposals drawn at random rather than by score."""
@@ -70,7 +83,7 @@ class _Built:
     """A candidate that applied and passed the postprocessors."""
 
     family: str
-    """Kinds of its instructions: candidates of one sketch differ only in decisions."""
+    """Names its instructions: candidates of one sketch differ only in decisions."""
     key: str
     """Its trace before postprocessing: what is recognised when it is met again."""
     program: int
@@ -79,6 +92,16 @@ class _Built:
     """What a mutation starts from."""
     schedule: Any
     features: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draw:
+    """A candidate to make: a random point of a sketch, a neighbour of a trace, or a trace as it is."""
+
+    seed: int
+    sketch: int | None = None
+    mutated: Any = None
+    decided: Any = None
 
 
 _KNOWN = _Built(family="", key="", program=0, trace=None, schedule=None, features=b"")
@@ -112,57 +135,84 @@ class _Round:
         self.space = space_of(request.workload, request.target)
         self.model = _load_model(request.model)
         self.rng = np.random.default_rng([request.seed, int(request.workload.digest[:8], 16)])
-        self.keys = {without_postproc(trace) for trace, _ in request.measured}
+        known = [_identified(trace) for trace, _ in request.measured]
+        self.keys = {key for key, _ in known}
+        self.known = Counter(family for _, family in dict(known).items())
+        """Candidates met, by family."""
         self.programs: set[int] = set()
         self.families: dict[str, list[tuple[float, Any]]] = {}
+        self.sketches = _families(self.space)
+        self.leads = list(self.space.leads)
+        self.led: list[_Built] = []
         self.found: list[tuple[float, _Built]] = []
         self.explored: list[_Built] = []
+        self.refused: list[str] = []
+        """Why candidates could not be made, where that is nothing a design space should do."""
 
     def run(self) -> list[Proposal]:
         n = self.request.n
         self._add_elites()
-        guided = self.model is not None or bool(self.families)
         chosen: list[Proposal] = []
         for _ in range(MAX_ROUNDS):
             before = len(self.found)
-            self.explored += self._grow(self._draws, math.ceil(n * RANDOM_RATIO))
-            for _ in range(GENERATIONS if guided else 0):
-                self._grow(self._mutations, math.ceil(n * CHILDREN_RATIO))
+            self._fill(n - len(chosen))
             if len(self.found) == before:
                 break
             chosen = self._choose()
             if len(chosen) == n:
                 break
+        if self.refused:
+            kind, count = FailureKind.INVALID_SCHEDULE.value, len(self.refused)
+            log.warning("candidates refused", kind=kind, count=count, error=min(self.refused))
         return chosen
+
+    def _fill(self, wanted: int) -> None:
+        """Finds as many new candidates and, where a model can choose among them, more."""
+        self.led += (led := self._grow(self._next_leads, math.ceil(wanted * LEADS_SHARE)))
+        found = len(led)
+        if self.model is not None:
+            self.explored += self._grow(self._draws, math.ceil(wanted * RANDOM_RATIO))
+            for _ in range(GENERATIONS):
+                self._grow(self._mutations, math.ceil(wanted * CHILDREN_RATIO))
+            return
+        if self.families:
+            found += len(self._grow(self._mutations, math.floor(wanted * (1 - RANDOM_SHARE)) - found))
+        self._grow(self._draws, wanted - found)
 
     def _add_elites(self) -> None:
         measured = sorted((secs, trace) for trace, secs in self.request.measured if secs is not None)
         counts: Counter[str] = Counter()
         elites: list[tuple[float, str, str]] = []
         for secs, trace in measured:
-            family = _family_of(trace)
+            key, family = _identified(trace)
             if len(elites) < ELITES and counts[family] < FAMILY_ELITES:
                 counts[family] += 1
-                elites.append((target_of(measured[0][0], secs), family, trace))
-        parents = self.parallel(self._parent, [trace for _, _, trace in elites])
+                elites.append((target_of(measured[0][0], secs), family, key))
+        parents = self.parallel(lambda key: _parent(self.space, key), [key for _, _, key in elites])
         for (fitness, family, _), parent in zip(elites, parents, strict=True):
             if parent is not None:
                 self.families.setdefault(family, []).append((fitness, parent))
 
-    def _parent(self, text: str) -> Any:
-        try:
-            return apply_trace(self.space.mod, without_postproc(text)).trace.simplified(True)
-        except InvalidTrace:
-            return None
+    def _next_leads(self, count: int) -> list[_Draw]:
+        taken, self.leads = self.leads[:count], self.leads[count:]
+        return [_Draw(seed=self._seed(), decided=trace) for trace in taken]
 
-    def _draws(self, count: int) -> list[tuple[Any, int, bool]]:
-        """Random points of the space: sketches in turn, so that each gets its share."""
-        sketches = self.space.sketches
-        start = int(self.rng.integers(len(sketches)))
-        return [(sketches[(start + i) % len(sketches)], self._seed(), False) for i in range(count)]
+    def _draws(self, count: int) -> list[_Draw]:
+        """Random points of the space: sketches in turn, so that each gets its share, the least known first."""
+        numbers = [i for i, family in enumerate(self.sketches) if self._is_open(family)]
+        if not numbers:
+            return []
+        turned = np.roll(numbers, int(self.rng.integers(len(numbers))))
+        order = sorted(map(int, turned), key=lambda i: min(self.known[self.sketches[i]], 1))
+        return [_Draw(seed=self._seed(), sketch=order[i % len(order)]) for i in range(count)]
 
-    def _mutations(self, count: int) -> list[tuple[Any, int, bool]]:
-        names = sorted(self.families)
+    def _is_open(self, family: str) -> bool:
+        """Whether a sketch has points that nobody has met."""
+        size = sum(self.space.size(i) for i, name in enumerate(self.sketches) if name == family)
+        return family not in self.sketches or self.known[family] < size
+
+    def _mutations(self, count: int) -> list[_Draw]:
+        names = [name for name in sorted(self.families) if self._is_open(name)]
         if not names:
             return []
         best = [max(fitness for fitness, _ in self.families[name]) for name in names]
@@ -170,7 +220,7 @@ class _Round:
         for index in self._roulette(best, count):
             family = self.families[names[index]]
             (member,) = self._roulette([fitness for fitness, _ in family], 1)
-            chosen.append((family[member][1], self._seed(), True))
+            chosen.append(_Draw(seed=self._seed(), mutated=family[member][1]))
         return chosen
 
     def _roulette(self, fitness: list[float], count: int) -> list[int]:
@@ -180,7 +230,7 @@ class _Round:
     def _seed(self) -> int:
         return int(self.rng.integers(1, SEED_LIMIT))
 
-    def _grow(self, draw: Callable[[int], list[tuple[Any, int, bool]]], count: int) -> list[_Built]:
+    def _grow(self, draw: Callable[[int], list[_Draw]], count: int) -> list[_Built]:
         """Builds `count` draws, scores those that are new, and makes them parents of the next generation.
 
         A draw that breaks a rule is drawn again; one that is known already is not, or a small space would never end.
@@ -195,6 +245,7 @@ class _Round:
                     wanted += 1
                 elif built is not _KNOWN and built.key not in self.keys and built.program not in self.programs:
                     self.keys.add(built.key)
+                    self.known[built.family] += 1
                     self.programs.add(built.program)
                     fresh.append(built)
         scores = self._scores(fresh)
@@ -204,23 +255,32 @@ class _Round:
                 self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
         return fresh
 
-    def _build(self, draw: tuple[Any, int, bool]) -> _Built | None:
+    def _build(self, draw: _Draw) -> _Built | None:
         """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
-        trace, seed, mutated = draw
-        if mutated:
-            trace = self.space.neighbour(trace, np.random.default_rng(seed))
-            if trace is None:
-                return None
         try:
-            if mutated and encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
-                return _KNOWN
-            schedule = self.space.applied(trace, seed)
-            if schedule is None:
-                return None
-            trace = schedule.trace.simplified(True)
-            key = encode_trace(trace)
+            return self._made(draw)
         except InvalidTrace:
             return None
+        except Exception as error:  # noqa: BLE001 - whatever TVM meets in one candidate is no concern of the others
+            self.refused.append(f"{type(error).__name__}: {error}"[:300])
+            return None
+
+    def _made(self, draw: _Draw) -> _Built | None:
+        if draw.sketch is not None:
+            schedule = self.space.drawn(draw.sketch, draw.seed)
+        else:
+            trace = draw.decided
+            if draw.mutated is not None:
+                trace = self.space.neighbour(draw.mutated, np.random.default_rng(draw.seed))
+            if trace is None:
+                return None
+            if encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
+                return _KNOWN
+            schedule = self.space.applied(trace, draw.seed)
+        if schedule is None:
+            return None
+        trace = schedule.trace.simplified(True)
+        key = encode_trace(trace)
         if key in self.keys:
             return _KNOWN
         if not self.space.postprocessed(schedule):
@@ -244,17 +304,27 @@ class _Round:
         return [float(s) for s in self.rng.random(len(built))]
 
     def _choose(self) -> list[Proposal]:
-        """The best predicted, then the random share, none of them seen before; deterministic for equal scores."""
+        """The best predicted, then the random share, none of them seen before; deterministic for equal scores.
+
+        Of a task without any result the leads come before, and the random share is what they leave: a model that learnt
+        from other tasks is no reason not to look at each sketch of this one.
+        """
         n = self.request.n
-        guided = self.model is not None
+        guided, fresh = self.model is not None, not self.request.measured
         rng = np.random.default_rng(self.request.seed)
         scores = {built.key: score for score, built in self.found}
         ranked = sorted(self.found, key=lambda item: (-item[0], item[1].key))
-        drawn = [(scores[self.explored[i].key], self.explored[i]) for i in rng.permutation(len(self.explored))]
-        share = max(1, round(EPSILON * n)) if guided and n > 1 else 0
+        explored = self.explored if fresh else [self.explored[i] for i in rng.permutation(len(self.explored))]
+        led, drawn = ([(scores[built.key], built) for built in queue] for queue in (self.led, explored))
+        share = max(1, round((1 - LEADS_SHARE if fresh else EPSILON) * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
         ties: Counter[float] = Counter()
-        for limit, queue, max_ties in ((n - share, ranked, MAX_TIES if guided else n), (n, drawn, n), (n, ranked, n)):
+        for limit, queue, max_ties in (
+            (n - share if fresh else 0, led, n),
+            (n - share, ranked, MAX_TIES if guided else n),
+            (n, drawn, n),
+            (n, ranked, n),
+        ):
             for score, built in queue:
                 if len(chosen) >= limit:
                     break
@@ -286,6 +356,28 @@ def _load_model(data: bytes | None) -> CostModel | None:
 
 
 def _family_of(trace: str) -> str:
-    """Kinds of the instructions before postprocessing, in order."""
-    kinds = [instruction[0] for instruction in json.loads(without_postproc(trace))[0]]
-    return ",".join(kinds)
+    """A digest of the instructions before postprocessing."""
+    return hashlib.sha256(canonical_json(json.loads(without_postproc(trace))[0])).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _families(space: Any) -> list[str]:
+    """Of a space's sketches, in their order."""
+    return [_family_of(encode_trace(schedule.trace.simplified(True))) for schedule in space.schedules]
+
+
+@lru_cache(maxsize=512)
+def _identified(trace: str) -> tuple[str, str]:
+    """(key, family) of a measured trace. The next search of the task is shown nearly the same ones."""
+    key = without_postproc(trace)
+    return key, _family_of(key)
+
+
+@lru_cache(maxsize=256)
+def _parent(space: Any, key: str) -> Any:
+    """The trace of a measured candidate, to mutate; None where it does not apply. The next search starts from nearly the
+    same ones."""
+    try:
+        return apply_trace(space.mod, key).trace.simplified(True)
+    except InvalidTrace:
+        return None

@@ -8,6 +8,7 @@ it did not fork, too (orphaned grandchildren).
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -208,6 +209,7 @@ class Nursery:
         try:
             os.setpgid(0, 0)
             die_with_parent(parent)
+            gc.disable()  # It ends before its garbage matters, and collecting writes to pages it shares.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_RDONLY)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import pytest
 
 from tests.compiler import programs
-from tuner.space.code_size import is_unrolled_for_nothing
+from tuner.space.code_size import is_unrolled_too_far
 from tuner.tvm_compat import Schedule, load_ir
 
 
 @pytest.mark.parametrize(
-    ("steps", "vector", "refused"),
-    [(512, 4, True), (512, None, True), (512, 16, False), (64, 4, False), (0, None, False)],
+    ("steps", "vector", "lanes", "refused"),
+    [
+        (512, None, 16, False),  # sum and its start, 64 times: the 32 columns around them would be too many steps
+        (4096, None, 16, True),
+        (1024, 32, 16, False),  # a vector in two registers: 256
+        (1024, 32, 2, True),  # in sixteen: 2048
+        (0, None, 16, False),
+    ],
 )
-def test_code_unrolled_hundreds_of_times_must_fill_its_vectors(steps: int, vector: int | None, refused: bool) -> None:
-    schedule = Schedule(load_ir(programs.dense().ir))
+def test_statements_are_counted_as_they_are_unrolled(steps: int, vector: int | None, lanes: int, refused: bool) -> None:
+    schedule = Schedule(load_ir(programs.dense(16, 64, 32).ir))
     block = schedule.get_child_blocks(schedule.get_sblock("root"))[0]
-    outer, columns, _ = schedule.get_loops(block)
+    outer, columns, reduction = schedule.get_loops(block)
     if steps:
         schedule.annotate(outer, "pragma_auto_unroll_max_step", steps)
     if vector is not None:
-        schedule.vectorize(schedule.split(columns, [None, vector])[1])
-    assert is_unrolled_for_nothing(schedule.mod["main"], lanes=16) is refused
+        columns, lane = schedule.split(columns, [None, vector])
+        schedule.reorder(columns, reduction, lane)
+        schedule.vectorize(lane)
+    assert is_unrolled_too_far(schedule.mod["main"], lanes) is refused

@@ -29,7 +29,7 @@ def test_equal_traces_have_equal_neighbours_wherever_they_lie_in_memory() -> Non
 
 def test_a_neighbour_tiles_the_same_loops_and_differs() -> None:
     space = space_of(programs.conv(), programs.TARGET)
-    trace = space.applied(space.sketches[0], 5).trace.simplified(True)
+    trace = space.drawn(0, 5).trace.simplified(True)
     before = dict(json.loads(encode_trace(trace))[1])
     changed = 0
     for seed in range(20):

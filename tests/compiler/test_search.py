@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tuner import search, space
 from tuner.cost_model import CostModel, train, unpack_features
-from tuner.search import propose
-from tuner.space import design_space, space_of
+from tuner.search import _family_of, propose
+from tuner.space import Space, design_space, space_of
 from tuner.steps import Proposal, ProposeRequest, Sample
-from tuner.trace import decode_trace, encode_trace
+from tuner.trace import decode_trace, encode_trace, without_postproc
 from tuner.tvm_compat import relax
 
 
@@ -162,6 +163,46 @@ def test_failures_are_no_parents_but_are_remembered(first: list[Proposal]) -> No
     failed = tuple((p.candidate.trace, None) for p in first)
     again = propose(request(programs.conv(), n=24, measured=failed))
     assert {p.candidate.trace for p in again}.isdisjoint(trace for trace, _ in failed)
+
+
+def test_a_candidate_that_fails_in_the_search_is_refused_alone(
+    first: list[Proposal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract, failed = Space.features, []
+
+    def features(self: Space, schedule: Any) -> Any:
+        if zlib.crc32((trace := encode_trace(schedule.trace)).encode()) % 4 == 0:
+            failed.append(trace)
+            raise RuntimeError("the feature extractor met what it does not know")
+        return extract(self, schedule)
+
+    monkeypatch.setattr(Space, "features", features)
+    found = propose(request(programs.conv(), n=24))
+    assert failed
+    assert len(found) == 24
+    assert {p.candidate.trace for p in found}.isdisjoint(failed)
+
+
+def test_a_space_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(mod: Any, target: Target) -> list[Any]:
+        raise RuntimeError("a workload that nobody thought of")
+
+    monkeypatch.setattr(space, "_GENERATORS", (broken,))
+    space_of.cache_clear()
+    assert len(propose(request(programs.conv(), n=4))) == 4
+    space_of.cache_clear()
+
+
+def test_the_first_round_has_the_leads_and_something_of_every_sketch(first: list[Proposal], model: bytes) -> None:
+    """With or without a model, which may have learnt from other tasks."""
+    whole = space_of(programs.conv(), programs.TARGET)
+    sketches = {_family_of(encode_trace(schedule.trace.simplified(True))) for schedule in whole.schedules}
+    leads = {encode_trace(lead) for lead in whole.leads}
+    assert len(leads) > 3
+    for proposals in (first, propose(request(programs.conv(), n=24, model=model))):
+        keys = {without_postproc(p.candidate.trace) for p in proposals}
+        assert leads <= keys
+        assert sketches <= {_family_of(key) for key in keys}
 
 
 def test_a_design_space_is_a_list_of_schedules_of_the_workload() -> None:

@@ -13,8 +13,11 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tuner.digest import workload_digest
+from tuner.search import propose
 from tuner.space.default import baseline_trace, fixed_trace
-from tuner.trace import apply_trace, decode_trace
+from tuner.space.tiles import tiled_sketches
+from tuner.steps import ProposeRequest
+from tuner.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
 
 op = relax.op
@@ -106,6 +109,16 @@ def test_a_large_program_runs_in_parallel_and_vectorised() -> None:
     assert '"Parallel"' in trace
     assert '"Vectorize"' in trace
     assert '"ComputeInline"' in trace
+
+
+@pytest.mark.parametrize("made", [programs.conv, lambda: programs.dense(128, 256, 192)])
+def test_the_default_of_a_contraction_is_the_register_tile_that_the_search_begins_with(made: Make) -> None:
+    trace = check(made())
+    (first,) = tiled_sketches(load_ir(made().ir), programs.TARGET, most=1)
+    assert without_postproc(trace) == encode_trace(first.trace.simplified(True))
+    request = {"target": programs.TARGET, "measured": (), "seen": frozenset(), "model": None}
+    proposals = propose(ProposeRequest(workload=made(), n=2, seed=0, **request))
+    assert trace in [proposal.candidate.trace for proposal in proposals]
 
 
 def test_a_small_program_does_not_wake_other_threads() -> None:

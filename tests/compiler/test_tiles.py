@@ -164,7 +164,7 @@ def candidates(kind: str, target: Target) -> list[Any]:
     made, mod, _, _ = case(kind)
     sketches = tiled_sketches(mod, target)
     assert sketches
-    space = generate(made, target).joined(sketches)
+    space = generate(made, target).joined([sketches])
     found = [space.candidate(sketch, seed) for seed, sketch in enumerate(space.sketches[-len(sketches) :], 1)]
     assert all(found)
     assert len(found) >= (1 if kind.startswith("dense, o") else 2)

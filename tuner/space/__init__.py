@@ -11,12 +11,16 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import structlog
+
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.space.metaschedule import Space, generate
 from tuner.space.rowwise import rowwise_sketches
 from tuner.space.tiles import tiled_sketches
 from tuner.space.winograd import winograd_sketches
+
+log = structlog.get_logger("pitchpipe.space")
 
 __all__ = ["Space", "design_space", "space_of"]
 
@@ -31,8 +35,16 @@ _GENERATORS: Sequence[Callable[[Any, Target], list[Any]]] = (tiled_sketches, win
 def space_of(workload: Workload, target: Target) -> Space:
     """The union of all spaces for the workload on the target; the same whether it was cached or not."""
     space = generate(workload, target)
-    extra = [sketch for generator in _GENERATORS for sketch in generator(space.mod, target)]
-    return space.joined(extra)
+    return space.joined([_generated(generator, space.mod, target) for generator in _GENERATORS])
+
+
+def _generated(generator: Callable[[Any, Target], list[Any]], mod: Any, target: Target) -> list[Any]:
+    """Its sketches; none where it fails on a workload that nobody thought of, whose other spaces are searched then."""
+    try:
+        return generator(mod, target)
+    except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
+        log.warning("no sketches", generator=generator.__name__, error=f"{type(error).__name__}: {error}"[:300])
+        return []
 
 
 def design_space(workload: Workload, target: Target) -> list[Any]:

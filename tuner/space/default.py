@@ -12,10 +12,12 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.space import space_of
 from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
 from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
+from tuner.space.tiles import tiled_sketches
 from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 
@@ -42,13 +44,16 @@ def baseline_trace(workload: Workload, target: Target) -> str:
 def fixed_trace(workload: Workload, target: Target) -> str:
     """The default schedule of a task without trials; the baseline where nothing better is known.
 
-    On a CPU: a chain of reductions runs row by row (tuner/space/rowwise.py); in anything else outer loops run in
-    parallel and the innermost is vectorised, a transposition in tiles. Every step is optional: what TVM refuses is
-    left out.
+    On a CPU: a contraction runs in the register tile that is modelled best (tuner/space/tiles.py), as the search would
+    first propose it; a chain of reductions row by row (tuner/space/rowwise.py); in anything else outer loops run in
+    parallel and the innermost is vectorised, a transposition in tiles. Every step is optional: what TVM refuses is left
+    out.
     """
     if target.kind != "llvm":
         return baseline_trace(workload, target)
     mod = load_ir(workload.ir)
+    if (tiled := _in_register_tiles(mod, workload, target)) is not None:
+        return tiled
     for plan in (_row_by_row, _stage_by_stage):
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
@@ -60,6 +65,22 @@ def fixed_trace(workload: Workload, target: Target) -> str:
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
             continue
     return BASELINE_TRACE
+
+
+def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | None:
+    """None for what holds no contraction that can be tiled."""
+    try:
+        if not tiled_sketches(mod, target, most=1):
+            return None
+        space = space_of(workload, target)  # For its postprocessors; the search of the task needs it too.
+        schedule = space.candidate(space.leads[0], seed=1)
+        if schedule is None:
+            return None
+        trace = encode_trace(schedule.trace)
+        apply_trace(mod, trace)
+        return trace
+    except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
+        return None
 
 
 def _row_by_row(schedule: Any, target: Target) -> bool:

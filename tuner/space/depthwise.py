@@ -31,9 +31,9 @@ MAX_ROWS = 32
 """Output rows of a block: more share their halo, fewer stay in a smaller cache."""
 MAX_VECTORS = 4
 STREAMED_VECTORS = 2
+ROWS_OFFERED = 3
 TURNS = 4
 """Tasks per core that are enough: cores seldom start together."""
-ROWS_OFFERED = 3
 FEW_OUTPUTS = 4
 """Outputs of a tile below which more channels must keep the FMA units busy."""
 
@@ -46,7 +46,7 @@ class Window:
     vectors: int
     lanes: int
     rows: tuple[int, ...]
-    """Offered numbers of output rows in a block."""
+    """Offered numbers of output rows in a block, the one to begin with first."""
     streamed: bool = False
     """All channels of a tile before the next tile: A is read as it lies."""
 
@@ -69,10 +69,13 @@ def windows(found: Contraction, unit: VectorUnit, cores: int) -> Iterator[Window
         sizes = [
             n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and stages.busy(panels * rows // n, cores) >= BALANCED
         ]
-        yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(sizes[-ROWS_OFFERED:]) or (1,))
-        alone = [n for n in range(1, MAX_ROWS + 1) if rows % n == 0 and images * rows // n >= cores * TURNS]
+        offered = sizes[-ROWS_OFFERED:] or [1]
+        tasks = {n: panels * rows // n for n in offered}
+        offered.sort(key=lambda n: (-min(tasks[n], TURNS * cores), -stages.busy(tasks[n], cores), -n))
+        yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(offered))
+        alone = [n for n in range(MAX_ROWS, 0, -1) if rows % n == 0 and images * rows // n >= cores * TURNS]
         if vectors <= STREAMED_VECTORS and alone and read > cores * L2_BYTES:
-            yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(alone[-ROWS_OFFERED:]), streamed=True)
+            yield Window(outputs=tile, vectors=vectors, lanes=lanes, rows=tuple(alone[:ROWS_OFFERED]), streamed=True)
 
 
 def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
@@ -86,7 +89,7 @@ def tile_window(schedule: Any, found: Contraction, window: Window) -> None:
     outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns, *found.rows[:-1])]
     inner = []
     if found.rows[:-1]:
-        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows))])
+        outer[-1], row = schedule.split(outer[-1], [None, stages.sample(schedule, list(window.rows), window.rows[0])])
         inner = [row]
     taps = [loops[i] for i in (*found.reduction_units, *found.reduction)]
     if window.streamed:

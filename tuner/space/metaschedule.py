@@ -6,8 +6,10 @@ sketch (a trace with open decisions) -> sample or mutate -> decided trace -> sch
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.packing import without_packings
-from tuner.space.code_size import is_unrolled_for_nothing
+from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
+from tuner.space.vector_tile import has_short_vectors, with_full_vectors
 from tuner.trace import REWRITE, rewritten
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
@@ -26,6 +29,9 @@ SEED_LIMIT = 2**31 - 1
 """TVM's random states are in [1, 2**31 - 1]."""
 
 FLOAT_BITS = 32
+
+LEADS = 8
+"""Of each generator: candidates to begin a search with, the best points of its best sketches."""
 
 _SILENT = logging.getLogger("pitchpipe.metaschedule")
 _SILENT.addHandler(logging.NullHandler())
@@ -39,9 +45,11 @@ class Space:
 
     mod: Any
     schedules: Sequence[Any]
-    """One per sketch, its decisions drawn once when it was generated."""
+    """One per sketch, with decisions: those its generator thinks best, or drawn once where it has no opinion."""
     sketches: Sequence[Any]
     """The same as traces with every decision left open."""
+    leads: Sequence[Any]
+    """Decided traces that are thought to be good, the best first: of the spaces that have an opinion."""
     _rewritten: Mapping[str, Any]
     """What the rewrites that sketches begin with make of `mod`, by name."""
     _context: Any
@@ -52,20 +60,36 @@ class Space:
     _lanes: int
     """Elements of a vector register; 0 where there is none."""
 
-    def joined(self, schedules: Sequence[Any]) -> Space:
-        """This space with more sketches."""
+    def joined(self, groups: Sequence[Sequence[Any]]) -> Space:
+        """This space with the sketches of other generators, of each the best first."""
+        schedules = [schedule for group in groups for schedule in group]
         names = {name for schedule in schedules if (name := _rewrite_of(schedule.trace)) is not None}
+        ranks = zip_longest(*(group[:LEADS] for group in groups))
+        in_turn = [schedule for rank in ranks for schedule in rank if schedule is not None]
         return replace(
             self,
             _rewritten={**self._rewritten, **{name: rewritten(self.mod, name) for name in sorted(names)}},
             schedules=[*self.schedules, *schedules],
             sketches=[*self.sketches, *(_undecided(schedule) for schedule in schedules)],
+            leads=[schedule.trace.simplified(True) for schedule in in_turn],
         )
 
+    def size(self, number: int) -> float:
+        """Points that a sketch has at most; infinite where that is not easily told."""
+        return math.prod(map(_choices, self.schedules[number].trace.decisions.items()))
+
+    def drawn(self, number: int, seed: int) -> Any:
+        """The schedule of a random point of a sketch, before postprocessing; None when it does not apply."""
+        rng = np.random.default_rng(seed)
+        opened = with_full_vectors(self.sketches[number], self.schedules[number].trace, self._lanes, rng)
+        return self.applied(opened, seed)
+
     def neighbour(self, trace: Any, rng: np.random.Generator) -> Any:
-        """A decided trace with one decision changed; None when there is none to change."""
-        if not self._mutators:
-            return None
+        """A decided trace with one decision changed; None when there is none to change, or its vectors got short."""
+        found = self._changed(trace, rng) if self._mutators else None
+        return None if found is None or has_short_vectors(found, self._lanes) else found
+
+    def _changed(self, trace: Any, rng: np.random.Generator) -> Any:
         if _rewrite_of(trace) is not None:  # MetaSchedule's mutators apply the trace to the workload as it was.
             return mutate_tile_size(trace, rng)
         mutator = self._mutators[rng.choice(len(self._mutators), p=self._probabilities)]
@@ -87,13 +111,13 @@ class Space:
         return schedule
 
     def postprocessed(self, schedule: Any) -> bool:
-        """Completes an applied schedule; false when a postprocessor refuses it, or its code would be large for nothing."""
+        """Completes an applied schedule; false when a postprocessor refuses it, or its code would be too large."""
         schedule.enter_postproc()
         try:
             complete = all(postproc.apply(schedule) for postproc in self._postprocs)
         except Exception:  # noqa: BLE001 - as above
             return False
-        return complete and not is_unrolled_for_nothing(schedule.mod["main"], self._lanes)
+        return complete and not is_unrolled_too_far(schedule.mod["main"], self._lanes)
 
     def candidate(self, trace: Any, seed: int) -> Any:
         """The complete schedule of a trace; None when the trace or a postprocessor fails."""
@@ -131,6 +155,7 @@ def generate(workload: Workload, target: Target) -> Space:
         schedules=schedules,
         _rewritten={},
         sketches=[_undecided(schedule) for schedule in schedules],
+        leads=[],
         _context=context,
         _postprocs=list(generator.postprocs),
         _mutators=[mutator for _, _, mutator in mutators],
@@ -151,6 +176,17 @@ def _rewrite_of(trace: Any) -> str | None:
     if len(insts) < 2 or insts[1].kind.name != "Annotate" or str(insts[1].attrs[0]) != REWRITE:
         return None
     return str(insts[1].inputs[1])
+
+
+def _choices(decided: tuple[Any, Any]) -> float:
+    """Values that a sampling instruction may take: what its list holds, or for a split in two the divisors."""
+    inst, decision = decided
+    if inst.kind.name == "SampleCategorical":
+        return len(inst.attrs[0])
+    if inst.kind.name != "SamplePerfectTile" or int(inst.attrs[0]) != 2:
+        return math.inf
+    extent = math.prod(int(factor) for factor in decision)
+    return sum(extent % divisor == 0 for divisor in range(1, min(extent, int(inst.attrs[1])) + 1))
 
 
 def _undecided(schedule: Any) -> Any:

@@ -66,8 +66,8 @@ class MicroKernel:
 
 
 def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroKernel]:
-    """The best tile of each number of vectors, best first."""
-    best: dict[int, MicroKernel] = {}
+    """The best tile of each number of vectors, best first; then the others, best first."""
+    found: list[MicroKernel] = []
     rows = product.rows
     for vectors, lanes in _widths(product, unit):
         panels = math.ceil(product.columns / (vectors * lanes))
@@ -80,9 +80,10 @@ def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroK
             tasks = product.tasks * panels * tiles
             busy = tasks / (math.ceil(tasks / cores) * cores)
             cost = tiles * cycles * panels * unit.lanes / (rows * product.columns * busy)
-            if vectors not in best or cost < best[vectors].cost:
-                best[vectors] = MicroKernel(rows=height, vectors=vectors, lanes=lanes, cost=cost)
-    return sorted(best.values(), key=lambda kernel: kernel.cost)
+            found.append(MicroKernel(rows=height, vectors=vectors, lanes=lanes, cost=cost))
+    found.sort(key=lambda kernel: kernel.cost)
+    best = {kernel.vectors: kernel for kernel in reversed(found)}
+    return sorted(found, key=lambda kernel: best[kernel.vectors] is not kernel)
 
 
 def _widths(product: Product, unit: VectorUnit) -> Iterator[tuple[int, int]]:

@@ -78,11 +78,11 @@ def place(schedule: Any, producer: Any, at: Any, lanes: int) -> None:
     schedule.parallel(schedule.fuse(*loops[: min(2, len(loops) - 1)]) if len(loops) > 2 else loops[0])
 
 
-def sample(schedule: Any, values: list[int]) -> Any:
-    """One of the values, left to the search."""
+def sample(schedule: Any, values: list[int], preferred: int) -> Any:
+    """One of the values, left to the search, which begins with the one that is preferred."""
     if len(values) == 1:
         return values[0]
-    return schedule.sample_categorical(values, [1.0 / len(values)] * len(values))
+    return schedule.sample_categorical(values, [1.0 / len(values)] * len(values), values.index(preferred))
 
 
 def busy(tasks: int, cores: int) -> float:

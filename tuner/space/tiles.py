@@ -41,21 +41,24 @@ from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
 __all__ = ["find_contraction", "sketches_for", "tiled_sketches"]
 
-KERNELS = 3
-"""Register tiles offered, of different widths."""
+KERNELS = 6
+"""Register tiles offered: the best of each width, then other heights. These are second choices, but compile in half the
+time of what MetaSchedule's space has to offer once the first are measured, and most are faster."""
 WORST = 1.25
 """... none that is modelled to cost more than this factor of the best."""
 INNER_REDUCTIONS = (16, 64, 256)
-"""Offered lengths of the loop inside a window."""
+"""Offered lengths of the loop inside a window ..."""
+INNER_REDUCTION = 64
+"""... and the one that was seldom beaten by more than a twentieth."""
 
 
-def tiled_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules with a few decisions left open; none where the workload holds no contraction of a known form or the
-    target is no CPU."""
-    return sketches_for(mod, to_tvm_target(target), target.num_cores or 1) if target.kind == "llvm" else []
+def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
+    """At most as many schedules with a few decisions left open, the best first, by a model of their cost; none where the
+    workload holds no contraction of a known form or the target is no CPU."""
+    return sketches_for(mod, to_tvm_target(target), target.num_cores or 1, most) if target.kind == "llvm" else []
 
 
-def sketches_for(mod: Any, target: Any, cores: int) -> list[Any]:
+def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> list[Any]:
     """The same for a CPU as TVM names it, of any architecture that its LLVM knows."""
     schedule, found = _start(mod)
     if found is None:
@@ -65,8 +68,10 @@ def sketches_for(mod: Any, target: Any, cores: int) -> list[Any]:
         choices: list[Any] = list(windows(found, unit, cores))
     else:
         choices = list(_choices(found, unit, cores, bool(stages.producers_to_place(schedule, found.block))))
-    sketches = []
+    sketches: list[Any] = []
     for choice in choices:
+        if len(sketches) == most:
+            break
         schedule, found = _start(mod)
         assert found is not None
         try:
@@ -148,7 +153,8 @@ class _Sketch:
         sizes = (
             [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows, data is not None)
         )
-        groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes)])
+        # All panels: what a task copies or pads is used for all of them; smaller groups win where weights come from afar.
+        groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes, max(sizes))])
         tile, row = [], []
         if found.rows:
             tile, row = [[loop] for loop in schedule.split(loops[found.rows[-1]], [None, kernel.rows])]
@@ -222,7 +228,8 @@ class _Sketch:
         extent = found.extents[found.reduction[-1]]
         longest_offered = stages.largest_divisor(extent, INNER_REDUCTIONS[-1])
         lengths = [length for length in INNER_REDUCTIONS if extent % length == 0] or [longest_offered]
-        outer, inner = self.schedule.split(longest, [None, stages.sample(self.schedule, lengths)])
+        preferred = min(lengths, key=lambda length: abs(length - INNER_REDUCTION))
+        outer, inner = self.schedule.split(longest, [None, stages.sample(self.schedule, lengths, preferred)])
         return [outer, *window, inner]
 
     def _group_sizes(self, panels: int, tiles: int, copies: bool) -> list[int]:

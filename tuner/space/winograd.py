@@ -131,9 +131,10 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
     row, row_inner = schedule.split(row, [None, choice.registers.rows])
     column, column_inner = schedule.split(column, [None, choice.registers.columns])
     panel, channel = schedule.split(channel, [None, width])
-    row_block, row = schedule.split(row, schedule.sample_perfect_tile(row, 2, MAX_BLOCK))
-    column_block, column = schedule.split(column, schedule.sample_perfect_tile(column, 2, MAX_BLOCK))
-    panel_block, panel = schedule.split(panel, schedule.sample_perfect_tile(panel, 2, MAX_BLOCK))
+    # To begin with: a block is one register tile, whatever the image; two panels share an input transformed for them.
+    row_block, row = schedule.split(row, _sample(schedule, row, 1))
+    column_block, column = schedule.split(column, _sample(schedule, column, 1))
+    panel_block, panel = schedule.split(panel, _sample(schedule, panel, 2 if choice.input_at_block else 1))
     outer = [batch, row_block, column_block]
     schedule.reorder(*outer, panel_block, row, row_inner, column, column_inner, panel, channel)
     schedule.reverse_compute_at(epilogue, panel_block, preserve_unit_loops=True)
@@ -170,6 +171,13 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
         schedule.parallel(schedule.fuse(*tiles))
     schedule.parallel(schedule.fuse(*outer))
     schedule.decompose_reduction(product, reduction)
+
+
+def _sample(schedule: Any, loop: Any, inner: int) -> Any:
+    """Factors of a loop, left to the search, which begins with this inner one, or with one where it does not divide."""
+    extent = int(schedule.get(loop).extent)
+    inner = inner if extent % inner == 0 else 1
+    return schedule.sample_perfect_tile(loop, 2, MAX_BLOCK, [extent // inner, inner])
 
 
 def _vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
