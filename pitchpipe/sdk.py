@@ -112,7 +112,7 @@ def fetch(
             device_class=here,
             toolchain=identity["toolchain"],
         )
-        answers += service.lookup(request).answers
+        answers += service.lookup(request, cache=cache_dir()).answers
     return Schedules(target=wanted, response=LookupResponse(answers=tuple(answers)))
 
 
