@@ -109,7 +109,9 @@ class Opening:
                 return
             client = self._client or Client(timeout_secs=left_secs, retry_secs=left_secs)
             try:
-                self.schedules = sdk.look_up(known, target, client, here=self._here, deadline_secs=left_secs)
+                self.schedules = sdk.look_up(
+                    known, target, client, here=self._here, cache=self.cache, deadline_secs=left_secs
+                )
             finally:
                 if self._client is None:
                     client.close()

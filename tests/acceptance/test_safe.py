@@ -37,6 +37,7 @@ from pitchpipe.sdk import Schedules, load, local_model
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Signature
 from tests.compiler.models import model, node
 
 PROCESSES = 50
@@ -77,6 +78,7 @@ from pitchpipe.safe import load_safely
 from pitchpipe.sdk import Schedules
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Signature
 
 data, cache = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
 schedules = Schedules(target=Target.parse(sys.argv[3]), response=LookupResponse(answers=()))
@@ -114,7 +116,14 @@ def built(links: list[str], folder: Path, cache: Path, default: Schedules) -> Ma
     """The artifact is in the cache and was tried; the model's identity is known."""
     manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
     workloads = (*manifest.tuned, *manifest.untuned)
-    known = identity.Identity(workloads=workloads, weights=dict.fromkeys(workloads, 1), toolchain="t")
+    known = identity.Identity(
+        workloads=workloads,
+        weights=dict.fromkeys(workloads, 1),
+        signatures=dict.fromkeys(
+            workloads, Signature(operators="", anchor="S elements", extents=(64,), arguments=(), flops=64)
+        ),
+        toolchain="t",
+    )
     identity.write_json(identity._identity_file(cache, local_model(MODEL), default.target), known)
     return manifest
 
