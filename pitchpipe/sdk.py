@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe import identity
-from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker
+from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
 from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
 from pitchpipe.deadline import within
@@ -43,6 +43,9 @@ class Schedules:
     def traces(self) -> dict[str, str]:
         """Workload digest -> trace, for every workload that has a best."""
         return {answer.workload: answer.best.trace for answer in self.response.answers if answer.best is not None}
+
+    def install(self, recipe: Recipe, cache: Path) -> None:
+        """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
 
 
 def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
@@ -93,6 +96,7 @@ def fetch(
     trust: bool = False,
     deadline_secs: float | None = None,
     cache: Path | None = None,
+    lock: str | Path | None = None,
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
@@ -102,7 +106,14 @@ def fetch(
     `deadline_secs` is of what the service is asked, in all, repetitions included: whatever the service does, or is, the
     answer or an error of pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds,
     once per model and machine.
+
+    With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
+    (see lockfile.py).
     """
+    if lock is not None:
+        return _fetch_locked(
+            local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
+        )
     service = client or Client()
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
@@ -114,6 +125,22 @@ def fetch(
     wanted = resolve_target(target, folder)
     known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
     return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+
+
+def _fetch_locked(
+    model: LocalModel,
+    target: Target | str,
+    client: Client | None,
+    lock: Path,
+    deadline_secs: float | None,
+    cache: Path | None,
+) -> Schedules:
+    from pitchpipe.lockfile import locked  # which imports this module
+
+    folder = cache or cache_dir()
+    wanted = resolve_target(target, folder)
+    known = identity.identify(folder, model, wanted)
+    return locked(lock, known, wanted, lambda: client or Client(), cache=folder, deadline_secs=deadline_secs)
 
 
 def look_up(
@@ -197,11 +224,13 @@ def load(
     target: Target | str = "auto",
     cache: Path | None = None,
     trust: bool = False,
+    lock: str | Path | None = None,
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
     Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. `weights` adds
-    to those of the model, or replaces them, by parameter name. The result is called with NumPy or DLPack arrays.
+    to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
+    The result is called with NumPy or DLPack arrays.
 
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
     the model is compiled in this process, anew each time. What was built is opened and run in another child before this
@@ -210,6 +239,8 @@ def load(
     """
     found = local_model(model, example_inputs, trust=trust)
     folder = cache or cache_dir()
+    if schedules is None and lock is not None:
+        schedules = fetch(found, target=target, lock=lock, cache=folder)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
     recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
@@ -217,7 +248,9 @@ def load(
         return open_proved(recipe.folder(folder), wanted, bound)
     except (IntegrityError, NotFound):
         pass  # absent, damaged, or not tried on this machine
-    if linker() is None:
+    if schedules is not None:
+        schedules.install(recipe, folder)
+    if linker() is None and not intact(recipe.folder(folder)):
         with _compiling:
             manifest, executable = step("build_here")(
                 found.data, model_format=found.format.value, target=wanted.key, traces=recipe.traces
