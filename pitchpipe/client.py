@@ -46,6 +46,7 @@ from pitchpipe.wire.lease import (
     WorkloadView,
 )
 from pitchpipe.wire.page import JobPage, ModelPage, RecordPage, TokenPage, WorkerPage
+from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, TuningRecord
 from pitchpipe.wire.target import Target
 
@@ -74,7 +75,7 @@ class Client:
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         url = url or os.environ.get("PITCHPIPE_URL")
-        token = token or os.environ.get("PITCHPIPE_TOKEN")
+        self.token = token = token or os.environ.get("PITCHPIPE_TOKEN")
         if not url:
             raise InvalidInput("no service URL: pass one or set PITCHPIPE_URL")
         self._connection = Connection(
@@ -245,7 +246,7 @@ class Client:
         known = None if kept is None else kept.read()
         headers = {} if known is None else {"If-None-Match": known[0]}
         response = self._connection.call("POST", "/v1/schedules/lookup", json=request, headers=headers)
-        if known is not None and response.status_code == NOT_MODIFIED:
+        if known is not None and response.status == NOT_MODIFIED:
             return known[1]
         answer = parse(LookupResponse, response)
         if kept is not None and "etag" in response.headers:
@@ -255,6 +256,10 @@ class Client:
     def explain(self, request: ExplainRequest) -> ExplainResponse:
         """Why workloads of a look-up have no exact answer."""
         return parse(ExplainResponse, self._connection.call("POST", "/v1/schedules/explain", json=request))
+
+    def pinned(self, request: PinRequest) -> PinResponse:
+        """The traces of records that a lock file names."""
+        return parse(PinResponse, self._connection.call("POST", "/v1/schedules/pinned", json=request))
 
     # --- workers
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pitchpipe.child import run_step
+from pitchpipe import identity
+from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
-from pitchpipe.plugins import step
-from pitchpipe.sdk import MAX_WORKLOADS, local_model
-from pitchpipe.tune import detect_target
+from pitchpipe.sdk import local_model, requests, resolve_target
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, Explanation
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import SignedWorkload
@@ -28,20 +27,10 @@ def explain_misses(
     The model may never have been submitted: what its workloads compute is found out here and sent along, not the model.
     """
     service = client or Client()
-    wanted = target if isinstance(target, Target) else detect_target(target)
-    found = local_model(model, example_inputs, trust=trust)
-    identity = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
-    here = step("fingerprint")("cuda" if wanted.kind == "cuda" else "cpu").device_class if target == "auto" else None
-    workloads, signatures = identity["workloads"], identity["signatures"]
+    wanted = resolve_target(target, cache_dir())
+    known = identity.identify(cache_dir(), local_model(model, example_inputs, trust=trust), wanted)
     misses: list[Explanation] = []
-    for start in range(0, len(workloads), MAX_WORKLOADS):
-        part = workloads[start : start + MAX_WORKLOADS]
-        request = ExplainRequest(
-            target=wanted,
-            workloads=tuple(part),
-            device_class=here,
-            toolchain=identity["toolchain"],
-            signatures=tuple(SignedWorkload(workload=workload, **signatures[workload]) for workload in part),
-        )
-        misses += service.explain(request).misses
+    for asked in requests(known, wanted, here=target == "auto"):
+        signed = [SignedWorkload(workload=one, **known.signatures[one].model_dump()) for one in asked.workloads]
+        misses += service.explain(ExplainRequest(**asked.model_dump(), signatures=tuple(signed))).misses
     return ExplainResponse(misses=tuple(misses))

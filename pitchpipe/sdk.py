@@ -7,19 +7,20 @@ process: what is sent is the graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker, open_artifact, write
-from pitchpipe.child import run_step
+from pitchpipe import identity
+from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
+from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
-from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.deadline import within
+from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
 from pitchpipe.plugins import step
+from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel, detect_target, read_model
-from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
@@ -41,6 +42,9 @@ class Schedules:
     def traces(self) -> dict[str, str]:
         """Workload digest -> trace, for every workload that has a best."""
         return {answer.workload: answer.best.trace for answer in self.response.answers if answer.best is not None}
+
+    def install(self, recipe: Recipe, cache: Path) -> None:
+        """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
 
 
 def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
@@ -89,31 +93,99 @@ def fetch(
     target: Target | str = "auto",
     client: Client | None = None,
     trust: bool = False,
+    deadline_secs: float | None = None,
+    cache: Path | None = None,
+    lock: str | Path | None = None,
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
     The last may never have been submitted: its workloads are looked up by their digests. With the target "auto" an answer
     is `exact` where it was confirmed on hardware like this machine's, with the same compiler.
+
+    `deadline_secs` is of what the service is asked, in all, repetitions included: whatever the service does, or is, the
+    answer or an error of pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds,
+    once per model and machine.
+
+    With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
+    (see lockfile.py).
     """
-    service = client or Client()
-    wanted = target if isinstance(target, Target) else detect_target(target)
-    if isinstance(model_or_job, (JobView, ModelView)):
-        return Schedules(target=wanted, response=service.fetch(model_or_job.id, wanted))
-    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-        return Schedules(target=wanted, response=service.fetch(model_or_job, wanted))
-    found = local_model(model_or_job, example_inputs, trust=trust)
-    identity = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
-    here = step("fingerprint")("cuda" if wanted.kind == "cuda" else "cpu").device_class if target == "auto" else None
-    answers: list[ScheduleAnswer] = []
-    for start in range(0, len(identity["workloads"]), MAX_WORKLOADS):
-        request = LookupRequest(
-            target=wanted,
-            workloads=tuple(identity["workloads"][start : start + MAX_WORKLOADS]),
-            device_class=here,
-            toolchain=identity["toolchain"],
+    if lock is not None:
+        return _fetch_locked(
+            local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
         )
-        answers += service.lookup(request, cache=cache_dir()).answers
-    return Schedules(target=wanted, response=LookupResponse(answers=tuple(answers)))
+    service = client or Client()
+    if isinstance(model_or_job, (JobView, ModelView)):
+        model_or_job = model_or_job.id
+    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+        found = _in_time(deadline_secs, lambda: service.fetch(named, wanted))
+        return Schedules(target=wanted, response=found)
+    folder = cache or cache_dir()
+    wanted = resolve_target(target, folder)
+    known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
+    return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+
+
+def _fetch_locked(
+    model: LocalModel,
+    target: Target | str,
+    client: Client | None,
+    lock: Path,
+    deadline_secs: float | None,
+    cache: Path | None,
+) -> Schedules:
+    from pitchpipe.lockfile import locked  # which imports this module
+
+    folder = cache or cache_dir()
+    wanted = resolve_target(target, folder)
+    known = identity.identify(folder, model, wanted)
+    return locked(lock, known, wanted, lambda: client or Client(), cache=folder, deadline_secs=deadline_secs)
+
+
+def look_up(
+    known: identity.Identity,
+    target: Target,
+    service: Client,
+    *,
+    here: bool,
+    cache: Path,
+    deadline_secs: float | None = None,
+) -> Schedules:
+    """The schedules of a model that is known on the target; `here` says that this machine will run it.
+
+    Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
+    """
+
+    def ask() -> LookupResponse:
+        answers: list[ScheduleAnswer] = []
+        for request in requests(known, target, here=here):
+            answers += service.lookup(request, cache=cache).answers
+        return LookupResponse(answers=tuple(answers))
+
+    response = _in_time(deadline_secs, ask)
+    if sorted(answer.workload for answer in response.answers) != sorted(known.workloads):
+        raise PitchpipeError("the service answered for other workloads than it was asked for")
+    return Schedules(target=target, response=response)
+
+
+def resolve_target(target: Target | str, cache: Path) -> Target:
+    """The target itself, parsed, or this machine's for "auto"."""
+    if isinstance(target, Target):
+        return target
+    return identity.this_target(cache) if target == "auto" else detect_target(target)
+
+
+def _in_time(deadline_secs: float | None, call: Callable[[], LookupResponse]) -> LookupResponse:
+    return call() if deadline_secs is None else within(deadline_secs, call, "look-up")
+
+
+def requests(known: identity.Identity, target: Target, *, here: bool) -> list[LookupRequest]:
+    """What asks for all workloads of a model; `here` names this machine's device class."""
+    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
+    parts = [known.workloads[at : at + MAX_WORKLOADS] for at in range(0, len(known.workloads), MAX_WORKLOADS)]
+    return [
+        LookupRequest(target=target, workloads=part, device_class=device, toolchain=known.toolchain) for part in parts
+    ]
 
 
 def load(
@@ -125,35 +197,36 @@ def load(
     target: Target | str = "auto",
     cache: Path | None = None,
     trust: bool = False,
+    lock: str | Path | None = None,
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
     Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. `weights` adds
-    to those of the model, or replaces them, by parameter name. The result is called with NumPy or DLPack arrays.
+    to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
+    The result is called with NumPy or DLPack arrays.
 
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
-    the model is compiled in this process, anew each time. Raises InvalidInput for weights that are missing or misshapen.
+    the model is compiled in this process, anew each time. What was built is opened and run in another child before this
+    process opens it, once per machine. Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
+    that trial fails; `load_safely` runs something else instead.
     """
     found = local_model(model, example_inputs, trust=trust)
-    wanted = schedules.target if schedules is not None else target
-    wanted = wanted if isinstance(wanted, Target) else detect_target(wanted)
-    traces = schedules.traces if schedules is not None else {}
-    plan: dict[str, Any] = {"model_format": found.format.value, "target": wanted.key, "traces": traces}
-    compiler = [version(name) for name in ("pitchpipe", "apache-tvm", "apache-tvm-ffi")]
-    key = json_digest([sha256(found.data), found.format.value, wanted.key, sorted(traces.items()), compiler])
-    folder = (cache or cache_dir()) / "artifacts" / key
+    folder = cache or cache_dir()
+    if schedules is None and lock is not None:
+        schedules = fetch(found, target=target, lock=lock, cache=folder)
+    wanted = schedules.target if schedules is not None else resolve_target(target, folder)
+    recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
     try:
-        return open_artifact(folder, wanted, bound)
-    except IntegrityError:
-        pass  # absent or damaged: built below
-    if linker() is None:
+        return open_proved(recipe.folder(folder), wanted, bound)
+    except (IntegrityError, NotFound):
+        pass  # absent, damaged, or not tried on this machine
+    if schedules is not None:
+        schedules.install(recipe, folder)
+    if linker() is None and not intact(recipe.folder(folder)):
         with _compiling:
-            manifest, executable = step("build_here")(found.data, **plan)
+            manifest, executable = step("build_here")(
+                found.data, model_format=found.format.value, target=wanted.key, traces=recipe.traces
+            )
         return CompiledModel(Manifest.model_validate(manifest), executable, bound)
-
-    def export(library: Path) -> Manifest:
-        return Manifest.model_validate(run_step("build", found.data, **plan, library=str(library)))
-
-    write(folder, export)
-    return open_artifact(folder, wanted, bound)
+    return open_proved(make(recipe, folder), wanted, bound)

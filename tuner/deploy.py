@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from tuner.fastmath import expand_intrinsics
-from tuner.graph import finish, prepare
+from tuner.graph import call_counts, finish, prepare
 from tuner.ingest import IngestedModel, ingest
 from tuner.tasks import signature, workload_functions
 from tuner.trace import apply_trace
@@ -77,15 +78,16 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
 
 
 def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> dict[str, Any]:
-    """Step: digests of the model's workloads on the target (its key), their signatures, and the toolchain's key."""
+    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key."""
     wanted = Target.parse(target)
     prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), wanted)
-    signatures = {
-        digest: signature(variable.name_hint, function).model_dump(mode="json")
-        for variable, function, digest in workload_functions(prepared)
-    }
+    counts, weights, signatures = call_counts(prepared), Counter[str](), {}
+    for variable, function, digest in workload_functions(prepared):
+        weights[digest] += counts[variable.name_hint]
+        signatures[digest] = signature(variable.name_hint, function).model_dump(mode="json")
     return {
-        "workloads": sorted(signatures),
+        "workloads": sorted(weights),
+        "weights": dict(weights),
         "signatures": signatures,
         "toolchain": toolchain(wanted.kind).key,
     }
