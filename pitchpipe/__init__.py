@@ -12,20 +12,35 @@ if TYPE_CHECKING:
     from pitchpipe.artifact import CompiledModel
     from pitchpipe.client import Client
     from pitchpipe.errors import PitchpipeError
+    from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
     from pitchpipe.sdk import fetch, load, submit
     from pitchpipe.wire.target import Target
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "CompiledModel", "PitchpipeError", "Target", "fetch", "load", "submit"]
+__all__ = [
+    "Client",
+    "CompiledModel",
+    "FallbackWarning",
+    "PitchpipeError",
+    "SafeModel",
+    "Target",
+    "fetch",
+    "load",
+    "load_safely",
+    "submit",
+]
 
 _HOMES = {
     "Client": "pitchpipe.client",
     "CompiledModel": "pitchpipe.artifact",
+    "FallbackWarning": "pitchpipe.safe",
     "PitchpipeError": "pitchpipe.errors",
+    "SafeModel": "pitchpipe.safe",
     "Target": "pitchpipe.wire.target",
     "fetch": "pitchpipe.sdk",
     "load": "pitchpipe.sdk",
+    "load_safely": "pitchpipe.safe",
     "submit": "pitchpipe.sdk",
 }
 

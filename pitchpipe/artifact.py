@@ -143,9 +143,14 @@ def write(folder: Path, export: Callable[[Path], Manifest]) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        with (
+            filelock.FileLock(f"{folder}.lock"),
+            tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as scratch,
+        ):
             if _intact(folder):
                 return
+            for left in set(folder.parent.glob(f"{folder.name}-*")) - {Path(scratch)}:
+                shutil.rmtree(left)  # of a writer that was killed: whoever is alive waits for the lock
             part = Path(scratch) / "artifact"
             part.mkdir()
             manifest = export(part / "model.so")
@@ -160,14 +165,14 @@ def write(folder: Path, export: Callable[[Path], Manifest]) -> None:
 
 def open_artifact(folder: Path, target: Target, weights: Mapping[str, Any]) -> CompiledModel:
     """Opens an artifact. Raises IntegrityError when it is damaged and InvalidInput when it is for another target."""
-    manifest = _read(folder)
+    manifest = read_manifest(folder)
     if manifest.target != target:
         raise InvalidInput(f"{folder.name} was built for {manifest.target}, not for {target}")
     module = _runtime(target).runtime.load_module(str(folder / "model.so"))
     return CompiledModel(manifest, module, weights)
 
 
-def _read(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of an artifact whose library is what the manifest says; raises IntegrityError."""
     try:
         manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
@@ -183,7 +188,7 @@ def _read(folder: Path) -> Manifest:
 
 def _intact(folder: Path) -> bool:
     try:
-        _read(folder)
+        read_manifest(folder)
     except IntegrityError:
         return False
     return True

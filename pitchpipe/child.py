@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import DeadlineExceeded, MeasurementFailed, PitchpipeError, from_problem
+from pitchpipe.lifeline import end_with_parent
 from pitchpipe.plugins import step
 
 
@@ -40,7 +41,7 @@ def run_step(
 
             np.savez(folder / "arrays.npz", **{f"a{i}": array for i, array in enumerate(arrays.values())})
             (folder / "names.json").write_text(json.dumps(list(arrays)))
-        command = [sys.executable, "-m", "pitchpipe.child", name, scratch]
+        command = [sys.executable, "-m", "pitchpipe.child", name, scratch, str(os.getpid())]
         try:
             ended = subprocess.run(command, capture_output=True, timeout=timeout_secs, check=False, env=os.environ)
         except subprocess.TimeoutExpired as error:
@@ -72,4 +73,5 @@ def _main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[3]))
     _main(sys.argv[1], Path(sys.argv[2]))

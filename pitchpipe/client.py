@@ -73,7 +73,7 @@ class Client:
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         url = url or os.environ.get("PITCHPIPE_URL")
-        token = token or os.environ.get("PITCHPIPE_TOKEN")
+        self.token = token = token or os.environ.get("PITCHPIPE_TOKEN")
         if not url:
             raise InvalidInput("no service URL: pass one or set PITCHPIPE_URL")
         self._connection = Connection(

@@ -1,6 +1,7 @@
 """A connection pool to one service: a call with its repetitions, pages, event streams, and errors of pitchpipe.errors.
 
-A call that may be repeated is repeated on a broken connection and on 503, with the service's Retry-After obeyed.
+A call that may be repeated is repeated on a broken connection and on 503, with the service's Retry-After obeyed. An
+answer is read up to a cap: what is at the other end may be anything.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import IO, TypeVar
 
 import httpx2
@@ -25,6 +27,19 @@ FIRST_PAUSE_SECS, LAST_PAUSE_SECS = 0.1, 5.0
 """Between repetitions of a call, doubled each time: soon after a hiccup, and no burden on a service that restarts."""
 EVENT_SILENCE_SECS = 45.0
 """The service sends a comment every 15 s; three missed ones mean a dead connection."""
+MAX_ANSWER_BYTES = 64 << 20
+"""Of one answer, unpacked. The largest look-up, 4,096 traces of some 4 kB, is a quarter of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A response that was read to its end. Names of `headers` are in lower case."""
+
+    request: str
+    """Method and path, for messages."""
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
 
 
 class Connection:
@@ -67,7 +82,7 @@ class Connection:
         body: Callable[[], contextlib.AbstractContextManager[Body]] | None = None,
         timeout_secs: float | None = None,
         repeat: bool = True,
-    ) -> httpx2.Response:
+    ) -> Answer:
         """A successful answer. `body` is opened anew for each attempt; with `repeat` false there is only one."""
         headers = dict(headers or {})
         if json is not None:
@@ -75,19 +90,23 @@ class Connection:
             headers["Content-Type"] = "application/json"
             body = lambda: contextlib.nullcontext(content)  # noqa: E731 - one line, one use
 
-        def once() -> httpx2.Response:
-            with contextlib.nullcontext() if body is None else body() as content, _transport_errors(self.url):
-                response = self.http.request(
+        def once() -> Answer:
+            with (
+                contextlib.nullcontext() if body is None else body() as content,
+                _transport_errors(self.url),
+                self.http.stream(
                     method,
                     path,
                     params=params,
                     content=content,
                     headers=headers,
                     timeout=self.timeout_secs if timeout_secs is None else timeout_secs,
-                )
+                ) as response,
+            ):
+                answer = _read(response)
             if not response.is_success:
-                raise _error(response)
-            return response
+                raise _error(answer)
+            return answer
 
         return _repeated(once, self.retry_secs if repeat else 0.0)
 
@@ -110,8 +129,7 @@ class Connection:
             self.http.sse(path, headers={"Last-Event-ID": str(after)}, timeout=timeout) as source,
         ):
             if not source.response.is_success:
-                source.response.read()
-                raise _error(source.response)
+                raise _error(_read(source.response))
             for event in source:
                 if event.data:
                     yield _validate(kind, event.data)
@@ -125,11 +143,26 @@ def _transport_errors(url: str) -> Iterator[None]:
         raise Unreachable(f"{url} did not answer in time: {type(error).__name__}") from error
     except (httpx2.TransportError, httpx2.StreamError) as error:
         raise Unreachable(f"{url} cannot be reached: {error}") from error
+    except httpx2.DecodingError as error:
+        raise PitchpipeError(f"{url} sent an answer that cannot be unpacked: {error}") from error
     except httpx2.InvalidURL as error:
         raise InvalidInput(f"{url} is not a URL: {error}") from error
 
 
-def _repeated(once: Callable[[], httpx2.Response], limit_secs: float) -> httpx2.Response:
+def _read(response: httpx2.Response) -> Answer:
+    """Raises PitchpipeError for more than MAX_ANSWER_BYTES."""
+    request = f"{response.request.method} {response.request.url.path}"
+    parts, size_bytes = [], 0
+    for part in response.iter_bytes():
+        size_bytes += len(part)
+        if size_bytes > MAX_ANSWER_BYTES:
+            raise PitchpipeError(f"{request}: the answer has more than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part)
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Answer(request=request, status=response.status_code, headers=headers, content=b"".join(parts))
+
+
+def _repeated(once: Callable[[], Answer], limit_secs: float) -> Answer:
     """Repeats while the service is away or busy. Not stamina: it announces retries on stdout, which is for data."""
     deadline = time.monotonic() + limit_secs
     pause_secs = FIRST_PAUSE_SECS
@@ -146,19 +179,19 @@ def _repeated(once: Callable[[], httpx2.Response], limit_secs: float) -> httpx2.
         pause_secs = min(2 * pause_secs, LAST_PAUSE_SECS)
 
 
-def _error(response: httpx2.Response) -> PitchpipeError:
+def _error(response: Answer) -> PitchpipeError:
     retry_after = response.headers.get("retry-after", "")
     retry_after_secs = float(retry_after) if retry_after.isdecimal() else None
-    code, detail = "", f"{response.request.method} {response.request.url.path}: HTTP {response.status_code}"
+    code, detail = "", f"{response.request}: HTTP {response.status}"
     if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
         # A newer service may send members that this version does not know; only what is needed is read.
         with contextlib.suppress(ValidationError):
             problem = Problem.model_validate_json(response.content, extra="ignore")
             code, detail = problem.code, problem.detail
-    return from_problem(response.status_code, code, detail, retry_after_secs)
+    return from_problem(response.status, code, detail, retry_after_secs)
 
 
-def parse(kind: type[_T], response: httpx2.Response) -> _T:
+def parse(kind: type[_T], response: Answer) -> _T:
     """The wire type that an answer holds; members that this version does not know are left out."""
     return _validate(kind, response.content)
 

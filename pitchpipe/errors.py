@@ -23,12 +23,15 @@ PitchpipeError                    500  exit 1
 ├── SchemaMismatch                503  exit 1   the database's schema is not this version's; says what to run
 ├── JobFailed                     500  exit 1   a job ended without a result
 ├── IntegrityError                500  exit 1   bytes do not match their digest
+├── NotReady                      503  exit 1   what was asked for is still being built
+├── ArtifactRefused               500  exit 1   a compiled model crashed, hung or failed when a child tried it
 └── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "ArtifactRefused",
     "Conflict",
     "DeadlineExceeded",
     "Forbidden",
@@ -44,6 +47,7 @@ __all__ = [
     "MeasurementFailed",
     "NoDevice",
     "NotFound",
+    "NotReady",
     "Overloaded",
     "PitchpipeError",
     "SchemaMismatch",
@@ -168,6 +172,14 @@ class JobFailed(PitchpipeError):
 
 class IntegrityError(PitchpipeError):
     title = "Stored bytes do not match their digest"
+
+
+class NotReady(PitchpipeError):
+    status, title = 503, "The tuned model is not ready"
+
+
+class ArtifactRefused(PitchpipeError):
+    title = "The compiled model did not run in a trial"
 
 
 class MeasurementFailed(PitchpipeError):

@@ -7,19 +7,20 @@ process: what is sent is the graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker, open_artifact, write
-from pitchpipe.child import run_step
+from pitchpipe import identity
+from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker
+from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
-from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.deadline import within
+from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
 from pitchpipe.plugins import step
+from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel, detect_target, read_model
-from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
@@ -89,31 +90,68 @@ def fetch(
     target: Target | str = "auto",
     client: Client | None = None,
     trust: bool = False,
+    deadline_secs: float | None = None,
+    cache: Path | None = None,
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
     The last may never have been submitted: its workloads are looked up by their digests. With the target "auto" an answer
     is `exact` where it was confirmed on hardware like this machine's, with the same compiler.
+
+    `deadline_secs` is of what the service is asked, in all, repetitions included: whatever the service does, or is, the
+    answer or an error of pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds,
+    once per model and machine.
     """
     service = client or Client()
-    wanted = target if isinstance(target, Target) else detect_target(target)
     if isinstance(model_or_job, (JobView, ModelView)):
-        return Schedules(target=wanted, response=service.fetch(model_or_job.id, wanted))
+        model_or_job = model_or_job.id
     if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-        return Schedules(target=wanted, response=service.fetch(model_or_job, wanted))
-    found = local_model(model_or_job, example_inputs, trust=trust)
-    identity = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
-    here = step("fingerprint")("cuda" if wanted.kind == "cuda" else "cpu").device_class if target == "auto" else None
-    answers: list[ScheduleAnswer] = []
-    for start in range(0, len(identity["workloads"]), MAX_WORKLOADS):
-        request = LookupRequest(
-            target=wanted,
-            workloads=tuple(identity["workloads"][start : start + MAX_WORKLOADS]),
-            device_class=here,
-            toolchain=identity["toolchain"],
-        )
-        answers += service.lookup(request).answers
-    return Schedules(target=wanted, response=LookupResponse(answers=tuple(answers)))
+        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+        found = _in_time(deadline_secs, lambda: service.fetch(named, wanted))
+        return Schedules(target=wanted, response=found)
+    folder = cache or cache_dir()
+    wanted = resolve_target(target, folder)
+    known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
+    return look_up(known, wanted, service, here=target == "auto", deadline_secs=deadline_secs)
+
+
+def look_up(
+    known: identity.Identity,
+    target: Target,
+    service: Client,
+    *,
+    here: bool,
+    deadline_secs: float | None = None,
+) -> Schedules:
+    """The schedules of a model that is known on the target; `here` says that this machine will run it.
+
+    Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
+    """
+    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
+
+    def ask() -> LookupResponse:
+        answers: list[ScheduleAnswer] = []
+        for start in range(0, len(known.workloads), MAX_WORKLOADS):
+            asked = known.workloads[start : start + MAX_WORKLOADS]
+            request = LookupRequest(target=target, workloads=asked, device_class=device, toolchain=known.toolchain)
+            answers += service.lookup(request).answers
+        return LookupResponse(answers=tuple(answers))
+
+    response = _in_time(deadline_secs, ask)
+    if sorted(answer.workload for answer in response.answers) != sorted(known.workloads):
+        raise PitchpipeError("the service answered for other workloads than it was asked for")
+    return Schedules(target=target, response=response)
+
+
+def resolve_target(target: Target | str, cache: Path) -> Target:
+    """The target itself, parsed, or this machine's for "auto"."""
+    if isinstance(target, Target):
+        return target
+    return identity.this_target(cache) if target == "auto" else detect_target(target)
+
+
+def _in_time(deadline_secs: float | None, call: Callable[[], LookupResponse]) -> LookupResponse:
+    return call() if deadline_secs is None else within(deadline_secs, call, "look-up")
 
 
 def load(
@@ -132,28 +170,23 @@ def load(
     to those of the model, or replaces them, by parameter name. The result is called with NumPy or DLPack arrays.
 
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
-    the model is compiled in this process, anew each time. Raises InvalidInput for weights that are missing or misshapen.
+    the model is compiled in this process, anew each time. What was built is opened and run in another child before this
+    process opens it, once per machine. Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
+    that trial fails; `load_safely` runs something else instead.
     """
     found = local_model(model, example_inputs, trust=trust)
-    wanted = schedules.target if schedules is not None else target
-    wanted = wanted if isinstance(wanted, Target) else detect_target(wanted)
-    traces = schedules.traces if schedules is not None else {}
-    plan: dict[str, Any] = {"model_format": found.format.value, "target": wanted.key, "traces": traces}
-    compiler = [version(name) for name in ("pitchpipe", "apache-tvm", "apache-tvm-ffi")]
-    key = json_digest([sha256(found.data), found.format.value, wanted.key, sorted(traces.items()), compiler])
-    folder = (cache or cache_dir()) / "artifacts" / key
+    folder = cache or cache_dir()
+    wanted = schedules.target if schedules is not None else resolve_target(target, folder)
+    recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
     try:
-        return open_artifact(folder, wanted, bound)
-    except IntegrityError:
-        pass  # absent or damaged: built below
+        return open_proved(recipe.folder(folder), wanted, bound)
+    except (IntegrityError, NotFound):
+        pass  # absent, damaged, or not tried on this machine
     if linker() is None:
         with _compiling:
-            manifest, executable = step("build_here")(found.data, **plan)
+            manifest, executable = step("build_here")(
+                found.data, model_format=found.format.value, target=wanted.key, traces=recipe.traces
+            )
         return CompiledModel(Manifest.model_validate(manifest), executable, bound)
-
-    def export(library: Path) -> Manifest:
-        return Manifest.model_validate(run_step("build", found.data, **plan, library=str(library)))
-
-    write(folder, export)
-    return open_artifact(folder, wanted, bound)
+    return open_proved(make(recipe, folder), wanted, bound)

@@ -36,6 +36,14 @@ def logs_stay_as_they_are() -> Iterator[None]:
     logging.root.handlers[:] = handlers
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What one run of the suite keeps is not there for the next, nor for the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A running server; one per session."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from tuner.fastmath import expand_intrinsics
-from tuner.graph import finish, prepare
+from tuner.graph import call_counts, finish, prepare
 from tuner.ingest import IngestedModel, ingest
 from tuner.tasks import workload_functions
 from tuner.trace import apply_trace
@@ -68,11 +69,13 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
 
 
 def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> dict[str, Any]:
-    """Step: digests of the model's workloads on the target (its key), and the toolchain's key."""
+    """Step: the model's workloads on the target (its key), how often each occurs, and the toolchain's key."""
     wanted = Target.parse(target)
     prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), wanted)
-    digests = {digest for _, _, digest in workload_functions(prepared)}
-    return {"workloads": sorted(digests), "toolchain": toolchain(wanted.kind).key}
+    counts, weights = call_counts(prepared), Counter[str]()
+    for variable, _, digest in workload_functions(prepared):
+        weights[digest] += counts[variable.name_hint]
+    return {"workloads": sorted(weights), "weights": dict(weights), "toolchain": toolchain(wanted.kind).key}
 
 
 def build(

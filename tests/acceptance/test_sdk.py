@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe import sdk
+from pitchpipe import building
 from pitchpipe.artifact import CompiledModel, open_artifact
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
@@ -96,7 +96,7 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(sdk, "run_step", refuse)
+    monkeypatch.setattr(building, "run_step", refuse)
     return
 
 

@@ -1,0 +1,253 @@
+"""A tuned model, or something else that runs: whatever is wrong with Pitchpipe, the program goes on.
+
+    model = pitchpipe.load_safely(module, inputs)                  # the module itself until its tuned build is there
+    model = pitchpipe.load_safely("m.onnx", fallback=run_session)
+
+Nothing here raises for a fault of ours, waits longer than the deadline, or is left when the program ends: look-ups run
+in daemon threads, building and trial runs in children that die with this process.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pitchpipe import background, identity, sdk
+from pitchpipe.artifact import CompiledModel, cache_dir, linker
+from pitchpipe.building import Recipe, failure
+from pitchpipe.client import Client
+from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, NotReady, PitchpipeError
+from pitchpipe.proof import open_proved
+from pitchpipe.tune import LocalModel
+from pitchpipe.wire.target import Target
+
+DEADLINE_SECS = 2.0
+POLL_SECS = 0.05
+LOOK_EVERY_SECS = 1.0
+"""How often a call that runs the fallback looks whether the tuned build has come."""
+
+
+class FallbackWarning(UserWarning):
+    """Said once per model, when something else runs in its place: what, and why."""
+
+
+class Opening:
+    """The way to a compiled model: target, identity, look-up, build; each step is taken once, as soon as it can be.
+
+    For those who need the parts of `load_safely`, such as the torch.compile backend. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: LocalModel,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        schedules: sdk.Schedules | None = None,
+        target: Target | str = "auto",
+        client: Client | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self.model, self.schedules = model, schedules
+        self.weights = {**model.weights, **(weights or {})}
+        self.cache = cache or cache_dir()
+        self.folder: Path | None = None
+        """Of the artifact, once it is known which one it is."""
+        self._here = schedules is None and target == "auto"
+        self._target = schedules.target if schedules is not None else target
+        self._client = client
+        self._background: background.Background | None = None
+
+    def open(self, wait_secs: float) -> CompiledModel:
+        """The compiled model if it is there within `wait_secs`; else its building goes on beside the program.
+
+        Raises NotReady while that is so, and the error of pitchpipe.errors that says why there will be none. Opening
+        what is ready takes as long as importing TVM does and is not cut short.
+        """
+        until = time.monotonic() + wait_secs
+        while True:
+            if self.folder is None:
+                self._find_folder(until - time.monotonic())
+            if self.folder is not None and self.schedules is not None:
+                try:
+                    return open_proved(self.folder, self.schedules.target, self.weights)
+                except (NotFound, IntegrityError):
+                    pass  # absent, damaged, or not tried here yet: the child sees to it
+            self._work()
+            left_secs = until - time.monotonic()
+            if left_secs <= 0:
+                who = "another process" if self._background is None else f"process {self._background.pid}"
+                raise NotReady(f"{who} is building {self.model.name}; a later call or program will have it")
+            time.sleep(min(POLL_SECS, left_secs))
+
+    def _find_folder(self, left_secs: float) -> None:
+        """Looks up what is asked for, if everything that takes a compiler is known already and there is time."""
+        if self.schedules is None:
+            target = identity.known_target(self.cache) if self._target == "auto" else self._given_target()
+            known = identity.known_identity(self.cache, self.model, target) if target is not None else None
+            if target is None or known is None or left_secs <= 0:
+                return
+            client = self._client or Client(timeout_secs=left_secs, retry_secs=left_secs)
+            try:
+                self.schedules = sdk.look_up(known, target, client, here=self._here, deadline_secs=left_secs)
+            finally:
+                if self._client is None:
+                    client.close()
+        recipe = Recipe(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
+        self.folder = recipe.folder(self.cache)
+
+    def _given_target(self) -> Target:
+        return sdk.resolve_target(self._target, self.cache)
+
+    def _work(self) -> None:
+        """Takes over what the child tells, or starts one. Raises what keeps the model from being built."""
+        outcome = self._background.outcome() if self._background is not None else None
+        if outcome is not None:
+            if outcome.error is not None or outcome.folder is None or outcome.target is None:
+                raise PitchpipeError(outcome.error or "the child told nothing")
+            if self.schedules is None and outcome.response is not None:
+                self.schedules = sdk.Schedules(target=outcome.target, response=outcome.response)
+            self.folder, self._background = Path(outcome.folder), None
+        elif self._background is None:
+            self._start()
+
+    def _start(self) -> None:
+        if self.folder is not None and (failed := failure(self.folder)) is not None:
+            raise PitchpipeError(f"it could not be built at {failed.at:%H:%M}: {failed.detail}")
+        if linker() is None:
+            raise PitchpipeError("no C++ compiler is there to link it")
+        url = token = None
+        if self.schedules is None:
+            client = self._client or Client()
+            url, token = client.url, client.token
+            if self._client is None:
+                client.close()
+        order = background.Order(
+            name=self.model.name,
+            format=self.model.format,
+            target=None if self._target == "auto" else self._given_target(),
+            traces=self.schedules.traces if self.schedules is not None else None,
+            url=url,
+            token=token,
+            cache=str(self.cache),
+        )
+        try:
+            self._background = background.start(order, self.model.data)
+        except OSError as error:
+            raise PitchpipeError(f"no building beside this program: {error}") from error
+
+
+class SafeModel:
+    """Called like a CompiledModel, with the same results: one NumPy array, or a tuple of them.
+
+    It runs the tuned build once that is there, else the fallback. Not safe for concurrent calls.
+    """
+
+    def __init__(self, fallback: Callable[..., Any], opening: Opening | None, reason: str | None = None) -> None:
+        self._fallback, self._opening = fallback, opening
+        self.reason = reason
+        """Why the fallback runs; None when it does not."""
+        self.compiled: CompiledModel | None = None
+        """None while the fallback runs."""
+        self._warned, self._look_at = False, 0.0
+
+    def __call__(self, *arrays: Any) -> Any:
+        if self.compiled is None and time.monotonic() >= self._look_at:
+            self.wait(0.0)
+        if self.compiled is not None:
+            try:
+                return self.compiled(*arrays)
+            except InvalidInput:
+                pass  # shapes that it was not built for: the fallback takes them, or knows what to say
+            except Exception as error:  # noqa: BLE001 - whatever the runtime raises; the program goes on
+                self.compiled, self.reason = None, f"a run failed: {_cause(error)}"
+        if self.compiled is None:
+            self._warn()
+        return _as_arrays(self._fallback(*arrays))
+
+    def wait(self, timeout_secs: float) -> bool:
+        """Waits for what is built beside this program; whether the tuned build runs from now on."""
+        if self._opening is not None:
+            try:
+                self.compiled = self._opening.open(timeout_secs)
+                self._opening, self.reason = None, None
+            except NotReady as error:
+                self.reason = error.detail
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the program
+                self._opening, self.reason = None, _cause(error)
+            self._look_at = time.monotonic() + LOOK_EVERY_SECS
+        return self.compiled is not None
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"Pitchpipe runs the fallback: {self.reason}", FallbackWarning, stacklevel=3)
+
+
+def load_safely(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    fallback: Callable[..., Any] | None = None,
+    schedules: sdk.Schedules | Callable[[], sdk.Schedules] | None = None,
+    deadline_secs: float = DEADLINE_SECS,
+    target: Target | str = "auto",
+    client: Client | None = None,
+    weights: Mapping[str, Any] | None = None,
+    cache: Path | None = None,
+    trust: bool = False,
+) -> SafeModel:
+    """The tuned model, or the fallback in its place, within the deadline; it raises only for a fallback that is missing.
+
+    fallback: called with the same arrays; a torch module is its own. `pitchpipe.load(model)` makes one of the untuned
+        build.
+    schedules: as for `load`, or what gives them (a pack, a lock file), or None for a look-up in the service.
+    deadline_secs: of looking up, and of waiting for a build. What is not ready by then goes on in a child, and a later
+        call of the model, or a later program, has it. A torch module is exported first, which counts against nothing.
+
+    Whatever goes wrong is told by one FallbackWarning and `SafeModel.reason`.
+    """
+    if fallback is None:
+        if not hasattr(model, "state_dict"):
+            raise InvalidInput("a model that is no torch module needs a fallback")
+        fallback = _module_runner(model)
+    try:
+        found = sdk.local_model(model, example_inputs, trust=trust)
+        given = schedules() if callable(schedules) else schedules
+        opening = Opening(found, weights=weights, schedules=given, target=target, client=client, cache=cache)
+        safe = SafeModel(fallback, opening)
+        safe.wait(deadline_secs)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not end the program
+        safe = SafeModel(fallback, None, _cause(error))
+    if safe.compiled is None:
+        safe._warn()
+    return safe
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, PitchpipeError):
+        return f"{error.title}: {error.detail}" if error.detail != error.title else error.detail
+    words = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {words[-1]}"
+
+
+def _module_runner(module: Any) -> Callable[..., Any]:
+    """The module as a function of arrays, without gradients."""
+
+    def run(*arrays: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return module(*(torch.as_tensor(array) for array in arrays))
+
+    return run
+
+
+def _as_arrays(result: Any) -> Any:
+    """What a fallback gave, in the form in which a CompiledModel gives it."""
+    if isinstance(result, (tuple, list)):
+        parts = tuple(_as_arrays(part) for part in result)
+        return parts[0] if len(parts) == 1 else parts
+    return result.detach().cpu().numpy() if hasattr(result, "detach") else result
