@@ -42,14 +42,10 @@ class Verdict(Wire):
     eager_secs: float | None = None
 
 
-def duel(
-    ours: Callable[[], Sequence[Any]], theirs: Callable[[], Sequence[Any]], *, compare: bool = True, must_win: bool = True
-) -> Verdict:
-    """Runs both sides. compare: results are compared. must_win: the slower side is not used; else it only has to be right."""
+def duel(ours: Callable[[], Sequence[Any]], theirs: Callable[[], Sequence[Any]], *, compare: bool = True) -> Verdict:
+    """Runs both sides; `compare` their results unless they are random."""
     if compare and (wrong := difference(ours(), theirs())) is not None:
         return Verdict(use=False, reason=wrong)
-    if not must_win:
-        return Verdict(use=True, reason="asked for")
     mine: list[float] = []
     others: list[float] = []
     started = time.perf_counter()

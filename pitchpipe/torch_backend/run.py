@@ -74,7 +74,9 @@ class Runner:
         with torch.no_grad():
             aliases = [weight.detach() for weight in weights]
         versions = [version(weight) for weight in weights]
-        self._params = list(self._machine["main_transform_params"]([adopted(one) for one in aliases])) if aliases else []
+        self._params = (
+            list(self._machine["main_transform_params"]([adopted(one) for one in aliases])) if aliases else []
+        )
         self._bound = list(zip(aliases, versions, strict=True))
 
     def _on_current_stream(self) -> Any:
@@ -127,8 +129,13 @@ def _range(tensor: Any) -> tuple[int, int]:
 
 def _unusual_stride(result: Any) -> tuple[int, ...] | None:
     """The stride that a result must have, if it is dense and not the usual one."""
-    if result.is_contiguous() or not torch._prims_common.is_non_overlapping_and_dense(result):
+    if result.is_contiguous():
         return None
+    expected = 1
+    for stride, extent in sorted(zip(result.stride(), result.shape, strict=True)):
+        if extent != 1 and stride != expected:
+            return None
+        expected *= extent
     return tuple(result.stride())
 
 

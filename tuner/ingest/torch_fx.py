@@ -150,7 +150,7 @@ def _not_lowered(module: Any) -> str | None:
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call) and getattr(expr.op, "name", None) not in LOWERED:
-            found.append(f"{expr.op} has no tensor function")
+            found.append(f"{getattr(expr.op, 'name', 'a call')} has no tensor function")
 
     relax.analysis.post_order_visit(module["main"].body, visit)
     return found[0] if found else None
