@@ -20,6 +20,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis
 from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
+from torch.utils._pytree import tree_leaves
 
 from pitchpipe.torch_backend import schedules
 from pitchpipe.torch_backend.decompositions import for_inference, for_training
@@ -61,7 +62,8 @@ def explain(
     breaks = dict(counters["graph_break"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.compile(model, backend=recording)(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+        given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        _run_backward(model, given, torch.compile(model, backend=recording)(*given))
     found.warnings = [str(one.message) for one in caught if issubclass(one.category, BackendWarning)]
     found.graph_breaks = {
         reason: times - breaks.get(reason, 0)
@@ -70,6 +72,15 @@ def explain(
     }
     torch._dynamo.reset()
     return found
+
+
+def _run_backward(model: Any, given: Sequence[Any], found: Any) -> None:
+    """Of a training step, so that its backward graph is seen; no gradient is kept."""
+    results = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor) and one.requires_grad]
+    sources = [*given, *(model.parameters() if isinstance(model, torch.nn.Module) else ())]
+    wanted = [one for one in tree_leaves(sources) if isinstance(one, torch.Tensor) and one.requires_grad]
+    if results and wanted:
+        torch.autograd.grad(results, wanted, [torch.ones_like(one) for one in results], allow_unused=True)
 
 
 def recompile() -> None:

@@ -21,7 +21,6 @@ FURTHER = (
     aten.native_layer_norm.default,
     aten._native_batch_norm_legit_functional.default,
     aten.native_group_norm.default,
-    aten.var_mean.correction,
     aten.native_layer_norm_backward.default,
     aten.native_batch_norm_backward.default,
     aten.threshold_backward.default,
@@ -44,7 +43,14 @@ def for_inference() -> dict[Any, Callable[..., Any]]:
 def for_training() -> dict[Any, Callable[..., Any]]:
     """For the joint graph of a forward and its backward."""
     further = {operator: decomposition_table[operator] for operator in FURTHER if operator in decomposition_table}
-    return {**for_inference(), **further, aten.convolution_backward.default: convolution_backward}
+    own = {aten.convolution_backward.default: convolution_backward, aten.var_mean.correction: var_mean}
+    return {**for_inference(), **further, **own}
+
+
+def var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """As the two operators of core ATen; torch's own goes down to what only inductor knows."""
+    axes = list(range(x.dim())) if dim is None else dim
+    return aten.var.correction(x, axes, correction=correction, keepdim=keepdim), aten.mean.dim(x, axes, keepdim)
 
 
 def convolution_backward(

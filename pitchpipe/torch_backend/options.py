@@ -45,12 +45,14 @@ class Options:
         return tier is not Tier.NONE and TIERS.index(tier) <= TIERS.index(self.min_tier)
 
 
-NAMES = tuple(field.name for field in fields(Options) if field.name not in ("tune", "cuda_graphs"))
+NAMES = ("mode", *(field.name for field in fields(Options) if field.name not in ("tune", "cuda_graphs")))
+"""torch.compile takes a mode or options, not both: with options, the mode is one of them."""
 
 
 def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
     """Raises InvalidInput naming what is not known, and what is."""
-    mode, given = mode or "default", dict(options or {})
+    given = dict(options or {})
+    mode = mode or given.pop("mode", None) or "default"
     if mode not in MODES:
         raise InvalidInput(f"unknown mode {mode!r}: one of {', '.join(MODES)}")
     if unknown := sorted(set(given) - set(NAMES)):

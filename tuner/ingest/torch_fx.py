@@ -36,6 +36,8 @@ MISTRANSLATED = frozenset(
     }
 )
 """Operators that TVM's importer takes and that then compute something else."""
+INDEXED = frozenset({"embedding", "gather", "index", "index_put", "index_select", "scatter", "take"})
+"""Operators for which an index out of range is an error in PyTorch, and memory of others in compiled code."""
 LOWERED = frozenset({"relax.call_tir", "relax.reshape"})
 HALF = frozenset({torch.float16, torch.bfloat16})
 DTYPES = frozenset({torch.float32, torch.float64, *HALF, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool})
@@ -111,6 +113,8 @@ def _tried(node: Any) -> str | None:
         return f"{name} draws random numbers"
     if target._schema.is_mutable:
         return f"{name} writes into its arguments"
+    if name.partition(".")[0] in INDEXED:
+        return f"{name} checks its indices"
     if name in MISTRANSLATED:
         return f"{name} is not translated faithfully"
     graph, results = fx.Graph(), _results(node)
@@ -158,7 +162,8 @@ def _not_lowered(module: Any) -> str | None:
 
 def _renamed(graph: Any, weights: Collection[str]) -> tuple[Any, dict[str, Any]]:
     """A copy of the graph with placeholders x0, ... and w0, ..., and their fake tensors by name."""
-    copy, copies, names = fx.Graph(), {}, {}
+    copy, copies = fx.Graph(), {}
+    names: dict[str, Any] = {}
     for node in graph.find_nodes(op="placeholder"):
         letter = "w" if node.name in weights else "x"
         name = f"{letter}{sum(known.startswith(letter) for known in names)}"
