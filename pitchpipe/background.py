@@ -82,24 +82,26 @@ class Background:
         return self._outcome
 
     def stop(self) -> None:
-        """Ends the child and whatever it started."""
-        if os.getpid() == self._owner and self._process.poll() is None:
+        """Ends the child, if it still works, and whatever it started. A fork of its owner leaves it alone."""
+        if os.getpid() != self._owner:
+            return
+        if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            self._forget()
+        self._forget()
 
     def _forget(self) -> None:
+        self._answer.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
         _running.discard(self)
 
     def _read(self) -> Outcome:
-        with self._answer:
-            self._answer.seek(0)
-            try:
-                return Outcome.model_validate_json(self._answer.read())
-            except ValueError:
-                return Outcome(error=f"the process that built it ended with {self._process.returncode}")
+        self._answer.seek(0)
+        try:
+            return Outcome.model_validate_json(self._answer.read())
+        except ValueError:
+            return Outcome(error=f"the process that built it ended with {self._process.returncode}")
 
 
 _running: set[Background] = set()

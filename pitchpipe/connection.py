@@ -25,6 +25,7 @@ Body = bytes | IO[bytes]
 
 FIRST_PAUSE_SECS, LAST_PAUSE_SECS = 0.1, 5.0
 """Between repetitions of a call, doubled each time: soon after a hiccup, and no burden on a service that restarts."""
+NOT_MODIFIED = 304
 EVENT_SILENCE_SECS = 45.0
 """The service sends a comment every 15 s; three missed ones mean a dead connection."""
 MAX_ANSWER_BYTES = 64 << 20
@@ -83,7 +84,10 @@ class Connection:
         timeout_secs: float | None = None,
         repeat: bool = True,
     ) -> Answer:
-        """A successful answer. `body` is opened anew for each attempt; with `repeat` false there is only one."""
+        """A successful answer, or 304 to a call with If-None-Match.
+
+        `body` is opened anew for each attempt; with `repeat` false there is only one.
+        """
         headers = dict(headers or {})
         if json is not None:
             content = json.model_dump_json(by_alias=True).encode()
@@ -104,7 +108,7 @@ class Connection:
                 ) as response,
             ):
                 answer = _read(response)
-            if not response.is_success:
+            if not response.is_success and response.status_code != NOT_MODIFIED:
                 raise _error(answer)
             return answer
 

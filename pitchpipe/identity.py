@@ -23,6 +23,7 @@ from pitchpipe.tune import LocalModel, detect_target
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Signature
 
 _T = TypeVar("_T", bound=BaseModel)
 _NVIDIA = Path("/proc/driver/nvidia")
@@ -34,6 +35,7 @@ class Identity(Wire):
     workloads: tuple[Digest, ...]
     weights: dict[Digest, int]
     """Times that each workload occurs in one run of the model."""
+    signatures: dict[Digest, Signature]
     toolchain: str
 
 

@@ -25,7 +25,8 @@ from pitchpipe.tune import LocalModel
 from pitchpipe.wire.target import Target
 
 DEADLINE_SECS = 2.0
-POLL_SECS = 0.05
+FIRST_POLL_SECS, LAST_POLL_SECS = 0.02, 0.25
+"""Between looks for what another process builds, each half as long again."""
 LOOK_EVERY_SECS = 1.0
 """How often a call that runs the fallback looks whether the tuned build has come."""
 
@@ -66,7 +67,23 @@ class Opening:
         Raises NotReady while that is so, and the error of pitchpipe.errors that says why there will be none. Opening
         what is ready takes as long as importing TVM does and is not cut short.
         """
-        until = time.monotonic() + wait_secs
+        try:
+            opened = self._open(time.monotonic() + wait_secs)
+        except NotReady:
+            raise
+        except Exception:
+            self.close()
+            raise
+        self.close()
+        return opened
+
+    def close(self) -> None:
+        """Ends what goes on beside the program."""
+        if self._background is not None:
+            self._background.stop()
+
+    def _open(self, until: float) -> CompiledModel:
+        poll_secs = FIRST_POLL_SECS
         while True:
             if self.folder is None:
                 self._find_folder(until - time.monotonic())
@@ -80,7 +97,8 @@ class Opening:
             if left_secs <= 0:
                 who = "another process" if self._background is None else f"process {self._background.pid}"
                 raise NotReady(f"{who} is building {self.model.name}; a later call or program will have it")
-            time.sleep(min(POLL_SECS, left_secs))
+            time.sleep(min(poll_secs, left_secs))
+            poll_secs = min(1.5 * poll_secs, LAST_POLL_SECS)
 
     def _find_folder(self, left_secs: float) -> None:
         """Looks up what is asked for, if everything that takes a compiler is known already and there is time."""
@@ -91,7 +109,9 @@ class Opening:
                 return
             client = self._client or Client(timeout_secs=left_secs, retry_secs=left_secs)
             try:
-                self.schedules = sdk.look_up(known, target, client, here=self._here, deadline_secs=left_secs)
+                self.schedules = sdk.look_up(
+                    known, target, client, here=self._here, cache=self.cache, deadline_secs=left_secs
+                )
             finally:
                 if self._client is None:
                     client.close()

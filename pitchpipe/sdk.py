@@ -22,8 +22,9 @@ from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
-from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
+from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import SignedWorkload
 
 MAX_WORKLOADS = 4096
 """Of one look-up."""
@@ -112,7 +113,7 @@ def fetch(
     folder = cache or cache_dir()
     wanted = resolve_target(target, folder)
     known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
-    return look_up(known, wanted, service, here=target == "auto", deadline_secs=deadline_secs)
+    return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
 
 
 def look_up(
@@ -121,20 +122,19 @@ def look_up(
     service: Client,
     *,
     here: bool,
+    cache: Path,
     deadline_secs: float | None = None,
 ) -> Schedules:
     """The schedules of a model that is known on the target; `here` says that this machine will run it.
 
     Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
     """
-    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
 
     def ask() -> LookupResponse:
         answers: list[ScheduleAnswer] = []
-        for start in range(0, len(known.workloads), MAX_WORKLOADS):
-            asked = known.workloads[start : start + MAX_WORKLOADS]
-            request = LookupRequest(target=target, workloads=asked, device_class=device, toolchain=known.toolchain)
-            answers += service.lookup(request).answers
+        for request in _requests(known, target, here=here):
+            plain = LookupRequest.model_validate(request.model_dump(exclude={"signatures"}))
+            answers += service.lookup(plain, cache=cache).answers
         return LookupResponse(answers=tuple(answers))
 
     response = _in_time(deadline_secs, ask)
@@ -152,6 +152,40 @@ def resolve_target(target: Target | str, cache: Path) -> Target:
 
 def _in_time(deadline_secs: float | None, call: Callable[[], LookupResponse]) -> LookupResponse:
     return call() if deadline_secs is None else within(deadline_secs, call, "look-up")
+
+
+def explain_misses(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    target: Target | str = "auto",
+    client: Client | None = None,
+    trust: bool = False,
+) -> ExplainResponse:
+    """Why workloads of a model have no exact schedule: the nearest stored keys and what tells them apart."""
+    service = client or Client()
+    wanted = resolve_target(target, cache_dir())
+    known = identity.identify(cache_dir(), local_model(model, example_inputs, trust=trust), wanted)
+    requests = _requests(known, wanted, here=target == "auto")
+    return ExplainResponse(misses=tuple(miss for request in requests for miss in service.explain(request).misses))
+
+
+def _requests(known: identity.Identity, target: Target, *, here: bool) -> list[ExplainRequest]:
+    """What asks for all workloads of a model; `here` names this machine's device class."""
+    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
+    parts = [known.workloads[at : at + MAX_WORKLOADS] for at in range(0, len(known.workloads), MAX_WORKLOADS)]
+    return [
+        ExplainRequest(
+            target=target,
+            workloads=part,
+            device_class=device,
+            toolchain=known.toolchain,
+            signatures=tuple(
+                SignedWorkload(workload=workload, **known.signatures[workload].model_dump()) for workload in part
+            ),
+        )
+        for part in parts
+    ]
 
 
 def load(

@@ -15,7 +15,7 @@ from pitchpipe.wire.target import Target
 from tuner.fastmath import expand_intrinsics
 from tuner.graph import call_counts, finish, prepare
 from tuner.ingest import IngestedModel, ingest
-from tuner.tasks import workload_functions
+from tuner.tasks import signature, workload_functions
 from tuner.trace import apply_trace
 from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, to_tvm_target, toolchain, tvm
 
@@ -69,13 +69,19 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
 
 
 def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> dict[str, Any]:
-    """Step: the model's workloads on the target (its key), how often each occurs, and the toolchain's key."""
+    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key."""
     wanted = Target.parse(target)
     prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), wanted)
-    counts, weights = call_counts(prepared), Counter[str]()
-    for variable, _, digest in workload_functions(prepared):
+    counts, weights, signatures = call_counts(prepared), Counter[str](), {}
+    for variable, function, digest in workload_functions(prepared):
         weights[digest] += counts[variable.name_hint]
-    return {"workloads": sorted(weights), "weights": dict(weights), "toolchain": toolchain(wanted.kind).key}
+        signatures[digest] = signature(variable.name_hint, function).model_dump(mode="json")
+    return {
+        "workloads": sorted(weights),
+        "weights": dict(weights),
+        "signatures": signatures,
+        "toolchain": toolchain(wanted.kind).key,
+    }
 
 
 def build(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,6 +19,35 @@ class TaskKind(StrEnum):
     """Trials are spent on it."""
     FIXED = "fixed"
     """Trivially small, data movement, or bound by memory: a fixed default schedule, no trials."""
+
+
+Extent = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class TensorShape(Wire):
+    """Of one argument of a workload."""
+
+    shape: tuple[Extent, ...] = Field(max_length=64, description="elements per axis")
+    dtype: str = Field(pattern=r"^[A-Za-z0-9_]{1,32}$")
+
+
+class Signature(Wire):
+    """What a workload computes, for people and for finding its neighbours; never a key."""
+
+    operators: str = Field(max_length=512, description="operator names joined")
+    anchor: str = Field(
+        pattern=r"^[SRO]{0,64} (products|reduction|elements|nothing)$",
+        description="its costliest stage: a letter per loop (S spatial, R reduction), and what it does",
+    )
+    extents: tuple[Extent, ...] = Field(max_length=64, description="iterations of the anchor's loops, in that order")
+    arguments: tuple[TensorShape, ...] = Field(max_length=256, description="inputs and weights, then outputs")
+    flops: float = Field(ge=0, description="floating-point operations of one run")
+
+
+class SignedWorkload(Signature):
+    """A signature with the workload that it is of."""
+
+    workload: Digest
 
 
 class Workload(Wire):
@@ -46,6 +76,7 @@ class Task(Wire):
         default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
     )
     fixed: str | None = Field(default=None, description="trace of the default schedule, for a task that gets no trial")
+    signature: Signature | None = Field(default=None, description="stored with the workload")
     seeds: tuple[str, ...] = Field(
         default=(), description="traces brought along (an import), tried in the confirming run"
     )

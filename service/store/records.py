@@ -1,19 +1,19 @@
-"""Tuning records, the best of them, and look-up. Nothing here ever answers for another target or another project."""
+"""Tuning records and the best of them. Nothing here ever answers for another target or another project."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import BigInteger, case, cast, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidInput
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import MEASURE_VERSION, Timed
-from pitchpipe.wire.record import Best, LookupRequest, LookupResponse, ScheduleAnswer, Tier, TuningRecord
+from pitchpipe.wire.record import Best, Origin, TuningRecord
 from pitchpipe.wire.target import Target
-from service.db import Database, instant
+from service.db import Database, instant, now
 from service.store import batches
 from service.store.paging import page
 from service.store.values import (
@@ -27,7 +27,7 @@ from service.store.values import (
     put_toolchain,
     target_key,
 )
-from service.tables import BestRow, Record, Settled
+from service.tables import BestRow, Project, Record, Settled, spelled
 
 
 def add(
@@ -103,6 +103,7 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
     Raises InvalidInput unless its record is a timed one of this project, workload, target, trace and device class, and
     was no slower than the baseline. A `best` without a record says that the baseline won.
     """
+    worker = None
     if best.record is not None:
         row = session.execute(
             select(Record).where(Record.project == project, Record.id == best.record)
@@ -118,11 +119,16 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
             raise InvalidInput(f"{best.record} was measured on another device class")
         if best.secs > best.baseline_secs:
             raise InvalidInput(f"{best.record} is slower than the baseline, which is served in its place")
+        worker = row.worker
     elif best.secs != best.baseline_secs:
         raise InvalidInput("a best without a record is the baseline itself: its time is the baseline's")
+    if (best.origin is Origin.TRANSFERRED) != (best.source is not None):
+        raise InvalidInput("a schedule names the workload that it was transferred from exactly when it was")
     columns = best.model_dump(exclude={"confirmed_at", "device_class"}) | {
-        "confirmed_at": best.confirmed_at.timestamp()
+        "confirmed_at": best.confirmed_at.timestamp(),
+        "worker": worker,
     }
+    _next_generation(session, project)
     statement = insert(session, BestRow).values(
         project=project,
         target_key=put_target(session, target),
@@ -135,7 +141,21 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
         statement.on_conflict_do_update(
             index_elements=list(BestRow.__table__.primary_key),
             set_={name: statement.excluded[name] for name in columns},
+            # What was found by a search never gives way to what was re-fitted from another's.
+            where=or_(
+                statement.excluded.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)
+            ),
         )
+    )
+
+
+def _next_generation(session: Session, project: str) -> None:
+    """First of all that a transaction changes of what is served: the project's row then orders such transactions."""
+    at = cast(now(session) * 1e6, BigInteger)
+    session.execute(
+        update(Project)
+        .where(Project.id == project)
+        .values(generation=case((Project.generation >= at, Project.generation + 1), else_=at))
     )
 
 
@@ -177,14 +197,6 @@ def bests(
         if row.workload not in found:
             found[row.workload] = _best(row)
     return found
-
-
-def lookup(session: Session, project: str, request: LookupRequest) -> LookupResponse:
-    """One answer per asked workload, in the asked order, from one query."""
-    found = bests(session, project, request.workloads, request.target, request.device_class, request.toolchain)
-    return LookupResponse(
-        answers=tuple(_answer(workload, found.get(workload), request) for workload in request.workloads)
-    )
 
 
 def settle(session: Session, project: str, workload: str, target: Target, effort: float) -> None:
@@ -256,23 +268,6 @@ class SqlRecordStore:
             return batches.seen(session, self._project, workload, target)
 
 
-def _answer(workload: str, best: Best | None, request: LookupRequest) -> ScheduleAnswer:
-    if best is None:
-        reason = "no confirmed schedule of this workload for this target"
-        return ScheduleAnswer(workload=workload, tier=Tier.NONE, reason=reason)
-    misses = [
-        f"{name} was not named" if asked is None else f"confirmed with another {name}"
-        for name, asked, got in (
-            ("device class", request.device_class, best.device_class),
-            ("toolchain", request.toolchain, best.toolchain),
-        )
-        if asked != got
-    ]
-    tier = Tier.SAME_ARCH if misses else Tier.EXACT
-    reason = f"same target; {'; '.join(misses)}" if misses else "same target, device class and toolchain"
-    return ScheduleAnswer(workload=workload, tier=tier, reason=reason, best=best)
-
-
 def _row(session: Session, project: str, record: TuningRecord, features: Mapping[str, bytes]) -> dict[str, Any]:
     result = record.result
     digest = result.candidate
@@ -324,4 +319,6 @@ def _best(row: BestRow) -> Best:
         device_class=row.device_class,
         toolchain=row.toolchain,
         confirmed_at=instant(row.confirmed_at),
+        origin=row.origin,
+        source=row.source,
     )
