@@ -6,7 +6,7 @@ from typing import Any
 
 from pitchpipe.wire.record import LookupRequest
 from service.db import Database
-from service.store import records, tokens
+from service.store import lookups, tokens
 
 PROJECT = "default"
 """The one that an embedded service bootstraps."""
@@ -18,6 +18,6 @@ def lookup(url: str, request: LookupRequest) -> dict[str, Any]:
     try:
         database.check()
         with database.reading() as session:
-            return records.lookup(session, tokens.project_named(session, PROJECT), request).model_dump(mode="json")
+            return lookups.lookup(session, tokens.project_named(session, PROJECT), request).model_dump(mode="json")
     finally:
         database.close()

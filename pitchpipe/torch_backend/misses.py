@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import threading
 from contextlib import suppress
 from typing import Any
@@ -12,26 +13,23 @@ from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.schedules import Found, Wanted
 from pitchpipe.wire.record import Tier
 
+REPORTING = "pitchpipe.misses"
+"""The module that reports."""
+
 
 def report(wanted: Wanted, found: Found, options: Options) -> None:
-    """Sends the misses from a thread that nobody waits for, where the client has a way to."""
-    missing = [answer.workload for answer in found.answers.values() if answer.tier is Tier.NONE]
-    send: Any = getattr(Client, "report_misses", None)
-    if not missing or send is None or options.url is None or found.source != options.url:
-        return
-    threading.Thread(target=_send, args=(send, options, wanted, missing), name="pitchpipe-misses", daemon=True).start()
+    """Sends the misses from a thread that nobody waits for. Failing costs the report and nothing else."""
+    missing = {answer.workload for answer in found.answers.values() if answer.tier is Tier.NONE}
+    if missing and found.source == options.url and importlib.util.find_spec(REPORTING) is not None:
+        threading.Thread(target=_send, args=(wanted, missing, options), name="pitchpipe-misses", daemon=True).start()
 
 
-def _send(send: Any, options: Options, wanted: Wanted, missing: list[str]) -> None:
-    """Uploads the partitions first: a workload that the service does not know is not counted."""
-    wire: Any = importlib.import_module("pitchpipe.wire.miss")
-    lost = set(missing)
+def _send(wanted: Wanted, missing: set[str], options: Options) -> None:
+    """A workload that occurs so many times in a run of its partition is counted as many times."""
+    reporting: Any = importlib.import_module(REPORTING)
     with suppress(Exception), Client(options.url) as client:
         for model, identity in zip(wanted.models, wanted.identities, strict=True):
-            runs = {workload: times for workload, times in identity.weights.items() if workload in lost}
-            if not runs:
-                continue
-            uploaded = client.upload_model(model.data, name=model.name, format=model.format)
-            counts = tuple(wire.MissCount(workload=workload, runs=times) for workload, times in runs.items())
-            report = wire.MissReport(target=wanted.target, model=uploaded.id, misses=counts[: wire.MAX_REPORTED])
-            send(client, report)
+            lost = {workload: times for workload, times in identity.weights.items() if workload in missing}
+            for runs in sorted(set(lost.values())):
+                workloads = [workload for workload, times in lost.items() if times == runs]
+                reporting.report(client, model, wanted.target, workloads, runs=runs)

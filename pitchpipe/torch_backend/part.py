@@ -97,7 +97,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         from pitchpipe.torch_backend.run import Runner
 
         manifest, library = open_library(make(self.recipe, cache_dir()), self.recipe.target)
-        return Runner(manifest, library, self._device, self._is_weight, self._results)
+        return Runner(manifest, library, self._device, self._is_weight, self._results, self.recipe.cuda_graphs)
 
     def _tried(self, tensors: Sequence[Any]) -> Verdict:
         def ours() -> Sequence[Any]:

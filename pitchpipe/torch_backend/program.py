@@ -193,7 +193,8 @@ class Program:
                 one.report.expected_secs = sum(best.secs * one.identity.weights[w] for w, best in used.items())
             if used or options.on_miss == "default":
                 traces = {workload: best.trace for workload, best in used.items()}
-                recipe = Recipe(model=one.model, target=target, traces=traces)
+                graphs = options.cuda_graphs and target.kind == "cuda"
+                recipe = Recipe(model=one.model, target=target, traces=traces, cuda_graphs=graphs)
             else:
                 one.reason = f"none of its schedules is there: {found.source}"
         one.report.reason = one.reason

@@ -29,14 +29,22 @@ class Runner:
     """
 
     def __init__(
-        self, manifest: Manifest, library: Any, device: Any, is_weight: Sequence[bool], results: Sequence[Any]
+        self,
+        manifest: Manifest,
+        library: Any,
+        device: Any,
+        is_weight: Sequence[bool],
+        results: Sequence[Any],
+        recorded: bool = False,
     ) -> None:
-        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept."""
+        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. recorded: the
+        library replays CUDA graphs, which read weights where they lay when they were recorded."""
         self._machine = VirtualMachine(library, tvm_ffi.device(device.type, device.index or 0))
         self._main = self._machine["main"]
         self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
         self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
         self._strides = [_unusual_stride(result) for result in results]
+        self._recorded = recorded
         self._on_gpu = device.type == "cuda"
         self._lock = threading.Lock()
         self._bound: list[tuple[Any, int]] | None = None

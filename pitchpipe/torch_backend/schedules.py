@@ -139,7 +139,7 @@ def _of_service(url: str, requests: Sequence[LookupRequest], options: Options) -
 
 def _ask(url: str, requests: Sequence[LookupRequest], options: Options) -> list[ScheduleAnswer]:
     with Client(url, timeout_secs=max(options.deadline_secs, 0.01), retry_secs=0.0) as client:
-        return [answer for request in requests for answer in client.lookup(request).answers]
+        return [answer for request in requests for answer in client.lookup(request, cache=cache_dir()).answers]
 
 
 def _found(source: str, responses: Sequence[LookupResponse]) -> Found:

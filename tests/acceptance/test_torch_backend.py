@@ -361,7 +361,7 @@ class FakeService:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def lookup(self, request: Any) -> LookupResponse:
+    def lookup(self, request: Any, **_: object) -> LookupResponse:
         return LookupResponse(answers=tuple(map(self.answer, range(len(request.workloads)), request.workloads)))
 
     def answer(self, index: int, workload: str) -> ScheduleAnswer:
