@@ -102,6 +102,7 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     elif not schedules.has_source(options) and options.on_miss != "default":
         report.reason = "there is no service and no local database"
         return _otherwise(module, inputs, options, report)
+    schedules.probe(options)
     program = Program(options, report)
     steps = torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
     try:

@@ -19,7 +19,7 @@ from torch._guards import TracingContext
 from pitchpipe.artifact import cache_dir
 from pitchpipe.building import Recipe
 from pitchpipe.errors import InvalidInput
-from pitchpipe.identity import Identity, identify, machine_key, read_json, write_json
+from pitchpipe.identity import Identity, identify, known_identity, machine_key, read_json, write_json
 from pitchpipe.plugins import step
 from pitchpipe.torch_backend import duel, misses
 from pitchpipe.torch_backend.dynamic import Sizes
@@ -27,7 +27,7 @@ from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.part import Part
 from pitchpipe.torch_backend.partition import Split, is_static, name_of, split, tensors_of
 from pitchpipe.torch_backend.report import GraphReport, PartitionReport, ProgramReport
-from pitchpipe.torch_backend.schedules import Found, Wanted, find
+from pitchpipe.torch_backend.schedules import Found, Wanted, find, is_silent
 from pitchpipe.torch_backend.warning import warn_once
 from pitchpipe.tune import LocalModel
 from pitchpipe.wire.ids import sha256
@@ -130,10 +130,13 @@ class Program:
         told.operators, told.left = cut.operators, cut.left
         planned = [self._planned(cut, name) for name in cut.weights]
         told.partitions = [one.report for one in planned]
-        if not planned:
+        away = is_silent(self.options.url) and self.options.on_miss != "default"
+        target = _target(self.options, device, ask=not away) if planned else None
+        if target is None:
+            for one in planned:
+                one.report.runs, one.report.reason = "eager", "the service is away"
             return cut.module
-        target = _target(self.options, device)
-        self._identify(planned, target)
+        self._identify(planned, target, ask=not away)
         known = [one for one in planned if one.identity is not None]
         found = Found(source="nobody")
         if known:
@@ -166,14 +169,16 @@ class Program:
         return found
 
     @staticmethod
-    def _identify(planned: Sequence[_Planned], target: Target) -> None:
-        """Asks children, two at a time, what the cache does not know."""
+    def _identify(planned: Sequence[_Planned], target: Target, *, ask: bool) -> None:
+        """Reads from the cache, or asks children, two at a time."""
 
         def one(found: _Planned) -> None:
             if found.model is None:
                 return
             try:
-                found.identity = identify(cache_dir(), found.model, target)
+                kept = known_identity(cache_dir(), found.model, target)
+                found.identity = identify(cache_dir(), found.model, target) if ask and kept is None else kept
+                found.reason = "" if found.identity is not None else "the service is away"
             except Exception as error:  # noqa: BLE001 - the child may have crashed
                 found.reason = f"it cannot be prepared: {error}"
 
@@ -249,7 +254,7 @@ class Chosen:
         if (verdict := duel.known(file)) is not None:
             return verdict
         rehearsal = _Rehearsal(program, arguments)
-        with compiled_autograd._disable(), torch.random.fork_rng(_gpus(arguments)):
+        with compiled_autograd._disable(), torch.random.fork_rng(_gpus()):
             rehearsal(self._compiled)  # decides the partitions and, of a training step, compiles the backward graph
             if not any(part.compiled for part in program.parts):
                 reasons = {part.report.reason for part in program.parts if part.report.reason}
@@ -315,8 +320,9 @@ def _boxed(run: Run) -> Run:
     return boxed
 
 
-def _gpus(arguments: Sequence[Any]) -> list[int]:
-    return sorted({one.device.index for one in arguments if isinstance(one, torch.Tensor) and one.is_cuda})
+def _gpus() -> list[int]:
+    """All whose random state a seed would change."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
 def _type_text(one: Any) -> str:
@@ -333,8 +339,11 @@ def _elsewhere(node: Any, device: Any) -> str | None:
     return None
 
 
-def _target(options: Options, device: Any) -> Target:
-    """The target for tensors on a device. Raises InvalidInput for an option of another kind."""
+def _target(options: Options, device: Any, *, ask: bool) -> Target | None:
+    """The target for tensors on a device; None if a child would have to be asked and may not be.
+
+    Raises InvalidInput for an option of another kind.
+    """
     kind = {"cpu": "llvm", "cuda": "cuda"}.get(device.type)
     if kind is None:
         raise InvalidInput(f"no target for tensors on {device}")
@@ -344,7 +353,7 @@ def _target(options: Options, device: Any) -> Target:
         return options.target
     file = cache_dir() / "targets" / f"{machine_key()}-{kind}.json"
     found = read_json(file, Target)
-    if found is None:
+    if found is None and ask:
         found = step("detect_target")(kind)
         write_json(file, found)
     return found

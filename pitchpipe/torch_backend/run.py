@@ -7,9 +7,9 @@ nothing behind that could be seen; `recompile()` makes it seen.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from pitchpipe.artifact import Manifest
 
 ALIGNMENT = 64
 """Bytes; what compiled code relies on."""
+_VERSION = attrgetter("_version")
 
 
 class Runner:
@@ -47,7 +48,9 @@ class Runner:
         self._recorded = recorded
         self._on_gpu = device.type == "cuda"
         self._lock = threading.Lock()
-        self._bound: list[tuple[Any, int]] | None = None
+        self._bound: tuple[list[int], list[Any]] | None = None
+        self._aliases: list[Any] = []
+        self._settled = True
         self._params: list[Any] = []
         self._copied: list[bool] | None = None
         self._stream: Any = None
@@ -55,21 +58,30 @@ class Runner:
             raise ValueError("the library takes other tensors than the graph")
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
-        with self._lock, self._on_current_stream():
-            weights = [tensors[at] for at in self._weights_at]
-            if self._bound is None or any(
-                is_other(weight, *bound) for weight, bound in zip(weights, self._bound, strict=True)
-            ):
-                self._bind(weights)
-            inputs = [adopted(tensors[at]) for at in self._inputs_at]
-            found = self._main(*inputs, *self._params)
-            results = [torch.from_dlpack(one) for one in ([found] if hasattr(found, "dtype") else found)]
-            if self._copied is None:
-                self._copied = shared(results, [*inputs, *self._params])
+        with self._lock:
+            if self._on_gpu:
+                with self._on_current_stream():
+                    results = self._results(tensors)
+            else:
+                results = self._results(tensors)
+        if not self._settled:
+            return tuple(results)
         return tuple(
             _settled(result, copied, stride)
-            for result, copied, stride in zip(results, self._copied, self._strides, strict=True)
+            for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
         )
+
+    def _results(self, tensors: Sequence[Any]) -> list[Any]:
+        weights = [tensors[at] for at in self._weights_at]
+        if self._bound is None or stamps(weights) != self._bound:
+            self._bind(weights)
+        inputs = [adopted(tensors[at]) for at in self._inputs_at]
+        found = self._main(*inputs, *self._params)
+        results = [torch.from_dlpack(one) for one in ([found] if hasattr(found, "dtype") else found)]
+        if self._copied is None:
+            self._copied = shared(results, [*inputs, *self._params])
+            self._settled = any(self._copied) or any(stride is not None for stride in self._strides)
+        return results
 
     def forget(self) -> None:
         """Lays the weights out again at the next call."""
@@ -81,16 +93,18 @@ class Runner:
         self._bound = None
         with torch.no_grad():
             aliases = [weight.detach() for weight in weights]
-        versions = [version(weight) for weight in weights]
-        self._params = (
-            list(self._machine["main_transform_params"]([adopted(one) for one in aliases])) if aliases else []
-        )
-        self._bound = list(zip(aliases, versions, strict=True))
+        laid = list(self._machine["main_transform_params"]([adopted(one) for one in aliases])) if aliases else []
+        if not self._recorded:
+            self._params = laid
+        elif not self._params:  # own memory: what was not transformed is still the program's
+            self._params = [one.copyto(one.device) for one in laid]
+        else:
+            for own, new in zip(self._params, laid, strict=True):
+                new.copyto(own)
+        self._aliases, self._bound = aliases, stamps(weights)
 
     def _on_current_stream(self) -> Any:
         """Kernels go to torch's current stream, in whose order memory of both sides is reused."""
-        if not self._on_gpu:
-            return contextlib.nullcontext()
         stream = torch.cuda.current_stream()
         if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
             self._stream.synchronize()  # TVM's pool knows no streams: what the last one still reads must not be given away
@@ -98,14 +112,13 @@ class Runner:
         return tvm_ffi.use_torch_stream()
 
 
-def version(tensor: Any) -> int:
-    """Changes whenever the tensor is written to; -1 where that is not counted."""
-    return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def is_other(weight: Any, alias: Any, known: int) -> bool:
-    """Whether a weight is not what was bound any more."""
-    return weight.data_ptr() != alias.data_ptr() or known < 0 or weight._version != known
+def stamps(weights: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """Addresses and versions; what has no version (made in inference mode) never compares equal. Some hundred tensors in
+    every call: this is all that a call costs beside the compiled code."""
+    try:
+        return list(map(torch.Tensor.data_ptr, weights)), list(map(_VERSION, weights))
+    except RuntimeError:
+        return list(map(torch.Tensor.data_ptr, weights)), [object()]
 
 
 def adopted(tensor: Any) -> Any:

@@ -73,6 +73,23 @@ def local_database() -> str | None:
     return url if Path(url.removeprefix("sqlite:///")).exists() else None
 
 
+def probe(options: Options) -> None:
+    """Asks the service whether it is there, before anything is prepared for it: what is away costs the deadline only."""
+    if options.url is None or options.tune or is_silent(options.url):
+        return
+    url = options.url
+    try:
+        within(options.deadline_secs, lambda: _healthy(url, options), "the service's probe")
+    except Exception as error:  # noqa: BLE001 - whatever a service, or what stands in its place, makes of a call
+        _failed(url, error)
+
+
+def is_silent(url: str | None) -> bool:
+    """Whether the service failed a moment ago."""
+    with _lock:
+        return url is not None and time.monotonic() < _silent_until.get(url, 0.0)
+
+
 def forget_failures() -> None:
     """Services that failed are asked again at once."""
     with _lock:
@@ -121,20 +138,27 @@ def _asking(lookup: Any, database: str, request: LookupRequest) -> Any:
 def _of_service(url: str, requests: Sequence[LookupRequest], options: Options) -> Found:
     key = json_digest([url, machine_key(), [request.model_dump(mode="json") for request in requests]])
     kept = cache_dir() / "answers" / f"{key}.json"
-    with _lock:
-        silent = time.monotonic() < _silent_until.get(url, 0.0)
-    if not silent:
+    if not is_silent(url):
         try:
             answers = within(options.deadline_secs, lambda: _ask(url, requests, options), "the look-up")
         except Exception as error:  # noqa: BLE001 - whatever a service, or what stands in its place, makes of a call
-            with _lock:
-                _silent_until[url] = time.monotonic() + SILENCE_SECS
-            warn_once(url, f"{url} gives no schedules: {error}")
+            _failed(url, error)
         else:
             write_json(kept, LookupResponse(answers=tuple(answers)))
             return Found(source=url, answers={answer.workload: answer for answer in answers})
     before = read_json(kept, LookupResponse)
     return Found(source=f"{url} failed") if before is None else _found(f"earlier answers of {url}", [before])
+
+
+def _failed(url: str, error: Exception) -> None:
+    with _lock:
+        _silent_until[url] = time.monotonic() + SILENCE_SECS
+    warn_once(url, f"{url} gives no schedules: {error}")
+
+
+def _healthy(url: str, options: Options) -> None:
+    with Client(url, timeout_secs=max(options.deadline_secs, 0.01), retry_secs=0.0) as client:
+        client.health()
 
 
 def _ask(url: str, requests: Sequence[LookupRequest], options: Options) -> list[ScheduleAnswer]:

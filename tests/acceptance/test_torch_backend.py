@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import queue
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -27,7 +29,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import duel, part, program, run, schedules  # noqa: E402
+from pitchpipe.torch_backend import duel, misses, part, program, run, schedules  # noqa: E402
 from pitchpipe.torch_backend.options import parse  # noqa: E402
 
 DEFAULT = {"on_miss": "default"}
@@ -295,7 +297,18 @@ def test_a_service_that_is_down_costs_one_warning(warm: None) -> None:
         assert torch.equal(found[1], model(x[:2]))
         assert len([one for one in caught if one.category is torch_backend.BackendWarning]) == 1
         explained = torch_backend.explain(model, (x,), options=options)
-    assert "none of its schedules is there" in str(explained)
+    assert "the service is away" in str(explained)
+    assert explained.programs[0].runs == "eager"
+
+
+def test_a_service_that_is_down_is_not_prepared_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "run_step", failing)
+    monkeypatch.setattr(program, "identify", failing)
+    model, x = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8)).eval(), torch.randn(4, 8)
+    compiled = torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": 1})
+    with torch.no_grad(), pytest.warns(torch_backend.BackendWarning, match="gives no schedules") as caught:
+        assert torch.equal(compiled(x), model(x))
+    assert len([one for one in caught if one.category is torch_backend.BackendWarning]) == 1
 
 
 @pytest.mark.parametrize("broken", ["make", "open_library"])
@@ -359,6 +372,9 @@ class FakeService:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def health(self) -> None:
         pass
 
     def lookup(self, request: Any, **_: object) -> LookupResponse:
@@ -436,6 +452,22 @@ def test_max_autotune_submits_a_job_and_waits_for_it(warm: None, monkeypatch: py
         compiled = torch.compile(model, backend="pitchpipe", options=options)
         assert close(compiled(x), model(x))
     assert [job.budget.trials for job in FakeService.jobs] == [8]
+
+
+def test_what_is_missing_is_reported(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def record(_client: Any, model: Any, target: Any, workloads: Any, *, runs: int) -> None:
+        told.put((model.format, target.kind, len(workloads), runs))
+
+    monkeypatch.setitem(sys.modules, misses.REPORTING, SimpleNamespace(report=record, __spec__="here"))
+    for home in (schedules, misses):
+        monkeypatch.setattr(home, "Client", FakeService)
+    monkeypatch.setattr(FakeService, "tiers", staticmethod(lambda index: Tier.NONE if index == 0 else Tier.EXACT))
+    model, x = mlp(), torch.randn(4, 8)
+    with torch.no_grad():
+        torch.compile(model, backend="pitchpipe", options={"url": NOWHERE})(x)
+    assert told.get(timeout=10) == ("relax", "llvm", 1, 1)
 
 
 def test_inductor_takes_over_where_it_is_asked_to(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
