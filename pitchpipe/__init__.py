@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pitchpipe.packs import open_pack
     from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
     from pitchpipe.sdk import fetch, load, submit
+    from pitchpipe.torch_backend import explain
     from pitchpipe.wire.target import Target
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "PitchpipeError",
     "SafeModel",
     "Target",
+    "explain",
     "fetch",
     "load",
     "load_safely",
@@ -40,6 +42,7 @@ _HOMES = {
     "PitchpipeError": "pitchpipe.errors",
     "SafeModel": "pitchpipe.safe",
     "Target": "pitchpipe.wire.target",
+    "explain": "pitchpipe.torch_backend",
     "fetch": "pitchpipe.sdk",
     "load": "pitchpipe.sdk",
     "load_safely": "pitchpipe.safe",

@@ -167,11 +167,15 @@ def write(folder: Path, export: Callable[[Path], Manifest]) -> None:
 
 def open_artifact(folder: Path, target: Target, weights: Mapping[str, Any]) -> CompiledModel:
     """Opens an artifact. Raises IntegrityError when it is damaged and InvalidInput when it is for another target."""
+    return CompiledModel(*open_library(folder, target), weights)
+
+
+def open_library(folder: Path, target: Target) -> tuple[Manifest, Any]:
+    """The manifest and the loaded library of an artifact, for who runs it in another way; raises as open_artifact."""
     manifest = read_manifest(folder)
     if manifest.target != target:
         raise InvalidInput(f"{folder.name} was built for {manifest.target}, not for {target}")
-    module = _runtime(target).runtime.load_module(str(folder / "model.so"))
-    return CompiledModel(manifest, module, weights)
+    return manifest, _runtime(target).runtime.load_module(str(folder / "model.so"))
 
 
 def read_manifest(folder: Path) -> Manifest:

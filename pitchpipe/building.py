@@ -37,12 +37,15 @@ class Recipe:
     target: Target
     traces: Mapping[str, str]
     """By workload digest; a workload without one runs the compiler's default."""
+    cuda_graphs: bool = False
+    """Whether its kernels are recorded and replayed together, on a GPU."""
 
     @property
     def key(self) -> str:
         """Equal recipes have equal keys, on every machine with these versions of the compiler."""
         model = [sha256(self.model.data), self.model.format.value]
-        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions()])
+        extra = ["cuda graphs"] if self.cuda_graphs else []
+        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), *extra])
 
     def folder(self, cache: Path) -> Path:
         """Where its artifact is or will be."""
@@ -57,6 +60,8 @@ def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS) -> Path
     """
     folder, model = recipe.folder(cache), recipe.model
     plan: dict[str, Any] = {"target": recipe.target.key, "traces": dict(recipe.traces)}
+    if recipe.cuda_graphs:
+        plan["cuda_graphs"] = True
 
     def export(library: Path) -> Manifest:
         made = run_step("build", model.data, model_format=model.format.value, **plan, library=str(library))

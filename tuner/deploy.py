@@ -63,15 +63,17 @@ def schedule_model(model: IngestedModel, target: Target, traces: Mapping[str, st
     return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned), refused=refused)
 
 
-def compile_scheduled(scheduled: Scheduled) -> Any:
+def compile_scheduled(scheduled: Scheduled, *, cuda_graphs: bool = False) -> Any:
     """The executable, with VM functions `main` and `main_transform_params`; threads may compile several at once.
 
-    Raises PitchpipeError when the compiler refuses.
+    cuda_graphs: kernels that read neither inputs nor outputs are recorded at the first call and replayed later, with the
+    weights where they lay then. Raises PitchpipeError when the compiler refuses.
     """
     target = to_tvm_target(scheduled.target)
     module = expand_intrinsics(scheduled.module) if scheduled.target.kind == "llvm" else scheduled.module
+    config = pass_config(scheduled.target.kind) | ({"relax.backend.use_cuda_graph": True} if cuda_graphs else {})
     try:
-        with target, tvm.transform.PassContext(config=pass_config(scheduled.target.kind)):
+        with target, tvm.transform.PassContext(config=config):
             return tvm.compile(module, target=target)
     except tvm.error.InternalError as error:
         raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
@@ -94,13 +96,22 @@ def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, tar
 
 
 def build(
-    model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str, traces: dict[str, str], library: str
+    model: bytes,
+    _arrays: Mapping[str, Any],
+    *,
+    model_format: str,
+    target: str,
+    traces: dict[str, str],
+    library: str,
+    cuda_graphs: bool = False,
 ) -> dict[str, Any]:
     """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
 
     Raises PitchpipeError when the library cannot be linked.
     """
-    manifest, executable = build_here(model, model_format=model_format, target=target, traces=traces)
+    manifest, executable = build_here(
+        model, model_format=model_format, target=target, traces=traces, cuda_graphs=cuda_graphs
+    )
     try:
         executable.export_library(library)
     except (RuntimeError, OSError) as error:
@@ -111,7 +122,7 @@ def build(
 
 
 def build_here(
-    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str]
+    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str], cuda_graphs: bool = False
 ) -> tuple[dict[str, Any], Any]:
     """Step for the calling process, where there is no linker: what the manifest needs, and the executable.
 
@@ -121,12 +132,12 @@ def build_here(
     ingested = ingest(model, ModelFormat(model_format))
     scheduled = schedule_model(ingested, wanted, traces)
     try:
-        executable = compile_scheduled(scheduled)
+        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
     except PitchpipeError as error:
         # Rare, so it may cost a second compilation; which of the schedules it was, the compiler does not say.
         refused = dict.fromkeys(scheduled.tuned, f"not used: {error.detail}"[:300])
         scheduled = replace(schedule_model(ingested, wanted, {}), refused={**scheduled.refused, **refused})
-        executable = compile_scheduled(scheduled)
+        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
     manifest = {
         "target": wanted.attributes(),
         "inputs": [asdict(spec) for spec in ingested.inputs],

@@ -3,7 +3,8 @@
     python benchmarks/peers/contestant.py PEER MODELS MODEL FOLDER
 
 MODELS is a Python file with MODELS: name -> builder returning (module, example inputs); the seed makes weights and inputs
-the same in every process. The threads are those of TVM_NUM_THREADS. The first line on stdout is a JSON object: seconds of
+the same in every process. A module in training mode gives a loss: its run is a step of training, and what is compared is the
+loss with all gradients. The threads are those of TVM_NUM_THREADS. The first line on stdout is a JSON object: seconds of
 the set-up, and where the output was put. Then every line on stdin, {"warm_secs", "secs", "least"}, asks for runs that
 last so long and are at least so many, and is answered by a list of their seconds.
 
@@ -125,6 +126,30 @@ def ours(module: Any, inputs: Any, folder: Path) -> Call:
     return lambda: compiled(*inputs)
 
 
+def torch_backend(module: Any, inputs: Any, _folder: Path) -> Call:
+    """torch.compile with Pitchpipe as its backend, and nothing else changed."""
+    import torch
+
+    compiled = torch.compile(module, backend="pitchpipe")
+    return lambda: compiled(*inputs)
+
+
+def stepping(module: Any, call: Call) -> Call:
+    """A training step around what gives the loss; the gradients stay on the parameters."""
+    import torch
+
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-4)
+
+    def step() -> Any:
+        optimiser.zero_grad()
+        loss = call()
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return step
+
+
 PEERS: dict[str, Callable[[Any, Any, Path], Call]] = {
     found.__name__: found
     for found in (
@@ -136,6 +161,7 @@ PEERS: dict[str, Callable[[Any, Any, Path], Call]] = {
         metaschedule,
         metaschedule_longer,
         ours,
+        torch_backend,
     )
 }
 
@@ -184,15 +210,19 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)
     module, inputs = runpy.run_path(models)["MODELS"][name]()
-    with torch.inference_mode():
+    with torch.inference_mode(not module.training):
         call = PEERS[peer](module, inputs, Path(folder))
+        if module.training:
+            call = stepping(module, call)
         for _ in range(WARM_RUNS):
             output = call()
+        if module.training:
+            output = torch.cat([output.reshape(1), *(one.grad.flatten() for one in module.parameters())])
         output = output if isinstance(output, (np.ndarray, torch.Tensor)) else output.numpy()
         path = Path(folder) / f"{peer}.npy"
         np.save(path, np.asarray(output))
         ready: dict[str, Any] = {"setup_secs": time.perf_counter() - started, "output": str(path)}
-        if peer == "eager":
+        if peer == "eager" and not module.training:
             ready["flops"] = flops(module, inputs)
         print(json.dumps(ready), file=answers)
         for line in sys.stdin:

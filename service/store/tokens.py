@@ -41,6 +41,14 @@ def bootstrap(session: Session, project_name: str) -> str:
     return session.execute(select(Project.id).where(Project.name == project_name)).scalar_one()
 
 
+def project_named(session: Session, name: str) -> str:
+    """Its id; raises NotFound."""
+    found = session.execute(select(Project.id).where(Project.name == name)).scalar_one_or_none()
+    if found is None:
+        raise NotFound(f"no project is called {name!r}")
+    return found
+
+
 def create(session: Session, request: TokenRequest) -> TokenCreated:
     """A new token; the project is made if it is new. The returned value is the only copy of the token."""
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)

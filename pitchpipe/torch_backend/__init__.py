@@ -1,0 +1,151 @@
+"""`torch.compile(model, backend="pitchpipe")`: look schedules up, else run what PyTorch would. It never tunes by itself.
+
+torch finds this package through the entry-point group "torch_dynamo_backends" and imports it when it is asked for by name.
+A graph's way: Dynamo -> AOTAutograd with decompositions to core ATen (decompositions.py) -> what TVM can take is cut out
+(partition.py; dynamic.py for symbolic sizes) -> its workloads are looked up (schedules.py) -> a library from the local
+cache, or built in a child (part.py) -> right and faster than PyTorch by a measurement on the first call's tensors (duel.py),
+or not used -> run on the program's own memory (run.py).
+
+Whatever goes wrong in here, the program runs as it would without, after one warning. Only options that are not known raise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
+from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
+from torch.utils._pytree import tree_leaves
+
+from pitchpipe.torch_backend import schedules
+from pitchpipe.torch_backend.decompositions import for_inference, for_training
+from pitchpipe.torch_backend.options import Options, parse
+from pitchpipe.torch_backend.program import Chosen, Program
+from pitchpipe.torch_backend.report import Explanation, ProgramReport
+from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
+
+__all__ = ["BackendWarning", "Explanation", "backend", "explain", "recompile"]
+
+Run = Callable[..., Any]
+
+
+def backend(
+    module: Any, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Run:
+    """What torch.compile calls with each captured graph. Raises InvalidInput for modes and options it does not know.
+
+    mode: `max-autotune` submits what is missing as a job and waits for it; `reduce-overhead` records CUDA graphs on a
+    GPU and does nothing elsewhere. options: see options.py.
+    """
+    return _compiled(module, inputs, parse(mode, options), None)
+
+
+def explain(
+    model: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Explanation:
+    """Compiles the model anew, runs it once and tells what became of it; print the result.
+
+    `inputs` are positional arguments, in a tuple or a list. Graphs, partitions, tiers, what runs eagerly and why, times
+    that are expected and that were measured. Forgets, as torch._dynamo.explain does, what was compiled before.
+    """
+    chosen, found = parse(mode, options), Explanation()
+
+    def recording(module: Any, example: Sequence[Any]) -> Run:
+        return _compiled(module, example, chosen, found.programs)
+
+    recompile()
+    breaks = dict(counters["graph_break"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        _run_backward(model, given, torch.compile(model, backend=recording)(*given))
+    found.warnings = [str(one.message) for one in caught if issubclass(one.category, BackendWarning)]
+    found.graph_breaks = {
+        reason: times - breaks.get(reason, 0)
+        for reason, times in counters["graph_break"].items()
+        if times > breaks.get(reason, 0)
+    }
+    torch._dynamo.reset()
+    return found
+
+
+def _run_backward(model: Any, given: Sequence[Any], found: Any) -> None:
+    """Of a training step, so that its backward graph is seen; no gradient is kept."""
+    results = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor) and one.requires_grad]
+    sources = [*given, *(model.parameters() if isinstance(model, torch.nn.Module) else ())]
+    wanted = [one for one in tree_leaves(sources) if isinstance(one, torch.Tensor) and one.requires_grad]
+    if results and wanted:
+        torch.autograd.grad(results, wanted, [torch.ones_like(one) for one in results], allow_unused=True)
+
+
+def recompile() -> None:
+    """Forgets what was compiled in this process: the next calls look schedules up and weights at anew."""
+    torch._dynamo.reset()
+    schedules.forget_failures()
+    forget_warnings()
+
+
+def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list[ProgramReport] | None) -> Run:
+    if any(isinstance(one, (list, tuple, dict)) for one in inputs):
+        # Compiled Autograd's graphs take a list; what is called with the flat one gets it in a list, too.
+        flat = partial(_flat, options=options, record=record)
+        nested: Run = flatten_graph_inputs(module, inputs, flat)
+        return nested
+    report = ProgramReport()
+    if record is not None:
+        record.append(report)
+    elif not schedules.has_source(options) and options.on_miss != "default":
+        report.reason = "there is no service and no local database"
+        return _otherwise(module, inputs, options, report)
+    schedules.probe(options)
+    program = Program(options, report)
+    steps = torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
+    try:
+        compiled = aot_autograd(
+            fw_compiler=program.forward,
+            bw_compiler=program.backward,
+            inference_compiler=program.inference,
+            decompositions=for_training() if steps else for_inference(),
+        )(module, inputs)
+    except RestartAnalysis:
+        raise
+    except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
+        warn_once("capture", f"a graph runs in eager mode: {error}")
+        report.reason = f"AOTAutograd failed: {error}"
+        return _otherwise(module, inputs, options, report)
+    if isinstance(module, GmWrapper):
+        boxed = compiled
+        compiled = lambda *arguments: boxed(list(arguments))  # noqa: E731 - one line, one use
+    if options.on_miss == "inductor" and not program.covered:
+        report.reason = "none of its schedules is there"
+        return _otherwise(module, inputs, options, report)
+    return Chosen(program, module, compiled)
+
+
+def _flat(module: Any, inputs: Sequence[Any], options: Options, record: list[ProgramReport] | None) -> Run:
+    run = _compiled(module, inputs, options, record)
+    return lambda arguments: run(*arguments)
+
+
+def _otherwise(module: Any, inputs: Sequence[Any], options: Options, report: ProgramReport) -> Run:
+    """The whole graph by inductor, if that is asked for, else as it is."""
+    eager: Run = module.forward
+    report.runs = "eager"
+    if options.on_miss != "inductor":
+        return eager
+    try:
+        from torch._inductor.compile_fx import compile_fx
+
+        compiled: Run = compile_fx(module, list(inputs))
+    except RestartAnalysis:
+        raise
+    except Exception as error:  # noqa: BLE001 - inductor needs a compiler, and has bugs of its own
+        warn_once("inductor", f"inductor failed, running in eager mode: {error}")
+        return eager
+    report.runs = "inductor"
+    return compiled

@@ -1,0 +1,92 @@
+"""Into which operators AOTAutograd takes a program apart.
+
+An inference becomes exactly what torch.export's decompositions make of it, so that its workloads are those of an exported
+model, under the same digests. A training step is taken further apart where core ATen has operators that TVM lacks, or
+whose second results it makes up: norms with their statistics, and the backward of a convolution, which here becomes two
+convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+
+FURTHER = (
+    aten.native_layer_norm.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten.native_group_norm.default,
+    aten.native_layer_norm_backward.default,
+    aten.native_batch_norm_backward.default,
+    aten.threshold_backward.default,
+    aten._softmax_backward_data.default,
+    aten._log_softmax_backward_data.default,
+    aten.gelu_backward.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss_backward.default,
+)
+
+
+@cache
+def for_inference() -> dict[Any, Callable[..., Any]]:
+    """torch.export's own."""
+    found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
+    return found
+
+
+@cache
+def for_training() -> dict[Any, Callable[..., Any]]:
+    """For the joint graph of a forward and its backward."""
+    further = {operator: decomposition_table[operator] for operator in FURTHER if operator in decomposition_table}
+    own = {aten.convolution_backward.default: convolution_backward, aten.var_mean.correction: var_mean}
+    return {**for_inference(), **further, **own}
+
+
+def var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """As the two operators of core ATen; torch's own goes down to what only inductor knows."""
+    axes = list(range(x.dim())) if dim is None else dim
+    return aten.var.correction(x, axes, correction=correction, keepdim=keepdim), aten.mean.dim(x, axes, keepdim)
+
+
+def convolution_backward(
+    gradient: Any,
+    x: Any,
+    weight: Any,
+    _bias_sizes: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    _output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> Any:
+    """Gradients of a plain convolution, [n, o, ...] = [n, c, ...] * [o, c, ...], by convolutions.
+
+    Of the input: the transposed convolution of the gradient with the weights; what the strides left over at the end is
+    its output padding. Of the weights: the convolution of the input with the gradient, batch and channels exchanged,
+    stride and dilation too, cut to the kernel. Grouped, transposed and one- or three-dimensional ones stay as they are.
+    """
+    if transposed or groups != 1 or x.dim() != 4:
+        return NotImplemented
+    axes = range(2)
+    kernel = weight.shape[2:]
+    left = [
+        x.shape[2 + i] - ((gradient.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1)
+        for i in axes
+    ]
+    of_x = of_weight = of_bias = None
+    if output_mask[0]:
+        of_x = aten.convolution(gradient, weight, None, stride, padding, dilation, True, left, 1)
+    if output_mask[1]:
+        images, filters = x.transpose(0, 1), gradient.transpose(0, 1)
+        whole = aten.convolution(images, filters, None, dilation, padding, stride, False, [0, 0], 1)
+        of_weight = whole[:, :, : kernel[0], : kernel[1]].transpose(0, 1)
+    if output_mask[2]:
+        of_bias = gradient.sum((0, 2, 3))
+    return of_x, of_weight, of_bias

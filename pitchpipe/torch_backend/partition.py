@@ -1,0 +1,122 @@
+"""Cutting an ATen graph into what is compiled and what stays with PyTorch.
+
+A partition is a connected or unconnected set of operators, without a path that leaves it and comes back. One without a
+product, a convolution or a few operators to fuse is not worth crossing over for. Views at a partition's end stay outside:
+there PyTorch makes them for nothing, with the strides that the program expects.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+PREFIX = "pitchpipe_"
+FEWEST = 4
+"""Operators that compute in a partition without a heavy one."""
+HEAVY = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul"})
+VIEWS = frozenset(
+    {
+        *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "alias", "detach"),
+        *("unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "unbind"),
+    }
+)
+
+
+@dataclass(kw_only=True)
+class Split:
+    """A graph with its partitions as submodules."""
+
+    module: Any
+    """A GraphModule; the partitions are its submodules named in `weights`."""
+    weights: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Partition -> those of its placeholders that hold weights."""
+    operators: int = 0
+    """That compute, in the whole graph."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Reason -> operators that stay with PyTorch for it."""
+
+
+def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], str | None]) -> Split:
+    """Moves what can be compiled into submodules of the graph module, which is changed.
+
+    weights: names of the placeholders that hold weights. unsupported: why a node cannot be compiled, or None.
+    """
+    found = Split(module=module)
+    reasons: dict[Any, str | None] = {}
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            reasons[node] = unsupported(node)
+            found.operators += _computes(node)
+    partitioner = CapabilityBasedPartitioner(module, _Known(reasons), allows_single_node_partition=True)
+    chosen = []
+    for partition in partitioner.propose_partitions():
+        nodes = _without_last_views(partition.nodes)
+        if _worth_it(nodes):
+            chosen.append(nodes)
+    inside = {node for nodes in chosen for node in nodes}
+    for node, reason in reasons.items():
+        if node not in inside and _computes(node):
+            why = reason or "too little beside it to compile"
+            found.left[why] = found.left.get(why, 0) + 1
+    if chosen:
+        found.module = fx.passes.utils.fuser_utils.fuse_by_partitions(module, chosen, prefix=PREFIX)
+    for node in found.module.graph.find_nodes(op="call_module"):
+        inner = found.module.get_submodule(node.target)
+        pairs = zip(inner.graph.find_nodes(op="placeholder"), node.args, strict=True)
+        found.weights[node.target] = frozenset(
+            mine.name for mine, given in pairs if given.op == "placeholder" and given.name in weights
+        )
+    return found
+
+
+def name_of(node: Any) -> str:
+    """An operator's name without its overload."""
+    return str(getattr(node.target, "_opname", getattr(node.target, "__name__", node.target)))
+
+
+class _Known(OperatorSupportBase):  # type: ignore[misc]
+    def __init__(self, reasons: dict[Any, str | None]) -> None:
+        self._reasons = reasons
+
+    def is_node_supported(self, _submodules: Any, node: Any) -> bool:
+        return node in self._reasons and self._reasons[node] is None
+
+
+def _computes(node: Any) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return name_of(node) not in VIEWS
+
+
+def _without_last_views(nodes: dict[Any, int | None]) -> dict[Any, int | None]:
+    kept = dict(nodes)
+    for node in reversed(list(nodes)):  # in the graph's order, so users come first
+        if name_of(node) in VIEWS and not any(user in kept for user in node.users):
+            del kept[node]
+    return kept
+
+
+def _worth_it(nodes: Collection[Any]) -> bool:
+    computing = [node for node in nodes if _computes(node)]
+    return len(computing) >= FEWEST or any(name_of(node) in HEAVY for node in computing)
+
+
+def tensors_of(module: Any) -> tuple[list[Any], list[Any]]:
+    """The fake tensors of a graph module's placeholders and of its outputs."""
+    given = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    (output,) = module.graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    return given, [node.meta.get("val") if isinstance(node, fx.Node) else node for node in results]
+
+
+def is_static(module: Any) -> bool:
+    """Whether all that a graph module takes are tensors of known shapes."""
+    given, _ = tensors_of(module)
+    return all(isinstance(one, torch.Tensor) and all(isinstance(n, int) for n in one.shape) for one in given)

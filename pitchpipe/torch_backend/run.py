@@ -1,0 +1,166 @@
+"""Running a compiled library on torch tensors: memory is shared both ways, weights are laid out once per version.
+
+A weight's layout transforms run when a library is first called, and again when a weight is another tensor, lies elsewhere or
+has another version, which is what in-place changes and `load_state_dict` leave behind. A change through `.data` leaves
+nothing behind that could be seen; `recompile()` makes it seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+import tvm_ffi
+from tvm.relax import VirtualMachine
+
+from pitchpipe.artifact import Manifest
+
+ALIGNMENT = 64
+"""Bytes; what compiled code relies on."""
+_VERSION = attrgetter("_version")
+
+
+class Runner:
+    """A library bound to a device. Thread-safe: calls take turns, since an executable reuses its buffers.
+
+    Called with the tensors of a partition's placeholders; gives a tuple of the tensors of its outputs.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        library: Any,
+        device: Any,
+        is_weight: Sequence[bool],
+        results: Sequence[Any],
+        recorded: bool = False,
+    ) -> None:
+        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. recorded: the
+        library replays CUDA graphs, which read weights where they lay when they were recorded."""
+        self._machine = VirtualMachine(library, tvm_ffi.device(device.type, device.index or 0))
+        self._main = self._machine["main"]
+        self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
+        self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
+        self._strides = [_unusual_stride(result) for result in results]
+        self._recorded = recorded
+        self._on_gpu = device.type == "cuda"
+        self._lock = threading.Lock()
+        self._bound: tuple[list[int], list[Any]] | None = None
+        self._aliases: list[Any] = []
+        self._settled = True
+        self._params: list[Any] = []
+        self._copied: list[bool] | None = None
+        self._stream: Any = None
+        if (len(self._inputs_at), len(self._weights_at)) != (len(manifest.inputs), len(manifest.params)):
+            raise ValueError("the library takes other tensors than the graph")
+
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        with self._lock:
+            if self._on_gpu:
+                with self._on_current_stream():
+                    results = self._results(tensors)
+            else:
+                results = self._results(tensors)
+        if not self._settled:
+            return tuple(results)
+        return tuple(
+            _settled(result, copied, stride)
+            for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
+        )
+
+    def _results(self, tensors: Sequence[Any]) -> list[Any]:
+        weights = [tensors[at] for at in self._weights_at]
+        if self._bound is None or stamps(weights) != self._bound:
+            self._bind(weights)
+        inputs = [adopted(tensors[at]) for at in self._inputs_at]
+        found = self._main(*inputs, *self._params)
+        results = [torch.from_dlpack(one) for one in ([found] if hasattr(found, "dtype") else found)]
+        if self._copied is None:
+            self._copied = shared(results, [*inputs, *self._params])
+            self._settled = any(self._copied) or any(stride is not None for stride in self._strides)
+        return results
+
+    def forget(self) -> None:
+        """Lays the weights out again at the next call."""
+        self._bound = None
+
+    def _bind(self, weights: Sequence[Any]) -> None:
+        """The aliases keep the memory of weights that were replaced from being given to others: an address means one
+        tensor for as long as it is compared."""
+        self._bound = None
+        with torch.no_grad():
+            aliases = [weight.detach() for weight in weights]
+        laid = list(self._machine["main_transform_params"]([adopted(one) for one in aliases])) if aliases else []
+        if not self._recorded:
+            self._params = laid
+        elif not self._params:  # own memory: what was not transformed is still the program's
+            self._params = [one.copyto(one.device) for one in laid]
+        else:
+            for own, new in zip(self._params, laid, strict=True):
+                new.copyto(own)
+        self._aliases, self._bound = aliases, stamps(weights)
+
+    def _on_current_stream(self) -> Any:
+        """Kernels go to torch's current stream, in whose order memory of both sides is reused."""
+        stream = torch.cuda.current_stream()
+        if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
+            self._stream.synchronize()  # TVM's pool knows no streams: what the last one still reads must not be given away
+        self._stream = stream
+        return tvm_ffi.use_torch_stream()
+
+
+def stamps(weights: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """Addresses and versions; what has no version (made in inference mode) never compares equal. Some hundred tensors in
+    every call: this is all that a call costs beside the compiled code."""
+    try:
+        return list(map(torch.Tensor.data_ptr, weights)), list(map(_VERSION, weights))
+    except RuntimeError:
+        return list(map(torch.Tensor.data_ptr, weights)), [object()]
+
+
+def adopted(tensor: Any) -> Any:
+    """TVM's view of a tensor's memory; of a copy where the tensor is strided or not aligned."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.data_ptr() % ALIGNMENT:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tvm_ffi.from_dlpack(tensor, require_alignment=ALIGNMENT, require_contiguous=True)
+
+
+def shared(results: Sequence[Any], given: Sequence[Any]) -> list[bool]:
+    """Which results lie in memory of what was given, or of a result before them: copies and views of an argument that the
+    compiler saw through. A program may write into its results, so these have to be copied. The same in every call."""
+    taken = [_range(torch.from_dlpack(one)) for one in given]
+    found = []
+    for result in results:
+        low, high = _range(result)
+        found.append(any(low < other_high and other_low < high for other_low, other_high in taken))
+        taken.append((low, high))
+    return found
+
+
+def _range(tensor: Any) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start, start + tensor.numel() * tensor.element_size()
+
+
+def _unusual_stride(result: Any) -> tuple[int, ...] | None:
+    """The stride that a result must have, if it is dense and not the usual one."""
+    if result.is_contiguous():
+        return None
+    expected = 1
+    for stride, extent in sorted(zip(result.stride(), result.shape, strict=True)):
+        if extent != 1 and stride != expected:
+            return None
+        expected *= extent
+    return tuple(result.stride())
+
+
+def _settled(result: Any, copied: bool, stride: tuple[int, ...] | None) -> Any:
+    if stride is not None:
+        return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device).copy_(result)
+    return result.clone() if copied else result

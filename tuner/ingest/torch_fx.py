@@ -1,0 +1,226 @@
+"""ATen graphs, as torch.compile captures them, to the `relax` format. Runs in the program that compiles; needs torch.
+
+A graph is a torch.fx.GraphModule of functional ATen operators with static shapes; every placeholder has a fake tensor as
+meta["val"]. Which operators can be taken is asked of TVM's importer itself, operator by operator, with a module of that
+operator alone: what the importer raises, gives another type for, or has no tensor function for stays with PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+from tvm.relax.frontend.torch import exported_program_translator
+
+from pitchpipe.errors import InvalidModel, UnsupportedOperator
+from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
+from tuner.ingest.settle import settle
+from tuner.tvm_compat import relax, tvm
+
+MISTRANSLATED = frozenset(
+    {
+        "_native_batch_norm_legit_functional.default",  # gives zeros as the saved statistics
+        "_native_batch_norm_legit.no_stats",
+        "max_pool3d_with_indices.default",  # gives zeros as the indices
+        "empty.memory_format",
+        "empty_like.default",
+        "empty_permuted.default",
+        "round.decimals",
+        "_assert_tensor_metadata.default",
+        "as_strided.default",  # reads memory, which a compiled program arranges as it likes
+    }
+)
+"""Operators that TVM's importer takes and that then compute something else."""
+INDEXED = frozenset({"embedding", "gather", "index", "index_put", "index_select", "scatter", "take"})
+"""Operators for which an index out of range is an error in PyTorch, and memory of others in compiled code."""
+LOWERED = frozenset({"relax.call_tir", "relax.reshape"})
+HALF = frozenset({torch.float16, torch.bfloat16})
+DTYPES = frozenset({torch.float32, torch.float64, *HALF, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool})
+
+_known: dict[str, str | None] = {}
+
+
+def from_graph(graph_module: Any, weights: Collection[str]) -> bytes:
+    """The `relax` format of a graph; placeholders named in `weights` become parameters, the others inputs.
+
+    Both keep their order and are called x0, x1, ... and w0, w1, ..., so that equal graphs give equal bytes whatever their
+    nodes are called. Raises UnsupportedOperator or InvalidModel.
+    """
+    graph, names = _renamed(graph_module.graph, weights)
+    module = _imported(graph)
+    by_name = {variable.name: variable for variable in module["main"].params}
+    ordered = sorted(names, key=lambda name: name.startswith("w"))  # stable: inputs first
+    variables, specs = [by_name[name] for name in ordered], []
+    for name in ordered:
+        value = names[name]
+        spec = TensorSpec(name=name, shape=tuple(map(int, value.shape)), dtype=str(by_name[name].ty.dtype))
+        specs.append(spec)
+    num_input = sum(name.startswith("x") for name in ordered)
+    return container(settle(module, variables, specs, num_input, DEFAULT_LIMITS))
+
+
+def unsupported(node: Any) -> str | None:
+    """Why a node of a graph cannot be compiled; None when it can."""
+    if node.op != "call_function":
+        return f"{node.op} is no operator"
+    if node.target is operator.getitem:
+        return unsupported(node.args[0]) if isinstance(node.args[0], fx.Node) else "an index into no node"
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return f"{node.target} is no ATen operator"
+    tensors = [*node.all_input_nodes, *_results(node)]
+    if (reason := next(filter(None, (_unusable(found) for found in tensors)), None)) is not None:
+        return reason
+    # Results as well: the same arguments may have a result that is used in one place and not in another.
+    key = f"{node.target}|{fx.node.map_arg((node.args, node.kwargs), _type_text)}|{[_type_text(n) for n in _results(node)]}"
+    if key not in _known:
+        _known[key] = _tried(node)
+    return _known[key]
+
+
+def _type_text(node: Any) -> str:
+    value = node.meta["val"]
+    index = node.args[1] if node.target is operator.getitem else ""
+    return f"{index}:{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else "tuple"
+
+
+def _results(node: Any) -> list[Any]:
+    """The nodes that are a node's tensors: itself, or the items of it that are used."""
+    return [node] if isinstance(node.meta.get("val"), torch.Tensor) else list(node.users)
+
+
+def _unusable(node: Any) -> str | None:
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        return None  # its items are looked at one by one
+    if not isinstance(value, torch.Tensor):
+        return "an argument or a result is no tensor"
+    if not all(isinstance(extent, int) for extent in value.shape):
+        return "a shape is not known"
+    if value.layout is not torch.strided or value.dtype not in DTYPES or value.numel() == 0:
+        return f"a tensor of {value.dtype}{list(value.shape)}, {value.layout}"
+    return None
+
+
+def _tried(node: Any) -> str | None:
+    target = node.target
+    name = target.__name__
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return f"{name} draws random numbers"
+    if target._schema.is_mutable:
+        return f"{name} writes into its arguments"
+    if name.partition(".")[0] in INDEXED:
+        return f"{name} checks its indices"
+    if name in MISTRANSLATED:
+        return f"{name} is not translated faithfully"
+    graph, results = fx.Graph(), _results(node)
+    copies: dict[Any, Any] = {}
+    for source in node.all_input_nodes:
+        if not isinstance(source.meta["val"], torch.Tensor):
+            return f"{name} takes a tuple"
+        copies[source] = graph.placeholder(source.name)
+        copies[source].meta = dict(source.meta)
+    if not copies:
+        return f"{name} reads no tensor"
+    copies[node] = graph.node_copy(node, copies.__getitem__)
+    for result in results:
+        if result is not node:
+            if result.target is not operator.getitem:
+                return f"{name} gives a tuple that is used as a whole"
+            copies[result] = graph.node_copy(result, copies.__getitem__)
+    graph.output(tuple(copies[result] for result in results))
+    try:
+        module = _imported(graph)
+        lowered = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(module))
+    except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
+        return f"{name}: {_first_line(error)}"
+    found = lowered["main"].ret_ty
+    types = list(found.fields) if isinstance(found, tvm.ir.TupleType) else [found]
+    for ty, result in zip(types, results, strict=True):
+        value = result.meta["val"]
+        shape = getattr(getattr(ty, "shape", None), "values", ())
+        got = (str(getattr(ty, "dtype", "")), [int(extent) for extent in shape if hasattr(extent, "value")])
+        if got != (str(value.dtype).removeprefix("torch."), list(value.shape)):
+            return f"{name} would give {got[0]}{got[1]}, not {value.dtype}{list(value.shape)}"
+    return _not_lowered(lowered)
+
+
+def _not_lowered(module: Any) -> str | None:
+    found: list[str] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", None) not in LOWERED:
+            found.append(f"{getattr(expr.op, 'name', 'a call')} has no tensor function")
+
+    relax.analysis.post_order_visit(module["main"].body, visit)
+    return found[0] if found else None
+
+
+def _renamed(graph: Any, weights: Collection[str]) -> tuple[Any, dict[str, Any]]:
+    """A copy of the graph with placeholders x0, ... and w0, ..., and their fake tensors by name."""
+    copy, copies = fx.Graph(), {}
+    names: dict[str, Any] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        letter = "w" if node.name in weights else "x"
+        name = f"{letter}{sum(known.startswith(letter) for known in names)}"
+        copies[node] = copy.placeholder(name)
+        copies[node].meta = dict(node.meta)
+        names[name] = node.meta["val"]
+    copy.output(copy.graph_copy(graph, copies))
+    return copy, names
+
+
+def _imported(graph: Any) -> Any:
+    """The Relax module of a graph: main takes its placeholders in order and gives a tensor, or a tuple of several."""
+    placeholders = graph.find_nodes(op="placeholder")
+    specs = [
+        SimpleNamespace(kind=InputKind.USER_INPUT, arg=SimpleNamespace(name=node.name), target=node.target)
+        for node in placeholders
+    ]
+    view = SimpleNamespace(
+        graph=graph,
+        graph_module=fx.GraphModule({}, graph),
+        graph_signature=SimpleNamespace(input_specs=specs, output_specs=()),
+        state_dict={},
+        constants={},
+        tensor_constants={},
+        named_buffers=tuple,
+        named_parameters=tuple,
+    )
+    importer = exported_program_translator.ExportedProgramImporter()
+    half = any(getattr(node.meta.get("val"), "dtype", None) in HALF for node in graph.nodes)
+    try:
+        return importer.from_exported_program(view, True, True, False, HALF_PRODUCTS if half else None)
+    except (AssertionError, NotImplementedError) as error:
+        raise UnsupportedOperator(f"the graph cannot be converted: {_first_line(error)}") from error
+    except Exception as error:  # converters raise whatever they met: ValueError, KeyError, InternalError, ...
+        raise InvalidModel(f"the graph cannot be converted: {_first_line(error)}") from error
+
+
+def _product(node: Any, importer: Any) -> Any:
+    """A matrix product in the type of its operands; TVM's own converter makes float32 of every type."""
+    return _matmul(importer, *node.args[:2])
+
+
+def _addmm(node: Any, importer: Any) -> Any:
+    if node.kwargs:
+        raise NotImplementedError("addmm with factors")
+    product = _matmul(importer, *node.args[1:3])
+    return importer.block_builder.emit(relax.op.add(importer.env[node.args[0]], product))
+
+
+def _matmul(importer: Any, left: Any, right: Any) -> Any:
+    dtype = str(left.meta["val"].dtype).removeprefix("torch.")
+    operands: Sequence[Any] = (importer.env[left], importer.env[right])
+    return importer.block_builder.emit(relax.op.matmul(*operands, out_dtype=dtype))
+
+
+HALF_PRODUCTS = {"mm.default": _product, "bmm.default": _product, "matmul.default": _product, "addmm.default": _addmm}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
