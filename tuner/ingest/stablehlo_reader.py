@@ -19,7 +19,8 @@ from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, Unsupported
 from tuner.ingest import IngestLimits
 from tuner.ingest.lift import without_weights
 from tuner.ingest.settle import check_static
-from tuner.ingest.stablehlo_operators import Operators, dtype_of
+from tuner.ingest.stablehlo_operators import Operators
+from tuner.ingest.stablehlo_values import dtype_of
 from tuner.tvm_compat import relax
 
 BYTECODE = b"ML\xefR"
