@@ -30,13 +30,16 @@ errors = Console(stderr=True)
 
 @app.command("tune")
 def tune_command(
-    model: Annotated[Path, typer.Argument(help="an .onnx file, or Relax JSON from the SDK")],
+    model: Annotated[
+        Path, typer.Argument(help="an .onnx, .tflite, .mlir, .pt2 or .pt file, or Relax JSON from the SDK")
+    ],
     trials: Annotated[int | None, typer.Option(min=0, help="candidates to measure")] = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="seconds of tuning")] = None,
     target: Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")] = "auto",
     database: Annotated[str | None, typer.Option(envvar="PITCHPIPE_DATABASE_URL", help="SQLAlchemy URL")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the search and the input data")] = 0,
-    trust: Annotated[bool, typer.Option(help="accept a file that can run code (.pt2, .py)")] = False,
+    trust: commands.Trust = False,
+    inputs: commands.Inputs = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
@@ -48,6 +51,7 @@ def tune_command(
         budget=Budget(trials=trials, seconds=DEFAULT_SECONDS if trials is None and seconds is None else seconds),
         seed=seed,
         trust=trust,
+        inputs=tuple(inputs or ()),
         log_level=log_level,
     )
     with Progress() as progress:

@@ -19,7 +19,7 @@ from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
 from pitchpipe.sdk import fetch, submit
 from pitchpipe.tables import billions, interval, milliseconds, roofs, share, show, steady
-from pitchpipe.tune import detect_target
+from pitchpipe.tune import detect_target, parse_input
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 
@@ -29,6 +29,10 @@ RETRY_SECS = 5.0
 Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
 Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt, .pt2, .py)")]
+Inputs = Annotated[
+    list[str] | None, typer.Option("--input", help="of a TorchScript file, in order, as float32[1,3,224,224]")
+]
 TargetText = Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")]
 
 jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
@@ -72,12 +76,16 @@ def submit_job(
     trials: Annotated[int | None, typer.Option(min=0)] = None,
     seconds: Annotated[float | None, typer.Option(min=1)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    trust: Annotated[bool, typer.Option(help="accept a file that can run code (.pt2, .py)")] = False,
+    trust: Trust = False,
+    inputs: Inputs = None,
     as_json: Json = False,
 ) -> None:
     """Sends a model's graph, without weights, and starts a job."""
     with _client(url, token) as client:
-        job = submit(model, target=target, trials=trials, seconds=seconds, seed=seed, client=client, trust=trust)
+        examples = [parse_input(text) for text in inputs or ()]
+        job = submit(
+            model, examples, target=target, trials=trials, seconds=seconds, seed=seed, client=client, trust=trust
+        )
     _print(job) if as_json else print(job.id)
 
 

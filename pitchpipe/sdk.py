@@ -1,7 +1,7 @@
 """Submit, fetch, load: a model's way through a Pitchpipe service, from Python.
 
-A model is an ONNX file (a path or its bytes) or a `torch.nn.Module` with example inputs. Its weights never leave this
-process: what is sent is the graph.
+A model is a file's path, the bytes of an ONNX file, a `torch.nn.Module`, TorchScript or a `jax.jit` function with example
+inputs, or what `jax.export` made. Its weights never leave this process: what is sent is the graph.
 """
 
 from __future__ import annotations
@@ -31,6 +31,20 @@ _compiling = threading.Lock()
 """Held while a model is compiled in this process: the compiler keeps global state."""
 
 
+def _stablehlo(model: Any, example_inputs: Sequence[Any] | None) -> bytes | None:
+    """What JAX makes of one of its functions, or had made of one that was exported; None for anything else.
+
+    Lowering, unlike exporting, keeps functions such as erfc whole, which is the better kernel.
+    """
+    if hasattr(model, "mlir_module_serialized"):
+        return bytes(model.mlir_module_serialized)
+    if type(model).__module__.partition(".")[0] not in ("jax", "jaxlib") or not hasattr(model, "lower"):
+        return None
+    if example_inputs is None:
+        raise InvalidInput("a function of JAX needs example inputs")
+    return str(model.lower(*example_inputs).as_text()).encode()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedules:
     """Schedules fetched for a model and a target: what `load` applies."""
@@ -48,14 +62,21 @@ class Schedules:
 
 
 def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
-    """The graph and the weights of a model: a path, ONNX bytes, or a torch module with example inputs."""
+    """The graph and the weights of a model: a path, ONNX bytes, a torch module, TorchScript or a jitted function of JAX
+    with example inputs, or what jax.export made.
+    """
     if isinstance(model, LocalModel):
         return model
     if isinstance(model, (str, Path)):
-        return read_model(Path(model), trust=trust)
+        return read_model(Path(model), trust=trust, example_inputs=example_inputs)
     if isinstance(model, bytes):
         stripped = step("strip_onnx")(model)
         return LocalModel(name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights)
+    stablehlo = _stablehlo(model, example_inputs)
+    if stablehlo is not None:
+        data, weights = step("convert_local")(stablehlo, ModelFormat.STABLEHLO)
+        name = str(getattr(model, "fun_name", None) or getattr(model, "__name__", "model"))
+        return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights)
     if example_inputs is None:
         raise InvalidInput(f"a {type(model).__name__} needs example inputs")
     data, weights = step("export_torch")(model, tuple(example_inputs))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,18 @@ from pitchpipe.wire.target import Target
 
 DEFAULT_SECONDS = 150.0
 """Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
+MAX_EXAMPLE = 1 << 28
+"""Elements of an example input."""
 SUFFIXES = {
     ".onnx": ModelFormat.ONNX,
     ".json": ModelFormat.RELAX,
+    ".mlir": ModelFormat.STABLEHLO,
+    ".pt": ModelFormat.TORCHSCRIPT,
     ".pt2": ModelFormat.PT2,
     ".py": ModelFormat.TVMSCRIPT,
+    ".stablehlo": ModelFormat.STABLEHLO,
+    ".tflite": ModelFormat.TFLITE,
+    ".torchscript": ModelFormat.TORCHSCRIPT,
 }
 
 
@@ -46,11 +55,30 @@ class TuneOptions:
     budget: Budget
     seed: int
     trust: bool = False
+    inputs: tuple[str, ...] = ()
+    """Types and shapes of a TorchScript file's inputs; see parse_input."""
     log_level: str = "warning"
 
 
-def read_model(path: Path, *, trust: bool) -> LocalModel:
-    """Reads a model file; raises InvalidInput for an unknown suffix, or for a file that can run code and is not trusted."""
+def parse_input(text: str) -> Any:
+    """An array of zeros from a type and a shape, written as float32[1,3,224,224]; raises InvalidInput."""
+    extents = r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})*"
+    found = re.fullmatch(rf"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))\[({extents})?\]", text)
+    if found is None:
+        raise InvalidInput(f"the input {text[:80]!r} is no type and shape; write them as float32[1,3,224,224]")
+    shape = [int(extent) for extent in (found[2] or "").split(",") if extent]
+    if math.prod(shape) > MAX_EXAMPLE:
+        raise InvalidInput(f"the input {text[:80]!r} has more than {MAX_EXAMPLE} elements")
+    import numpy as np
+
+    return np.zeros(shape, found[1])
+
+
+def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None = None) -> LocalModel:
+    """Reads a model file; `example_inputs` are for TorchScript, which does not tell their shapes.
+
+    Raises InvalidInput for an unknown suffix, and for a file that can run code and is not trusted.
+    """
     model_format = SUFFIXES.get(path.suffix)
     if model_format is None:
         raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
@@ -58,10 +86,10 @@ def read_model(path: Path, *, trust: bool) -> LocalModel:
         data = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from error
-    if model_format in (ModelFormat.PT2, ModelFormat.TVMSCRIPT):
-        if not trust:
+    if model_format.is_local:
+        if model_format.runs_code and not trust:
             raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
-        data, weights = step("convert_trusted")(path, model_format)
+        data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
         return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights)
     weights = {}
     if model_format is ModelFormat.ONNX:
@@ -76,7 +104,7 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
     Raises the error of whatever failed; a KeyboardInterrupt leaves the database ready for the next run.
     """
     started = time.monotonic()
-    model = read_model(options.path, trust=options.trust)
+    model = read_model(options.path, trust=options.trust, example_inputs=[parse_input(text) for text in options.inputs])
     with Embedded(options.database, options.target, log_level=options.log_level) as client:
         job = _submit(client, model, options)
         view = _watch(client, job, on_progress)

@@ -91,6 +91,7 @@ __all__ = [
     "structural_walk",
     "sym",
     "te",
+    "tflite_frontend",
     "tirx",
     "to_tvm_target",
     "toolchain",
@@ -106,6 +107,11 @@ __all__ = [
 def onnx_frontend() -> Any:
     """TVM's module that converts ONNX graphs."""
     return importlib.import_module("tvm.relax.frontend.onnx.onnx_frontend")
+
+
+def tflite_frontend() -> Any:
+    """TVM's module that converts TFLite graphs."""
+    return importlib.import_module("tvm.relax.frontend.tflite.tflite_frontend")
 
 
 def load_intrinsics(target: Target) -> None:

@@ -25,6 +25,22 @@ class ModelFormat(StrEnum):
     """MetaSchedule's pair of JSON files in one document: its workloads become tasks, its traces their seeds."""
     PT2 = "pt2"
     """A torch.export archive; loading one can run code, so it needs an explicit trust flag and is converted locally."""
+    TORCHSCRIPT = "torchscript"
+    """A torch.jit archive; as PT2, and it needs example inputs, since it does not tell their shapes."""
+    STABLEHLO = "stablehlo"
+    """StableHLO as JAX exports it; holds weights as constants, so it is converted locally, which takes them out."""
+    TFLITE = "tflite"
+    """A TFLite flatbuffer; as STABLEHLO."""
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether opening such a file can run code of whoever made it."""
+        return self in (ModelFormat.TVMSCRIPT, ModelFormat.PT2, ModelFormat.TORCHSCRIPT)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether such a file is converted to RELAX on its owner's machine and never sent."""
+        return self.runs_code or self in (ModelFormat.STABLEHLO, ModelFormat.TFLITE)
 
 
 class ModelView(Wire):

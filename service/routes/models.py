@@ -22,8 +22,6 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 _CHUNK_BYTES = 1 << 20
 """Bytes gathered before a write leaves the event loop: a thread hop per packet would cost more than the write."""
-_CODE = (ModelFormat.TVMSCRIPT, ModelFormat.PT2)
-"""Formats whose reading can run code: the SDK and the CLI convert them on the user's own machine."""
 _BINARY_BODY = {
     "requestBody": {
         "required": True,
@@ -51,9 +49,10 @@ async def upload_model(
     The same bytes and format give the model that is there already. 202 when nobody got to reading it in time: `checked`
     is then false, and what would be an error here fails the jobs on it.
     """
-    if format in _CODE:
+    if format.is_local:
+        why = "is code" if format.runs_code else "holds weights"
         raise InvalidModel(
-            f"format {format.value!r} is code and is not accepted over HTTP; convert it to `relax` with the SDK or "
+            f"format {format.value!r} {why} and is not accepted over HTTP; convert it to `relax` with the SDK or "
             "`pitchpipe` on your machine"
         )
     with tempfile.TemporaryFile(prefix="pitchpipe-upload-") as spool:

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe.errors import InvalidModel, UnsupportedOperator
+from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.graph import finish, prepare
-from tuner.ingest import ingest
+from tuner.ingest import ingest, parse_container
 from tuner.tvm_compat import load_ir
 
 torch = pytest.importorskip("torch")
 
+from tuner.ingest.local import convert_local  # noqa: E402
 from tuner.ingest.torch_export import from_pt2, from_torch  # noqa: E402  # needs torch
 
 
@@ -35,7 +36,7 @@ class Small(torch.nn.Module):  # type: ignore[misc,name-defined]
         torch.nn.init.uniform_(self.norm.running_mean)
         torch.nn.init.uniform_(self.norm.running_var, 0.5, 1.5)
 
-    def forward(self, ids: Any, x: Any) -> Any:
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         e = (self.embed(ids) + self.embed(self.positions)).reshape(1, 4, 6, 6)
         y = torch.nn.functional.relu6(self.norm(self.conv(e + x)))
         return self.head(y.mean((2, 3)) + self.shift), y
@@ -100,9 +101,9 @@ def test_an_archive_is_read_only_when_it_is_trusted(tmp_path: Path) -> None:
     module, inputs = example()
     path = tmp_path / "small.pt2"
     torch.export.save(torch.export.export(module, inputs), path)
-    with pytest.raises(InvalidModel, match="trust"):
-        from_pt2(path, trusted=False)
-    data, weights = from_pt2(path, trusted=True)
+    with pytest.raises(InvalidInput, match="trust"):
+        convert_local(path, ModelFormat.PT2)
+    data, weights = convert_local(path, ModelFormat.PT2, trusted=True)
     expected = from_torch(module, inputs)
     assert data == expected[0]
     assert set(weights) == set(expected[1])
@@ -112,4 +113,83 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.pt2"
     path.write_bytes(b"nothing")
     with pytest.raises(InvalidModel, match=r"bad\.pt2 is not"):
-        from_pt2(path, trusted=True)
+        from_pt2(path)
+
+
+# TorchScript. torch calls it deprecated, which its users know.
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+def scripted(kind: str, module: Any, inputs: tuple[Any, ...]) -> Any:
+    if kind == "traced":
+        return torch.jit.trace(module, inputs)
+    script = torch.jit.script(module)
+    return torch.jit.freeze(script) if kind == "frozen" else script
+
+
+@pytest.mark.parametrize("kind", ["traced", "scripted", "frozen"])
+def test_torchscript_computes_the_same_after_its_journey(kind: str) -> None:
+    module, inputs = example()
+    data, weights = from_torch(scripted(kind, module, inputs), inputs)
+    ingested = ingest(data, ModelFormat.RELAX)
+    if kind != "frozen":  # which folds the batch norm and renames what is left
+        assert set(weights) == set(from_torch(module, inputs)[1])
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [value.numpy() for value in inputs])
+    with torch.no_grad():
+        expected = module(*inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_torchscript_file_needs_trust_and_shapes(tmp_path: Path) -> None:
+    module, inputs = example()
+    path = tmp_path / "small.pt"
+    torch.jit.save(scripted("traced", module, inputs), str(path))
+    with pytest.raises(InvalidInput, match="trust"):
+        convert_local(path, ModelFormat.TORCHSCRIPT, inputs)
+    with pytest.raises(InvalidInput, match="shapes of its inputs"):
+        convert_local(path, ModelFormat.TORCHSCRIPT, trusted=True)
+    shapes = [np.zeros(tuple(value.shape), value.numpy().dtype) for value in inputs]
+    data, weights = convert_local(path, ModelFormat.TORCHSCRIPT, shapes, trusted=True)
+    assert [spec.shape for spec in parse_container(data).inputs] == [array.shape for array in shapes]
+    expected = from_torch(module, inputs)[1]
+    assert set(weights) == set(expected)
+    np.testing.assert_array_equal(weights["conv.weight"], expected["conv.weight"])
+    path.write_bytes(b"PK nothing")
+    with pytest.raises(InvalidModel, match=r"small\.pt is not a TorchScript archive"):
+        convert_local(path, ModelFormat.TORCHSCRIPT, shapes, trusted=True)
+
+
+class Loops(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while bool(x.sum() > 0):
+            x = x - 1
+        return x
+
+
+class Branches(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if bool(x.sum() > 0) else -x
+
+
+class Trains(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "message"),
+    [
+        (Loops().eval(), UnsupportedOperator, "TorchScript operator prim::Loop"),
+        (Branches().eval(), UnsupportedOperator, "cond"),
+        (Trains(), InvalidModel, "training mode"),
+    ],
+)
+def test_torchscript_that_cannot_be_taken_is_refused_with_the_cause(module: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        from_torch(torch.jit.script(module), (torch.randn(4),))

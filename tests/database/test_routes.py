@@ -220,7 +220,7 @@ def test_an_upload_over_the_cap_is_refused_whether_or_not_it_says_so(make_servic
 
 def test_a_format_that_is_code_and_an_empty_body_are_refused(service: Service) -> None:
     client = service.client("user")
-    for kind in ("tvmscript", "pt2"):
+    for kind in ("tvmscript", "pt2", "torchscript", "stablehlo", "tflite"):
         with pytest.raises(InvalidModel, match="SDK"):
             client.upload_model(b"x", "m", kind)
     with pytest.raises(InvalidModel, match="empty"):

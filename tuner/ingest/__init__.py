@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = [
     "CHECK_LIMITS",
@@ -22,11 +26,14 @@ __all__ = [
     "IngestedModel",
     "TensorSpec",
     "container",
+    "convert",
     "ingest",
     "ingest_bytes",
     "parse_container",
 ]
 
+_LIBRARIES = {ModelFormat.STABLEHLO: ("jaxlib", "jax"), ModelFormat.TFLITE: ("tflite", "tflite")}
+"""What parses a format that not every installation reads, and the extra that has it."""
 CONTAINER_VERSION = 1
 """Version of the `relax` format."""
 
@@ -110,11 +117,30 @@ def ingest_bytes(
     """The same as bytes to keep: the `relax` format, or for METASCHEDULE the form of imported.py. Raises as `ingest`."""
     from tuner.ingest.isolation import run_child
 
-    if format is ModelFormat.PT2:
-        raise InvalidModel("a .pt2 archive can run code when it is loaded: convert it on the client, with trust given")
+    if format in (ModelFormat.PT2, ModelFormat.TORCHSCRIPT):
+        raise InvalidModel(
+            f"a {format} file can run code when it is loaded: convert it on the client, with trust given"
+        )
     if format is ModelFormat.TVMSCRIPT and not trusted:
         raise InvalidModel("TVMScript is code: convert it on the client, with trust given")
+    if format.is_local and not format.runs_code:
+        raise InvalidModel(f"a {format} file holds weights: convert it on the client, which keeps them")
     return run_child(data, format, limits)
+
+
+def convert(
+    data: bytes, format: ModelFormat, limits: IngestLimits = DEFAULT_LIMITS
+) -> tuple[bytes, dict[str, np.ndarray]]:
+    """The `relax` format of a file that holds graph and weights in one, STABLEHLO or TFLITE, and the weights by name.
+
+    Read in the same disposable child. Raises as `ingest`; InvalidModel too where the format's library is not installed.
+    """
+    from tuner.ingest.isolation import run_child, split_weights
+
+    library, extra = _LIBRARIES[format]
+    if find_spec(library) is None:
+        raise InvalidModel(f"reading a {format} file needs {library}: install pitchpipe[{extra}]")
+    return split_weights(run_child(data, format, limits))
 
 
 def container(model: IngestedModel) -> bytes:

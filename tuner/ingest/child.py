@@ -1,7 +1,8 @@
 """What runs inside the child that parses one model: confine, parse, judge, answer, end.
 
-The answer is one byte and a body: `+` and what `ingest_bytes` returns, or `-` and the JSON of an error's code and detail.
-Standard output is kept for it alone; whatever the libraries print goes to standard error.
+The answer is one byte and a body: `+` and what `ingest_bytes` returns, or what `join_weights` makes where the file held
+weights, or `-` and the JSON of an error's code and detail. Standard output is kept for it alone; whatever the libraries
+print goes to standard error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import IngestedModel, IngestLimits, container
-from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, read_request
+from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, join_weights, read_request
 from tuner.syscalls import deny_system_calls
 
 
@@ -61,6 +62,14 @@ def _reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
         from tuner.ingest.onnx_reader import read_onnx
 
         return _contained(read_onnx)
+    if format is ModelFormat.TFLITE:
+        from tuner.ingest.tflite_reader import read_tflite
+
+        return _with_weights(read_tflite)
+    if format is ModelFormat.STABLEHLO:
+        from tuner.ingest.stablehlo_reader import read_stablehlo
+
+        return _with_weights(read_stablehlo)
     from tuner.ingest.relax_reader import read_relax, read_tvmscript
 
     return _contained(read_tvmscript if format is ModelFormat.TVMSCRIPT else read_relax)
@@ -68,3 +77,9 @@ def _reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
 
 def _contained(reader: Callable[[bytes, IngestLimits], IngestedModel]) -> Callable[[bytes, IngestLimits], bytes]:
     return lambda data, limits: container(reader(data, limits))
+
+
+def _with_weights(
+    reader: Callable[[bytes, IngestLimits], tuple[bytes, bytes]],
+) -> Callable[[bytes, IngestLimits], bytes]:
+    return lambda data, limits: join_weights(*reader(data, limits))

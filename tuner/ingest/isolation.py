@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import resource
 import selectors
@@ -33,6 +34,8 @@ from pitchpipe.errors import InvalidModel, TooLarge, from_problem
 from pitchpipe.wire.job import ModelFormat
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tuner.ingest import IngestLimits
 
 PACKAGE_ROOTS = sorted({str(Path(__file__).parents[2]), str(Path(sys.modules["pitchpipe"].__path__[0]).parent)})
@@ -43,7 +46,10 @@ _FRAME = struct.Struct("<Q")
 
 
 def run_child(data: bytes, format: ModelFormat, limits: IngestLimits) -> bytes:
-    """What the child made of the model, in the `relax` format; raises the error that the child names."""
+    """What the child made of the model: the `relax` format, followed by weights where the file held them.
+
+    Raises the error that the child names.
+    """
     if len(data) > limits.data_bytes:
         raise TooLarge(f"the model has {len(data)} bytes; the limit is {limits.data_bytes}")
     header = json.dumps({"format": format.value, "limits": asdict(limits)}).encode()
@@ -62,7 +68,8 @@ def run_child(data: bytes, format: ModelFormat, limits: IngestLimits) -> bytes:
             start_new_session=True,
         )
         try:
-            answer, complaint = _read(child, limits)
+            weights = limits.data_bytes if format in (ModelFormat.STABLEHLO, ModelFormat.TFLITE) else 0
+            answer, complaint = _read(child, limits, 2 * limits.constant_bytes + weights)
             # The answer ends when the child closes its side; give it a moment to be reaped with its own exit status.
             status = child.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -85,10 +92,9 @@ def _environment(folder: str) -> dict[str, str]:
     return found
 
 
-def _read(child: subprocess.Popen[bytes], limits: IngestLimits) -> tuple[bytes, bytes]:
+def _read(child: subprocess.Popen[bytes], limits: IngestLimits, cap: int) -> tuple[bytes, bytes]:
     """Standard output whole, up to its cap, and the end of standard error; kills the child at the wall limit."""
     deadline = time.monotonic() + limits.wall_secs
-    cap = 2 * limits.constant_bytes
     answer, complaint = bytearray(), b""
     with selectors.DefaultSelector() as selector:
         for stream in (child.stdout, child.stderr):
@@ -128,6 +134,28 @@ def _judge(answer: bytes, complaint: bytes, status: int, limits: IngestLimits) -
         raise InvalidModel(f"the parser crashed ({name}): the model is malformed or nests too deeply")
     lines = complaint.decode(errors="replace").strip().splitlines() or ["no reason given"]
     raise InvalidModel(f"the parser failed: {lines[-1][:500]}")
+
+
+def join_weights(model: bytes, weights: bytes) -> bytes:
+    """Child side: the answer for a file that held weights."""
+    return _FRAME.pack(len(model)) + model + weights
+
+
+def split_weights(answer: bytes) -> tuple[bytes, dict[str, np.ndarray]]:
+    """What `join_weights` joined: the `relax` format, and its parameters' values by name."""
+    import ml_dtypes  # noqa: F401  # teaches NumPy the name bfloat16
+    import numpy as np
+
+    from tuner.ingest import parse_container
+
+    (length,) = _FRAME.unpack_from(answer)
+    model = answer[_FRAME.size : _FRAME.size + length]
+    offset, weights = _FRAME.size + length, {}
+    for spec in parse_container(model).params:
+        dtype, count = np.dtype(spec.dtype), math.prod(spec.shape)
+        weights[spec.name] = np.frombuffer(answer, dtype, count, offset).reshape(spec.shape)
+        offset += count * dtype.itemsize
+    return model, weights
 
 
 def read_request(stream: IO[bytes]) -> tuple[dict[str, object], bytes]:

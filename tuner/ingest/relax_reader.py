@@ -65,7 +65,7 @@ _MAX_DEPTH = 150
 def read_relax(data: bytes, limits: IngestLimits) -> IngestedModel:
     """The model of a `relax` file; see tuner.ingest.ingest for the errors."""
     given = parse_container(data)
-    return _read(load_ir(given.ir), given.inputs, given.params, limits)
+    return judge_model(load_ir(given.ir), given.inputs, given.params, limits)
 
 
 def read_tvmscript(data: bytes, limits: IngestLimits) -> IngestedModel:
@@ -86,7 +86,7 @@ def read_tvmscript(data: bytes, limits: IngestLimits) -> IngestedModel:
     for variable in main.params:
         check_shapes(variable.name, variable.ty, limits)
     specs = [_spec(variable) for variable in main.params]
-    return _read(module, tuple(specs[:num_input]), tuple(specs[num_input:]), limits)
+    return judge_model(module, tuple(specs[:num_input]), tuple(specs[num_input:]), limits)
 
 
 def judge_tensor_function(module: Any, limits: IngestLimits) -> None:
@@ -114,9 +114,10 @@ def _spec(variable: Any) -> TensorSpec:
     return TensorSpec(name=variable.name, shape=shape, dtype=str(variable.ty.dtype))
 
 
-def _read(
+def judge_model(
     module: Any, inputs: tuple[TensorSpec, ...], params: tuple[TensorSpec, ...], limits: IngestLimits
 ) -> IngestedModel:
+    """The model of a module whose main takes `inputs` and `params`; raises InvalidModel or UnsupportedOperator."""
     functions = {variable.name_hint: function for variable, function in module.functions.items()}
     for name, function in functions.items():
         if not isinstance(function, PrimFunc) and (name != "main" or not isinstance(function, relax.Function)):

@@ -1,4 +1,7 @@
-"""PyTorch modules and exported programs to the `relax` format. Runs on the client, where the module is; needs torch.
+"""PyTorch modules, TorchScript and exported programs to the `relax` format. Runs where the module is; needs torch.
+
+TorchScript (`torch.jit.trace` or `script`, in memory or in a file) goes through torch's own converter to an exported
+program; what that converter cannot take is refused with its reason.
 
 Every parameter, buffer and lifted constant becomes a parameter of the model under its name in the state dict, except
 what strip.py would also keep in an ONNX file: single elements, and integers and booleans of at most 1024 elements.
@@ -6,17 +9,21 @@ what strip.py would also keep in an ONNX file: single elements, and integers and
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._export.converter import TS2EPConverter
 from torch.export.graph_signature import InputKind, InputSpec
 from tvm.relax.frontend.torch import exported_program_translator
 
-from pitchpipe.errors import InvalidModel, UnsupportedOperator, UnsupportedShape
+from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import KEPT_INTEGERS
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.settle import check_static, settle
@@ -28,25 +35,67 @@ Converted = tuple[bytes, dict[str, "np.ndarray"]]
 
 
 def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
-    """The `relax` format of a torch.nn.Module in eval mode, and its weights by name.
+    """The `relax` format of a torch.nn.Module in eval mode, or of TorchScript, and its weights by name.
 
     Shapes are those of `example_inputs`. Raises InvalidModel, UnsupportedOperator or UnsupportedShape.
     """
     if getattr(module, "training", False):
         raise InvalidModel("the module is in training mode: call module.eval() first")
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch's own deprecations, which are not the caller's
+    examples = tuple(example_inputs)
+    with _quiet(), torch.no_grad():
+        if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            module = _from_torchscript(module, examples)
         try:
-            program = torch.export.export(module, tuple(example_inputs))
+            program = torch.export.export(module, examples)
         except Exception as error:  # torch.export raises many kinds, user errors among them
             raise InvalidModel(f"torch.export failed: {_first_line(error)}") from error
     return from_exported_program(program)
 
 
-def from_pt2(path: Path, *, trusted: bool) -> Converted:
-    """The `relax` format of a saved exported program. Loading one can run code, so `trusted` must be given."""
-    if not trusted:
-        raise InvalidModel(f"{path.name}: loading a .pt2 archive can run code; trust it explicitly to go on")
+def _from_torchscript(script: Any, examples: tuple[Any, ...]) -> Any:
+    """A module of the same computation. torch's converter leaves every shape open; exporting it again closes them."""
+    try:
+        return TS2EPConverter(script, examples).convert().module()
+    except Exception as error:  # the converter raises RuntimeError, AssertionError, ValueError, KeyError, ...
+        reason = _first_line(error)
+        found = re.match(r"TS2EPConverter failed for node (\S+)", reason)
+        if found is None:
+            raise InvalidModel(f"the TorchScript program cannot be converted: {reason}") from error
+        cause = f": {_first_line(error.__cause__)}" if error.__cause__ is not None else ""
+        raise UnsupportedOperator(f"TorchScript operator {found[1]} cannot be converted{cause}") from error
+
+
+def from_torchscript(path: Path, example_inputs: Sequence[Any] | None) -> Converted:
+    """The `relax` format of a file that torch.jit.save wrote. Loading one can run code: the caller trusts it.
+
+    The file does not tell the shapes of its inputs: `example_inputs`, tensors or arrays, do. Raises as from_torch.
+    """
+    if not example_inputs:
+        raise InvalidInput(f"{path.name}: TorchScript does not tell the shapes of its inputs: give them")
+    try:
+        with _quiet():
+            script = torch.jit.load(str(path), map_location="cpu")
+    except Exception as error:  # RuntimeError of the reader, of the unpickler, of the program
+        raise InvalidModel(f"{path.name} is not a TorchScript archive: {_first_line(error)}") from error
+    return from_torch(script, [torch.as_tensor(example) for example in example_inputs])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's deprecations and its notes about shapes, which are not the caller's."""
+    notes = logging.getLogger("torch._export.non_strict_utils")
+    level = notes.level
+    notes.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        notes.setLevel(level)
+
+
+def from_pt2(path: Path) -> Converted:
+    """The `relax` format of a saved exported program. Loading one can run code: the caller trusts it."""
     try:
         program = torch.export.load(path)
     except Exception as error:  # zipfile, pickle, JSON and torch errors
@@ -56,9 +105,11 @@ def from_pt2(path: Path, *, trusted: bool) -> Converted:
 
 def from_exported_program(program: Any) -> Converted:
     """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with _quiet(), torch.no_grad():
         program = program.run_decompositions()
+        for node in program.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise UnsupportedOperator(f"operator {node.target} is control flow, which a graph cannot hold")
         view, weights, names = _weights_as_parameters(program)
         try:
             module = exported_program_translator.ExportedProgramImporter().from_exported_program(
@@ -136,5 +187,5 @@ def _array(tensor: Any) -> np.ndarray:
     return array
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]

@@ -1,0 +1,71 @@
+"""The values of a StableHLO graph while it becomes Relax: expressions, and tensors that are another one repeated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.errors import UnsupportedOperator
+from tuner.tvm_compat import ir, relax
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "i1": "bool"}
+DTYPES |= {f"{sign}i{bits}": f"{name}int{bits}" for sign, name in (("", ""), ("u", "u")) for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`narrow`, which has the rank of `shape` or none, repeated to `shape`.
+
+    JAX writes every broadcast out; arithmetic that takes the narrow tensor instead is what the graph passes know.
+    """
+
+    narrow: Any
+    shape: tuple[int, ...]
+
+
+def dtype_of(ty: Any) -> str:
+    """NumPy's name of a tensor type's elements; raises UnsupportedOperator."""
+    name = str(ty.element_type)
+    if name not in DTYPES:
+        raise UnsupportedOperator(f"tensors of {name[:60]} are not supported")
+    return DTYPES[name]
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, Spread) else tuple(int(extent) for extent in value.ty.shape.values)
+
+
+class Emitter:
+    """Emits into `builder` what values are made of."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def whole(self, value: Any) -> Any:
+        """The value as an expression of its full shape."""
+        return self._emit(relax.op.broadcast_to(value.narrow, value.shape)) if isinstance(value, Spread) else value
+
+    def _emit(self, expression: Any) -> Any:
+        return self.builder.emit(expression)
+
+    def _loose(self, shape: tuple[int, ...], *values: Any) -> list[Any]:
+        """The values, narrow where that still broadcasts to `shape`; the first is spread where nothing else gives it."""
+        narrow = [value.narrow if isinstance(value, Spread) else value for value in values]
+        if np.broadcast_shapes(*map(shape_of, narrow)) != shape:
+            narrow[0] = self.whole(values[0])
+        return narrow
+
+    def _scalar(self, value: Any) -> float | None:
+        """The number that a value is everywhere, if it is a constant."""
+        narrow = value.narrow if isinstance(value, Spread) else value
+        if not isinstance(narrow, ir.GenericConst) or narrow.value.numpy().size != 1:
+            return None
+        return float(narrow.value.numpy().item())
+
+    def _permuted(self, value: Any, order: list[int]) -> Any:
+        return value if order == sorted(order) else self._emit(relax.op.permute_dims(value, order))
+
+    def _reshaped(self, value: Any, shape: list[int]) -> Any:
+        return value if list(shape_of(value)) == shape else self._emit(relax.op.reshape(value, shape))
