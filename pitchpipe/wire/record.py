@@ -42,6 +42,15 @@ class Tier(StrEnum):
     """Nothing fits: run the baseline."""
 
 
+class Origin(StrEnum):
+    """How a served schedule was found."""
+
+    TUNED = "tuned"
+    """By a search for its workload."""
+    TRANSFERRED = "transferred"
+    """From another workload's schedule, re-fitted, built, checked and timed for this one."""
+
+
 class Best(Wire):
     """The served record of a (workload, target): verified, and confirmed against the baseline in an interleaved run."""
 
@@ -54,6 +63,10 @@ class Best(Wire):
     device_class: Digest
     toolchain: str
     confirmed_at: Instant
+    origin: Origin = Origin.TUNED
+    source: Digest | None = Field(
+        default=None, description="of one that was transferred: the workload whose schedule was re-fitted"
+    )
 
 
 class LookupRequest(Wire):

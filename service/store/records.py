@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import BigInteger, case, cast, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidInput
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import MEASURE_VERSION, Timed
-from pitchpipe.wire.record import Best, LookupRequest, LookupResponse, ScheduleAnswer, Tier, TuningRecord
+from pitchpipe.wire.record import (
+    Best,
+    LookupRequest,
+    LookupResponse,
+    Origin,
+    ScheduleAnswer,
+    Tier,
+    TuningRecord,
+)
 from pitchpipe.wire.target import Target
-from service.db import Database, instant
+from service.db import Database, instant, now
 from service.store import batches
 from service.store.paging import page
 from service.store.values import (
@@ -27,7 +35,7 @@ from service.store.values import (
     put_toolchain,
     target_key,
 )
-from service.tables import BestRow, Record, Settled
+from service.tables import BestRow, Project, Record, Settled, spelled
 
 
 def add(
@@ -103,6 +111,7 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
     Raises InvalidInput unless its record is a timed one of this project, workload, target, trace and device class, and
     was no slower than the baseline. A `best` without a record says that the baseline won.
     """
+    worker = None
     if best.record is not None:
         row = session.execute(
             select(Record).where(Record.project == project, Record.id == best.record)
@@ -118,11 +127,16 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
             raise InvalidInput(f"{best.record} was measured on another device class")
         if best.secs > best.baseline_secs:
             raise InvalidInput(f"{best.record} is slower than the baseline, which is served in its place")
+        worker = row.worker
     elif best.secs != best.baseline_secs:
         raise InvalidInput("a best without a record is the baseline itself: its time is the baseline's")
+    if (best.origin is Origin.TRANSFERRED) != (best.source is not None):
+        raise InvalidInput("a schedule names the workload that it was transferred from exactly when it was")
     columns = best.model_dump(exclude={"confirmed_at", "device_class"}) | {
-        "confirmed_at": best.confirmed_at.timestamp()
+        "confirmed_at": best.confirmed_at.timestamp(),
+        "worker": worker,
     }
+    _next_generation(session, project)
     statement = insert(session, BestRow).values(
         project=project,
         target_key=put_target(session, target),
@@ -135,7 +149,21 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
         statement.on_conflict_do_update(
             index_elements=list(BestRow.__table__.primary_key),
             set_={name: statement.excluded[name] for name in columns},
+            # What was found by a search never gives way to what was re-fitted from another's.
+            where=or_(
+                statement.excluded.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)
+            ),
         )
+    )
+
+
+def _next_generation(session: Session, project: str) -> None:
+    """First of all that a transaction changes of what is served: the project's row then orders such transactions."""
+    at = cast(now(session) * 1e6, BigInteger)
+    session.execute(
+        update(Project)
+        .where(Project.id == project)
+        .values(generation=case((Project.generation >= at, Project.generation + 1), else_=at))
     )
 
 
@@ -324,4 +352,6 @@ def _best(row: BestRow) -> Best:
         device_class=row.device_class,
         toolchain=row.toolchain,
         confirmed_at=instant(row.confirmed_at),
+        origin=row.origin,
+        source=row.source,
     )

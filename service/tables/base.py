@@ -25,6 +25,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from pitchpipe.wire.job import EventKind, JobState, ModelFormat, Scope
 from pitchpipe.wire.lease import Purpose, WorkerState
+from pitchpipe.wire.record import Origin
 from service.states import CandidateState, LeaseState, ModelState
 
 Json = dict[str, Any]
@@ -80,6 +81,7 @@ class Base(DeclarativeBase):
         JobState: _enum(JobState),
         EventKind: _enum(EventKind),
         Purpose: _enum(Purpose),
+        Origin: _enum(Origin),
         WorkerState: _enum(WorkerState),
         CandidateState: _enum(CandidateState),
         LeaseState: _enum(LeaseState),

@@ -15,6 +15,8 @@ class Project(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[float]
+    generation: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Grows whenever what is served changes; microseconds, so that no state after a restored backup has an old one."""
 
 
 class Token(Base):
@@ -43,7 +45,7 @@ class StoredDevice(Base):
 
     __tablename__ = "devices"
     key: Mapped[str] = mapped_column(primary_key=True)
-    device_class: Mapped[str]
+    device_class: Mapped[str] = mapped_column(index=True)
     body: Mapped[Json]
 
 
@@ -125,6 +127,12 @@ class StoredWorkload(Base):
     ir: Mapped[str]
     schema_version: Mapped[int]
     created_at: Mapped[float]
+    signature: Mapped[Json | None]
+    """The Signature, where whoever split the model told it; the next two are of it."""
+    anchor: Mapped[str | None]
+    size: Mapped[float | None]
+    """Logarithm to base 2 of the FLOPs: neighbours in the index have about the same shape."""
+    __table_args__ = (Index(None, "project", "anchor", "size"),)
 
 
 class JobTask(Base):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from pitchpipe.wire.record import Origin
 from service.tables.base import Base, Json, Serial
 
 
@@ -57,7 +58,16 @@ class BestRow(Base):
     baseline_secs: Mapped[float]
     toolchain: Mapped[str]
     confirmed_at: Mapped[float]
-    __table_args__ = (ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),)
+    origin: Mapped[Origin] = mapped_column(server_default=Origin.TUNED.value)
+    source: Mapped[str | None]
+    """Digest of the workload whose trace was re-fitted, of one that was transferred."""
+    worker: Mapped[str | None]
+    """Id of the worker that measured the record."""
+    __table_args__ = (
+        ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),
+        # A look-up asks for some workloads on every target at once, and judges what it finds.
+        Index(None, "project", "workload"),
+    )
 
 
 class Settled(Base):

@@ -10,7 +10,7 @@ import pytest
 from pitchpipe.errors import InvalidInput
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import FailureKind
-from pitchpipe.wire.record import LookupRequest, Tier
+from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Toolchain
 from service.db import Database
 from service.store import records, tokens
@@ -162,6 +162,28 @@ class TestServedRecords:
         with database.transaction() as session:
             records.set_best(session, mine, KEY, TARGET, won)
             assert records.best(session, mine, KEY, TARGET) == won
+
+    def test_a_transferred_schedule_never_takes_the_place_of_one_that_was_searched_for(
+        self, database: Database
+    ) -> None:
+        mine = project(database)
+        one, two, three = (record(c) for c in candidates(0, 3))
+        fitted = {"origin": Origin.TRANSFERRED, "source": sha256(b"another workload")}
+        with database.transaction() as session:
+            records.add(session, mine, [one, two, three])
+            for wrong in ({"origin": Origin.TRANSFERRED}, {"source": sha256(b"another workload")}):
+                with pytest.raises(InvalidInput, match="names the workload"):
+                    records.set_best(session, mine, KEY, TARGET, best(one).model_copy(update=wrong))
+            for offered, served in (
+                (best(one).model_copy(update=fitted), one),
+                (best(two).model_copy(update=fitted), two),
+                (best(three), three),
+                (best(one, secs=5e-4).model_copy(update=fitted), three),
+            ):
+                records.set_best(session, mine, KEY, TARGET, offered)
+                found = records.best(session, mine, KEY, TARGET)
+                assert found is not None
+                assert found.record == served.id
 
     def test_device_classes_have_bests_of_their_own_and_the_exact_one_is_preferred(self, database: Database) -> None:
         mine = project(database)
