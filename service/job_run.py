@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 import structlog
+from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidModel, PitchpipeError
-from pitchpipe.wire.job import EventKind, JobState, JobView, Progress
+from pitchpipe.wire.ids import candidate_digest
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MeasureConfig
-from pitchpipe.wire.record import Best
+from pitchpipe.wire.record import Best, Origin
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
@@ -125,8 +127,13 @@ class JobRun:
                 raise InvalidModel(f"the model could not be split: {type(error).__name__}: {error}") from error
             log.warning("a split crashed", job=self.job, crashes=self._crashes, error=repr(error)[:300])
             return False
+        with self.database.reading() as session:
+            only = jobs.only(session, self.job)
+        if only is not None:
+            tasks = [task for task in tasks if task.workload.digest in only]
         if not tasks:
-            raise InvalidModel("the model computes nothing that can be tuned")
+            reason = "computes nothing that can be tuned" if only is None else "has none of the workloads asked for"
+            raise InvalidModel(f"the model {reason}")
         self._accept(view, tasks)
         return True
 
@@ -201,7 +208,7 @@ class JobRun:
                 in_flight=in_flight[at] + counted_later,
                 flying=flying[at],
             )
-        self.targets = frozenset(view.targets)
+        self.targets, self.origin = frozenset(view.targets), view.origin
         self.learn_bounds()
         return TuningLoop(
             self._tasks,
@@ -233,9 +240,20 @@ class JobRun:
     def _confirmed(self, at: int, best: Best) -> None:
         task = self._tasks[at]
         with self.database.transaction() as session:
+            if self.origin is JobOrigin.TRANSFER:
+                best = self._with_source(session, task, best)
             records.set_best(session, self.project, task.workload.digest, task.target, best)
             secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
             jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
+
+    def _with_source(self, session: Session, task: Task, best: Best) -> Best:
+        """Says so where the winner was re-fitted. What wins after a search is the best found, wherever it began."""
+        digest = task.workload.digest
+        candidate = candidate_digest(digest, best.trace)
+        source = batches.source(session, self.project, digest, task.target, candidate)
+        if best.record is None or source is None:
+            return best
+        return best.model_copy(update={"origin": Origin.TRANSFERRED, "source": source})
 
     def _publish(self) -> None:
         """Progress for whoever watches, after batches were charged."""
@@ -287,6 +305,7 @@ class _SqlMeasurer:
                 MeasureConfig(),
                 incumbent_secs,
                 {p.candidate.digest: p.features for p in proposals if p.features is not None},
+                {p.candidate.digest: p.source for p in proposals if p.source is not None},
             )
         run.wake.notify()
         return issued
@@ -304,9 +323,14 @@ class _SqlMeasurer:
         return [batch.measured for batch in found]
 
     def hungry(self, waiting: int) -> bool:
-        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured."""
+        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured.
+
+        A job that no user waits for is not hungry while its workers are wanted by one that a user waits for.
+        """
         run = self.run
         with run.database.reading() as session:
+            if run.origin.idle and jobs.waited_for(session, run.project) & {target.key for target in run.targets}:
+                return False
             open_ = len(batches.open_(session, run.job))
             ready = [worker for worker in workers.active(session, run.project) if worker.target in run.targets]
         return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))

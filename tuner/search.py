@@ -5,6 +5,7 @@ threads work on it, because every candidate is drawn from a seed of its own and 
 
 One round, for `n` wanted candidates:
 
+0. in a task's first round: what other workloads' schedules become here (tuner/transfer.py), all of it proposed;
 1. parents: the fastest measured traces, and fresh random ones (decisions drawn from the sketches);
 2. a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
 3. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
@@ -33,7 +34,8 @@ from tuner.measure import quiet
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
 from tuner.steps import Proposal, ProposeRequest
-from tuner.trace import apply_trace, encode_trace, without_postproc
+from tuner.trace import apply_trace, decode_trace, encode_trace, without_postproc
+from tuner.transfer import refitted
 from tuner.tvm_compat import usable_cores
 
 __all__ = ["propose"]
@@ -117,19 +119,23 @@ class _Round:
         self.families: dict[str, list[tuple[float, Any]]] = {}
         self.found: list[tuple[float, _Built]] = []
         self.explored: list[_Built] = []
+        self.transferred: dict[str, str] = {}
+        """Key of what was built -> workload that it is from."""
 
     def run(self) -> list[Proposal]:
         n = self.request.n
         self._add_elites()
+        self._add_transferred()
         guided = self.model is not None or bool(self.families)
         chosen: list[Proposal] = []
+        before = 0
         for _ in range(MAX_ROUNDS):
-            before = len(self.found)
             self.explored += self._grow(self._draws, math.ceil(n * RANDOM_RATIO))
             for _ in range(GENERATIONS if guided else 0):
                 self._grow(self._mutations, math.ceil(n * CHILDREN_RATIO))
             if len(self.found) == before:
                 break
+            before = len(self.found)
             chosen = self._choose()
             if len(chosen) == n:
                 break
@@ -148,6 +154,22 @@ class _Round:
         for (fitness, family, _), parent in zip(elites, parents, strict=True):
             if parent is not None:
                 self.families.setdefault(family, []).append((fitness, parent))
+
+    def _add_transferred(self) -> None:
+        fresh: list[_Built] = []
+        for donor in self.request.donors:
+            try:
+                schedules = refitted(self.space, decode_trace(donor.trace))
+            except InvalidTrace:
+                continue
+            for schedule in schedules:
+                built = self._completed(schedule)
+                if built is not None:
+                    if self._is_new(built):
+                        fresh.append(built)
+                        self.transferred[built.key] = donor.workload
+                    break
+        self.found += zip(self._scores(fresh), fresh, strict=True)
 
     def _parent(self, text: str) -> Any:
         try:
@@ -193,9 +215,7 @@ class _Round:
             for built in self.parallel(self._build, draws):
                 if built is None:
                     wanted += 1
-                elif built is not _KNOWN and built.key not in self.keys and built.program not in self.programs:
-                    self.keys.add(built.key)
-                    self.programs.add(built.program)
+                elif self._is_new(built):
                     fresh.append(built)
         scores = self._scores(fresh)
         self.found += zip(scores, fresh, strict=True)
@@ -203,6 +223,14 @@ class _Round:
             for score, built in zip(scores, fresh, strict=True):
                 self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
         return fresh
+
+    def _is_new(self, built: _Built) -> bool:
+        """Remembers it if it is."""
+        if built is _KNOWN or built.key in self.keys or built.program in self.programs:
+            return False
+        self.keys.add(built.key)
+        self.programs.add(built.program)
+        return True
 
     def _build(self, draw: tuple[Any, int, bool]) -> _Built | None:
         """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
@@ -214,10 +242,15 @@ class _Round:
         try:
             if mutated and encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
                 return _KNOWN
-            schedule = self.space.applied(trace, seed)
-            if schedule is None:
-                return None
-            trace = schedule.trace.simplified(True)
+        except InvalidTrace:
+            return None
+        schedule = self.space.applied(trace, seed)
+        return None if schedule is None else self._completed(schedule)
+
+    def _completed(self, schedule: Any) -> _Built | None:
+        """An applied schedule as a candidate; None where it breaks a rule."""
+        trace = schedule.trace.simplified(True)
+        try:
             key = encode_trace(trace)
         except InvalidTrace:
             return None
@@ -254,7 +287,13 @@ class _Round:
         share = max(1, round(EPSILON * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
         ties: Counter[float] = Counter()
-        for limit, queue, max_ties in ((n - share, ranked, MAX_TIES if guided else n), (n, drawn, n), (n, ranked, n)):
+        given = [item for item in ranked if item[1].key in self.transferred]
+        for limit, queue, max_ties in (
+            (n, given, n),
+            (n - share, ranked, MAX_TIES if guided else n),
+            (n, drawn, n),
+            (n, ranked, n),
+        ):
             for score, built in queue:
                 if len(chosen) >= limit:
                     break
@@ -272,7 +311,9 @@ class _Round:
             return None
         predicted = score if self.model is not None else None
         candidate = Candidate.of(self.request.workload.digest, trace, predicted)
-        return None if candidate.digest in self.request.seen else Proposal(candidate=candidate, features=built.features)
+        if candidate.digest in self.request.seen:
+            return None
+        return Proposal(candidate=candidate, features=built.features, source=self.transferred.get(built.key))
 
 
 def _load_model(data: bytes | None) -> CostModel | None:

@@ -95,9 +95,6 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
         least_flops=least_flops(function),
         bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
-        extents=tuple(
-            int(variable.dom.extent) for block in stages if "R" in _iterators(block) for variable in block.iter_vars
-        ),
         baseline=baseline_trace(workload, target),
         fixed=fixed_trace(workload, target),
     )

@@ -42,9 +42,6 @@ class Task(Wire):
     )
     bytes: float = Field(ge=0, description="bytes of inputs and weights read once and outputs written once")
     group: str = Field(description="similarity group: same operator structure, other sizes")
-    extents: tuple[int, ...] = Field(
-        default=(), description="of the iterators of its reductions, in order; empty is unknown"
-    )
     baseline: str = Field(
         default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
     )
