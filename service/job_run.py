@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 import structlog
-from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidModel, PitchpipeError
 from pitchpipe.wire.ids import candidate_digest
@@ -19,13 +18,14 @@ from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
 from service.predictor import ProjectPredictor
-from service.store import batches, coordination, events, jobs, models, records, workers, workloads
+from service.store import batches, coordination, donors, events, jobs, models, records, workers, workloads
 from service.wake import Wake
 from tuner.bound import bound_secs
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
-from tuner.steps import Proposal, split_ingested
+from tuner.steps import Donor, Proposal, split_ingested
+from tuner.transfer import nearest
 
 log = structlog.get_logger()
 
@@ -33,6 +33,8 @@ BATCH_CANDIDATES = 32
 """Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
 BATCHES_AHEAD = 2
 """Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
+DONORS = 4
+"""Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/budget.py, FEWEST)."""
 CONFIRM_SECS = 1.5
 """Seconds held back from a budget in seconds for each task's confirming run."""
 MAX_CRASHES = 3
@@ -221,6 +223,7 @@ class JobRun:
             seed=view.seed,
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
+            donors=self._donors,
         )
 
     def learn_bounds(self) -> None:
@@ -237,23 +240,25 @@ class JobRun:
                 for task, secs in learnt:
                     jobs.update_task(session, self.job, task.workload.digest, task.target, bound_secs=secs)
 
+    def _donors(self, task: Task) -> list[Donor]:
+        with self.database.reading() as session:
+            signature, known = donors.known(session, self.project, task.workload.digest, task.target)
+        found = [] if signature is None else nearest(signature, known, DONORS)
+        return [Donor(workload=one.workload, trace=one.trace) for one in found]
+
     def _confirmed(self, at: int, best: Best) -> None:
         task = self._tasks[at]
         with self.database.transaction() as session:
-            if self.origin is JobOrigin.TRANSFER:
-                best = self._with_source(session, task, best)
+            if self.origin is JobOrigin.TRANSFER and best.record is not None:
+                # After a search the winner is the best that was found, wherever it began.
+                digest = task.workload.digest
+                candidate = candidate_digest(digest, best.trace)
+                source = batches.source(session, self.project, digest, task.target, candidate)
+                if source is not None:
+                    best = best.model_copy(update={"origin": Origin.TRANSFERRED, "source": source})
             records.set_best(session, self.project, task.workload.digest, task.target, best)
             secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
             jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
-
-    def _with_source(self, session: Session, task: Task, best: Best) -> Best:
-        """Says so where the winner was re-fitted. What wins after a search is the best found, wherever it began."""
-        digest = task.workload.digest
-        candidate = candidate_digest(digest, best.trace)
-        source = batches.source(session, self.project, digest, task.target, candidate)
-        if best.record is None or source is None:
-            return best
-        return best.model_copy(update={"origin": Origin.TRANSFERRED, "source": source})
 
     def _publish(self) -> None:
         """Progress for whoever watches, after batches were charged."""

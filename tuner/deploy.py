@@ -14,7 +14,7 @@ from pitchpipe.wire.target import Target
 from tuner.fastmath import expand_intrinsics
 from tuner.graph import finish, prepare
 from tuner.ingest import IngestedModel, ingest
-from tuner.tasks import workload_functions
+from tuner.tasks import signature, workload_functions
 from tuner.trace import apply_trace
 from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, to_tvm_target, toolchain, tvm
 
@@ -68,11 +68,18 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
 
 
 def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> dict[str, Any]:
-    """Step: digests of the model's workloads on the target (its key), and the toolchain's key."""
+    """Step: digests of the model's workloads on the target (its key), their signatures, and the toolchain's key."""
     wanted = Target.parse(target)
     prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), wanted)
-    digests = {digest for _, _, digest in workload_functions(prepared)}
-    return {"workloads": sorted(digests), "toolchain": toolchain(wanted.kind).key}
+    signatures = {
+        digest: signature(variable.name_hint, function).model_dump(mode="json")
+        for variable, function, digest in workload_functions(prepared)
+    }
+    return {
+        "workloads": sorted(signatures),
+        "signatures": signatures,
+        "toolchain": toolchain(wanted.kind).key,
+    }
 
 
 def build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import Task, TaskKind, Workload
+from pitchpipe.wire.task import Signature, Task, TaskKind, TensorShape, Workload
 from tuner.compulsory import compulsory_bytes, least_flops
 from tuner.digest import workload_digest
 from tuner.graph import MAIN, call_counts, prepare, workload_module
@@ -80,23 +81,42 @@ def workload_functions(prepared: Any) -> list[tuple[Any, Any, str]]:
 
 def _task(name: str, function: Any, digest: str, weight: int, target: Target) -> Task:
     module = workload_module(function)
-    flops = float(tvm.s_tir.analysis.estimate_tir_flops(module))
-    shapes = [_shape(param.ty) for param in function.params]
-    operators = _operators(name)
+    signed = signature(name, function)
+    operators = signed.operators
     stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
     workload = Workload(digest=digest, ir=save_ir(module))
     return Task(
         workload=workload,
         target=target,
-        name=f"{operators} {'x'.join(map(str, shapes[-1]))}"[:512],
-        kind=_kind(stages, flops),
+        name=f"{operators} {'x'.join(map(str, signed.arguments[-1].shape))}"[:512],
+        kind=_kind(stages, signed.flops),
         weight=weight,
-        flops=flops,
+        flops=signed.flops,
         least_flops=least_flops(function),
         bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
         baseline=baseline_trace(workload, target),
         fixed=fixed_trace(workload, target),
+        signature=signed,
+    )
+
+
+def signature(name: str, function: Any) -> Signature:
+    """What a tensor function of that name computes. Its anchor is the stage with the most iterations, reductions first."""
+    module = workload_module(function)
+    stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
+    arguments = [TensorShape(shape=tuple(_shape(param.ty)), dtype=str(param.ty.dtype)) for param in function.params]
+    loops, does, extents = "", "nothing", list[int]()
+    if stages:
+        anchor = max(stages, key=lambda block: ("R" in _iterators(block), math.prod(_extents(block))))
+        loops, extents = _iterators(anchor), _extents(anchor)
+        does = "elements" if "R" not in loops else "products" if _multiplies_two_tensors(anchor) else "reduction"
+    return Signature(
+        operators=_operators(name)[:512],
+        anchor=f"{loops} {does} {arguments[-1].dtype}"[:128],
+        extents=tuple(extents[:64]),
+        arguments=tuple(arguments)[:256],
+        flops=float(tvm.s_tir.analysis.estimate_tir_flops(module)),
     )
 
 
@@ -142,6 +162,10 @@ def _loaded(expr: Any) -> Any:
     while isinstance(expr, tirx.Cast):
         expr = expr.value
     return expr.source if isinstance(expr, ir.TensorLoad) else None
+
+
+def _extents(block: Any) -> list[int]:
+    return [int(variable.dom.extent) for variable in block.iter_vars]
 
 
 def _shape(ty: Any) -> list[int]:

@@ -25,7 +25,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import Task, Workload
+from pitchpipe.wire.task import Signature, Workload
 from tuner.trace import REWRITE, decode_trace, encode_trace, without_postproc
 
 LEAST_ALIKE = 0.5
@@ -37,56 +37,41 @@ MOVES_COUNT = 6.0
 """What the shares of moves that differ, or are made on other loops, count for beside the constants, whose distance is in
 doublings."""
 OTHER_EPILOGUE = 0.25
-"""Distance, in doublings of an extent, that another epilogue counts for."""
+"""Distance, in doublings of an extent, that other operators before or after the anchor count for."""
 NO_BOUND = 0.5
 """Share of its bound that a schedule is taken to reach while that is not known."""
 DRAWN_SEED = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """A workload that has a served schedule: what `nearest` ranks."""
-
-    task: Task
-    """Of any job; its IR is not looked at."""
-    record: str
-    """The record that is served."""
-    trace: str
-    bound_share: float | None
-    """The time no schedule goes below over that of this one."""
-
-
 # -- whose
 
 
-def family(group: str) -> str | None:
-    """What workloads share whose traces may be re-fitted to each other: the reductions of a `Task.group`, by the kinds of
-    their iterators, whatever comes before and after them. None for a workload without reductions."""
-    _, _, stages = group.rpartition(" ")
-    return ",".join(stage for stage in stages.split(",") if "R" in stage) or None
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A workload with a served schedule."""
+
+    workload: str
+    """Digest."""
+    signature: Signature
+    trace: str
+    bound_share: float | None
+    """The least time it can take over that of the schedule."""
 
 
-def nearest(task: Task, known: Sequence[Known], n: int) -> list[Known]:
-    """The `n` nearest of one family, of which `task` is: by the extents of their reductions, the same epilogue first,
-    then by how near they are to their bound. The order does not depend on that of `known`."""
-    ranked = sorted(known, key=lambda k: (_distance(task, k.task), -(k.bound_share or NO_BOUND), k.record))
-    return ranked[:n]
+def nearest(signature: Signature, known: Sequence[Known], n: int) -> list[Known]:
+    """The `n` nearest of those with the same anchor: by the extents of its loops, the same operators around it first; then
+    by how near they are to their bound. The order does not depend on that of `known`."""
+    same = [one for one in known if one.signature.anchor == signature.anchor]
+    return sorted(
+        same,
+        key=lambda one: (_distance(signature, one.signature), -(one.bound_share or NO_BOUND), one.workload),
+    )[:n]
 
 
-def _distance(one: Task, other: Task) -> float:
-    """In doublings: the sum over the reductions' iterators. Tasks from before those were stored compare by their work."""
-    ours, theirs = one.extents, other.extents
-    if not ours or len(ours) != len(theirs):
-        ours, theirs = _work(one), _work(other)
-    return _doublings(ours, theirs) + (OTHER_EPILOGUE if one.group != other.group else 0.0)
-
-
-def _work(task: Task) -> tuple[int, ...]:
-    return int(task.flops) + 1, int(task.bytes) + 1
-
-
-def _doublings(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    return sum(abs(math.log2(a / b)) for a, b in zip(ours, theirs, strict=True))
+def _distance(one: Signature, other: Signature) -> float:
+    """In doublings, summed over the anchor's loops."""
+    doublings = sum(abs(math.log2(a / b)) for a, b in zip(one.extents, other.extents, strict=True))
+    return doublings + (OTHER_EPILOGUE if one.operators != other.operators else 0.0)
 
 
 # -- re-fitting

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from pitchpipe.wire._base import SCHEMA_VERSION, Digest, Instant, Wire
 from pitchpipe.wire.measure import MEASURE_VERSION, Measurement
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.task import Signature
 
 
 class TuningRecord(Wire):
@@ -35,9 +37,9 @@ class Tier(StrEnum):
     SAME_ARCH = "same_arch"
     """Same target; measured on another device class or with another toolchain."""
     COMPATIBLE_ISA = "compatible_isa"
-    """Another target whose instructions the asking device has."""
+    """Another target of the same kind and family, whose instructions and limits the asking one has for certain."""
     TRANSFERRED = "transferred"
-    """Re-fitted from another workload."""
+    """Re-fitted from another workload, for this target or for one that it includes."""
     NONE = "none"
     """Nothing fits: run the baseline."""
 
@@ -78,14 +80,71 @@ class LookupRequest(Wire):
     toolchain: str | None = Field(default=None, max_length=256)
 
 
+class Provenance(Wire):
+    """Where and for what an answer's schedule was confirmed; `best` says when, with which toolchain, by which record."""
+
+    target: Target = Field(description="the one it was confirmed for")
+    device_model: str | None = Field(default=None, description="hardware model of the device that timed it")
+    worker: str | None = Field(default=None, description="id of the worker that measured the record")
+
+
 class ScheduleAnswer(Wire):
-    """The answer for one workload. `best` is absent exactly when the tier is none."""
+    """The answer for one workload. `best` and `provenance` are absent exactly when the tier is none."""
 
     workload: Digest
     tier: Tier
     reason: str
     best: Best | None = None
+    provenance: Provenance | None = None
+    measured_here: bool = Field(
+        default=False,
+        description="the seconds are those of a device of the asking class with the asking toolchain; "
+        "false: of the one in `provenance`, and other ones are to be expected here",
+    )
 
 
 class LookupResponse(Wire):
     answers: tuple[ScheduleAnswer, ...]
+
+
+class ExplainRequest(LookupRequest):
+    """A look-up whose misses are to be explained. Signatures by workload help with those the service never saw."""
+
+    signatures: dict[Digest, Signature] = Field(default_factory=dict, max_length=4096)
+
+
+class Difference(Wire):
+    """One thing in which a stored key is not the asked one."""
+
+    subject: Literal["shape", "element type", "epilogue", "target", "device", "toolchain", "measuring"]
+    asked: str
+    stored: str
+    detail: str = ""
+
+
+class NearKey(Wire):
+    """A stored schedule near to a miss, and everything that keeps it from being the answer; nearest first."""
+
+    workload: Digest
+    operators: str | None = Field(default=None, description="of the stored workload; absent where it has no signature")
+    target: Target
+    device_model: str | None = None
+    toolchain: str
+    secs: float = Field(gt=0, description="median seconds where it was confirmed")
+    differences: tuple[Difference, ...]
+
+
+class Explanation(Wire):
+    """Why a workload has no exact answer."""
+
+    workload: Digest
+    operators: str | None = Field(default=None, description="of the workload; absent where it has no signature")
+    tier: Tier
+    reason: str
+    nearest: tuple[NearKey, ...] = ()
+
+
+class ExplainResponse(Wire):
+    """The misses of a look-up, in the asked order. What has an exact answer is left out."""
+
+    misses: tuple[Explanation, ...]

@@ -20,6 +20,26 @@ class TaskKind(StrEnum):
     """Trivially small, data movement, or bound by memory: a fixed default schedule, no trials."""
 
 
+class TensorShape(Wire):
+    """Of one argument of a workload."""
+
+    shape: tuple[int, ...] = Field(max_length=64, description="elements per axis")
+    dtype: str = Field(max_length=32)
+
+
+class Signature(Wire):
+    """What a workload computes, for people and for finding its neighbours; never a key."""
+
+    operators: str = Field(max_length=512, description="operator names joined")
+    anchor: str = Field(
+        max_length=128,
+        description="its costliest stage: a letter per loop (S spatial, R reduction), what it does, the element type",
+    )
+    extents: tuple[int, ...] = Field(max_length=64, description="iterations of the anchor's loops, in that order")
+    arguments: tuple[TensorShape, ...] = Field(max_length=256, description="inputs and weights, then outputs")
+    flops: float = Field(ge=0, description="floating-point operations of one run")
+
+
 class Workload(Wire):
     """A tensor program to tune, known by its digest."""
 
@@ -46,6 +66,7 @@ class Task(Wire):
         default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
     )
     fixed: str | None = Field(default=None, description="trace of the default schedule, for a task that gets no trial")
+    signature: Signature | None = Field(default=None, description="stored with the workload")
     seeds: tuple[str, ...] = Field(
         default=(), description="traces brought along (an import), tried in the confirming run"
     )

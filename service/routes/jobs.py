@@ -18,7 +18,7 @@ from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Context, Ctx, Cursor, Limit
 from service.problems import BODY, documented
-from service.store import events, jobs, records, workers
+from service.store import events, jobs, lookups, workers
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -103,7 +103,7 @@ def job_schedules(
         digests = tuple(dict.fromkeys(task.workload for task in view.tasks if task.target.key == wanted.key))
         if not digests:
             return LookupResponse(answers=())
-        return records.lookup(session, principal.project, LookupRequest(target=wanted, workloads=digests))
+        return lookups.lookup(session, principal.project, LookupRequest(target=wanted, workloads=digests))
 
 
 def _one_target(view: JobView, text: str | None) -> Target:

@@ -1,4 +1,4 @@
-"""Records and schedules: what was measured, and what is served."""
+"""Records: what was measured."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from pitchpipe.wire.page import RecordPage
-from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx, Cursor, Limit
-from service.problems import BODY, documented
+from service.problems import documented
 from service.store import records
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -34,11 +33,3 @@ def list_records(
             session, principal.project, workload=workload, target=wanted, timed=timed, cursor=cursor, limit=limit
         )
     return RecordPage(items=tuple(items), next_cursor=next_cursor)
-
-
-@router.post("/schedules/lookup", responses=documented(*BODY))
-def lookup_schedules(context: Ctx, principal: User, request: LookupRequest) -> LookupResponse:
-    """The served schedules of many workloads for one target; every answer names its tier and reason."""
-    request = request.model_copy(update={"target": Target.parse(request.target.key)})
-    with context.database.reading() as session:
-        return records.lookup(session, principal.project, request)

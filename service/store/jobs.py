@@ -164,7 +164,7 @@ def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
     project = session.execute(select(Job.project).where(Job.id == job)).scalar_one()
     rows = []
     for position, task in enumerate(tasks):
-        workloads.put(session, project, task.workload)
+        workloads.put(session, project, task.workload, task.signature)
         rows.append(
             {
                 "job": job,
@@ -172,7 +172,7 @@ def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
                 "target_key": put_target(session, task.target),
                 "project": project,
                 "position": position,
-                "body": task.model_dump(mode="json", exclude={"workload", "target"}),
+                "body": task.model_dump(mode="json", exclude={"workload", "target", "signature"}),
                 "trials": 0,
                 "failed_trials": 0,
                 "reused": False,

@@ -71,7 +71,9 @@ def report(session: Session, project: str, body: MissReport, key: str | None = N
     if body.model is not None:
         models.get(session, project, body.model)
     told = _summed(body.misses)
-    carriers = dict.fromkeys(told, body.model) if body.model else _carriers(session, project, list(told), body.target)
+    carriers: dict[str, str] = (
+        dict.fromkeys(told, body.model) if body.model else _carriers(session, project, list(told), body.target)
+    )
     counted = sorted(workload for workload in told if carriers.get(workload))
     receipt = MissReceipt(counted=len(counted), unknown=tuple(workload for workload in told if workload not in counted))
     if key is not None:
@@ -243,7 +245,7 @@ def _summed(misses: Sequence[MissCount]) -> dict[str, MissCount]:
     return found
 
 
-def _carriers(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, str | None]:
+def _carriers(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, str]:
     """workload -> the newest model a job found it in, for this target if there is one; unknown ones are left out."""
     rows = session.execute(
         select(JobTask.workload, Job.model)
@@ -259,7 +261,7 @@ def _count(
     project: str,
     target: Target,
     misses: Sequence[MissCount],
-    carriers: dict[str, str | None],
+    carriers: dict[str, str],
     named: str | None,
 ) -> None:
     """Adds to the rows of these misses, in one order: reports never wait for each other in a circle."""

@@ -1,4 +1,4 @@
-"""Tuning records, the best of them, and look-up. Nothing here ever answers for another target or another project."""
+"""Tuning records and the best of them. Nothing here ever answers for another target or another project."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from sqlalchemy.orm import Session
 from pitchpipe.errors import InvalidInput
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import MEASURE_VERSION, Timed
-from pitchpipe.wire.record import (
-    Best,
-    LookupRequest,
-    LookupResponse,
-    Origin,
-    ScheduleAnswer,
-    Tier,
-    TuningRecord,
-)
+from pitchpipe.wire.record import Best, Origin, TuningRecord
 from pitchpipe.wire.target import Target
 from service.db import Database, instant, now
 from service.store import batches
@@ -207,14 +199,6 @@ def bests(
     return found
 
 
-def lookup(session: Session, project: str, request: LookupRequest) -> LookupResponse:
-    """One answer per asked workload, in the asked order, from one query."""
-    found = bests(session, project, request.workloads, request.target, request.device_class, request.toolchain)
-    return LookupResponse(
-        answers=tuple(_answer(workload, found.get(workload), request) for workload in request.workloads)
-    )
-
-
 def settle(session: Session, project: str, workload: str, target: Target, effort: float) -> None:
     """A finished job offered `effort` (trials per task) to this task; the largest one is kept."""
     statement = insert(session, Settled).values(
@@ -282,23 +266,6 @@ class SqlRecordStore:
     def seen(self, workload: str, target: Target) -> frozenset[str]:
         with self._database.reading() as session:
             return batches.seen(session, self._project, workload, target)
-
-
-def _answer(workload: str, best: Best | None, request: LookupRequest) -> ScheduleAnswer:
-    if best is None:
-        reason = "no confirmed schedule of this workload for this target"
-        return ScheduleAnswer(workload=workload, tier=Tier.NONE, reason=reason)
-    misses = [
-        f"{name} was not named" if asked is None else f"confirmed with another {name}"
-        for name, asked, got in (
-            ("device class", request.device_class, best.device_class),
-            ("toolchain", request.toolchain, best.toolchain),
-        )
-        if asked != got
-    ]
-    tier = Tier.SAME_ARCH if misses else Tier.EXACT
-    reason = f"same target; {'; '.join(misses)}" if misses else "same target, device class and toolchain"
-    return ScheduleAnswer(workload=workload, tier=tier, reason=reason, best=best)
 
 
 def _row(session: Session, project: str, record: TuningRecord, features: Mapping[str, bytes]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -17,7 +18,12 @@ from service.tables import Base, Record, StoredDevice, StoredTarget, StoredToolc
 
 _MEASUREMENT: TypeAdapter[Measurement] = TypeAdapter(Measurement)
 Value = TypeVar("Value", bound=Wire)
+Kept = TypeVar("Kept")
 Stored = StoredTarget | StoredDevice | StoredToolchain
+_MAX_REMEMBERED = 4096
+"""Of targets, and of device models: more than a fleet has; a memory this small costs nothing to drop and fill again."""
+_TARGETS: dict[str, Target] = {}
+_MODELS: dict[str, str] = {}
 Insert = postgresql.Insert | sqlite.Insert
 
 
@@ -61,6 +67,40 @@ def get_device(session: Session, key: str) -> DeviceFingerprint:
 def get_toolchain(session: Session, key: str) -> Toolchain:
     """The value of a key that a row holds."""
     return _get(session, StoredToolchain, Toolchain, key)
+
+
+def targets(session: Session, keys: Collection[str]) -> dict[str, Target]:
+    """The values of several keys. A key never changes its value: what this process read once is not read again."""
+    return _remembered(_TARGETS, keys, lambda missing: _read_targets(session, missing))
+
+
+def device_models(session: Session, classes: Collection[str]) -> dict[str, str]:
+    """Device class -> hardware model, which is part of what the class is a digest of; of those that a worker had."""
+    return _remembered(_MODELS, classes, lambda missing: _read_models(session, missing))
+
+
+def _read_targets(session: Session, keys: list[str]) -> dict[str, Target]:
+    rows = session.execute(select(StoredTarget.key, StoredTarget.body).where(StoredTarget.key.in_(keys)))
+    return {key: Target.model_validate(body) for key, body in rows}
+
+
+def _read_models(session: Session, classes: list[str]) -> dict[str, str]:
+    query = select(StoredDevice.device_class, StoredDevice.body).where(StoredDevice.device_class.in_(classes))
+    return {found: str(body["model"]) for found, body in session.execute(query)}
+
+
+def _remembered(
+    known: dict[str, Kept], keys: Collection[str], read: Callable[[list[str]], dict[str, Kept]]
+) -> dict[str, Kept]:
+    """What is known of the keys, after reading those that are not."""
+    found = {key: known[key] for key in keys if key in known}
+    if missing := sorted(set(keys) - found.keys()):
+        new = read(missing)
+        if len(known) + len(new) > _MAX_REMEMBERED:
+            known.clear()
+        known.update(new)
+        found |= new
+    return found
 
 
 def measurement(row: Record) -> Measurement:

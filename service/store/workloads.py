@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import NotFound
-from pitchpipe.wire.task import Workload
+from pitchpipe.wire.task import Signature, Workload
 from service.db import clock
 from service.store.values import insert
 from service.tables import StoredWorkload
 
 
-def put(session: Session, project: str, workload: Workload) -> None:
-    """Idempotent: a digest never changes its IR."""
-    session.execute(
-        insert(session, StoredWorkload)
-        .values(
-            project=project,
-            digest=workload.digest,
-            ir=workload.ir,
-            schema_version=workload.schema_version,
-            created_at=clock(session),
-        )
-        .on_conflict_do_nothing()
+def put(session: Session, project: str, workload: Workload, signature: Signature | None = None) -> None:
+    """Idempotent: a digest never changes its IR. One from before signatures were known gets the one given."""
+    signed: dict[str, Any] = {"signature": None, "anchor": None, "size": None}
+    if signature is not None:
+        signed = {
+            "signature": signature.model_dump(mode="json"),
+            "anchor": signature.anchor,
+            "size": size(signature),
+        }
+    statement = insert(session, StoredWorkload).values(
+        project=project,
+        digest=workload.digest,
+        ir=workload.ir,
+        schema_version=workload.schema_version,
+        created_at=clock(session),
+        **signed,
     )
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=[StoredWorkload.project, StoredWorkload.digest],
+            set_=signed,
+            where=StoredWorkload.anchor.is_(None) & statement.excluded.anchor.is_not(None),
+        )
+    )
+
+
+def size(signature: Signature) -> float:
+    """What orders workloads of one anchor: neighbours have about the same shape."""
+    return math.log2(signature.flops + 1.0)
 
 
 def get(session: Session, project: str, digest: str) -> Workload:

@@ -13,7 +13,7 @@ from pitchpipe.wire.measure import FailureKind
 from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Toolchain
 from service.db import Database
-from service.store import records, tokens
+from service.store import lookups, records, tokens
 from service.store.records import SqlRecordStore
 from tests.scene import (
     DEVICE,
@@ -197,7 +197,7 @@ class TestServedRecords:
         def asked(device_class: str | None, toolchain: str | None) -> tuple[Tier, str | None, str]:
             request = LookupRequest(target=TARGET, workloads=(KEY,), device_class=device_class, toolchain=toolchain)
             with database.reading() as session:
-                (answer,) = records.lookup(session, mine, request).answers
+                (answer,) = lookups.lookup(session, mine, request).answers
             return answer.tier, answer.best and answer.best.record, answer.reason
 
         for device, expected in ((DEVICE, here), (OTHER_DEVICE, there)):
@@ -228,7 +228,7 @@ class TestServedRecords:
                 records.set_best(session, mine, one.workload, TARGET, best(one))
         request = LookupRequest(target=TARGET, workloads=tuple(workloads))
         with database.reading() as session:
-            answers = records.lookup(session, mine, request).answers
+            answers = lookups.lookup(session, mine, request).answers
         assert [answer.workload for answer in answers] == workloads
         assert [answer.workload for answer in answers if answer.tier is not Tier.NONE] == known
         assert all((answer.best is None) == (answer.tier is Tier.NONE) for answer in answers)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event
 from pitchpipe.wire.job import EventKind
 from pitchpipe.wire.record import LookupRequest
 from service.db import Database
-from service.store import batches, events, jobs, leases, records, tokens
+from service.store import batches, events, jobs, leases, lookups, records, tokens
 from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, timed
 
 GROWING = {
@@ -56,7 +56,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             records.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
             asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, *(c.digest for c in candidates(0, 5))))
-            records.lookup(session, scene.project, asked)
+            lookups.lookup(session, scene.project, asked)
             records.settle(session, scene.project, WORKLOAD.digest, TARGET, 1.0)
             records.settled(session, scene.project, [WORKLOAD.digest], TARGET)
             records.list_(session, scene.project)

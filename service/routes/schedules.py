@@ -1,0 +1,44 @@
+"""Schedules: what is served, and why something is not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+
+from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.target import Target
+from service.auth import User
+from service.context import Ctx
+from service.problems import BODY, documented
+from service.store import lookups
+
+router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
+
+IfNoneMatch = Annotated[
+    str | None,
+    Header(max_length=4096, description="the `ETag` of an earlier answer; while it holds, the answer is 304"),
+]
+
+
+@router.post(
+    "/lookup",
+    response_model=LookupResponse,
+    responses={**documented(*BODY), 304: {"description": "The answer named by If-None-Match still holds"}},
+)
+def lookup_schedules(
+    context: Ctx, principal: User, request: LookupRequest, if_none_match: IfNoneMatch = None
+) -> Response:
+    """The served schedules of many workloads for one target; every answer names its tier and reason.
+
+    The answer has an `ETag`. It changes only when what the project serves changes.
+    """
+    request = request.model_copy(update={"target": Target.parse(request.target.key)})
+    with context.database.reading() as session:
+        if if_none_match is not None:
+            tag = lookups.entity_tag(principal.project, request, lookups.generation(session, principal.project))
+            if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
+                return Response(status_code=304, headers={"ETag": tag})
+        generation, answer = lookups.answer(session, principal.project, request)
+    tag = lookups.entity_tag(principal.project, request, generation)
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": tag})

@@ -1,0 +1,226 @@
+"""Look-ups: which stored schedule an asking device is given, how well it fits, and why.
+
+One query reads every best of the asked workloads, whatever its target, with the project's generation. `pitchpipe.isa`
+judges the targets. Of what fits, the nearest is served:
+
+    exact            same target, device class and toolchain
+    same_arch        same target
+    compatible_isa   another target whose instructions and limits the asking one has
+    transferred      of either, re-fitted from another workload
+
+and within a tier the nearest target, the asked device class, the asked toolchain, the newest. The order is total, so the
+same rows always give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from sqlalchemy import ARRAY, ColumnElement, String, any_, case, literal, null, select
+from sqlalchemy.orm import Session
+
+from pitchpipe import isa
+from pitchpipe.wire.ids import sha256
+from pitchpipe.wire.measure import MEASURE_VERSION
+from pitchpipe.wire.record import Best, LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier
+from pitchpipe.wire.target import Target
+from service.db import instant
+from service.store.values import device_models, target_key, targets
+from service.tables import BestRow, Project
+
+_TIERS = {tier: rank for rank, tier in enumerate(Tier)}
+
+
+class Row(NamedTuple):
+    """A best without its trace, which only the chosen ones need."""
+
+    workload: str
+    target_key: str
+    device_class: str
+    toolchain: str
+    record: str | None
+    secs: float
+    secs_low: float
+    secs_high: float
+    baseline_secs: float
+    confirmed_at: float
+    origin: Origin
+    source: str | None
+    worker: str | None
+    trace: str | None
+    """Of those for the asked target; the others' are read when one is chosen."""
+
+
+class _Choice(NamedTuple):
+    row: Row
+    tier: Tier
+    reason: str
+    target: Target
+
+
+def generation(session: Session, project: str) -> int:
+    """Grows whenever what the project serves changes."""
+    return session.execute(select(Project.generation).where(Project.id == project)).scalar_one()
+
+
+def entity_tag(project: str, request: LookupRequest, generation: int) -> str:
+    """Names the answer to a request: equal tags, equal answers. Another release may answer differently."""
+    asked = f"{_release()}\n{project}\n{request.model_dump_json(by_alias=True)}"
+    return f'"{generation:x}-{sha256(asked.encode())[:32]}"'
+
+
+def lookup(session: Session, project: str, request: LookupRequest) -> LookupResponse:
+    """One answer per asked workload, in the asked order."""
+    return answer(session, project, request)[1]
+
+
+def answer(session: Session, project: str, request: LookupRequest) -> tuple[int, LookupResponse]:
+    """The same with the generation that it is of."""
+    found, rows = read(session, project, request.workloads, request.target)
+    known = targets(session, {row.target_key for row in rows})
+    by_workload: dict[str, list[Row]] = {}
+    for row in rows:
+        by_workload.setdefault(row.workload, []).append(row)
+    choices = {workload: _choose(these, known, request) for workload, these in by_workload.items()}
+    chosen = [choice for choice in choices.values() if isinstance(choice, _Choice)]
+    traces = _traces(session, project, [choice.row for choice in chosen if choice.row.trace is None])
+    models = device_models(session, {choice.row.device_class for choice in chosen})
+    answers = []
+    for workload in request.workloads:
+        choice = choices.get(workload, "no confirmed schedule of this workload")
+        if isinstance(choice, str):
+            answers.append(ScheduleAnswer(workload=workload, tier=Tier.NONE, reason=choice))
+        else:
+            answers.append(_answer(choice, request, traces, models))
+    return found, LookupResponse(answers=tuple(answers))
+
+
+def read(session: Session, project: str, workloads: Sequence[str], target: Target | None) -> tuple[int, list[Row]]:
+    """The project's generation, and all bests of the workloads; those for `target` with their traces. One statement."""
+    own = BestRow.target_key == (None if target is None else target_key(target))
+    columns = [getattr(BestRow, name) for name in Row._fields[:-1]]
+    trace = case((own, BestRow.trace), else_=null()).label("trace")
+    of_these = (
+        (BestRow.project == Project.id)
+        & (BestRow.measure_version == MEASURE_VERSION)
+        & one_of(session, BestRow.workload, workloads)
+    )
+    rows = session.execute(
+        select(Project.generation, *columns, trace).outerjoin(BestRow, of_these).where(Project.id == project)
+    ).all()
+    return rows[0][0], [Row(*row[1:]) for row in rows if row.workload is not None]
+
+
+def one_of(session: Session, column: Any, values: Iterable[str]) -> ColumnElement[bool]:
+    """`column IN values`; on PostgreSQL as one array, so that the statement is the same however many there are."""
+    wanted = sorted(set(values))
+    if session.get_bind().dialect.name == "postgresql":
+        return column == any_(literal(wanted, ARRAY(String)))  # type: ignore[no-any-return]
+    return column.in_(wanted)  # type: ignore[no-any-return]
+
+
+def _choose(rows: Sequence[Row], known: Mapping[str, Target], request: LookupRequest) -> _Choice | str:
+    """The nearest row that fits, or why none does."""
+    fitting: list[tuple[tuple[Any, ...], _Choice]] = []
+    misfits: list[tuple[str, str]] = []
+    for row in rows:
+        stored = known[row.target_key]
+        found = isa.fit(request.target, stored)
+        if not found.fits:
+            misfits.append((isa.describe(stored), found.reason))
+            continue
+        same = request.target.key == stored.key
+        elsewhere = _misses(row, request)
+        if row.origin is Origin.TRANSFERRED:
+            tier = Tier.TRANSFERRED
+            reason = f"re-fitted from workload {(row.source or '')[:16]}, built, checked and timed"
+            reason += " for the same target" if same else f" for {isa.describe(stored)}: {found.reason}"
+        elif same:
+            tier = Tier.SAME_ARCH if elsewhere else Tier.EXACT
+            reason = "same target" if elsewhere else "same target, device class and toolchain"
+        else:
+            tier, reason = Tier.COMPATIBLE_ISA, f"confirmed for {isa.describe(stored)}: {found.reason}"
+        reason = "; ".join([reason, *elsewhere])
+        nearness = (
+            _TIERS[tier],
+            found.distance,
+            row.device_class != request.device_class,
+            row.toolchain != request.toolchain,
+            -row.confirmed_at,
+            row.device_class,
+            row.target_key,
+        )
+        fitting.append((nearness, _Choice(row, tier, reason, stored)))
+    if fitting:
+        return min(fitting, key=lambda entry: entry[0])[1]
+    (stored_for, why), *others = sorted(set(misfits))
+    besides = f" (and for {len(others)} more that do not fit)" if others else ""
+    return f"no confirmed schedule of this workload that fits: it is confirmed for {stored_for}{besides}, but {why}"
+
+
+def _misses(row: Row, request: LookupRequest) -> list[str]:
+    return [
+        f"{name} was not named" if asked is None else f"confirmed with another {name}"
+        for name, asked, got in (
+            ("device class", request.device_class, row.device_class),
+            ("toolchain", request.toolchain, row.toolchain),
+        )
+        if asked != got
+    ]
+
+
+def _traces(session: Session, project: str, rows: Sequence[Row]) -> dict[tuple[str, str, str], str]:
+    """(workload, target key, device class) -> trace, of these rows among others."""
+    if not rows:
+        return {}
+    key = (BestRow.workload, BestRow.target_key, BestRow.device_class)
+    found = session.execute(
+        select(*key, BestRow.trace).where(
+            BestRow.project == project,
+            BestRow.measure_version == MEASURE_VERSION,
+            one_of(session, BestRow.workload, [row.workload for row in rows]),
+            one_of(session, BestRow.target_key, [row.target_key for row in rows]),
+        )
+    )
+    return {(workload, target, device): trace for workload, target, device, trace in found}
+
+
+def _answer(
+    choice: _Choice,
+    request: LookupRequest,
+    traces: Mapping[tuple[str, str, str], str],
+    models: Mapping[str, str],
+) -> ScheduleAnswer:
+    row = choice.row
+    trace = row.trace if row.trace is not None else traces[row.workload, row.target_key, row.device_class]
+    model = models.get(row.device_class)
+    here = choice.target.key == request.target.key and not _misses(row, request)
+    where = "" if here else f"; the seconds are of {model or 'another device'}, not of the asking device"
+    return ScheduleAnswer(
+        workload=row.workload,
+        tier=choice.tier,
+        reason=choice.reason + where,
+        best=Best(
+            record=row.record,
+            trace=trace,
+            secs=row.secs,
+            secs_low=row.secs_low,
+            secs_high=row.secs_high,
+            baseline_secs=row.baseline_secs,
+            device_class=row.device_class,
+            toolchain=row.toolchain,
+            confirmed_at=instant(row.confirmed_at),
+            origin=row.origin,
+            source=row.source,
+        ),
+        provenance=Provenance(target=choice.target, device_model=model, worker=row.worker),
+        measured_here=here,
+    )
+
+
+@cache
+def _release() -> str:
+    return version("pitchpipe")
