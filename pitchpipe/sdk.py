@@ -6,6 +6,7 @@ process: what is sent is the graph.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pitchpipe import misses
 from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker, open_artifact, write
 from pitchpipe.child import run_step
 from pitchpipe.client import Client
-from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.errors import IntegrityError, InvalidInput, PitchpipeError
 from pitchpipe.plugins import step
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.ids import json_digest, sha256
@@ -24,6 +26,7 @@ from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelVi
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
 
+log = logging.getLogger("pitchpipe")
 MAX_WORKLOADS = 4096
 """Of one look-up."""
 _compiling = threading.Lock()
@@ -89,11 +92,13 @@ def fetch(
     target: Target | str = "auto",
     client: Client | None = None,
     trust: bool = False,
+    report_misses: bool = False,
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
     The last may never have been submitted: its workloads are looked up by their digests. With the target "auto" an answer
-    is `exact` where it was confirmed on hardware like this machine's, with the same compiler.
+    is `exact` where it was confirmed on hardware like this machine's, with the same compiler. `report_misses` tells the
+    service what a model here is about to run without one, so that idle workers may tune it; a report that fails is logged.
     """
     service = client or Client()
     wanted = target if isinstance(target, Target) else detect_target(target)
@@ -113,7 +118,13 @@ def fetch(
             toolchain=identity["toolchain"],
         )
         answers += service.lookup(request).answers
-    return Schedules(target=wanted, response=LookupResponse(answers=tuple(answers)))
+    response = LookupResponse(answers=tuple(answers))
+    if report_misses and (workloads := misses.missed(response)):
+        try:
+            misses.report(service, found, wanted, workloads)
+        except PitchpipeError as error:
+            log.warning("misses were not reported: %s", error.detail)
+    return Schedules(target=wanted, response=response)
 
 
 def load(

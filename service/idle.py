@@ -1,8 +1,8 @@
 """Tune as you deploy: what deployments missed is tuned while workers have nothing else to do.
 
-A miss becomes a task of an ordinary job, whose candidates come after everybody's (store/batches.py): first a few trials
-of what similar workloads' schedules become here, so that something better than the default is served soon; then, once
-all misses have had that, a search. What a day may cost is the project's to say, and is granted in the database.
+A miss becomes a task of an ordinary job, whose candidates come after everybody's (store/batches.py): first only what similar
+workloads' schedules become here is tried, so that something better than the default is served soon; then, once all misses
+have had that, there is a search. What a day may cost is the project's to say, and is granted in the database.
 """
 
 from __future__ import annotations

@@ -224,6 +224,7 @@ class JobRun:
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
             donors=self._donors,
+            donors_only=self.origin is JobOrigin.TRANSFER,
         )
 
     def learn_bounds(self) -> None:
@@ -256,7 +257,9 @@ class JobRun:
                 source = batches.source(session, self.project, digest, task.target, candidate)
                 if source is not None:
                     best = best.model_copy(update={"origin": Origin.TRANSFERRED, "source": source})
-            records.set_best(session, self.project, task.workload.digest, task.target, best)
+            if self.origin is not JobOrigin.TRANSFER or best.record is not None:
+                # Where nothing that was re-fitted beat the baseline, the search is still to come: a miss stays one.
+                records.set_best(session, self.project, task.workload.digest, task.target, best)
             secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
             jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
 

@@ -126,6 +126,8 @@ class _Round:
         n = self.request.n
         self._add_elites()
         self._add_transferred()
+        if self.request.donors_only:
+            return self._choose()
         guided = self.model is not None or bool(self.families)
         chosen: list[Proposal] = []
         before = 0

@@ -44,7 +44,9 @@ class ProposeRequest:
     n: int
     seed: int
     donors: tuple[Donor, ...] = ()
-    """What becomes of them is proposed before anything else."""
+    """What becomes of them is proposed before anything else ..."""
+    donors_only: bool = False
+    """... and nothing else is."""
 
 
 @dataclass(frozen=True, kw_only=True)

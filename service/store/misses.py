@@ -44,8 +44,8 @@ UNKNOWN_SECS = 1e-3
 """Of one run, where nobody told: misses of one report are then ranked by how often they run."""
 MAX_VALUE_SECS = 1e7
 """That one report may add to a workload: a hundred days."""
-TRANSFER_TRIALS = 8
-"""Of a task's first look: what nearby schedules become here, and a few drawn ones."""
+TRANSFER_TRIALS = 4
+"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/job_run.py, DONORS)."""
 TUNE_TRIALS = 64
 """Of its search."""
 MISSES_PER_JOB = 16
