@@ -253,7 +253,7 @@ def _carriers(session: Session, project: str, workloads: Sequence[str], target: 
         .where(JobTask.project == project, JobTask.workload.in_(workloads))
         .order_by(case((JobTask.target_key == target_key(target), 1), else_=0), Job.id)
     )
-    return dict(rows.tuples().all())  # The last of each stays.
+    return dict(rows.all())  # The last of each stays.
 
 
 def _count(
