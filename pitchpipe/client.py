@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pitchpipe.connection import Body, Connection, parse, segment
+from pitchpipe.answers import KeptAnswer
+from pitchpipe.connection import NOT_MODIFIED, Body, Connection, parse, segment
 from pitchpipe.errors import InvalidInput, NotFound, Overloaded, Unreachable
 from pitchpipe.wire.health import Health
 from pitchpipe.wire.job import (
@@ -46,7 +47,7 @@ from pitchpipe.wire.lease import (
 )
 from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport, MissView
 from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
-from pitchpipe.wire.record import LookupRequest, LookupResponse, TuningRecord
+from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, TuningRecord
 from pitchpipe.wire.target import Target
 
 if TYPE_CHECKING:
@@ -236,9 +237,25 @@ class Client:
         for page in self._connection.pages("/v1/records", RecordPage, params):
             yield from page.items
 
-    def lookup(self, request: LookupRequest) -> LookupResponse:
-        """The served schedules of many workloads for one target."""
-        return parse(LookupResponse, self._connection.call("POST", "/v1/schedules/lookup", json=request))
+    def lookup(self, request: LookupRequest, *, cache: Path | None = None) -> LookupResponse:
+        """The served schedules of many workloads for one target.
+
+        With a folder the answer is kept there, and sent again by the service only if it has changed since.
+        """
+        kept = None if cache is None else KeptAnswer(cache, self.url, request)
+        known = None if kept is None else kept.read()
+        headers = {} if known is None else {"If-None-Match": known[0]}
+        response = self._connection.call("POST", "/v1/schedules/lookup", json=request, headers=headers)
+        if known is not None and response.status_code == NOT_MODIFIED:
+            return known[1]
+        answer = parse(LookupResponse, response)
+        if kept is not None and "etag" in response.headers:
+            kept.write(response.headers["etag"], answer)
+        return answer
+
+    def explain(self, request: ExplainRequest) -> ExplainResponse:
+        """Why workloads of a look-up have no exact answer."""
+        return parse(ExplainResponse, self._connection.call("POST", "/v1/schedules/explain", json=request))
 
     # --- misses
 

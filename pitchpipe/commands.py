@@ -16,7 +16,7 @@ from pitchpipe.client import Client
 from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
-from pitchpipe.sdk import fetch, submit
+from pitchpipe.sdk import explain_misses, fetch, submit
 from pitchpipe.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.tune import detect_target
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
@@ -175,6 +175,31 @@ def look_up(
         for answer in found.response.answers
     ]
     show(Console(), "schedules", ("workload", "tier", "ms", "95 % interval", "reason"), rows)
+
+
+@schedules.command("explain")
+def explain_schedules(
+    model: Path,
+    url: Url = "http://127.0.0.1:8734",
+    token: Token = "",
+    target: TargetText = "auto",
+    trust: Annotated[bool, typer.Option(help="accept a file that can run code (.pt2, .py)")] = False,
+    as_json: Json = False,
+) -> None:
+    """Why workloads of a model's file have no exact schedule: the nearest stored ones and what tells them apart."""
+    wanted = target if target == "auto" else detect_target(target)
+    with _client(url, token) as client:
+        found = explain_misses(model, target=wanted, client=client, trust=trust)
+    if as_json:
+        _print(found)
+        return
+    rows = []
+    for miss in found.misses:
+        rows.append((miss.operators or miss.workload[:16], miss.tier.value, "", "", miss.reason))
+        for near in miss.nearest:
+            told = "; ".join(f"{d.subject}: asked {d.asked}, stored {d.stored}" for d in near.differences)
+            rows.append(("", "", near.operators or near.workload[:16], milliseconds(near.secs), told or "the same key"))
+    show(Console(), "misses", ("workload", "tier", "nearest", "ms", "why"), rows)
 
 
 @schedules.command("export")

@@ -23,6 +23,7 @@ Body = bytes | IO[bytes]
 
 FIRST_PAUSE_SECS, LAST_PAUSE_SECS = 0.1, 5.0
 """Between repetitions of a call, doubled each time: soon after a hiccup, and no burden on a service that restarts."""
+NOT_MODIFIED = 304
 EVENT_SILENCE_SECS = 45.0
 """The service sends a comment every 15 s; three missed ones mean a dead connection."""
 
@@ -68,7 +69,10 @@ class Connection:
         timeout_secs: float | None = None,
         repeat: bool = True,
     ) -> httpx2.Response:
-        """A successful answer. `body` is opened anew for each attempt; with `repeat` false there is only one."""
+        """A successful answer, or 304 to a call with If-None-Match.
+
+        `body` is opened anew for each attempt; with `repeat` false there is only one.
+        """
         headers = dict(headers or {})
         if json is not None:
             content = json.model_dump_json(by_alias=True).encode()
@@ -85,7 +89,7 @@ class Connection:
                     headers=headers,
                     timeout=self.timeout_secs if timeout_secs is None else timeout_secs,
                 )
-            if not response.is_success:
+            if not response.is_success and response.status_code != NOT_MODIFIED:
                 raise _error(response)
             return response
 

@@ -113,7 +113,7 @@ def signature(name: str, function: Any) -> Signature:
         does = "elements" if "R" not in loops else "products" if _multiplies_two_tensors(anchor) else "reduction"
     return Signature(
         operators=_operators(name)[:512],
-        anchor=f"{loops} {does} {arguments[-1].dtype}"[:128],
+        anchor=f"{loops[:64]} {does}",
         extents=tuple(extents[:64]),
         arguments=tuple(arguments)[:256],
         flops=float(tvm.s_tir.analysis.estimate_tir_flops(module)),

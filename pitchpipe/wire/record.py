@@ -10,7 +10,7 @@ from pydantic import Field
 from pitchpipe.wire._base import SCHEMA_VERSION, Digest, Instant, Wire
 from pitchpipe.wire.measure import MEASURE_VERSION, Measurement
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
-from pitchpipe.wire.task import Signature
+from pitchpipe.wire.task import SignedWorkload
 
 
 class TuningRecord(Wire):
@@ -108,15 +108,15 @@ class LookupResponse(Wire):
 
 
 class ExplainRequest(LookupRequest):
-    """A look-up whose misses are to be explained. Signatures by workload help with those the service never saw."""
+    """A look-up whose misses are to be explained. Signatures help with workloads that the service never saw."""
 
-    signatures: dict[Digest, Signature] = Field(default_factory=dict, max_length=4096)
+    signatures: tuple[SignedWorkload, ...] = Field(default=(), max_length=4096)
 
 
 class Difference(Wire):
     """One thing in which a stored key is not the asked one."""
 
-    subject: Literal["shape", "element type", "epilogue", "target", "device", "toolchain", "measuring"]
+    subject: Literal["shape", "element type", "epilogue", "program", "target", "device", "toolchain"]
     asked: str
     stored: str
     detail: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,11 +21,14 @@ class TaskKind(StrEnum):
     """Trivially small, data movement, or bound by memory: a fixed default schedule, no trials."""
 
 
+Extent = Annotated[int, Field(ge=0, lt=2**53)]
+
+
 class TensorShape(Wire):
     """Of one argument of a workload."""
 
-    shape: tuple[int, ...] = Field(max_length=64, description="elements per axis")
-    dtype: str = Field(max_length=32)
+    shape: tuple[Extent, ...] = Field(max_length=64, description="elements per axis")
+    dtype: str = Field(pattern=r"^[A-Za-z0-9_]{1,32}$")
 
 
 class Signature(Wire):
@@ -32,12 +36,18 @@ class Signature(Wire):
 
     operators: str = Field(max_length=512, description="operator names joined")
     anchor: str = Field(
-        max_length=128,
-        description="its costliest stage: a letter per loop (S spatial, R reduction), what it does, the element type",
+        pattern=r"^[SRO]{0,64} (products|reduction|elements|nothing)$",
+        description="its costliest stage: a letter per loop (S spatial, R reduction), and what it does",
     )
-    extents: tuple[int, ...] = Field(max_length=64, description="iterations of the anchor's loops, in that order")
+    extents: tuple[Extent, ...] = Field(max_length=64, description="iterations of the anchor's loops, in that order")
     arguments: tuple[TensorShape, ...] = Field(max_length=256, description="inputs and weights, then outputs")
     flops: float = Field(ge=0, description="floating-point operations of one run")
+
+
+class SignedWorkload(Signature):
+    """A signature with the workload that it is of."""
+
+    workload: Digest
 
 
 class Workload(Wire):

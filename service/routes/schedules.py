@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
-from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx
 from service.problems import BODY, documented
-from service.store import lookups
+from service.store import explanations, lookups
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -42,3 +42,11 @@ def lookup_schedules(
         generation, answer = lookups.answer(session, principal.project, request)
     tag = lookups.entity_tag(principal.project, request, generation)
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": tag})
+
+
+@router.post("/explain", responses=documented(*BODY))
+def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) -> ExplainResponse:
+    """Why workloads of a look-up have no exact answer: the nearest stored keys and what tells them apart."""
+    request = request.model_copy(update={"target": Target.parse(request.target.key)})
+    with context.database.reading() as session:
+        return explanations.explain(session, principal.project, request)

@@ -46,9 +46,9 @@ from service.app import create_app
 from service.blobs import Blobs
 from service.db import Database
 from service.settings import Settings
-from service.store import batches, jobs, tokens, workloads
+from service.store import batches, jobs, records, tokens, workloads
 from service.wake import Wake
-from tests.scene import roofline, steadiness
+from tests.scene import best, record, roofline, steadiness
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
 OTHER = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
@@ -471,6 +471,34 @@ def test_a_look_up_answers_every_workload_and_says_why_it_has_none(service: Serv
     answers = service.client("user").lookup(LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, other))).answers
     assert [(answer.workload, answer.tier) for answer in answers] == [(WORKLOAD.digest, Tier.NONE), (other, Tier.NONE)]
     assert all(answer.reason for answer in answers)
+
+
+def test_an_unchanged_answer_is_a_304_until_something_is_served(service: Service, tmp_path: Path) -> None:
+    asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest,))
+    headers = {"authorization": f"Bearer {service.tokens['user']}", "content-type": "application/json"}
+
+    def ask(known: str | None = None) -> tuple[int, str, int]:
+        more = {} if known is None else {"if-none-match": known}
+        body = asked.model_dump_json(by_alias=True)
+        answer = service.http.post("/v1/schedules/lookup", content=body, headers=headers | more)
+        return answer.status_code, answer.headers["etag"], len(answer.content)
+
+    status, tag, length = ask()
+    assert (status, length > 0) == (200, True)
+    assert ask(tag) == (304, tag, 0)
+    assert ask(f'"another", W/{tag}') == (304, tag, 0)
+    assert ask('"another"')[0] == 200
+    user = service.client("user")
+    assert user.lookup(asked, cache=tmp_path) == user.lookup(asked, cache=tmp_path) == user.lookup(asked)
+    service.batch()
+    made = record(CANDIDATES[0], workload=WORKLOAD.digest, target=TARGET)
+    with service.database.transaction() as session:
+        project = jobs.active(session)[0][0]
+        records.add(session, project, [made])
+        records.set_best(session, project, WORKLOAD.digest, TARGET, best(made))
+    changed = ask(tag)
+    assert (changed[0], changed[1] != tag) == (200, True)
+    assert [answer.tier for answer in user.lookup(asked, cache=tmp_path).answers] == [Tier.SAME_ARCH]
 
 
 def test_a_jobs_schedules_are_the_answers_for_its_workloads(service: Service) -> None:

@@ -24,6 +24,7 @@ from pitchpipe.errors import (
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Budget, JobRequest
 from pitchpipe.wire.lease import LeaseRequest, Report
+from pitchpipe.wire.record import LookupRequest
 from pitchpipe.wire.target import Target
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
@@ -104,6 +105,38 @@ def test_a_problem_becomes_the_error_it_stands_for(status: int, code: str, kind:
     assert type(caught.value) is kind
     assert caught.value.detail == "the cause"
     assert len(script.requests) == 1
+
+
+def test_a_kept_answer_is_sent_again_only_when_it_changed(tmp_path: Path) -> None:
+    request = LookupRequest(target=TARGET, workloads=(sha256(b"w"),))
+
+    def answer(reason: str, tag: str) -> httpx2.Response:
+        body = {"answers": [{"workload": sha256(b"w"), "tier": "none", "reason": reason}]}
+        return httpx2.Response(200, json=body, headers={"etag": tag})
+
+    def ask(*scripted: httpx2.Response | Exception) -> tuple[str, str | None]:
+        """The reason in the answer, and the tag that was sent."""
+        script = Script(*scripted)
+        with script.client(retry_secs=0) as client:
+            reason = client.lookup(request, cache=tmp_path).answers[0].reason
+        return reason, script.requests[-1].headers.get("if-none-match")
+
+    assert ask(answer("first", '"1"')) == ("first", None)
+    assert ask(httpx2.Response(304)) == ("first", '"1"')
+    assert ask(answer("second", '"2"')) == ("second", '"1"')
+    assert ask(httpx2.Response(304)) == ("second", '"2"')
+    (kept,) = (tmp_path / "lookups").iterdir()
+    for damaged in ("", '"2"', '"2"\n{"answers": [', "\u2028\n{}"):
+        kept.write_text(damaged)
+        assert ask(answer("anew", '"3"')) == ("anew", None)
+    with pytest.raises(Unreachable):
+        ask(httpx2.ConnectError("away"))
+    assert ask(httpx2.Response(304)) == ("anew", '"3"')
+    other = tmp_path / "a file"
+    other.write_text("")
+    script = Script(answer("kept nowhere", '"4"'))
+    with script.client() as client:
+        assert client.lookup(request, cache=other).answers[0].reason == "kept nowhere"
 
 
 def test_the_token_is_sent_with_every_call() -> None:
