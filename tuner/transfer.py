@@ -59,18 +59,22 @@ class Known:
 
 
 def nearest(signature: Signature, known: Sequence[Known], n: int) -> list[Known]:
-    """The `n` nearest of those with the same anchor: by the extents of its loops, the same operators around it first; then
-    by how near they are to their bound. The order does not depend on that of `known`."""
-    same = [one for one in known if one.signature.anchor == signature.anchor]
+    """The `n` nearest of those with the same anchor and type of elements: by the extents of its loops, the same operators
+    around it first; then by how near they are to their bound. The order does not depend on that of `known`."""
+    same = [one for one in known if _kind(one.signature) == _kind(signature)]
     return sorted(
         same,
         key=lambda one: (_distance(signature, one.signature), -(one.bound_share or NO_BOUND), one.workload),
     )[:n]
 
 
+def _kind(signature: Signature) -> tuple[str, list[str]]:
+    return signature.anchor, [argument.dtype for argument in signature.arguments[-1:]]
+
+
 def _distance(one: Signature, other: Signature) -> float:
     """In doublings, summed over the anchor's loops."""
-    doublings = sum(abs(math.log2(a / b)) for a, b in zip(one.extents, other.extents, strict=True))
+    doublings = sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(one.extents, other.extents, strict=True))
     return doublings + (OTHER_EPILOGUE if one.operators != other.operators else 0.0)
 
 

@@ -27,7 +27,7 @@ from service.wake import Wake
 from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
 from tuner.steps import Proposal, ProposeRequest, TrainedModel
 
-SIGNATURE = Signature(operators="matmul", anchor="SSR products float32", extents=(8, 8, 8), arguments=(), flops=1024.0)
+SIGNATURE = Signature(operators="matmul", anchor="SSR products", extents=(8, 8, 8), arguments=(), flops=1024.0)
 
 
 class Steps(Executor):

@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitchpipe.wire.ids import sha256
-from pitchpipe.wire.task import Signature
+from pitchpipe.wire.task import Signature, TensorShape
 from tuner.transfer import Known, nearest, nearest_choice, refit_tile
 
 EXTENTS = (64, 128, 256)
 
 
-def signature(*extents: int, operators: str = "matmul_add", anchor: str = "SSR products float32") -> Signature:
-    return Signature(operators=operators, anchor=anchor, extents=extents, arguments=(), flops=1.0)
+def signature(
+    *extents: int, operators: str = "matmul_add", anchor: str = "SSR products", dtype: str = "float32"
+) -> Signature:
+    output = TensorShape(shape=extents[:2], dtype=dtype)
+    return Signature(operators=operators, anchor=anchor, extents=extents, arguments=(output,), flops=1.0)
 
 
 def known(*extents: int, share: float | None = None, **of: str) -> Known:
@@ -23,11 +26,12 @@ def known(*extents: int, share: float | None = None, **of: str) -> Known:
     return Known(workload=name, signature=signature(*extents, **of), trace="[[],[]]", bound_share=share)
 
 
-def test_the_nearest_shape_comes_first_and_another_anchor_never() -> None:
+def test_the_nearest_shape_comes_first_and_another_anchor_or_type_never() -> None:
     twice, far = known(64, 128, 512), known(64, 1024, 256)
     other_epilogue = known(*EXTENTS, operators="matmul_add_relu")
-    same_shape_of_another_kind = known(*EXTENTS, anchor="SSR reduction float32")
-    given_ = [far, same_shape_of_another_kind, twice, other_epilogue]
+    same_shape_of_another_kind = known(*EXTENTS, anchor="SSR reduction")
+    of_another_type = known(*EXTENTS, dtype="float16")
+    given_ = [far, same_shape_of_another_kind, twice, of_another_type, other_epilogue]
     assert nearest(signature(*EXTENTS), given_, 4) == [other_epilogue, twice, far]
     assert nearest(signature(*EXTENTS), given_[::-1], 2) == [other_epilogue, twice]
 
