@@ -23,9 +23,8 @@ from pitchpipe.plugins import step
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
-from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, ScheduleAnswer
+from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import SignedWorkload
 
 log = logging.getLogger("pitchpipe")
 MAX_WORKLOADS = 4096
@@ -108,10 +107,17 @@ def fetch(
     if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
         return Schedules(target=wanted, response=service.fetch(model_or_job, wanted))
     found = local_model(model_or_job, example_inputs, trust=trust)
+    identity = run_step("identify", found.data, model_format=found.format.value, target=wanted.key)
+    here = step("fingerprint")("cuda" if wanted.kind == "cuda" else "cpu").device_class if target == "auto" else None
     answers: list[ScheduleAnswer] = []
-    for request in _requests(found, wanted, here=target == "auto"):
-        plain = LookupRequest.model_validate(request.model_dump(exclude={"signatures"}))
-        answers += service.lookup(plain, cache=cache_dir()).answers
+    for start in range(0, len(identity["workloads"]), MAX_WORKLOADS):
+        request = LookupRequest(
+            target=wanted,
+            workloads=tuple(identity["workloads"][start : start + MAX_WORKLOADS]),
+            device_class=here,
+            toolchain=identity["toolchain"],
+        )
+        answers += service.lookup(request, cache=cache_dir()).answers
     response = LookupResponse(answers=tuple(answers))
     if report_misses and (workloads := misses.missed(response)):
         try:
@@ -119,40 +125,6 @@ def fetch(
         except PitchpipeError as error:
             log.warning("misses were not reported: %s", error.detail)
     return Schedules(target=wanted, response=response)
-
-
-def explain_misses(
-    model: Any,
-    example_inputs: Sequence[Any] | None = None,
-    *,
-    target: Target | str = "auto",
-    client: Client | None = None,
-    trust: bool = False,
-) -> ExplainResponse:
-    """Why workloads of a model have no exact schedule: the nearest stored keys and what tells them apart."""
-    service = client or Client()
-    wanted = target if isinstance(target, Target) else detect_target(target)
-    found = local_model(model, example_inputs, trust=trust)
-    requests = _requests(found, wanted, here=target == "auto")
-    return ExplainResponse(misses=tuple(miss for request in requests for miss in service.explain(request).misses))
-
-
-def _requests(model: LocalModel, target: Target, *, here: bool) -> list[ExplainRequest]:
-    """What asks for all workloads of a model; `here` names this machine's device class."""
-    identity = run_step("identify", model.data, model_format=model.format.value, target=target.key)
-    workloads, signatures = identity["workloads"], identity["signatures"]
-    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
-    parts = [workloads[start : start + MAX_WORKLOADS] for start in range(0, len(workloads), MAX_WORKLOADS)]
-    return [
-        ExplainRequest(
-            target=target,
-            workloads=tuple(part),
-            device_class=device,
-            toolchain=identity["toolchain"],
-            signatures=tuple(SignedWorkload(workload=workload, **signatures[workload]) for workload in part),
-        )
-        for part in parts
-    ]
 
 
 def load(
