@@ -45,7 +45,8 @@ from pitchpipe.wire.lease import (
     WorkerView,
     WorkloadView,
 )
-from pitchpipe.wire.page import JobPage, ModelPage, RecordPage, TokenPage, WorkerPage
+from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport, MissView
+from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
 from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, TuningRecord
 from pitchpipe.wire.target import Target
@@ -260,6 +261,27 @@ class Client:
     def pinned(self, request: PinRequest) -> PinResponse:
         """The traces of records that a lock file names."""
         return parse(PinResponse, self._connection.call("POST", "/v1/schedules/pinned", json=request))
+
+    # --- misses
+
+    def report_misses(self, report: MissReport, *, idempotency_key: str | None = None) -> MissReceipt:
+        """Tells what ran without a schedule. A key is always sent, so a repeated call counts once."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return parse(MissReceipt, self._connection.call("POST", "/v1/misses", json=report, headers=headers))
+
+    def misses(self, target: Target | None = None, limit: int = 50) -> tuple[MissView, ...]:
+        """What deployments missed, the most valuable first."""
+        params = {"limit": str(limit)} | ({} if target is None else {"target": target.key})
+        return parse(MissPage, self._connection.call("GET", "/v1/misses", params=params)).items
+
+    def idle_budget(self) -> IdleBudget:
+        """What idle workers may spend on misses in a day."""
+        return parse(IdleBudget, self._connection.call("GET", "/v1/projects/current/idle-budget"))
+
+    def set_idle_budget(self, trials_per_day: int) -> IdleBudget:
+        """0 is off."""
+        request = IdleBudgetRequest(trials_per_day=trials_per_day)
+        return parse(IdleBudget, self._connection.call("PUT", "/v1/projects/current/idle-budget", json=request))
 
     # --- workers
 

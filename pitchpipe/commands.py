@@ -39,11 +39,13 @@ jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
 schedules = typer.Typer(no_args_is_help=True, help="Schedules of the project.")
 workers = typer.Typer(no_args_is_help=True, help="Workers of the project.")
 models = typer.Typer(no_args_is_help=True, help="Submitted models.")
+misses = typer.Typer(no_args_is_help=True, help="What deployments missed.")
 
 
 def add_commands(app: typer.Typer) -> None:
     """Attaches every command of this file."""
-    for name, group in (("jobs", jobs), ("schedules", schedules), ("workers", workers), ("models", models)):
+    groups = {"jobs": jobs, "schedules": schedules, "workers": workers, "models": models, "misses": misses}
+    for name, group in groups.items():
         app.add_typer(group, name=name)
     app.command("doctor")(doctor)
 
@@ -290,6 +292,41 @@ def list_models(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: 
         return
     rows = [(m.id, m.name, m.format.value, str(m.size_bytes)) for m in found]
     show(Console(), "models", ("model", "name", "format", "bytes"), rows, numbers_from=3)
+
+
+@misses.command("list")
+def list_misses(
+    url: Url = "http://127.0.0.1:8734",
+    token: Token = "",
+    target: Annotated[str | None, typer.Option(help="only of this one; auto, or JSON")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    as_json: Json = False,
+) -> None:
+    """What deployments ran without a schedule, the most valuable first."""
+    wanted = None if target is None else detect_target(target)
+    with _client(url, token) as client:
+        found = client.misses(wanted, limit)
+    if as_json:
+        _print(found)
+        return
+    rows = [
+        (m.workload[:16], m.stage.value, f"{m.value_secs:.3g}", str(m.runs), milliseconds(m.default_secs), m.job or "")
+        for m in found
+    ]
+    show(Console(), "misses", ("workload", "stage", "s spent", "runs", "default ms", "job"), rows, numbers_from=2)
+
+
+@misses.command("budget")
+def idle_budget(
+    trials_per_day: Annotated[int | None, typer.Argument(min=0, help="0 is off; left out, nothing changes")] = None,
+    url: Url = "http://127.0.0.1:8734",
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Sets or shows what idle workers may spend on misses in a day."""
+    with _client(url, token) as client:
+        found = client.idle_budget() if trials_per_day is None else client.set_idle_budget(trials_per_day)
+    _print(found) if as_json else print(f"{found.trials_per_day} trials a day, {found.spent_today} granted today")
 
 
 def doctor(

@@ -6,13 +6,14 @@ inputs, or what `jax.export` made. Its weights never leave this process: what is
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pitchpipe import identity
+from pitchpipe import identity, misses
 from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
 from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
@@ -25,6 +26,7 @@ from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelVi
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
 
+log = logging.getLogger("pitchpipe")
 MAX_WORKLOADS = 4096
 """Of one look-up."""
 _compiling = threading.Lock()
@@ -117,6 +119,7 @@ def fetch(
     deadline_secs: float | None = None,
     cache: Path | None = None,
     lock: str | Path | None = None,
+    report_misses: bool = False,
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
@@ -128,7 +131,8 @@ def fetch(
     once per model and machine.
 
     With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
-    (see lockfile.py).
+    (see lockfile.py). `report_misses` tells the service what
+    a model here is about to run without a schedule, so that idle workers may tune it; a report that fails is logged.
     """
     if lock is not None:
         return _fetch_locked(
@@ -143,8 +147,15 @@ def fetch(
         return Schedules(target=wanted, response=found)
     folder = cache or cache_dir()
     wanted = resolve_target(target, folder)
-    known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
-    return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+    model = local_model(model_or_job, example_inputs, trust=trust)
+    known = identity.identify(folder, model, wanted)
+    schedules = look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+    if report_misses and (workloads := misses.missed(schedules.response)):
+        try:
+            misses.report(service, model, wanted, workloads)
+        except PitchpipeError as error:
+            log.warning("misses were not reported: %s", error.detail)
+    return schedules
 
 
 def _fetch_locked(

@@ -15,7 +15,7 @@ from service.context import Context
 from service.db import Database
 from service.edge import Edge
 from service.metrics import Metrics
-from service.routes import jobs, leases, models, probes, records, schedules, tokens, workers
+from service.routes import jobs, leases, misses, models, probes, records, schedules, tokens, workers
 from service.settings import Settings
 from service.wake import Wake
 
@@ -40,7 +40,7 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     )
     app.state.context = context
     problems.register(app)
-    for noun in (probes, models, jobs, leases, workers, records, schedules, tokens):
+    for noun in (probes, models, jobs, leases, workers, records, schedules, misses, tokens):
         app.include_router(noun.router)
     app.add_middleware(Edge, context=context)
     _complete_document(app)

@@ -1,4 +1,5 @@
-"""Moves every active job along: ingest, search, budget, cost model, confirmation. Imports no compiler.
+"""Moves every active job along: ingest, search, budget, cost model, confirmation; and makes jobs of what was missed
+while workers are idle. Imports no compiler.
 
 One coordinator is active at a time (a row in the database says which); the others wait. All that a job needs is in the
 database, so a coordinator that dies is replaced by one that goes on from there.
@@ -16,6 +17,7 @@ from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import JobState
 from service.blobs import Blobs
 from service.db import Database
+from service.idle import IdleTuning
 from service.job_run import JobRun
 from service.model_checks import ModelChecks
 from service.predictor import ProjectPredictor
@@ -48,6 +50,7 @@ class Coordinator:
         self.reader = reader or executor
         self.checks = ModelChecks(database, blobs, wake, self.reader)
         self.holder = new_id("wrk")
+        self.idle = IdleTuning(database, wake, self.holder)
         self._runs: dict[str, JobRun] = {}
         self._faults: dict[str, int] = {}
         self._predictors: dict[tuple[str, str], ProjectPredictor] = {}
@@ -112,10 +115,19 @@ class Coordinator:
                         project, job, self.database, self.blobs, self.wake, self.executor, self.predictor, self.holder
                     )
                 self._step(job)
+            self._look_for_idle_workers()
         except coordination.RoleLost:
             log.warning("another coordinator took over", holder=self.holder)
             self._forget()
         self._tend_predictors({project for project, _, _ in active})
+
+    def _look_for_idle_workers(self) -> None:
+        try:
+            self.idle.step()
+        except coordination.RoleLost:
+            raise
+        except Exception:
+            log.exception("looking for idle workers failed")  # No user's job waits for it.
 
     def _step(self, job: str) -> None:
         """One job's step. Whatever it raises touches no other job; what it keeps raising ends it."""

@@ -9,21 +9,23 @@ from concurrent.futures import Executor, Future
 import structlog
 
 from pitchpipe.errors import InvalidModel, PitchpipeError
-from pitchpipe.wire.job import EventKind, JobState, JobView, Progress
+from pitchpipe.wire.ids import candidate_digest
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MeasureConfig
-from pitchpipe.wire.record import Best
+from pitchpipe.wire.record import Best, Origin
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
 from service.predictor import ProjectPredictor
-from service.store import batches, coordination, events, jobs, models, records, workers, workloads
+from service.store import batches, coordination, donors, events, jobs, models, records, workers, workloads
 from service.wake import Wake
 from tuner.bound import bound_secs
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
-from tuner.steps import Proposal, split_ingested
+from tuner.steps import Donor, Proposal, split_ingested
+from tuner.transfer import nearest
 
 log = structlog.get_logger()
 
@@ -31,6 +33,8 @@ BATCH_CANDIDATES = 32
 """Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
 BATCHES_AHEAD = 2
 """Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
+DONORS = 4
+"""Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/budget.py, FEWEST)."""
 CONFIRM_SECS = 1.5
 """Seconds held back from a budget in seconds for each task's confirming run."""
 MAX_CRASHES = 3
@@ -125,8 +129,13 @@ class JobRun:
                 raise InvalidModel(f"the model could not be split: {type(error).__name__}: {error}") from error
             log.warning("a split crashed", job=self.job, crashes=self._crashes, error=repr(error)[:300])
             return False
+        with self.database.reading() as session:
+            only = jobs.only(session, self.job)
+        if only is not None:
+            tasks = [task for task in tasks if task.workload.digest in only]
         if not tasks:
-            raise InvalidModel("the model computes nothing that can be tuned")
+            reason = "computes nothing that can be tuned" if only is None else "has none of the workloads asked for"
+            raise InvalidModel(f"the model {reason}")
         self._accept(view, tasks)
         return True
 
@@ -201,7 +210,7 @@ class JobRun:
                 in_flight=in_flight[at] + counted_later,
                 flying=flying[at],
             )
-        self.targets = frozenset(view.targets)
+        self.targets, self.origin = frozenset(view.targets), view.origin
         self.learn_bounds()
         return TuningLoop(
             self._tasks,
@@ -214,6 +223,8 @@ class JobRun:
             seed=view.seed,
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
+            donors=self._donors,
+            donors_only=self.origin is JobOrigin.TRANSFER,
         )
 
     def learn_bounds(self) -> None:
@@ -230,10 +241,25 @@ class JobRun:
                 for task, secs in learnt:
                     jobs.update_task(session, self.job, task.workload.digest, task.target, bound_secs=secs)
 
+    def _donors(self, task: Task) -> list[Donor]:
+        with self.database.reading() as session:
+            signature, known = donors.known(session, self.project, task.workload.digest, task.target)
+        found = [] if signature is None else nearest(signature, known, DONORS)
+        return [Donor(workload=one.workload, trace=one.trace) for one in found]
+
     def _confirmed(self, at: int, best: Best) -> None:
         task = self._tasks[at]
         with self.database.transaction() as session:
-            records.set_best(session, self.project, task.workload.digest, task.target, best)
+            if self.origin is JobOrigin.TRANSFER and best.record is not None:
+                # After a search the winner is the best that was found, wherever it began.
+                digest = task.workload.digest
+                candidate = candidate_digest(digest, best.trace)
+                source = batches.source(session, self.project, digest, task.target, candidate)
+                if source is not None:
+                    best = best.model_copy(update={"origin": Origin.TRANSFERRED, "source": source})
+            if self.origin is not JobOrigin.TRANSFER or best.record is not None:
+                # Where nothing that was re-fitted beat the baseline, the search is still to come: a miss stays one.
+                records.set_best(session, self.project, task.workload.digest, task.target, best)
             secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
             jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
 
@@ -287,6 +313,7 @@ class _SqlMeasurer:
                 MeasureConfig(),
                 incumbent_secs,
                 {p.candidate.digest: p.features for p in proposals if p.features is not None},
+                {p.candidate.digest: p.source for p in proposals if p.source is not None},
             )
         run.wake.notify()
         return issued
@@ -304,9 +331,14 @@ class _SqlMeasurer:
         return [batch.measured for batch in found]
 
     def hungry(self, waiting: int) -> bool:
-        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured."""
+        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured.
+
+        A job that no user waits for is not hungry while its workers are wanted by one that a user waits for.
+        """
         run = self.run
         with run.database.reading() as session:
+            if run.origin.idle and jobs.waited_for(session, run.project) & {target.key for target in run.targets}:
+                return False
             open_ = len(batches.open_(session, run.job))
             ready = [worker for worker in workers.active(session, run.project) if worker.target in run.targets]
         return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))

@@ -22,7 +22,7 @@ from pitchpipe.wire.task import Task, TaskKind
 from tuner.budget import BudgetLedger
 from tuner.confirm import MeasuredBatch, choose_best
 from tuner.records import RecordStore
-from tuner.steps import Proposal, ProposeRequest, propose_on
+from tuner.steps import Donor, Proposal, ProposeRequest, propose_on
 
 log = structlog.get_logger("pitchpipe.loop")
 
@@ -84,10 +84,14 @@ class TuningLoop:
         seed: int,
         confirming: frozenset[int] = frozenset(),
         on_confirmed: Callable[[int, Best], None],
+        donors: Callable[[Task], Sequence[Donor]] = lambda _: (),
+        donors_only: bool = False,
     ) -> None:
+        """`donors` tells whose schedules a task's first search begins with; with `donors_only` it is its last too."""
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
         # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
         self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
+        self.donors, self.donors_only = donors, donors_only
         self._searches: list[_Search] = []
         self._crashes = [0] * len(tasks)
         self._confirmations = [0] * len(tasks)
@@ -145,6 +149,8 @@ class TuningLoop:
             seen=self.records.seen(task.workload.digest, task.target),
             model=self.predictor(task.target.kind).latest(),
             n=n,
+            donors=() if ledger.trials or ledger.in_flight > n else tuple(self.donors(task)),
+            donors_only=self.donors_only,
             seed=int(json_digest([self.seed, task.workload.digest, ledger.trials + ledger.in_flight])[:7], 16),
         )
         return _Search(task=index, reserved=n, future=propose_on(self.executor, request))

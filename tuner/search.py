@@ -5,12 +5,13 @@ threads work on it, because every candidate is drawn from a seed of its own and 
 
 One round, for `n` wanted candidates:
 
-1. leads: what the spaces that know the hardware think best, until all of it is measured;
-2. random points of the sketches, those nobody has met first, then in turn: a sketch whose points are all known has had its
+1. in a task's first round, what other workloads' schedules become here (tuner/transfer.py), all of it proposed;
+2. leads: what the spaces that know the hardware think best, until all of it is measured;
+3. random points of the sketches, those nobody has met first, then in turn: a sketch whose points are all known has had its
    turns. Not in proportion to what was measured of a sketch: its luckiest of five draws says little about its best;
-3. with a cost model a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
+4. with a cost model a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
    without one, children of the fastest in place of three quarters of the random points;
-4. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
+5. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
    search and the cost model honest. Without a model nothing can be ranked, and no more is made than is wanted.
 
 MetaSchedule's own EvolutionarySearch is not used: it draws from per-thread streams (two threads are not reproducible),
@@ -40,7 +41,8 @@ from tuner.measure import quiet
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
 from tuner.steps import Proposal, ProposeRequest
-from tuner.trace import apply_trace, encode_trace, without_postproc
+from tuner.trace import apply_trace, decode_trace, encode_trace, without_postproc
+from tuner.transfer import refitted
 from tuner.tvm_compat import usable_cores
 
 __all__ = ["propose"]
@@ -148,16 +150,22 @@ class _Round:
         self.explored: list[_Built] = []
         self.refused: list[str] = []
         """Why candidates could not be made, where that is nothing a design space should do."""
+        self.transferred: dict[str, str] = {}
+        """Key of what was built -> workload that it is from."""
 
     def run(self) -> list[Proposal]:
         n = self.request.n
         self._add_elites()
+        self._add_transferred()
+        if self.request.donors_only:
+            return self._choose()
         chosen: list[Proposal] = []
+        before = 0
         for _ in range(MAX_ROUNDS):
-            before = len(self.found)
             self._fill(n - len(chosen))
             if len(self.found) == before:
                 break
+            before = len(self.found)
             chosen = self._choose()
             if len(chosen) == n:
                 break
@@ -196,6 +204,22 @@ class _Round:
     def _next_leads(self, count: int) -> list[_Draw]:
         taken, self.leads = self.leads[:count], self.leads[count:]
         return [_Draw(seed=self._seed(), decided=trace) for trace in taken]
+
+    def _add_transferred(self) -> None:
+        fresh: list[_Built] = []
+        for donor in self.request.donors:
+            try:
+                schedules = refitted(self.space, decode_trace(donor.trace))
+            except InvalidTrace:
+                continue
+            for schedule in schedules:
+                built = self._tried(self._completed, schedule)
+                if built is not None:
+                    if self._is_new(built):
+                        fresh.append(built)
+                        self.transferred[built.key] = donor.workload
+                    break
+        self.found += zip(self._scores(fresh), fresh, strict=True)
 
     def _draws(self, count: int) -> list[_Draw]:
         """Random points of the space: sketches in turn, so that each gets its share, the least known first."""
@@ -243,10 +267,7 @@ class _Round:
             for built in self.parallel(self._build, draws):
                 if built is None:
                     wanted += 1
-                elif built is not _KNOWN and built.key not in self.keys and built.program not in self.programs:
-                    self.keys.add(built.key)
-                    self.known[built.family] += 1
-                    self.programs.add(built.program)
+                elif self._is_new(built):
                     fresh.append(built)
         scores = self._scores(fresh)
         self.found += zip(scores, fresh, strict=True)
@@ -255,10 +276,22 @@ class _Round:
                 self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
         return fresh
 
+    def _is_new(self, built: _Built) -> bool:
+        """Remembers it if it is."""
+        if built is _KNOWN or built.key in self.keys or built.program in self.programs:
+            return False
+        self.keys.add(built.key)
+        self.known[built.family] += 1
+        self.programs.add(built.program)
+        return True
+
     def _build(self, draw: _Draw) -> _Built | None:
         """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
+        return self._tried(self._made, draw)
+
+    def _tried(self, make: Callable[[Any], _Built | None], given: Any) -> _Built | None:
         try:
-            return self._made(draw)
+            return make(given)
         except InvalidTrace:
             return None
         except Exception as error:  # noqa: BLE001 - whatever TVM meets in one candidate is no concern of the others
@@ -277,8 +310,10 @@ class _Round:
             if encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
                 return _KNOWN
             schedule = self.space.applied(trace, draw.seed)
-        if schedule is None:
-            return None
+        return None if schedule is None else self._completed(schedule)
+
+    def _completed(self, schedule: Any) -> _Built | None:
+        """An applied schedule as a candidate; None where it breaks a rule."""
         trace = schedule.trace.simplified(True)
         key = encode_trace(trace)
         if key in self.keys:
@@ -319,7 +354,9 @@ class _Round:
         share = max(1, round((1 - LEADS_SHARE if fresh else EPSILON) * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
         ties: Counter[float] = Counter()
+        given = [item for item in ranked if item[1].key in self.transferred]
         for limit, queue, max_ties in (
+            (n, given, n),
             (n - share if fresh else 0, led, n),
             (n - share, ranked, MAX_TIES if guided else n),
             (n, drawn, n),
@@ -342,7 +379,9 @@ class _Round:
             return None
         predicted = score if self.model is not None else None
         candidate = Candidate.of(self.request.workload.digest, trace, predicted)
-        return None if candidate.digest in self.request.seen else Proposal(candidate=candidate, features=built.features)
+        if candidate.digest in self.request.seen:
+            return None
+        return Proposal(candidate=candidate, features=built.features, source=self.transferred.get(built.key))
 
 
 def _load_model(data: bytes | None) -> CostModel | None:

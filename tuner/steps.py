@@ -21,6 +21,15 @@ FEWEST_PER_PART = 8
 
 
 @dataclass(frozen=True, kw_only=True)
+class Donor:
+    """A schedule of another workload, to be re-fitted (tuner/transfer.py)."""
+
+    workload: str
+    """Digest of the workload that it is served for."""
+    trace: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProposeRequest:
     """Everything a search round depends on: the same request always gives the same proposals."""
 
@@ -34,6 +43,10 @@ class ProposeRequest:
     """A serialised cost model, or None: scores are then random."""
     n: int
     seed: int
+    donors: tuple[Donor, ...] = ()
+    """What becomes of them is proposed before anything else ..."""
+    donors_only: bool = False
+    """... and nothing else is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +55,8 @@ class Proposal:
 
     candidate: Candidate
     features: bytes | None
+    source: str | None = None
+    """Digest of the workload whose trace was re-fitted, of a candidate that was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +86,8 @@ def propose(request: ProposeRequest) -> list[Proposal]:
 
 
 def propose_on(executor: Executor, request: ProposeRequest) -> Future[list[Proposal]]:
-    """`propose` in as many parts as the executor has processes, each with its share of `n` and a seed of its own.
+    """`propose` in as many parts as the executor has processes, each with its share of `n` and a seed of its own; donors
+    go to the first.
 
     An executor tells how many it has as `processes`; one that does not has one. Threads of one process are no
     substitute: beyond four of them a search takes as long as with four. A part that fails costs its share; the future
@@ -82,7 +98,12 @@ def propose_on(executor: Executor, request: ProposeRequest) -> Future[list[Propo
         return executor.submit(propose, request)
     share, more = divmod(request.n, parts)
     requests = [
-        replace(request, n=share + (part < more), seed=int(json_digest([request.seed, part])[:7], 16))
+        replace(
+            request,
+            n=share + (part < more),
+            seed=int(json_digest([request.seed, part])[:7], 16),
+            donors=() if part else request.donors,
+        )
         for part in range(parts)
     ]
     return _Together([executor.submit(propose, part) for part in requests])

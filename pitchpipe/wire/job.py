@@ -84,6 +84,21 @@ class JobState(StrEnum):
         return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
+class JobOrigin(StrEnum):
+    """Who wanted a job. Those of the coordinator's own work while no user's job does; see wire/miss.py."""
+
+    USER = "user"
+    """Somebody submitted it."""
+    TRANSFER = "transfer"
+    """The first trials of what deployments missed: schedules of similar workloads, re-fitted."""
+    MISSES = "misses"
+    """A search for what deployments missed."""
+
+    @property
+    def idle(self) -> bool:
+        return self is not JobOrigin.USER
+
+
 class JobRequest(Wire):
     model: str = Field(description="model id")
     targets: tuple[Target, ...] = Field(min_length=1, max_length=8)
@@ -134,6 +149,7 @@ class JobView(Wire):
     budget: Budget
     seed: int
     state: JobState
+    origin: JobOrigin = JobOrigin.USER
     error: str | None = None
     error_code: str | None = Field(default=None, description="problem type of the error")
     progress: Progress

@@ -7,6 +7,7 @@ from pydantic import Field
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.job import JobView, ModelView, TokenView
 from pitchpipe.wire.lease import WorkerView
+from pitchpipe.wire.miss import MissView
 from pitchpipe.wire.record import TuningRecord
 
 MAX_PAGE = 200
@@ -33,6 +34,10 @@ class RecordPage(Page):
 
 class WorkerPage(Page):
     items: tuple[WorkerView, ...]
+
+
+class MissPage(Page):
+    items: tuple[MissView, ...]
 
 
 class TokenPage(Page):

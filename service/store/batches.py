@@ -16,14 +16,20 @@ from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
 from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
-from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record
+from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record, spelled
 
 if TYPE_CHECKING:
     from tuner.confirm import MeasuredBatch
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
-PRIORITY = {Purpose.CONFIRM: 0, Purpose.SEARCH: 1}
-"""Confirmations first: they end jobs."""
+PRIORITY = {
+    (Purpose.CONFIRM, False): 0,
+    (Purpose.SEARCH, False): 1,
+    (Purpose.CONFIRM, True): 2,
+    (Purpose.SEARCH, True): 3,
+}
+"""(purpose, idle) -> place in the queue. Confirmations first: they end jobs. What no user waits for comes last: it gives way
+whenever a worker leases, which is between batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +73,16 @@ def issue(
     config: MeasureConfig,
     incumbent_secs: float | None = None,
     features: Mapping[str, bytes] | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> int:
     """Queues candidates as one batch; how many were new. Zero makes no batch.
 
     A SEARCH candidate that this project already issued for the workload, target and measure version is skipped.
-    `features` by candidate digest go with the record. Raises InvalidTransition when the job has ended.
+    `features` by candidate digest go with the record; `sources`, likewise, say from which workloads' traces candidates were
+    re-fitted. Raises InvalidTransition when the job has ended.
     """
     found = session.execute(
-        select(Job.project, Job.state).where(Job.id == job).with_for_update(key_share=True)
+        select(Job.project, Job.state, Job.origin).where(Job.id == job).with_for_update(key_share=True)
     ).one_or_none()
     if found is None:
         raise NotFound(f"no job {job}")
@@ -105,12 +113,13 @@ def issue(
                 "target_key": batch.target_key,
                 "measure_version": config.version,
                 "purpose": purpose,
-                "priority": PRIORITY[purpose],
+                "priority": PRIORITY[purpose, found.origin.idle],
                 "position": position,
                 "digest": candidate.digest,
                 "trace": candidate.trace,
                 "predicted": candidate.predicted,
                 "features": (features or {}).get(candidate.digest),
+                "source": (sources or {}).get(candidate.digest),
                 "state": CandidateState.QUEUED,
                 "losses": 0,
             }
@@ -233,6 +242,21 @@ def seen(
         Record.measure_version == measure_version,
     )
     return frozenset(session.scalars(issued.union(recorded)))
+
+
+def source(session: Session, project: str, workload: str, target: Target, candidate: str) -> str | None:
+    """Digest of the workload whose trace was re-fitted into this candidate when it was searched for; None for no such."""
+    return session.scalar(
+        select(CandidateRow.source).where(
+            CandidateRow.project == project,
+            CandidateRow.workload == workload,
+            CandidateRow.target_key == target_key(target),
+            CandidateRow.measure_version == MEASURE_VERSION,
+            CandidateRow.digest == candidate,
+            CandidateRow.purpose == spelled(Purpose.SEARCH),
+            CandidateRow.state != spelled(CandidateState.CANCELLED),
+        )
+    )
 
 
 def samples(session: Session, project: str, target_kind: str, limit: int) -> list[tuple[str, bytes, float | None]]:

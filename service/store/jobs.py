@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from pitchpipe.errors import IdempotencyConflict, InvalidInput, NotFound
 from pitchpipe.wire.ids import json_digest, new_id
-from pitchpipe.wire.job import EventKind, JobRequest, JobState, JobView, Progress, TaskView
+from pitchpipe.wire.job import EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, TaskView
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
 from service import states
@@ -18,16 +18,23 @@ from service.db import clock, instant
 from service.store import batches, events, models, workloads
 from service.store.paging import page
 from service.store.values import get_target, insert, put_target, target_key
-from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload
+from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload, spelled
 
 _TASK_FIELDS = frozenset({"reused", "untuned_secs", "tuned_secs", "bound_secs"})
 
 
 def submit(
-    session: Session, project: str, request: JobRequest, idempotency_key: str | None = None
+    session: Session,
+    project: str,
+    request: JobRequest,
+    idempotency_key: str | None = None,
+    *,
+    origin: JobOrigin = JobOrigin.USER,
+    only: Sequence[str] | None = None,
 ) -> tuple[JobView, bool]:
     """The job and whether this call made it. The same key with the same request gives the old job.
 
+    Of the model's workloads only those of the digests `only` are its tasks, all where that is None.
     Raises NotFound for the model, IdempotencyConflict for the same key with another request.
     """
     models.get(session, project, request.model)
@@ -40,6 +47,8 @@ def submit(
             model=request.model,
             request=body,
             state=JobState.QUEUED,
+            origin=origin,
+            only=None if only is None else list(only),
             progress=Progress().model_dump(mode="json"),
             trials=0,
             failed_trials=0,
@@ -89,6 +98,22 @@ def active(session: Session) -> list[tuple[str, str, JobState]]:
     """(project, job, state) of every job that has not ended, oldest first."""
     rows = session.execute(select(Job.project, Job.id, Job.state).where(Job.finished_at.is_(None)).order_by(Job.id))
     return [(row.project, row.id, row.state) for row in rows]
+
+
+def waited_for(session: Session, project: str) -> set[str]:
+    """Keys of the targets of users' jobs that have not ended."""
+    requests = session.scalars(
+        select(Job.request).where(
+            Job.finished_at.is_(None), Job.project == project, Job.origin == spelled(JobOrigin.USER)
+        )
+    )
+    return {target.key for request in requests for target in JobRequest.model_validate(request).targets}
+
+
+def only(session: Session, job: str) -> frozenset[str] | None:
+    """Digests of the workloads that the job is limited to; None where it is not."""
+    found = session.execute(select(Job.only).where(Job.id == job)).scalar_one()
+    return None if found is None else frozenset(found)
 
 
 def transition(
@@ -232,6 +257,7 @@ def _view(row: Job, model_name: str, views: tuple[TaskView, ...]) -> JobView:
         budget=request.budget,
         seed=request.seed,
         state=row.state,
+        origin=row.origin,
         error=row.error,
         error_code=row.error_code,
         progress=Progress(**row.progress | {"trials": row.trials, "failed_trials": row.failed_trials}),

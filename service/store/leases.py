@@ -48,7 +48,7 @@ def available(session: Session, project: str, worker: str) -> bool | None:
     if row.state is WorkerState.DRAINING:
         return None
     overdue = select(Lease.id).where(Lease.state == spelled(LeaseState.OPEN), Lease.expires_at <= now(session)).limit(1)
-    queued = _queued(row, _purposes(session, row))
+    queued = _queued(row, _offers(session, row))
     return session.scalar(queued) is not None or session.scalar(overdue) is not None
 
 
@@ -67,13 +67,13 @@ def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: flo
     worker = _worker(session, project, request.worker)
     if state is WorkerState.DRAINING:
         return None
-    purposes = _purposes(session, worker)
-    if session.scalar(_queued(worker, purposes)) is None:
+    offers = _offers(session, worker)
+    if session.scalar(_queued(worker, offers)) is None:
         return None
     lease = new_id("lea")
     claimed: list[CandidateRow] = []
-    for purpose in purposes:
-        claimed = claimed or _claim(session, project, worker.target_key, purpose, lease, request.max_candidates)
+    for purpose, idle in offers:
+        claimed = claimed or _claim(session, project, worker.target_key, purpose, idle, lease, request.max_candidates)
     if not claimed:
         return None
     claimed.sort(key=lambda row: row.position)
@@ -218,20 +218,20 @@ def forgive(session: Session, ttl_secs: float) -> int:
     return len(rows.all())
 
 
-def _purposes(session: Session, worker: WorkerRow) -> tuple[Purpose, ...]:
-    """What the worker may be offered. Confirmations first: they end jobs; but their intervals decide what is served."""
-    if worker.noisy and workers.quieter(session, worker.project, worker.target_key):
-        return (Purpose.SEARCH,)
-    return (Purpose.CONFIRM, Purpose.SEARCH)
+def _offers(session: Session, worker: WorkerRow) -> list[tuple[Purpose, bool]]:
+    """(purpose, idle) that the worker may be offered, in that order. A noisy one confirms nothing while another could:
+    the intervals of confirming runs decide what is served."""
+    noisy = worker.noisy and workers.quieter(session, worker.project, worker.target_key)
+    return [offer for offer in sorted(PRIORITY, key=PRIORITY.__getitem__) if not noisy or offer[0] is Purpose.SEARCH]
 
 
-def _queued(worker: WorkerRow, purposes: tuple[Purpose, ...]) -> Select[int]:
+def _queued(worker: WorkerRow, offers: Sequence[tuple[Purpose, bool]]) -> Select[int]:
     return (
         select(CandidateRow.id)
         .where(
             CandidateRow.project == worker.project,
             CandidateRow.target_key == worker.target_key,
-            CandidateRow.priority.in_([PRIORITY[purpose] for purpose in purposes]),
+            CandidateRow.priority.in_([PRIORITY[offer] for offer in offers]),
             CandidateRow.state == spelled(CandidateState.QUEUED),
         )
         .limit(1)
@@ -239,13 +239,13 @@ def _queued(worker: WorkerRow, purposes: tuple[Purpose, ...]) -> Select[int]:
 
 
 def _claim(
-    session: Session, project: str, target_key: str, purpose: Purpose, lease: str, limit: int
+    session: Session, project: str, target_key: str, purpose: Purpose, idle: bool, lease: str, limit: int
 ) -> list[CandidateRow]:
     """The claim, in one statement: the first queued candidate nobody is claiming, and more of its batch with it."""
     known: dict[str, str | int] = {
         "of_project": project,
         "of_target": target_key,
-        "of_priority": PRIORITY[purpose],
+        "of_priority": PRIORITY[purpose, idle],
         "of_lease": lease,
     }
     if purpose is Purpose.SEARCH:

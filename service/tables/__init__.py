@@ -4,6 +4,7 @@
        │                           └── batches ── candidates ──(leases, lease_results)
        ├── workers ── leases            candidate ──> its record
        ├── workloads, records, best, settled, cost_models
+       ├── misses, miss_reports
     targets, devices, toolchains: values, stored once and pointed to by their digest
     counters: the fence · holders: which coordinator is active
 
@@ -26,6 +27,7 @@ from service.tables.jobs import (
     StoredWorkload,
     Token,
 )
+from service.tables.misses import Miss, MissReportRow
 from service.tables.queue import Batch, CandidateRow, Counter, Holder, Lease, LeaseResult, WorkerRow
 from service.tables.results import BestRow, CostModelRow, Record, Settled
 
@@ -43,6 +45,8 @@ __all__ = [
     "Lease",
     "LeaseResult",
     "Line",
+    "Miss",
+    "MissReportRow",
     "Model",
     "Project",
     "Record",

@@ -23,8 +23,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase
 
-from pitchpipe.wire.job import EventKind, JobState, ModelFormat, Scope
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Scope
 from pitchpipe.wire.lease import Purpose, WorkerState
+from pitchpipe.wire.miss import MissStage
 from pitchpipe.wire.record import Origin
 from service.states import CandidateState, LeaseState, ModelState
 
@@ -79,6 +80,8 @@ class Base(DeclarativeBase):
         ModelFormat: _enum(ModelFormat),
         ModelState: _enum(ModelState),
         JobState: _enum(JobState),
+        JobOrigin: _enum(JobOrigin),
+        MissStage: _enum(MissStage),
         EventKind: _enum(EventKind),
         Purpose: _enum(Purpose),
         Origin: _enum(Origin),

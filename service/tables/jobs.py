@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pitchpipe.wire.job import EventKind, JobState, ModelFormat, Scope
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Scope
 from service.states import ModelState
 from service.tables.base import Base, Json, partial
 
@@ -17,6 +17,12 @@ class Project(Base):
     created_at: Mapped[float]
     generation: Mapped[int] = mapped_column(BigInteger, server_default="0")
     """Grows whenever what is served changes; microseconds, so that no state after a restored backup has an old one."""
+
+    idle_trials: Mapped[int] = mapped_column(server_default="0")
+    """What a day may cost of tuning what was missed; the next two are what was granted of it, and on which day."""
+    idle_spent: Mapped[int] = mapped_column(server_default="0")
+    idle_day: Mapped[int] = mapped_column(server_default="0")
+    """Since 1970."""
 
 
 class Token(Base):
@@ -89,6 +95,9 @@ class Job(Base):
     request: Mapped[Json]
     """The JobRequest."""
     state: Mapped[JobState]
+    origin: Mapped[JobOrigin] = mapped_column(server_default=JobOrigin.USER.value)
+    only: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Digests: the model's other workloads are no tasks of this job."""
     error: Mapped[str | None]
     error_code: Mapped[str | None]
     progress: Mapped[Json]
@@ -152,4 +161,8 @@ class JobTask(Base):
     tuned_secs: Mapped[float | None]
     bound_secs: Mapped[float | None]
     """What the rooflines of the active workers said when it was last asked."""
-    __table_args__ = (ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),)
+    __table_args__ = (
+        ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),
+        # Which model has a workload that was missed.
+        Index(None, "project", "workload"),
+    )

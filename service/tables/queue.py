@@ -88,6 +88,8 @@ class CandidateRow(Base):
     """The newest lease that held it."""
     record: Mapped[str | None]
     """Id of the record that ended it."""
+    source: Mapped[str | None]
+    """Digest of the workload whose trace was re-fitted, of one that was."""
     __table_args__ = (
         UniqueConstraint("batch", "digest"),
         # What was proposed once is never proposed again, unless it was cancelled unmeasured.

@@ -18,6 +18,7 @@ from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
 from pitchpipe.wire.job import JobState
 from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.miss import MissCount, MissReport
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
@@ -277,3 +278,14 @@ def test_what_is_served_can_be_locked_covered_and_packed(run: Run, job: str, onn
     assert "not verified" in run("pack", "show", str(pack)).out
     of_pack = run("coverage", str(onnx), "--pack", str(pack), "--trusted", f"{key}.pub", "--json").json()
     assert of_pack["shares"] == covered["shares"]
+
+
+def test_what_was_missed_is_listed_and_the_budget_for_it_is_set(run: Run, embedded: Client, job: str) -> None:
+    task, target = embedded.job(job).tasks[0], embedded.job(job).targets[0]
+    embedded.report_misses(MissReport(target=target, misses=(MissCount(workload=task.workload, runs=3),)))
+    (listed,) = run("misses", "list", "--json", "--target", target.key).json()
+    assert (listed["workload"], listed["runs"]) == (task.workload, 3)
+    assert task.workload[:16] in run("misses", "list").out
+    assert run("misses", "budget", "7", "--json").json() == {"trials_per_day": 7, "spent_today": 0}
+    assert run("misses", "budget").out == "7 trials a day, 0 granted today\n"
+    run("misses", "budget", "0")

@@ -22,8 +22,9 @@ from tuner import search, space
 from tuner.cost_model import CostModel, train, unpack_features
 from tuner.search import _family_of, propose
 from tuner.space import Space, design_space, space_of
-from tuner.steps import Proposal, ProposeRequest, Sample
+from tuner.steps import Donor, Proposal, ProposeRequest, Sample
 from tuner.trace import decode_trace, encode_trace, without_postproc
+from tuner.transfer import refit
 from tuner.tvm_compat import relax
 
 
@@ -242,3 +243,20 @@ def test_the_search_is_no_worse_than_random(monkeypatch: pytest.MonkeyPatch) -> 
     space_of.cache_clear()
     # Geometric mean over seeds: one lucky draw of the random side does not decide.
     assert np.log(searched).mean() <= np.log(random).mean()
+
+
+def test_what_other_workloads_schedules_become_is_proposed_first(first: list[Proposal]) -> None:
+    wide = programs.conv(20, 32, 48)
+    donors = tuple(Donor(workload=str(n), trace=p.candidate.trace) for n, p in enumerate(first[:3]))
+    found = propose(request(wide, n=8, donors=donors))
+    assert len(found) == 8
+    refitted = {p.source: p.candidate for p in found if p.source is not None}
+    assert {d.trace: refit(d.trace, wide, programs.TARGET) for d in donors} == {
+        donors[int(source)].trace: candidate.trace for source, candidate in refitted.items()
+    }
+    alone = propose(request(wide, n=8, donors=donors, donors_only=True))
+    assert {p.candidate.digest for p in alone} == {candidate.digest for candidate in refitted.values()}
+    assert all(p.features for p in alone)
+    seen = frozenset(p.candidate.digest for p in alone)
+    assert propose(request(wide, n=8, donors=donors, donors_only=True, seen=seen)) == []
+    assert propose(request(wide, n=8, donors_only=True)) == []

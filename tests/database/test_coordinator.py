@@ -10,18 +10,24 @@ from typing import Any
 import pytest
 
 from pitchpipe.errors import IntegrityError, Unreachable
+from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
 from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.miss import MissCount, MissReport, MissStage
+from pitchpipe.wire.record import Origin
+from pitchpipe.wire.task import Signature, Workload
 from service.blobs import Blobs
 from service.coordinator import Coordinator
 from service.db import Database
 from service.job_run import MAX_CRASHES
 from service.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.settings import Settings
-from service.store import batches, coordination, jobs, models
+from service.store import batches, coordination, jobs, misses, models, records, workloads
 from service.wake import Wake
-from tests.scene import TARGET, Scene, candidates, roofline, task, timed
-from tuner.steps import Proposal, TrainedModel
+from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
+from tuner.steps import Proposal, ProposeRequest, TrainedModel
+
+SIGNATURE = Signature(operators="matmul", anchor="SSR products", extents=(8, 8, 8), arguments=(), flops=1024.0)
 
 
 class Steps(Executor):
@@ -29,6 +35,7 @@ class Steps(Executor):
 
     def __init__(self) -> None:
         self.given: list[tuple[str, Future[Any]]] = []
+        self.asked: list[ProposeRequest] = []
         self.away = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -36,6 +43,7 @@ class Steps(Executor):
             raise Unreachable("no scheduler answers")
         future: Future[Any] = Future()
         self.given.append((fn.__name__, future))
+        self.asked += [argument for argument in args if isinstance(argument, ProposeRequest)]
         return future
 
 
@@ -210,3 +218,94 @@ def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(
     steps.given.pop()[1].set_result(TrainedModel(data=b"model", metrics={}, samples=1))
     assert predictor.latest() == b"model"
     assert not predictor.training
+
+
+def served_wide(scene: Scene) -> Workload:
+    """A workload of the scene's kind, with a best for its target."""
+    wide = Workload(digest=sha256(b"wide"), ir="{}")
+    (candidate,) = candidates(0, 1, wide.digest)
+    found = record(candidate, workload=wide.digest)
+    with scene.database.transaction() as session:
+        workloads.put(session, scene.project, wide, SIGNATURE)
+        records.add(session, scene.project, [found])
+        records.set_best(session, scene.project, wide.digest, TARGET, best(found))
+    return wide
+
+
+def test_the_first_search_of_a_task_begins_with_what_similar_workloads_are_served(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    wide = served_wide(scene)
+    end(scene)
+    job = scene.submit(tasks=[task().model_copy(update={"signature": SIGNATURE})])
+    coordinator = make(database, steps)
+    coordinator.tick()
+    (asked,) = steps.asked
+    assert [donor.workload for donor in asked.donors] == [wide.digest]
+    assert not asked.donors_only
+    steps.given.pop()[1].set_result([Proposal(candidate=c, features=None) for c in candidates(0, 16)])
+    coordinator.tick()
+    grant = scene.granted()
+    scene.report(grant, [timed(c.digest) for c in grant.candidates], final=True)
+    coordinator.tick()
+    assert [request.donors for request in steps.asked[1:]] == [()]
+    with database.transaction() as session:
+        jobs.cancel(session, scene.project, job)
+
+
+def test_idle_workers_look_at_a_miss_with_what_was_refitted_until_a_user_comes(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    wide = served_wide(scene)
+    end(scene)
+    missed = task(Workload(digest=sha256(b"missed"), ir="{}")).model_copy(update={"signature": SIGNATURE})
+    unasked = task(Workload(digest=sha256(b"unasked"), ir="{}"))
+    coordinator = make(database, steps)
+    with database.transaction() as session:
+        models.accept(session, scene.model, coordinator.blobs.put(b"ingested"))
+        misses.set_budget(session, scene.project, 100)
+        counts = (MissCount(workload=missed.workload.digest, runs=100),)
+        misses.report(session, scene.project, MissReport(target=TARGET, model=scene.model, misses=counts))
+
+    def look() -> None:
+        coordinator.idle._looked_at = -1e9
+        coordinator.tick()
+
+    look()
+    look()
+    steps.given.pop()[1].set_result([missed, unasked])
+    users = scene.submit()
+    look()
+    (idle,) = [job for _, job, _ in _active(database) if job != users]
+    assert [view.workload for view in shown(scene, idle).tasks] == [missed.workload.digest]
+    assert {request.workload.digest for request in steps.asked} == {WORKLOAD.digest}, "its workers are wanted"
+    steps.asked.clear()
+    with database.transaction() as session:
+        jobs.cancel(session, scene.project, users)
+    look()
+    (asked,) = steps.asked
+    assert (asked.n, asked.donors_only, [d.workload for d in asked.donors]) == (4, True, [wide.digest])
+
+    (refitted,) = candidates(7, 8, missed.workload.digest)
+    steps.given.pop()[1].set_result([Proposal(candidate=refitted, features=None, source=wide.digest)])
+    look()
+    grant = scene.granted()
+    scene.report(grant, [timed(c.digest) for c in grant.candidates], final=True)
+    look()
+    steps.given.pop()[1].set_result([])
+    look()
+    grant = scene.granted()
+    assert grant.purpose is Purpose.CONFIRM
+    scene.report(grant, [timed(c.digest, (2e-3, 1e-3)[i > 0]) for i, c in enumerate(grant.candidates)], final=True)
+    look()
+    look()
+    with database.reading() as session:
+        found = records.best(session, scene.project, missed.workload.digest, TARGET)
+        (miss,) = misses.list_(session, scene.project)
+    assert found is not None
+    assert (found.origin, found.source, found.trace) == (Origin.TRANSFERRED, wide.digest, refitted.trace)
+    assert shown(scene, idle).progress.trials == 1
+    assert miss.stage is MissStage.TUNING, "and now a search"
+
+
+def _active(database: Database) -> list[tuple[str, str, JobState]]:
+    with database.reading() as session:
+        return jobs.active(session)

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, event
 
 from pitchpipe.wire.job import EventKind
+from pitchpipe.wire.miss import MissCount, MissReport
 from pitchpipe.wire.record import LookupRequest
+from pitchpipe.wire.task import Signature
 from service.db import Database
-from service.store import batches, events, jobs, leases, lookups, records, tokens
+from service.store import batches, donors, events, jobs, leases, lookups, misses, records, tokens, workloads
 from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, timed
 
 GROWING = {
     *("candidates", "records", "best", "leases", "lease_results", "events", "batches", "tasks", "workloads", "settled"),
-    *("tokens", "jobs", "workers"),
+    *("tokens", "jobs", "workers", "misses", "miss_reports"),
 }
 
 
@@ -65,7 +67,19 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             jobs.get(session, scene.project, scene.job)
             jobs.active(session)
             jobs.tasks(session, scene.job)
+            jobs.waited_for(session, scene.project)
             jobs.cancel(session, scene.project, scene.job)
+            signature = Signature(operators="o", anchor="SSR products", extents=(8,), arguments=(), flops=8.0)
+            workloads.put(session, scene.project, WORKLOAD, signature)
+            donors.known(session, scene.project, WORKLOAD.digest, TARGET)
+            missed = MissReport(target=TARGET, misses=(MissCount(workload=WORKLOAD.digest, runs=1),))
+            misses.set_budget(session, scene.project, 1000)
+            misses.report(session, scene.project, missed, "key")
+            misses.list_(session, scene.project)
+            misses.due(session)
+            misses.take(session, scene.project, TARGET)
+            misses.at_work(session)
+            misses.settle(session)
             tokens.bootstrap(session, "another")
     plans: dict[str, list[str]] = {}
     with sqlite_database.reading() as session:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -97,15 +97,18 @@ class Space:
             return mutate_tile_size(trace, rng)
         return mutate(mutator, trace, int(rng.integers(1, SEED_LIMIT)))
 
-    def applied(self, trace: Any, seed: int) -> Any:
-        """The schedule of a trace, open decisions drawn from `seed`, before postprocessing; None when it does not apply."""
+    def applied(self, trace: Any, seed: int, decide: Callable[[Any], Any] | None = None) -> Any:
+        """The schedule of a trace, open decisions drawn from `seed`, before postprocessing; None when it does not apply.
+
+        `decide` makes TVM's decision provider for the schedule: whatever it answers takes a decision's place.
+        """
         name = _rewrite_of(trace)
         mod = self.mod if name is None else self._rewritten.get(name)
         if mod is None:
             return None
         schedule = Schedule(mod, seed=seed, debug_mask=0, error_render_level="none")
         try:
-            trace.apply_to_schedule(schedule, True)
+            trace.apply_to_schedule(schedule, True, None if decide is None else decide(schedule))
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
             return None
         return schedule

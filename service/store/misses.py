@@ -1,0 +1,349 @@
+"""What deployments missed: reported, ranked by what it costs them, and handed to jobs within the project's budget.
+
+A second spent without a schedule counts half after HALF_LIFE_SECS. All values shrink at the same rate, so their order does
+not change while nothing is reported; `rank` is the logarithm of a value as it would be at time zero,
+
+    rank = ln(sum_i v_i exp(k t_i)),  k = ln 2 / HALF_LIFE_SECS,  value(t) = exp(rank - k t)
+
+and an index on it is in order for ever (Cormode et al., "Forward Decay", ICDE 2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, case, delete, select, update
+from sqlalchemy.orm import Session
+
+from pitchpipe.errors import IdempotencyConflict, PitchpipeError
+from pitchpipe.wire.ids import json_digest
+from pitchpipe.wire.job import Budget, JobOrigin, JobRequest, JobState
+from pitchpipe.wire.miss import (
+    HALF_LIFE_SECS,
+    IdleBudget,
+    MissCount,
+    MissReceipt,
+    MissReport,
+    MissStage,
+    MissView,
+)
+from pitchpipe.wire.target import Target
+from service.db import clock, instant
+from service.store import jobs, models, records
+from service.store.values import get_target, insert, put_target, target_key
+from service.tables import Job, JobTask, Miss, MissReportRow, Project, WorkerRow, spelled
+
+MAX_KEPT = 4096
+"""Misses of a project; beyond, the least valuable are forgotten."""
+REPORTS_KEPT_SECS = 86400.0
+"""How long a repeated report is recognised."""
+UNKNOWN_SECS = 1e-3
+"""Of one run, where nobody told: misses of one report are then ranked by how often they run."""
+MAX_VALUE_SECS = 1e7
+"""That one report may add to a workload: a hundred days."""
+TRANSFER_TRIALS = 4
+"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/job_run.py, DONORS)."""
+TUNE_TRIALS = 64
+"""Of its search."""
+MISSES_PER_JOB = 16
+_DECAY = math.log(2) / HALF_LIFE_SECS
+_DAY_SECS = 86400
+
+_PLAN = (
+    (MissStage.WAITING, MissStage.TRANSFERRING, JobOrigin.TRANSFER, TRANSFER_TRIALS),
+    (MissStage.TRANSFERRED, MissStage.TUNING, JobOrigin.MISSES, TUNE_TRIALS),
+)
+"""(stage, stage while a job works on it, that job's origin, trials per workload); what comes first is done first."""
+_AFTER = {MissStage.TRANSFERRING: MissStage.TRANSFERRED, MissStage.TUNING: MissStage.TUNED}
+
+
+def report(session: Session, project: str, body: MissReport, key: str | None = None) -> MissReceipt:
+    """Counts what a deployment missed; the same key again counts nothing and gives the same receipt.
+
+    Raises NotFound for the model, or why it was refused; IdempotencyConflict for the same key with another body.
+    """
+    digest = json_digest(body.model_dump(mode="json"))
+    if key is not None and (before := _reported(session, project, key, digest)) is not None:
+        return before
+    if body.model is not None:
+        models.get(session, project, body.model)
+    told = _summed(body.misses)
+    carriers: dict[str, str] = (
+        dict.fromkeys(told, body.model) if body.model else _carriers(session, project, list(told), body.target)
+    )
+    counted = sorted(workload for workload in told if carriers.get(workload))
+    receipt = MissReceipt(counted=len(counted), unknown=tuple(workload for workload in told if workload not in counted))
+    if key is not None:
+        session.execute(
+            update(MissReportRow)
+            .where(MissReportRow.project == project, MissReportRow.key == key)
+            .values(counted=receipt.counted, unknown=",".join(receipt.unknown))
+        )
+    if counted:
+        _count(session, project, body.target, [told[workload] for workload in counted], carriers, body.model)
+    return receipt
+
+
+def list_(session: Session, project: str, target: Target | None = None, limit: int = 100) -> list[MissView]:
+    """The most valuable first, whatever their stage."""
+    query = select(Miss).where(Miss.project == project)
+    if target is not None:
+        query = query.where(Miss.target_key == target_key(target))
+    at = clock(session)
+    return [
+        MissView(
+            workload=row.workload,
+            target=get_target(session, row.target_key),
+            model=row.model,
+            value_secs=math.exp(row.rank - _DECAY * at),
+            runs=row.runs,
+            default_secs=row.default_secs,
+            stage=row.stage,
+            job=row.job,
+            reported_at=instant(row.reported_at),
+        )
+        for row in session.scalars(query.order_by(Miss.rank.desc()).limit(limit))
+    ]
+
+
+def budget(session: Session, project: str) -> IdleBudget:
+    """What the project lets a day cost, and what was granted of today's."""
+    row = session.get_one(Project, project, populate_existing=True)
+    spent = row.idle_spent if row.idle_day == _today(session) else 0
+    return IdleBudget(trials_per_day=row.idle_trials, spent_today=spent)
+
+
+def set_budget(session: Session, project: str, trials_per_day: int) -> IdleBudget:
+    """From now on; what was granted today counts against it."""
+    session.execute(update(Project).where(Project.id == project).values(idle_trials=trials_per_day))
+    return budget(session, project)
+
+
+def due(session: Session) -> list[tuple[str, Target]]:
+    """(project, target) that have misses to work on, a budget, and active workers without any job. Only reads."""
+    waiting = select(Miss.project, Miss.target_key).join(Project, Project.id == Miss.project)
+    rows = session.execute(
+        waiting.where(
+            Project.idle_trials > 0,
+            Miss.stage.in_([spelled(stage) for stage, *_ in _PLAN]),
+            select(WorkerRow.id)
+            .where(
+                WorkerRow.project == Miss.project, WorkerRow.target_key == Miss.target_key, WorkerRow.state == "active"
+            )
+            .exists(),
+        ).distinct()
+    ).all()
+    busy = {
+        (project, target.key)
+        for project, request in session.execute(select(Job.project, Job.request).where(Job.finished_at.is_(None)))
+        for target in JobRequest.model_validate(request).targets
+    }
+    found = [(project, get_target(session, key)) for project, key in rows]
+    return [(project, target) for project, target in found if (project, target.key) not in busy]
+
+
+def take(session: Session, project: str, target: Target) -> str | None:
+    """Id of a new job for the most valuable misses of one model, its trials granted from today's budget; None when there
+    is nothing to do, or not enough left today.
+
+    One transaction grants, makes the job and marks the misses: the project's row orders calls.
+    """
+    for stage, working, origin, each in _PLAN:
+        due_ = (
+            select(Miss)
+            .where(Miss.project == project, Miss.target_key == target_key(target), Miss.stage == spelled(stage))
+            .order_by(Miss.rank.desc())
+            .execution_options(populate_existing=True)
+        )
+        first = session.scalars(due_.limit(1)).one_or_none()
+        if first is None:
+            continue
+        today = budget(session, project)
+        count = min(MISSES_PER_JOB, (today.trials_per_day - today.spent_today) // each)
+        if count < 1:
+            return None
+        chosen = session.scalars(due_.where(Miss.model == first.model).limit(count)).all()
+        trials = each * len(chosen)
+        try:
+            models.get(session, project, first.model)
+        except PitchpipeError:  # Refused, and forgotten or about to be.
+            for row in chosen:
+                row.stage = MissStage.REFUSED
+            session.flush()
+            return None
+        if not _grant(session, project, trials):
+            return None
+        request = JobRequest(model=first.model, targets=(target,), budget=Budget(trials=trials))
+        job, _ = jobs.submit(session, project, request, origin=origin, only=[row.workload for row in chosen])
+        for row in chosen:
+            row.stage, row.job = working, job.id
+        session.flush()
+        return job.id
+    return None
+
+
+def at_work(session: Session) -> bool:
+    """Whether `settle` would find something. Only reads."""
+    return session.scalar(_ended().limit(1)) is not None
+
+
+def settle(session: Session) -> int:
+    """Moves the misses on whose jobs have ended; how many."""
+    rows = session.scalars(_ended().with_for_update(of=Miss).execution_options(populate_existing=True)).all()
+    for row in rows:
+        state = session.execute(select(Job.state).where(Job.id == row.job)).scalar_one()
+        row.stage = _AFTER[row.stage] if state is JobState.DONE else MissStage.REFUSED
+    session.flush()
+    return len(rows)
+
+
+def _ended() -> Select[Miss]:
+    return (
+        select(Miss)
+        .join(Job, Job.id == Miss.job)
+        .where(Miss.stage.in_([spelled(stage) for stage in _AFTER]), Job.finished_at.is_not(None))
+    )
+
+
+def _reported(session: Session, project: str, key: str, digest: str) -> MissReceipt | None:
+    """The receipt of a report that came before; None, and the key is taken, for one that is new."""
+    at = clock(session)
+    session.execute(
+        delete(MissReportRow).where(MissReportRow.project == project, MissReportRow.at < at - REPORTS_KEPT_SECS),
+        execution_options={"synchronize_session": False},
+    )
+    new = session.execute(
+        insert(session, MissReportRow)
+        .values(project=project, key=key, body_digest=digest, counted=0, unknown="", at=at)
+        .on_conflict_do_nothing()
+        .returning(MissReportRow.key)
+    ).scalar_one_or_none()
+    if new is not None:
+        return None
+    row = session.get_one(MissReportRow, (project, key), populate_existing=True)
+    if row.body_digest != digest:
+        raise IdempotencyConflict(f"the key {key!r} was used for another report")
+    return MissReceipt(counted=row.counted, unknown=tuple(filter(None, row.unknown.split(","))))
+
+
+def _summed(misses: Sequence[MissCount]) -> dict[str, MissCount]:
+    """One entry per workload, in the order they were told."""
+    runs: Counter[str] = Counter()
+    found: dict[str, MissCount] = {}
+    for miss in misses:
+        runs[miss.workload] += miss.runs
+        found[miss.workload] = miss.model_copy(
+            update={
+                "runs": runs[miss.workload],
+                "default_secs": miss.default_secs
+                or (found[miss.workload].default_secs if miss.workload in found else None),
+            }
+        )
+    return found
+
+
+def _carriers(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, str]:
+    """workload -> the newest model a job found it in, for this target if there is one; unknown ones are left out."""
+    rows = session.execute(
+        select(JobTask.workload, Job.model)
+        .join(Job, Job.id == JobTask.job)
+        .where(JobTask.project == project, JobTask.workload.in_(workloads))
+        .order_by(case((JobTask.target_key == target_key(target), 1), else_=0), Job.id)
+    )
+    return dict(rows.all())  # The last of each stays.
+
+
+def _count(
+    session: Session,
+    project: str,
+    target: Target,
+    misses: Sequence[MissCount],
+    carriers: dict[str, str],
+    named: str | None,
+) -> None:
+    """Adds to the rows of these misses, in one order: reports never wait for each other in a circle."""
+    digests = [miss.workload for miss in misses]
+    key, at = put_target(session, target), clock(session)
+    served = records.bests(session, project, digests, target)
+    done = {w for w, effort in records.settled(session, project, digests, target).items() if effort >= TUNE_TRIALS}
+    old = {row.workload: row for row in _rows(session, project, key, digests)}
+    fresh: list[dict[str, Any]] = []
+    for miss in misses:
+        best = served.get(miss.workload)
+        secs = miss.default_secs or (best.baseline_secs if best is not None else None)
+        known = old.get(miss.workload)
+        value = miss.runs * (secs or (known.default_secs if known is not None else None) or UNKNOWN_SECS)
+        rank = math.log(min(value, MAX_VALUE_SECS)) + _DECAY * at
+        fresh.append(
+            {
+                "project": project,
+                "target_key": key,
+                "workload": miss.workload,
+                "model": carriers[miss.workload],
+                "rank": rank,
+                "runs": miss.runs,
+                "default_secs": secs,
+                "stage": MissStage.TUNED if miss.workload in done else MissStage.WAITING,
+                "reported_at": at,
+            }
+        )
+    new = set(session.scalars(insert(session, Miss).on_conflict_do_nothing().returning(Miss.workload), fresh))
+    again = {row["workload"]: row for row in fresh if row["workload"] not in new}
+    for row in _rows(session, project, key, list(again)):
+        told = again[row.workload]
+        row.rank = _log_sum(row.rank, told["rank"])
+        row.runs = min(row.runs + told["runs"], 2**62)
+        row.default_secs = told["default_secs"] or row.default_secs
+        row.reported_at = at
+        if named is not None and named != row.model and row.stage is MissStage.REFUSED:
+            row.model, row.stage = named, MissStage.WAITING
+    session.flush()
+    _forget_the_least(session, project)
+
+
+def _rows(session: Session, project: str, key: str, workloads: Sequence[str]) -> Sequence[Miss]:
+    return session.scalars(
+        select(Miss)
+        .where(Miss.project == project, Miss.target_key == key, Miss.workload.in_(workloads))
+        .order_by(Miss.workload)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    ).all()
+
+
+def _log_sum(one: float, other: float) -> float:
+    """ln(exp(one) + exp(other))."""
+    return max(one, other) + math.log1p(math.exp(-abs(one - other)))
+
+
+def _forget_the_least(session: Session, project: str) -> None:
+    least = session.scalars(
+        select(Miss.rank).where(Miss.project == project).order_by(Miss.rank.desc()).offset(MAX_KEPT).limit(1)
+    ).one_or_none()
+    if least is not None:
+        session.execute(
+            delete(Miss).where(
+                Miss.project == project, Miss.rank <= least, Miss.stage.not_in([spelled(stage) for stage in _AFTER])
+            ),
+            execution_options={"synchronize_session": False},
+        )
+
+
+def _today(session: Session) -> int:
+    return int(clock(session) // _DAY_SECS)
+
+
+def _grant(session: Session, project: str, trials: int) -> bool:
+    """Takes trials from today's budget. One conditional UPDATE decides."""
+    today = _today(session)
+    spent = case((Project.idle_day == today, Project.idle_spent), else_=0)
+    granted = session.execute(
+        update(Project)
+        .where(Project.id == project, spent + trials <= Project.idle_trials)
+        .values(idle_spent=spent + trials, idle_day=today)
+        .returning(Project.id)
+    )
+    return granted.scalar_one_or_none() is not None
