@@ -16,13 +16,8 @@ REMEMBERED = 512
 
 
 def family_of(trace: str) -> str:
-    """A digest of a trace's instructions before postprocessing, without the numbers it annotates: a mutator changes one."""
-    instructions, _ = json.loads(without_postproc(trace))
-    named = [
-        [kind, [item for item in inputs if kind != "Annotate" or isinstance(item, str)], *rest]
-        for kind, inputs, *rest in instructions
-    ]
-    return hashlib.sha256(canonical_json(named)).hexdigest()
+    """A digest of a trace's instructions before postprocessing."""
+    return hashlib.sha256(canonical_json(json.loads(without_postproc(trace))[0])).hexdigest()
 
 
 @lru_cache(maxsize=REMEMBERED)
