@@ -20,28 +20,25 @@ its 512 x 5 candidates a round cost 20 ms of CPU each, and it forgets what was i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import structlog
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
-from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.measure import Candidate, FailureKind
 from tuner.cost_model import CostModel, pack_features, target_of, unpack_features
+from tuner.families import families_of, family_of, identified, parent_of
 from tuner.measure import quiet
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
 from tuner.steps import Proposal, ProposeRequest
-from tuner.trace import apply_trace, decode_trace, encode_trace, without_postproc
+from tuner.trace import decode_trace, encode_trace
 from tuner.transfer import refitted
 from tuner.tvm_compat import usable_cores
 
@@ -78,6 +75,8 @@ TURN = 8
 """Candidates built between two moments when a timing on this host may go first: a few hundredths of a second."""
 MAX_ROUNDS = 6
 """Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
+MAX_IN_VAIN = 2
+"""Rounds that gave nothing new, likewise: the few draws of one may all have been known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +103,16 @@ class _Draw:
     sketch: int | None = None
     mutated: Any = None
     decided: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    """A candidate that applied and can still not be proposed; what it is would be the same if it were drawn again."""
+
+    family: str
+    key: str
+    error: str | None
+    """What was raised; None where a postprocessor said no."""
 
 
 _KNOWN = _Built(family="", key="", program=0, trace=None, schedule=None, features=b"")
@@ -137,13 +146,13 @@ class _Round:
         self.space = space_of(request.workload, request.target)
         self.model = _load_model(request.model)
         self.rng = np.random.default_rng([request.seed, int(request.workload.digest[:8], 16)])
-        known = [_identified(trace) for trace, _ in request.measured]
+        known = [identified(trace) for trace, _ in request.measured]
         self.keys = {key for key, _ in known}
         self.known = Counter(family for _, family in dict(known).items())
         """Candidates met, by family."""
         self.programs: set[int] = set()
         self.families: dict[str, list[tuple[float, Any]]] = {}
-        self.sketches = _families(self.space)
+        self.sketches = families_of(self.space)
         self.leads = list(self.space.leads)
         self.led: list[_Built] = []
         self.found: list[tuple[float, _Built]] = []
@@ -160,11 +169,15 @@ class _Round:
         if self.request.donors_only:
             return self._choose()
         chosen: list[Proposal] = []
+        in_vain = 0
         before = 0
         for _ in range(MAX_ROUNDS):
             self._fill(n - len(chosen))
             if len(self.found) == before:
-                break
+                in_vain += 1
+                if in_vain == MAX_IN_VAIN:
+                    break
+                continue
             before = len(self.found)
             chosen = self._choose()
             if len(chosen) == n:
@@ -192,11 +205,11 @@ class _Round:
         counts: Counter[str] = Counter()
         elites: list[tuple[float, str, str]] = []
         for secs, trace in measured:
-            key, family = _identified(trace)
+            key, family = identified(trace)
             if len(elites) < ELITES and counts[family] < FAMILY_ELITES:
                 counts[family] += 1
                 elites.append((target_of(measured[0][0], secs), family, key))
-        parents = self.parallel(lambda key: _parent(self.space, key), [key for _, _, key in elites])
+        parents = self.parallel(lambda key: parent_of(self.space, key), [key for _, _, key in elites])
         for (fitness, family, _), parent in zip(elites, parents, strict=True):
             if parent is not None:
                 self.families.setdefault(family, []).append((fitness, parent))
@@ -213,9 +226,9 @@ class _Round:
             except InvalidTrace:
                 continue
             for schedule in schedules:
-                built = self._tried(self._completed, schedule)
-                if built is not None:
-                    if self._is_new(built):
+                made = self._completed(schedule)
+                if isinstance(made, _Built):
+                    if (built := self._taken(made)) is not None:
                         fresh.append(built)
                         self.transferred[built.key] = donor.workload
                     break
@@ -265,10 +278,9 @@ class _Round:
             spent += len(draws)
             wanted = 0
             for built in self.parallel(self._build, draws):
-                if built is None:
-                    wanted += 1
-                elif self._is_new(built):
-                    fresh.append(built)
+                wanted += built is None or isinstance(built, _Refused)
+                if (new := self._taken(built)) is not None:
+                    fresh.append(new)
         scores = self._scores(fresh)
         self.found += zip(scores, fresh, strict=True)
         if self.model is not None:
@@ -276,58 +288,66 @@ class _Round:
                 self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
         return fresh
 
-    def _is_new(self, built: _Built) -> bool:
-        """Remembers it if it is."""
-        if built is _KNOWN or built.key in self.keys or built.program in self.programs:
-            return False
+    def _taken(self, built: _Built | _Refused | None) -> _Built | None:
+        """A candidate that nobody has met, which is so no more; None for anything else."""
+        if built is None or built is _KNOWN or built.key in self.keys:
+            return None
         self.keys.add(built.key)
         self.known[built.family] += 1
+        if isinstance(built, _Refused):
+            self.refused += [] if built.error is None else [built.error]
+            return None
+        if built.program in self.programs:
+            return None
         self.programs.add(built.program)
-        return True
+        return built
 
-    def _build(self, draw: _Draw) -> _Built | None:
+    def _build(self, draw: _Draw) -> _Built | _Refused | None:
         """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
-        return self._tried(self._made, draw)
-
-    def _tried(self, make: Callable[[Any], _Built | None], given: Any) -> _Built | None:
         try:
-            return make(given)
-        except InvalidTrace:
+            schedule = self._applied(draw)
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
             return None
-        except Exception as error:  # noqa: BLE001 - whatever TVM meets in one candidate is no concern of the others
-            self.refused.append(f"{type(error).__name__}: {error}"[:300])
+        if schedule is None or schedule is _KNOWN:
+            return schedule
+        return self._completed(schedule, None if draw.sketch is None else self.sketches[draw.sketch])
+
+    def _completed(self, schedule: Any, family: str | None = None) -> _Built | _Refused | None:
+        """An applied schedule as a candidate, of the sketch that is named or told by its instructions."""
+        try:
+            trace = schedule.trace.simplified(True)
+            key = encode_trace(trace)
+        except Exception:  # noqa: BLE001 - likewise
             return None
-
-    def _made(self, draw: _Draw) -> _Built | None:
-        if draw.sketch is not None:
-            schedule = self.space.drawn(draw.sketch, draw.seed)
-        else:
-            trace = draw.decided
-            if draw.mutated is not None:
-                trace = self.space.neighbour(draw.mutated, np.random.default_rng(draw.seed))
-            if trace is None:
-                return None
-            if encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
-                return _KNOWN
-            schedule = self.space.applied(trace, draw.seed)
-        return None if schedule is None else self._completed(schedule)
-
-    def _completed(self, schedule: Any) -> _Built | None:
-        """An applied schedule as a candidate; None where it breaks a rule."""
-        trace = schedule.trace.simplified(True)
-        key = encode_trace(trace)
         if key in self.keys:
             return _KNOWN
-        if not self.space.postprocessed(schedule):
+        family = family or family_of(key)
+        try:
+            if not self.space.postprocessed(schedule):
+                return _Refused(family=family, key=key, error=None)
+            return _Built(
+                family=family,
+                key=key,
+                program=structural_hash(schedule),
+                trace=trace,
+                schedule=schedule,
+                features=pack_features(self.space.features(schedule)),
+            )
+        except Exception as error:  # noqa: BLE001 - what one candidate fails of is no concern of the others
+            return _Refused(family=family, key=key, error=f"{type(error).__name__}: {error}"[:300])
+
+    def _applied(self, draw: _Draw) -> Any:
+        """The schedule of a draw before postprocessing; None where there is none, _KNOWN where it need not be made."""
+        if draw.sketch is not None:
+            return self.space.drawn(draw.sketch, draw.seed)
+        trace = draw.decided
+        if draw.mutated is not None:
+            trace = self.space.neighbour(draw.mutated, np.random.default_rng(draw.seed))
+        if trace is None:
             return None
-        return _Built(
-            family=_family_of(key),
-            key=key,
-            program=structural_hash(schedule),
-            trace=trace,
-            schedule=schedule,
-            features=pack_features(self.space.features(schedule)),
-        )
+        if encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
+            return _KNOWN
+        return self.space.applied(trace, draw.seed)
 
     def _scores(self, built: list[_Built]) -> list[float]:
         """Predicted from the packed features, which is what the model is trained on."""
@@ -379,9 +399,11 @@ class _Round:
             return None
         predicted = score if self.model is not None else None
         candidate = Candidate.of(self.request.workload.digest, trace, predicted)
-        if candidate.digest in self.request.seen:
-            return None
-        return Proposal(candidate=candidate, features=built.features, source=self.transferred.get(built.key))
+        return (
+            None
+            if candidate.digest in self.request.seen
+            else Proposal(candidate=candidate, features=built.features, source=self.transferred.get(built.key))
+        )
 
 
 def _load_model(data: bytes | None) -> CostModel | None:
@@ -391,32 +413,4 @@ def _load_model(data: bytes | None) -> CostModel | None:
     try:
         return CostModel.load(data)
     except PitchpipeError:
-        return None
-
-
-def _family_of(trace: str) -> str:
-    """A digest of the instructions before postprocessing."""
-    return hashlib.sha256(canonical_json(json.loads(without_postproc(trace))[0])).hexdigest()
-
-
-@lru_cache(maxsize=64)
-def _families(space: Any) -> list[str]:
-    """Of a space's sketches, in their order."""
-    return [_family_of(encode_trace(schedule.trace.simplified(True))) for schedule in space.schedules]
-
-
-@lru_cache(maxsize=512)
-def _identified(trace: str) -> tuple[str, str]:
-    """(key, family) of a measured trace. The next search of the task is shown nearly the same ones."""
-    key = without_postproc(trace)
-    return key, _family_of(key)
-
-
-@lru_cache(maxsize=256)
-def _parent(space: Any, key: str) -> Any:
-    """The trace of a measured candidate, to mutate; None where it does not apply. The next search starts from nearly the
-    same ones."""
-    try:
-        return apply_trace(space.mod, key).trace.simplified(True)
-    except InvalidTrace:
         return None

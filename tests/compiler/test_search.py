@@ -20,7 +20,8 @@ from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tuner import search, space
 from tuner.cost_model import CostModel, train, unpack_features
-from tuner.search import _family_of, propose
+from tuner.families import family_of
+from tuner.search import propose
 from tuner.space import Space, design_space, space_of
 from tuner.steps import Donor, Proposal, ProposeRequest, Sample
 from tuner.trace import decode_trace, encode_trace, without_postproc
@@ -197,13 +198,13 @@ def test_a_space_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 def test_the_first_round_has_the_leads_and_something_of_every_sketch(first: list[Proposal], model: bytes) -> None:
     """With or without a model, which may have learnt from other tasks."""
     whole = space_of(programs.conv(), programs.TARGET)
-    sketches = {_family_of(encode_trace(schedule.trace.simplified(True))) for schedule in whole.schedules}
+    sketches = {family_of(encode_trace(schedule.trace.simplified(True))) for schedule in whole.schedules}
     leads = {encode_trace(lead) for lead in whole.leads}
     assert len(leads) > 3
     for proposals in (first, propose(request(programs.conv(), n=24, model=model))):
         keys = {without_postproc(p.candidate.trace) for p in proposals}
         assert leads <= keys
-        assert sketches <= {_family_of(key) for key in keys}
+        assert sketches <= {family_of(key) for key in keys}
 
 
 def test_a_design_space_is_a_list_of_schedules_of_the_workload() -> None:

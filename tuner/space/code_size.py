@@ -2,7 +2,7 @@
 
 MetaSchedule unrolls 0, 16, 64 or 512 steps, and a step may be a vector of several registers. Straight-line code of more
 than some hundred vector statements fits no loop buffer and no register file, and LLVM takes up to 2.5 s for it, where
-other candidates take 0.2 s: of 108 of a convolution, all with full vectors, the 25 above MOST_STATEMENTS took half of all
+other candidates take 0.2 s: of 108 of a convolution, all with full vectors, the 33 above MOST_STATEMENTS took half of all
 compilation, and the best of them ran at nine tenths of the best one's speed. Our own spaces unroll register tiles
 explicitly and are not concerned.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 from tuner.tvm_compat import tirx, tvm
 
-MOST_STATEMENTS = 768
+MOST_STATEMENTS = 480
 _UNROLL = "pragma_auto_unroll_max_step"
 
 
 def is_unrolled_too_far(function: Any, lanes: int) -> bool:
     """Whether TVM's UnrollLoop makes more statements of a scheduled tensor function than are worth it, each counted as
     often as registers of `lanes` elements are needed for its vector."""
-    return _counted(function.body, 0, max(lanes, 1)).unrolled > MOST_STATEMENTS
+    return _counted(function.body, 0, lanes).unrolled > MOST_STATEMENTS
 
 
 class _Count:

@@ -21,7 +21,7 @@ from tuner.measure.packing import without_packings
 from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
-from tuner.space.vector_tile import has_short_vectors, with_full_vectors
+from tuner.space.vector_tile import wastes_vectors, with_full_vectors
 from tuner.trace import REWRITE, rewritten
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
@@ -57,8 +57,8 @@ class Space:
     _mutators: Sequence[Any]
     _probabilities: NDArray[np.float64]
     _extractor: Any
-    _lanes: int
-    """Elements of a vector register; 0 where there is none."""
+    _unit: VectorUnit | None
+    """Of a CPU."""
 
     def joined(self, groups: Sequence[Sequence[Any]]) -> Space:
         """This space with the sketches of other generators, of each the best first."""
@@ -81,13 +81,13 @@ class Space:
     def drawn(self, number: int, seed: int) -> Any:
         """The schedule of a random point of a sketch, before postprocessing; None when it does not apply."""
         rng = np.random.default_rng(seed)
-        opened = with_full_vectors(self.sketches[number], self.schedules[number].trace, self._lanes, rng)
+        opened = with_full_vectors(self.sketches[number], self.schedules[number].trace, self._unit, rng)
         return self.applied(opened, seed)
 
     def neighbour(self, trace: Any, rng: np.random.Generator) -> Any:
-        """A decided trace with one decision changed; None when there is none to change, or its vectors got short."""
+        """A decided trace with one decision changed; None when there is none to change, or it wastes vectors then."""
         found = self._changed(trace, rng) if self._mutators else None
-        return None if found is None or has_short_vectors(found, self._lanes) else found
+        return None if found is None or wastes_vectors(found, self._unit) else found
 
     def _changed(self, trace: Any, rng: np.random.Generator) -> Any:
         if _rewrite_of(trace) is not None:  # MetaSchedule's mutators apply the trace to the workload as it was.
@@ -120,7 +120,7 @@ class Space:
             complete = all(postproc.apply(schedule) for postproc in self._postprocs)
         except Exception:  # noqa: BLE001 - as above
             return False
-        return complete and not is_unrolled_too_far(schedule.mod["main"], self._lanes)
+        return complete and not (self._unit is not None and is_unrolled_too_far(schedule.mod["main"], self._unit.lanes))
 
     def candidate(self, trace: Any, seed: int) -> Any:
         """The complete schedule of a trace; None when the trace or a postprocessor fails."""
@@ -164,7 +164,7 @@ def generate(workload: Workload, target: Target) -> Space:
         _mutators=[mutator for _, _, mutator in mutators],
         _probabilities=probabilities / probabilities.sum() if len(mutators) else probabilities,
         _extractor=ms.feature_extractor.PerStoreFeature(),
-        _lanes=VectorUnit.of(target, FLOAT_BITS).lanes if target.kind == "llvm" else 0,
+        _unit=VectorUnit.of(target, FLOAT_BITS) if target.kind == "llvm" else None,
     )
 
 

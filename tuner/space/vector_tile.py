@@ -1,65 +1,106 @@
-"""The tile of MetaSchedule's multi-level tiling that becomes vectors: one that leaves half a register empty is not drawn.
+"""The innermost tile of MetaSchedule's multi-level tiling: one that wastes the vector unit is not drawn.
 
-MetaSchedule splits every loop at random and vectorises whatever is innermost. Where the last axis is left with fewer
-elements than half a vector register holds, the vector is made of pieces that lie apart: of 108 such candidates of a
-convolution on AVX-512, the 45 with less than 8 elements ran at 1/3 to 1/70 of the best one's speed, and took as long to
-compile as all others together, up to 2.5 s each.
+MetaSchedule splits every loop at random, vectorises whatever is innermost, and sums the innermost tile over the
+reduction. Two kinds of tiles cannot be fast, and cost the compiler most of its time:
+
+    vectors shorter than half a register    pieces that lie apart: of 108 candidates of a convolution on AVX-512, the 45
+                                            with less than 8 elements ran at 1/3 to 1/70 of the best one's speed
+    as many vectors as there are registers  sums that spill: 1/2 to 1/15 of the best of a product, 0.6 to 1.6 s to build
+                                            where others take 0.15
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tuner.space.processor import VectorUnit
+
 _STRUCTURE = "meta_schedule.tiling_structure"
+_TRIES = 64
+"""Of a draw: half of them fit. The last is taken as it is."""
 
 
-def vector_tiles(trace: Any) -> list[Any]:
-    """For every block that is tiled in several levels, the instruction that splits its last spatial axis."""
-    found: list[Any] = []
-    levels, last = 0, None
+def spatial_tiles(trace: Any) -> list[list[Any]]:
+    """For every block that is tiled in several levels, the instructions that split its spatial axes, the vector's last."""
+    found: list[list[Any]] = []
+    levels, tiles = 0, list[Any]()
     for inst in trace.insts:
         kind = inst.kind.name
         if kind == "Annotate" and str(inst.attrs[0]) == _STRUCTURE:
             structure = str(inst.inputs[1])
             levels = structure.count("S") if structure.count("S") != structure.count("R") else 0
         elif kind == "SamplePerfectTile" and int(inst.attrs[0]) == levels:
-            last = inst
-        elif kind == "Reorder" and last is not None:
-            found.append(last)
-            last = None
+            tiles.append(inst)
+        elif kind == "Reorder" and tiles:
+            found.append(tiles)
+            tiles = []
     return found
 
 
-def has_short_vectors(trace: Any, lanes: int) -> bool:
-    """Whether a decided trace has such a tile; `lanes` elements fill a register, 0 for a target without them."""
-    for inst in vector_tiles(trace) if lanes else []:
-        tile = [int(factor) for factor in trace.get_decision(inst)]
-        if tile[-1] < _least(math.prod(tile), int(inst.attrs[1]), lanes):
-            return True
-    return False
+def wastes_vectors(trace: Any, unit: VectorUnit | None) -> bool:
+    """Whether a decided trace has such a tile; None stands for a target without vectors."""
+    return unit is not None and any(
+        not _fits([_decision(trace, inst) for inst in tiles], _limit(tiles[-1]), unit) for tiles in spatial_tiles(trace)
+    )
 
 
-def with_full_vectors(sketch: Any, drawn: Any, lanes: int, rng: np.random.Generator) -> Any:
+def with_full_vectors(sketch: Any, drawn: Any, unit: VectorUnit | None, rng: np.random.Generator) -> Any:
     """An open trace with these tiles decided, at random; `drawn` has the same instructions with any decisions, which say
     how long the loops are."""
-    for inst in vector_tiles(drawn) if lanes else []:
-        tile = [int(factor) for factor in drawn.get_decision(inst)]
-        extent, limit = math.prod(tile), int(inst.attrs[1])
-        lengths = [d for d in _divisors(extent, limit) if d >= _least(extent, limit, lanes)]
-        length = lengths[int(rng.integers(len(lengths)))]
-        outer = [1] * (len(tile) - 1)
-        for prime in _primes(extent // length):
-            outer[int(rng.integers(len(outer)))] *= prime
-        sketch = sketch.with_decision(inst, [*outer, length], True)
+    for tiles in spatial_tiles(drawn) if unit is not None else []:
+        assert unit is not None
+        extents = [math.prod(_decision(drawn, inst)) for inst in tiles]
+        levels, limit = len(_decision(drawn, tiles[-1])), _limit(tiles[-1])
+        for _ in range(_TRIES):
+            decided = [
+                *(_split(extent, levels, limit, rng) for extent in extents[:-1]),
+                _vector_split(extents[-1], levels, limit, rng, unit),
+            ]
+            if _fits(decided, limit, unit):
+                break
+        for inst, tile in zip(tiles, decided, strict=True):
+            sketch = sketch.with_decision(inst, tile, True)
     return sketch
 
 
-def _least(extent: int, limit: int, lanes: int) -> int:
+def _fits(tiles: Sequence[Sequence[int]], limit: int, unit: VectorUnit) -> bool:
+    *others, last = tiles
+    vectors = math.prod(tile[-1] for tile in others) * math.ceil(last[-1] / unit.lanes)
+    return last[-1] >= _least(math.prod(last), limit, unit) and vectors < unit.registers
+
+
+def _least(extent: int, limit: int, unit: VectorUnit) -> int:
     """Half a register, or what the axis has."""
-    return min(lanes // 2, _divisors(extent, limit)[-1])
+    return min(unit.lanes // 2, _divisors(extent, limit)[-1])
+
+
+def _split(extent: int, levels: int, limit: int, rng: np.random.Generator) -> list[int]:
+    """Factors of a loop, the innermost at most `limit`: every prime of the extent goes to some level."""
+    tile = [1] * levels
+    for prime in _primes(extent):
+        free = levels if tile[-1] * prime <= limit else levels - 1
+        tile[int(rng.integers(free))] *= prime
+    return tile
+
+
+def _vector_split(extent: int, levels: int, limit: int, rng: np.random.Generator, unit: VectorUnit) -> list[int]:
+    """The same of the loop that becomes vectors, the innermost of any length that is long enough."""
+    least = _least(extent, limit, unit)
+    lengths = [divisor for divisor in _divisors(extent, limit) if divisor >= least]
+    length = lengths[int(rng.integers(len(lengths)))]
+    return [*_split(extent // length, levels - 1, extent, rng), length]
+
+
+def _decision(trace: Any, inst: Any) -> list[int]:
+    return [int(factor) for factor in trace.get_decision(inst)]
+
+
+def _limit(inst: Any) -> int:
+    return int(inst.attrs[1])
 
 
 def _divisors(number: int, limit: int) -> list[int]:
