@@ -6,8 +6,9 @@ process: what is sent is the graph.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,12 @@ def submit(
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
     Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
     """
-    service = client or Client()
-    found = local_model(model, example_inputs, trust=trust)
-    uploaded = service.upload_model(found.data, name=found.name, format=found.format)
-    budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
-    wanted = target if isinstance(target, Target) else detect_target(target)
-    return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
+    with service_of(client) as service:
+        found = local_model(model, example_inputs, trust=trust)
+        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
+        budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
+        wanted = target if isinstance(target, Target) else detect_target(target)
+        return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
 
 
 def fetch(
@@ -114,17 +115,17 @@ def fetch(
         return _fetch_locked(
             local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
         )
-    service = client or Client()
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
-    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
-        found = _in_time(deadline_secs, lambda: service.fetch(named, wanted))
-        return Schedules(target=wanted, response=found)
-    folder = cache or cache_dir()
-    wanted = resolve_target(target, folder)
-    known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
-    return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+    with service_of(client) as service:
+        if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+            named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+            found = within(deadline_secs, lambda: service.fetch(named, wanted), "look-up")
+            return Schedules(target=wanted, response=found)
+        folder = cache or cache_dir()
+        wanted = resolve_target(target, folder)
+        known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
+        return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
 
 
 def _fetch_locked(
@@ -140,7 +141,19 @@ def _fetch_locked(
     folder = cache or cache_dir()
     wanted = resolve_target(target, folder)
     known = identity.identify(folder, model, wanted)
-    return locked(lock, known, wanted, lambda: client or Client(), cache=folder, deadline_secs=deadline_secs)
+    with contextlib.ExitStack() as stack:
+        ask = lambda: stack.enter_context(service_of(client))  # noqa: E731 - only if something is not in the cache
+        return locked(lock, known, wanted, ask, cache=folder, deadline_secs=deadline_secs)
+
+
+@contextlib.contextmanager
+def service_of(client: Client | None) -> Iterator[Client]:
+    """The client, or one of the environment for as long as the block runs."""
+    if client is not None:
+        yield client
+    else:
+        with Client() as own:
+            yield own
 
 
 def look_up(
@@ -164,7 +177,7 @@ def look_up(
             answers += service.lookup(plain, cache=cache).answers
         return LookupResponse(answers=tuple(answers))
 
-    response = _in_time(deadline_secs, ask)
+    response = within(deadline_secs, ask, "look-up")
     if sorted(answer.workload for answer in response.answers) != sorted(known.workloads):
         raise PitchpipeError("the service answered for other workloads than it was asked for")
     return Schedules(target=target, response=response)
@@ -177,10 +190,6 @@ def resolve_target(target: Target | str, cache: Path) -> Target:
     return identity.this_target(cache) if target == "auto" else detect_target(target)
 
 
-def _in_time(deadline_secs: float | None, call: Callable[[], LookupResponse]) -> LookupResponse:
-    return call() if deadline_secs is None else within(deadline_secs, call, "look-up")
-
-
 def explain_misses(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
@@ -190,11 +199,11 @@ def explain_misses(
     trust: bool = False,
 ) -> ExplainResponse:
     """Why workloads of a model have no exact schedule: the nearest stored keys and what tells them apart."""
-    service = client or Client()
     wanted = resolve_target(target, cache_dir())
     known = identity.identify(cache_dir(), local_model(model, example_inputs, trust=trust), wanted)
     requests = _requests(known, wanted, here=target == "auto")
-    return ExplainResponse(misses=tuple(miss for request in requests for miss in service.explain(request).misses))
+    with service_of(client) as service:
+        return ExplainResponse(misses=tuple(miss for request in requests for miss in service.explain(request).misses))
 
 
 def _requests(known: identity.Identity, target: Target, *, here: bool) -> list[ExplainRequest]:
