@@ -49,6 +49,8 @@ class Manifest(Wire):
     """Workloads that run a tuned schedule."""
     untuned: tuple[Digest, ...]
     """Workloads that run the compiler's default."""
+    refused: dict[Digest, str] = {}
+    """Of those, the ones whose schedule does not apply here, and why."""
 
 
 def cache_dir() -> Path:

@@ -23,9 +23,8 @@ from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
-from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, ScheduleAnswer
+from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import SignedWorkload
 
 MAX_WORKLOADS = 4096
 """Of one look-up."""
@@ -169,12 +168,18 @@ def look_up(
 
     Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
     """
+    device = device_class(target) if here else None
 
     def ask() -> LookupResponse:
         answers: list[ScheduleAnswer] = []
-        for request in _requests(known, target, here=here):
-            plain = LookupRequest.model_validate(request.model_dump(exclude={"signatures"}))
-            answers += service.lookup(plain, cache=cache).answers
+        for at in range(0, len(known.workloads), MAX_WORKLOADS):
+            request = LookupRequest(
+                target=target,
+                workloads=known.workloads[at : at + MAX_WORKLOADS],
+                device_class=device,
+                toolchain=known.toolchain,
+            )
+            answers += service.lookup(request, cache=cache).answers
         return LookupResponse(answers=tuple(answers))
 
     response = within(deadline_secs, ask, "look-up")
@@ -183,45 +188,17 @@ def look_up(
     return Schedules(target=target, response=response)
 
 
+def device_class(target: Target) -> str:
+    """Of this machine's device for such targets."""
+    found: str = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class
+    return found
+
+
 def resolve_target(target: Target | str, cache: Path) -> Target:
     """The target itself, parsed, or this machine's for "auto"."""
     if isinstance(target, Target):
         return target
     return identity.this_target(cache) if target == "auto" else detect_target(target)
-
-
-def explain_misses(
-    model: Any,
-    example_inputs: Sequence[Any] | None = None,
-    *,
-    target: Target | str = "auto",
-    client: Client | None = None,
-    trust: bool = False,
-) -> ExplainResponse:
-    """Why workloads of a model have no exact schedule: the nearest stored keys and what tells them apart."""
-    wanted = resolve_target(target, cache_dir())
-    known = identity.identify(cache_dir(), local_model(model, example_inputs, trust=trust), wanted)
-    requests = _requests(known, wanted, here=target == "auto")
-    with service_of(client) as service:
-        return ExplainResponse(misses=tuple(miss for request in requests for miss in service.explain(request).misses))
-
-
-def _requests(known: identity.Identity, target: Target, *, here: bool) -> list[ExplainRequest]:
-    """What asks for all workloads of a model; `here` names this machine's device class."""
-    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
-    parts = [known.workloads[at : at + MAX_WORKLOADS] for at in range(0, len(known.workloads), MAX_WORKLOADS)]
-    return [
-        ExplainRequest(
-            target=target,
-            workloads=part,
-            device_class=device,
-            toolchain=known.toolchain,
-            signatures=tuple(
-                SignedWorkload(workload=workload, **known.signatures[workload].model_dump()) for workload in part
-            ),
-        )
-        for part in parts
-    ]
 
 
 def load(
