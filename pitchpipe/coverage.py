@@ -15,6 +15,8 @@ from pydantic import Field
 from pitchpipe import identity, sdk
 from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
+from pitchpipe.errors import InvalidInput
+from pitchpipe.lockfile import Locked
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.record import ScheduleAnswer, Tier
 from pitchpipe.wire.target import Target
@@ -80,7 +82,12 @@ def coverage(
     cache = cache_dir()
     wanted = schedules.target if schedules is not None else sdk.resolve_target(target, cache)
     known = identity.identify(cache, sdk.local_model(model, example_inputs, trust=trust), wanted)
-    found = schedules or sdk.look_up(known, wanted, client or Client(), here=target == "auto", cache=cache)
+    if isinstance(schedules, Locked):
+        raise InvalidInput("schedules of a lock file have no tiers: ask for the coverage of what is served")
+    if schedules is not None:
+        return covered(known, schedules.response.answers)
+    with sdk.service_of(client) as service:
+        found = sdk.look_up(known, wanted, service, here=target == "auto", cache=cache)
     return covered(known, found.response.answers)
 
 

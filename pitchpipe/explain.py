@@ -8,7 +8,7 @@ from typing import Any
 from pitchpipe import identity
 from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
-from pitchpipe.sdk import local_model, requests, resolve_target
+from pitchpipe.sdk import MAX_WORKLOADS, device_class, local_model, resolve_target, service_of
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, Explanation
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import SignedWorkload
@@ -26,11 +26,22 @@ def explain_misses(
 
     The model may never have been submitted: what its workloads compute is found out here and sent along, not the model.
     """
-    service = client or Client()
-    wanted = resolve_target(target, cache_dir())
-    known = identity.identify(cache_dir(), local_model(model, example_inputs, trust=trust), wanted)
+    cache = cache_dir()
+    wanted = resolve_target(target, cache)
+    known = identity.identify(cache, local_model(model, example_inputs, trust=trust), wanted)
+    here = device_class(wanted) if target == "auto" else None
     misses: list[Explanation] = []
-    for asked in requests(known, wanted, here=target == "auto"):
-        signed = [SignedWorkload(workload=one, **known.signatures[one].model_dump()) for one in asked.workloads]
-        misses += service.explain(ExplainRequest(**asked.model_dump(), signatures=tuple(signed))).misses
+    with service_of(client) as service:
+        for at in range(0, len(known.workloads), MAX_WORKLOADS):
+            part = known.workloads[at : at + MAX_WORKLOADS]
+            request = ExplainRequest(
+                target=wanted,
+                workloads=part,
+                device_class=here,
+                toolchain=known.toolchain,
+                signatures=tuple(
+                    SignedWorkload(workload=workload, **known.signatures[workload].model_dump()) for workload in part
+                ),
+            )
+            misses += service.explain(request).misses
     return ExplainResponse(misses=tuple(misses))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,8 +171,7 @@ def locked(
     secs: dict[str, float] = {}
     if wanted:
         service = client()
-        limit_secs = math.inf if deadline_secs is None else deadline_secs
-        answers = within(limit_secs, lambda: resolve(service, target, wanted), "look-up")
+        answers = within(deadline_secs, lambda: resolve(service, target, wanted), "look-up")
         if gone := [f"{answer.record}: {answer.reason}" for answer in answers if answer.trace is None]:
             raise NotFound(f"{len(gone)} of {len(pins)} pins of {path} do not resolve: {'; '.join(gone)}")
         for answer in answers:

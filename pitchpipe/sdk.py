@@ -6,9 +6,10 @@ inputs, or what `jax.export` made. Its weights never leave this process: what is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,12 +102,12 @@ def submit(
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
     Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
     """
-    service = client or Client()
-    found = local_model(model, example_inputs, trust=trust)
-    uploaded = service.upload_model(found.data, name=found.name, format=found.format)
-    budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
-    wanted = target if isinstance(target, Target) else detect_target(target)
-    return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
+    with service_of(client) as service:
+        found = local_model(model, example_inputs, trust=trust)
+        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
+        budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
+        wanted = target if isinstance(target, Target) else detect_target(target)
+        return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
 
 
 def fetch(
@@ -138,24 +139,24 @@ def fetch(
         return _fetch_locked(
             local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
         )
-    service = client or Client()
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
-    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
-        found = _in_time(deadline_secs, lambda: service.fetch(named, wanted))
-        return Schedules(target=wanted, response=found)
-    folder = cache or cache_dir()
-    wanted = resolve_target(target, folder)
-    model = local_model(model_or_job, example_inputs, trust=trust)
-    known = identity.identify(folder, model, wanted)
-    schedules = look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
-    if report_misses and (workloads := misses.missed(schedules.response)):
-        try:
-            misses.report(service, model, wanted, workloads)
-        except PitchpipeError as error:
-            log.warning("misses were not reported: %s", error.detail)
-    return schedules
+    with service_of(client) as service:
+        if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+            named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+            found = within(deadline_secs, lambda: service.fetch(named, wanted), "look-up")
+            return Schedules(target=wanted, response=found)
+        folder = cache or cache_dir()
+        wanted = resolve_target(target, folder)
+        model = local_model(model_or_job, example_inputs, trust=trust)
+        known = identity.identify(folder, model, wanted)
+        schedules = look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+        if report_misses and (workloads := misses.missed(schedules.response)):
+            try:
+                misses.report(service, model, wanted, workloads)
+            except PitchpipeError as error:
+                log.warning("misses were not reported: %s", error.detail)
+        return schedules
 
 
 def _fetch_locked(
@@ -171,7 +172,19 @@ def _fetch_locked(
     folder = cache or cache_dir()
     wanted = resolve_target(target, folder)
     known = identity.identify(folder, model, wanted)
-    return locked(lock, known, wanted, lambda: client or Client(), cache=folder, deadline_secs=deadline_secs)
+    with contextlib.ExitStack() as stack:
+        ask = lambda: stack.enter_context(service_of(client))  # noqa: E731 - only if something is not in the cache
+        return locked(lock, known, wanted, ask, cache=folder, deadline_secs=deadline_secs)
+
+
+@contextlib.contextmanager
+def service_of(client: Client | None) -> Iterator[Client]:
+    """The client, or one of the environment for as long as the block runs."""
+    if client is not None:
+        yield client
+    else:
+        with Client() as own:
+            yield own
 
 
 def look_up(
@@ -187,17 +200,30 @@ def look_up(
 
     Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
     """
+    device = device_class(target) if here else None
 
     def ask() -> LookupResponse:
         answers: list[ScheduleAnswer] = []
-        for request in requests(known, target, here=here):
+        for at in range(0, len(known.workloads), MAX_WORKLOADS):
+            request = LookupRequest(
+                target=target,
+                workloads=known.workloads[at : at + MAX_WORKLOADS],
+                device_class=device,
+                toolchain=known.toolchain,
+            )
             answers += service.lookup(request, cache=cache).answers
         return LookupResponse(answers=tuple(answers))
 
-    response = _in_time(deadline_secs, ask)
+    response = within(deadline_secs, ask, "look-up")
     if sorted(answer.workload for answer in response.answers) != sorted(known.workloads):
         raise PitchpipeError("the service answered for other workloads than it was asked for")
     return Schedules(target=target, response=response)
+
+
+def device_class(target: Target) -> str:
+    """Of this machine's device for such targets."""
+    found: str = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class
+    return found
 
 
 def resolve_target(target: Target | str, cache: Path) -> Target:
@@ -205,19 +231,6 @@ def resolve_target(target: Target | str, cache: Path) -> Target:
     if isinstance(target, Target):
         return target
     return identity.this_target(cache) if target == "auto" else detect_target(target)
-
-
-def _in_time(deadline_secs: float | None, call: Callable[[], LookupResponse]) -> LookupResponse:
-    return call() if deadline_secs is None else within(deadline_secs, call, "look-up")
-
-
-def requests(known: identity.Identity, target: Target, *, here: bool) -> list[LookupRequest]:
-    """What asks for all workloads of a model; `here` names this machine's device class."""
-    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
-    parts = [known.workloads[at : at + MAX_WORKLOADS] for at in range(0, len(known.workloads), MAX_WORKLOADS)]
-    return [
-        LookupRequest(target=target, workloads=part, device_class=device, toolchain=known.toolchain) for part in parts
-    ]
 
 
 def load(
