@@ -121,7 +121,7 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     if isinstance(module, GmWrapper):
         boxed = compiled
         compiled = lambda *arguments: boxed(list(arguments))  # noqa: E731 - one line, one use
-    if options.on_miss == "inductor" and not program.covered:
+    if options.on_miss == "inductor" and not (program.covered or program.deferred):
         report.reason = "none of its schedules is there"
         return _otherwise(module, inputs, options, report)
     return Chosen(program, module, compiled)

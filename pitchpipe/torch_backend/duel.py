@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from pitchpipe.identity import machine_key, read_json, write_json
@@ -21,6 +22,8 @@ from pitchpipe.wire.ids import json_digest
 BUDGET_SECS = 1.0
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 15
+WAIT_SECS = 30.0
+"""Longest wait for another process's verdict."""
 TURN_SECS, TURN_RUNS = 0.02, 8
 """A turn ends after so many seconds or runs, whichever comes first."""
 MARGIN = 0.98
@@ -116,7 +119,22 @@ def known(path: Path) -> Verdict | None:
     return read_json(path, Verdict)
 
 
-def keep(path: Path, verdict: Verdict) -> Verdict:
-    """Keeps it; a cache that cannot be written is none."""
-    write_json(path, verdict)
-    return verdict
+def settled(path: Path, decide: Callable[[], Verdict]) -> Verdict:
+    """The kept verdict, else what `decide` finds, which is kept. Of several processes one decides and the others wait:
+    they would time each other."""
+    if (found := known(path)) is not None:
+        return found
+    lock = filelock.FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=WAIT_SECS)
+    except (OSError, filelock.Timeout):  # a cache that cannot be written is none
+        return decide()
+    try:
+        found = known(path)
+        if found is None:
+            found = decide()
+            write_json(path, found)
+        return found
+    finally:
+        lock.release()

@@ -11,7 +11,7 @@ import torch
 from pitchpipe.artifact import cache_dir, linker, open_library
 from pitchpipe.building import Recipe, failure, make
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.torch_backend.duel import Verdict, duel, keep, known, verdict_file
+from pitchpipe.torch_backend.duel import Verdict, duel, known, settled, verdict_file
 from pitchpipe.torch_backend.report import PartitionReport
 from pitchpipe.torch_backend.warning import warn_once
 
@@ -76,7 +76,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         try:
             self._runner = self._opened()
             if verdict is None and not self._alone:
-                verdict = keep(file, self._tried(tensors))
+                verdict = settled(file, lambda: self._tried(tensors))
             if verdict is not None and not verdict.use:
                 self._runner = None
                 return self._by_eager(verdict.reason, verdict)

@@ -61,6 +61,8 @@ class Program:
         """Whether it draws random numbers: its results are then no two times the same."""
         self.mutated: frozenset[int] = frozenset()
         """Which of its flat arguments it writes into."""
+        self.deferred = False
+        """Whether sizes are symbolic: what it is made of is known when they occur."""
         self.arguments = 0
         """How many it has."""
         self._static: frozenset[int] = frozenset()
@@ -109,7 +111,7 @@ class Program:
                     placeholders = _placeholders(one)
                     return self.fixed(one, kind, {placeholders[index].name for index in at}, sizes)
 
-                run = Sizes(module, build)
+                run, self.deferred = Sizes(module, build), True
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
             warn_once(f"compile {kind}", f"a graph runs in eager mode: {error}")
         return _boxed(run)
@@ -251,20 +253,26 @@ class Chosen:
         types = [_type_text(one) for one in arguments]
         code = sha256(getattr(self._captured, "gm", self._captured).code.encode())
         file = duel.verdict_file(cache_dir(), "program", code, types, torch.is_grad_enabled(), keys)
-        if (verdict := duel.known(file)) is not None:
-            return verdict
-        rehearsal = _Rehearsal(program, arguments)
+        try:
+            if program.deferred:  # its partitions, which a verdict is about, are not known yet
+                return self._tried(arguments)
+            verdict = duel.settled(file, lambda: self._tried(arguments))
+        except _NothingCompiled as error:  # no verdict to keep: a later process may have more
+            return duel.Verdict(use=False, reason=str(error))
+        if not verdict.use and verdict.eager_secs is None and program.covered:
+            warn_once(code, f"the model runs in eager mode: {verdict.reason}")
+        return verdict
+
+    def _tried(self, arguments: Sequence[Any]) -> duel.Verdict:
+        program, rehearsal = self._program, _Rehearsal(self._program, arguments)
         with compiled_autograd._disable(), torch.random.fork_rng(_gpus()):
             rehearsal(self._compiled)  # decides the partitions and, of a training step, compiles the backward graph
             if not any(part.compiled for part in program.parts):
                 reasons = {part.report.reason for part in program.parts if part.report.reason}
-                return duel.Verdict(use=False, reason="; ".join(sorted(reasons)) or "no part of it is compiled")
-            found = duel.duel(
+                raise _NothingCompiled("; ".join(sorted(reasons)) or "no part of it is compiled")
+            return duel.duel(
                 lambda: rehearsal(self._compiled), lambda: rehearsal(self._captured), compare=not program.random
             )
-        if found.secs is None:
-            warn_once(code, f"the model runs in eager mode: {found.reason}")
-        return duel.keep(file, found)
 
     def _guarded(self, *arguments: Any) -> Any:
         try:
@@ -274,6 +282,10 @@ class Chosen:
             warn_once("run", f"the model goes on in eager mode: {error}")
             self._run = self._captured
             return found
+
+
+class _NothingCompiled(Exception):
+    """There is nothing to try; the message says why."""
 
 
 class _Rehearsal:

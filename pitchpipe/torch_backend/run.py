@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import tvm
 import tvm_ffi
 from tvm.relax import VirtualMachine
 
@@ -40,7 +41,8 @@ class Runner:
     ) -> None:
         """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. recorded: the
         library replays CUDA graphs, which read weights where they lay when they were recorded."""
-        self._machine = VirtualMachine(library, tvm_ffi.device(device.type, device.index or 0))
+        self._device, self._place = device, tvm.device(device.type, device.index or 0)
+        self._machine = VirtualMachine(library, self._place)
         self._main = self._machine["main"]
         self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
         self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
@@ -105,11 +107,11 @@ class Runner:
 
     def _on_current_stream(self) -> Any:
         """Kernels go to torch's current stream, in whose order memory of both sides is reused."""
-        stream = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream(self._device)
         if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
             self._stream.synchronize()  # TVM's pool knows no streams: what the last one still reads must not be given away
         self._stream = stream
-        return tvm_ffi.use_torch_stream()
+        return tvm_ffi.use_raw_stream(self._place, stream.cuda_stream)
 
 
 def stamps(weights: Sequence[Any]) -> tuple[list[int], list[Any]]:
