@@ -192,7 +192,8 @@ def at_work(session: Session) -> bool:
 
 def settle(session: Session) -> int:
     """Moves the misses on whose jobs have ended; how many."""
-    rows = session.scalars(_ended().with_for_update(of=Miss).execution_options(populate_existing=True)).all()
+    locked = _ended().order_by(Miss.target_key, Miss.workload).with_for_update(of=Miss)  # In the order of reports.
+    rows = session.scalars(locked.execution_options(populate_existing=True)).all()
     for row in rows:
         state = session.execute(select(Job.state).where(Job.id == row.job)).scalar_one()
         row.stage = _AFTER[row.stage] if state is JobState.DONE else MissStage.REFUSED
@@ -323,13 +324,15 @@ def _forget_the_least(session: Session, project: str) -> None:
     least = session.scalars(
         select(Miss.rank).where(Miss.project == project).order_by(Miss.rank.desc()).offset(MAX_KEPT).limit(1)
     ).one_or_none()
-    if least is not None:
-        session.execute(
-            delete(Miss).where(
-                Miss.project == project, Miss.rank <= least, Miss.stage.not_in([spelled(stage) for stage in _AFTER])
-            ),
-            execution_options={"synchronize_session": False},
-        )
+    if least is None:
+        return
+    # What another report has in hand is left to the next one: no two wait for each other.
+    beyond = select(Miss).where(
+        Miss.project == project, Miss.rank <= least, Miss.stage.not_in([spelled(stage) for stage in _AFTER])
+    )
+    for row in session.scalars(beyond.with_for_update(skip_locked=True)):
+        session.delete(row)
+    session.flush()
 
 
 def _today(session: Session) -> int:

@@ -16,7 +16,7 @@ from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def dense(rows: int, reduction: int, columns: int, *, activation: bool) -> bytes:
@@ -31,7 +31,7 @@ def dense(rows: int, reduction: int, columns: int, *, activation: bool) -> bytes
 
 def test_a_reported_miss_is_served_a_schedule_that_was_transferred(embedded: Client, this_target: Target) -> None:
     known = submit(dense(128, 256, 256, activation=False), target=this_target, trials=6, client=embedded)
-    known = embedded.wait(known.id, timeout_secs=60)
+    known = embedded.wait(known.id, timeout_secs=120)
     assert known.state is JobState.DONE, known.error
 
     deployed = dense(192, 320, 384, activation=True)
@@ -45,7 +45,7 @@ def test_a_reported_miss_is_served_a_schedule_that_was_transferred(embedded: Cli
     assert (miss().stage, miss().runs) == (MissStage.WAITING, 1)
     embedded.set_idle_budget(4)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while miss().stage is not MissStage.TRANSFERRED:
             assert time.monotonic() < deadline, miss()
             time.sleep(0.1)
