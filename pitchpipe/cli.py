@@ -47,7 +47,7 @@ def tune_command(
     options = TuneOptions(
         path=model,
         database=database or default_database(),
-        target=detect_target(target),
+        target=None if target == "auto" else detect_target(target),
         budget=Budget(trials=trials, seconds=DEFAULT_SECONDS if trials is None and seconds is None else seconds),
         seed=seed,
         trust=trust,

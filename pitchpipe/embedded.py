@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import platformdirs
 
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, Unreachable
+from pitchpipe.wire.lease import WorkerView
 from pitchpipe.wire.target import Target
 
 START_SECS = 60.0
@@ -28,6 +30,8 @@ START_SECS = 60.0
 STOP_SECS = 10.0
 """What a process gets to drain after SIGTERM before it is killed."""
 WATCH_SECS = 0.5
+BACKLOG = 64
+"""Connections that wait for the server to start: the worker's and ours."""
 RETRY_SECS = 5.0
 """What runs on this machine answers within it, or is gone."""
 WORKER_NAME = "local"
@@ -39,14 +43,16 @@ def default_database() -> str:
 
 
 class Embedded:
-    """Context manager: `with Embedded(database, target) as client`.
+    """Context manager: `with Embedded(database, target) as client`; without a target the worker finds its own.
 
     Raises InvalidInput when another command holds the same SQLite file, and Unreachable, with the process's last words,
     when the server or the worker does not come up, or ends while the block runs.
     """
 
-    def __init__(self, database: str, target: Target, *, log_level: str = "warning") -> None:
-        self.database, self.target, self.log_level = database, target, log_level
+    def __init__(self, database: str, target: Target | None, *, log_level: str = "warning") -> None:
+        self.database, self.log_level = database, log_level
+        self._asked = target
+        self._worker: WorkerView | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="pitchpipe-")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
@@ -71,6 +77,12 @@ class Embedded:
         if lost is not None and isinstance(error, Unreachable):
             raise Unreachable(f"the embedded {lost}") from error
 
+    @property
+    def worker(self) -> WorkerView:
+        """The worker as it registered, once the block runs."""
+        assert self._worker is not None, "the embedded service has not started"
+        return self._worker
+
     def _start(self) -> Client:
         scratch = Path(self._scratch.name)
         token = secrets.token_urlsafe(32)
@@ -93,32 +105,40 @@ class Embedded:
                 raise InvalidInput(f"{path} is in use by another pitchpipe command") from error
         else:
             environment.setdefault("PITCHPIPE_BLOB_URL", f"file://{platformdirs.user_data_dir('pitchpipe')}/blobs")
-        port_file = scratch / "port"
-        server = self._spawn(
-            "server",
-            ["server", "--embedded", "--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)],
-            environment,
-        )
-        deadline = time.monotonic() + START_SECS
-        while not (port_file.exists() and port_file.read_text().strip()):
-            self._check(server, "server", deadline)
-            time.sleep(0.02)
-        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        listening, registered = scratch / "port", scratch / "worker"
+        # The socket is made here, so that the worker starts beside the server: its first call waits in the backlog.
+        with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as bound:
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # see service/server.py
+            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            serve = ["server", "--embedded", "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
+            server = self._spawn("server", serve, environment, bound)
         worker = self._spawn(
             "worker",
             [
-                *("worker", "--url", url, "--name", WORKER_NAME, "--target", self.target.key),
-                *("--max-candidates", "32", "--die-with-parent"),
+                *(
+                    "worker",
+                    "--url",
+                    url,
+                    "--name",
+                    WORKER_NAME,
+                    "--target",
+                    self._asked.key if self._asked else "auto",
+                ),
+                *("--max-candidates", "32", "--die-with-parent", "--ready-file", str(registered)),
             ],
             environment,
         )
-        client = Client(url, token, retry_secs=RETRY_SECS)
-        while not any(view.state == "active" for view in client.workers()):
+        deadline = time.monotonic() + START_SECS
+        while not (listening.exists() and registered.exists()):
+            self._check(server, "server", deadline)
             self._check(worker, "worker", deadline)
-            time.sleep(0.1)
-        return client
+            time.sleep(0.02)
+        self._worker = WorkerView.model_validate_json(registered.read_bytes())
+        return Client(url, token, retry_secs=RETRY_SECS)
 
-    def _spawn(self, name: str, arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, name: str, arguments: list[str], environment: dict[str, str], *inherited: socket.socket
+    ) -> subprocess.Popen[bytes]:
         with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pitchpipe.cli", *arguments],
@@ -126,6 +146,7 @@ class Embedded:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=[one.fileno() for one in inherited],
                 start_new_session=True,  # Ctrl-C is ours to handle: the processes get SIGTERM and drain
             )
         self._processes[name] = process

@@ -12,7 +12,7 @@ from typing import Any
 
 from pitchpipe.child import run_step
 from pitchpipe.client import Client
-from pitchpipe.embedded import WORKER_NAME, Embedded
+from pitchpipe.embedded import Embedded
 from pitchpipe.errors import InvalidInput, JobFailed, from_problem
 from pitchpipe.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat
@@ -51,7 +51,8 @@ class TuneOptions:
 
     path: Path
     database: str
-    target: Target
+    target: Target | None
+    """None: what the worker finds."""
     budget: Budget
     seed: int
     trust: bool = False
@@ -105,26 +106,27 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
     """
     started = time.monotonic()
     model = read_model(options.path, trust=options.trust, example_inputs=[parse_input(text) for text in options.inputs])
-    with Embedded(options.database, options.target, log_level=options.log_level) as client:
-        job = _submit(client, model, options)
+    embedded = Embedded(options.database, options.target, log_level=options.log_level)
+    with embedded as client:
+        target = embedded.worker.target
+        job = _submit(client, model, target, options)
         view = _watch(client, job, on_progress)
-        schedules = client.job_schedules(view.id, options.target)
-        device = next(worker.device for worker in client.workers() if worker.name == WORKER_NAME)
+        schedules = client.job_schedules(view.id, target)
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
     evaluation = run_step(
         "evaluate",
         model.data,
         model.weights,
         model_format=model.format.value,
-        target=options.target.key,
+        target=target.key,
         traces=traces,
         seed=options.seed,
         reference_path=str(options.path) if options.path.suffix == ".onnx" else None,
     )
     return {
         "model": model.name,
-        "target": options.target.attributes(),
-        "device": device.model,
+        "target": target.attributes(),
+        "device": embedded.worker.device.model,
         "tasks": [
             {
                 "workload": task.workload,
@@ -152,10 +154,10 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
     }
 
 
-def _submit(client: Client, model: LocalModel, options: TuneOptions) -> JobView:
+def _submit(client: Client, model: LocalModel, target: Target, options: TuneOptions) -> JobView:
     """The interrupted job for the same model, target, budget and seed if there is one, else a new job."""
     uploaded = client.upload_model(model.data, name=model.name, format=model.format)
-    request = JobRequest(model=uploaded.id, targets=(options.target,), budget=options.budget, seed=options.seed)
+    request = JobRequest(model=uploaded.id, targets=(target,), budget=options.budget, seed=options.seed)
     for job in client.jobs():
         same = (job.model, job.targets, job.budget, job.seed) == (
             request.model,

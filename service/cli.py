@@ -69,6 +69,9 @@ def serve(
         bool, typer.Option("--embedded", help="with the coordinator, and ending with the parent process")
     ] = False,
     with_coordinator: Annotated[bool, typer.Option("--with-coordinator", help="run the coordinator in here")] = False,
+    socket_fd: Annotated[
+        int | None, typer.Option(min=0, help="a listening socket that this process inherited, instead of host and port")
+    ] = None,
     port_file: Annotated[Path | None, typer.Option(help="write the port here once it listens")] = None,
 ) -> None:
     """Run the HTTP service. SQLite: one process only, so with --with-coordinator; PostgreSQL: as many as you like."""
@@ -76,7 +79,13 @@ def serve(
 
     settings = _settings(host=host, port=port, database_url=database, blob_url=blob_url)
     logs.configure(settings.log_level)
-    server.run(settings, with_coordinator=embedded or with_coordinator, end_with_parent=embedded, port_file=port_file)
+    server.run(
+        settings,
+        with_coordinator=embedded or with_coordinator,
+        end_with_parent=embedded,
+        port_file=port_file,
+        socket_fd=socket_fd,
+    )
 
 
 def coordinate(

@@ -87,7 +87,12 @@ def build(settings: Settings, database: Database, blobs: Blobs, wake: Wake, **ho
 
 
 def run(
-    settings: Settings, *, with_coordinator: bool = False, end_with_parent: bool = False, port_file: Path | None = None
+    settings: Settings,
+    *,
+    with_coordinator: bool = False,
+    end_with_parent: bool = False,
+    port_file: Path | None = None,
+    socket_fd: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, or until the parent process is gone."""
     with contextlib.ExitStack() as stack:
@@ -105,7 +110,8 @@ def run(
             with database.transaction() as session:
                 leases.forgive(session, settings.lease_ttl_secs)
                 coordination.vacate(session)
-        bound = stack.enter_context(listen(settings.host, settings.port))
+        made = listen(settings.host, settings.port) if socket_fd is None else socket.socket(fileno=socket_fd)
+        bound = stack.enter_context(made)
         port = bound.getsockname()[1]
         coordinator = coordinate(settings, database, blobs, wake) if with_coordinator else None
 

@@ -17,7 +17,9 @@ from tuner.ingest import IngestedModel, TensorSpec, ingest
 from tuner.tvm_compat import relax, tvm
 
 UNTUNED_SECS = 2.0
-"""The untuned model runs until this much time is spent on it."""
+"""The two models run in turn until this much time is spent on them."""
+MAX_ROUNDS = 40
+"""Runs of the untuned model that end it earlier: enough for a median of a model of microseconds."""
 TUNED_RUNS = 40
 """Runs of the tuned model before and after each run of the untuned one."""
 WARM_RUNS = 5
@@ -57,7 +59,7 @@ def evaluate(
     slow: list[float] = []
     fast: list[float] = []
     started = time.monotonic()
-    while not slow or (time.monotonic() - started < UNTUNED_SECS and len(slow) < 100):
+    while not slow or (time.monotonic() - started < UNTUNED_SECS and len(slow) < MAX_ROUNDS):
         fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
         slow += untuned.secs(1)
         fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]

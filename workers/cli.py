@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,7 @@ def work(
     die_with_parent: Annotated[
         bool, typer.Option("--die-with-parent", help="drain when the process that started this one ends")
     ] = False,
+    ready_file: Annotated[Path | None, typer.Option(help="write what the service knows of this worker here")] = None,
     log_level: Annotated[
         str, typer.Option(envvar="PITCHPIPE_LOG_LEVEL", help="debug, info, warning or error")
     ] = "info",
@@ -71,10 +73,25 @@ def work(
         Client(url, token or None, timeout_secs=CALL_TIMEOUT_SECS, retry_secs=0) as client,
         Sandbox(found, parallel_builds=parallel_builds) as sandbox,
     ):
-        daemon = Daemon(client, sandbox, registration, max_candidates=max_candidates, parent=parent)
+        daemon = Daemon(
+            client,
+            sandbox,
+            registration,
+            max_candidates=max_candidates,
+            parent=parent,
+            on_registered=lambda view: _write(ready_file, view.model_dump_json()),
+        )
         daemon.handle_signals()
         code = daemon.run()
     raise typer.Exit(code)
+
+
+def _write(path: Path | None, text: str) -> None:
+    """Atomically, so that whoever waits for the file never reads half of it."""
+    if path is not None:
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(path)
 
 
 def _default_name(target: Target) -> str:

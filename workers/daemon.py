@@ -99,6 +99,7 @@ class Daemon:
 
     parent: with a process id, the worker drains when that process is no longer its parent. It is looked at every tick
     rather than asked of the kernel (PR_SET_PDEATHSIG), which also fires when only the *thread* that started us ends.
+    on_registered: called in a lane with what the service says of the worker, each time that it registers.
     """
 
     def __init__(
@@ -111,12 +112,14 @@ class Daemon:
         parent: int | None = None,
         tick_secs: float = TICK_SECS,
         wait_secs: float = ACQUIRE_WAIT_SECS,
+        on_registered: Callable[[wire.WorkerView], None] = lambda _: None,
     ) -> None:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
         self._device_known = False
         """The service knows its roofline, or it was tried to measure it."""
         self._max_candidates, self._parent = max_candidates, parent
+        self._on_registered = on_registered
         self._tick_secs, self._wait_secs = tick_secs, wait_secs
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self._workloads = WorkloadCache(service)
@@ -250,6 +253,7 @@ class Daemon:
                 view = self._service.register_worker(self._registration)
                 self._registration = self._registration.model_copy(update={"goes_on": True})
                 self._device_known = self._device_known or view.roofline is not None
+                self._on_registered(view)
                 return events.Registered(worker=view.id)
             case events.Acquire(worker=worker):
                 if self._draining.is_set():
