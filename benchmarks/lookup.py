@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -108,19 +109,22 @@ def postgres(folder: Path) -> Iterator[PostgresServer]:
         server.run("pg_ctl", "-D", str(folder / "data"), "-m", "fast", "-w", "stop")
 
 
-def filled(server: PostgresServer, bests: int) -> str:
-    """URL of the database with so many bests."""
-    name = f"lookup_{bests}"
+def filled(server: PostgresServer, bests: int, parts: int) -> str | None:
+    """URL of the database with so many bests, after storing at most so many parts of them; None if more are to come."""
+    name, draft = f"lookup_{bests}", f"lookup_{bests}_draft"
     with psycopg.connect(server.url("postgres")) as connection:
-        there = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
-    if there is None:
-        made = lookup_store.traces()
-        server.execute("ALTER SYSTEM SET max_wal_size = '8GB'")
-        server.execute("SELECT pg_reload_conf()")
-        server.execute(f"CREATE DATABASE {name}_draft")
-        lookup_store.fill(server.url(f"{name}_draft"), bests, made)
-        server.execute(f"ALTER DATABASE {name}_draft RENAME TO {name}")
-    return server.url(name)
+        there = {found for (found,) in connection.execute("SELECT datname FROM pg_database")}
+    if name in there:
+        return server.url(name)
+    server.execute("ALTER SYSTEM SET max_wal_size = '8GB'")
+    server.execute("SELECT pg_reload_conf()")
+    if draft not in there:
+        server.execute(f"CREATE DATABASE {draft}")
+    for _ in range(parts):
+        if lookup_store.fill(server.url(draft), bests):
+            server.execute(f"ALTER DATABASE {draft} RENAME TO {name}")
+            return server.url(name)
+    return None
 
 
 @contextlib.contextmanager
@@ -167,8 +171,10 @@ def growth(small: Served, large: Served, secs: float) -> list[dict[str, Any]]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--folder", type=Path, help="keeps the filled databases; a temporary one by default")
+    arguments.add_argument("--parts", type=int, default=1 << 30, help="fill no more than so many parts, then end")
     arguments.add_argument("--only", choices=("fill", "growth", "closed", "open"), help="a part of it")
     options = arguments.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     few, many = (1_000, 20_000) if options.quick else (10_000, 1_000_000)
     secs = 1.0 if options.quick else 2.5
     with contextlib.ExitStack() as stack:
@@ -176,8 +182,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
         server = stack.enter_context(postgres(folder))
-        urls = {bests: filled(server, bests) for bests in (few, many)}
-        if options.only == "fill":
+        urls = {bests: filled(server, bests, options.parts) for bests in (few, many)}
+        if options.only == "fill" or urls[few] is None or urls[many] is None:
             return
         result: dict[str, Any] = {"environment": environment(records=many, rate=RATE), "rows": []}
         rows = result["rows"]

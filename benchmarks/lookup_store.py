@@ -33,6 +33,8 @@ TARGETS = (
 )
 DEVICE = DeviceFingerprint(kind="cpu", model="AMD EPYC 9755", cores=2, memory_bytes=1 << 34)
 TOOLCHAIN = Toolchain(tvm="0.27.0", tvm_ffi="0.1.14", codegen="LLVM 22, math 1")
+PART = 100_000
+"""Bests stored in one transaction; a fill that was interrupted goes on behind the last."""
 TRACES = 64
 """Different traces; rows share their text and not their storage."""
 
@@ -63,8 +65,8 @@ def traces() -> list[str]:
     return found
 
 
-def fill(url: str, bests: int, made: list[str]) -> None:
-    """Migrates an empty database and stores that many bests, in the project `default`."""
+def fill(url: str, bests: int, part: int = PART) -> bool:
+    """Migrates the database and stores up to `part` more bests in the project `default`; whether it has all now."""
     database = Database(url)
     database.migrate()
     at = datetime.now(UTC).timestamp()
@@ -84,29 +86,33 @@ def fill(url: str, bests: int, made: list[str]) -> None:
         "result": result.model_dump_json(),
         "version": MEASURE_VERSION,
         "at": at,
-        "traces": len(made),
+        "traces": TRACES,
     }
     with psycopg.connect(url) as connection:
         # The rows are consistent by construction; a trigger per row and key would take most of the time.
         connection.execute("SET session_replication_role = replica")
-        connection.execute("CREATE TEMPORARY TABLE made (n integer PRIMARY KEY, trace text)")
-        with connection.cursor().copy("COPY made FROM STDIN") as copy:
-            for number, trace in enumerate(made):
-                copy.write_row((number, trace))
+        connection.execute("CREATE TABLE IF NOT EXISTS made (n integer PRIMARY KEY, trace text)")
+        if connection.execute("SELECT NOT EXISTS (SELECT FROM made)").fetchone() == (True,):
+            with connection.cursor().copy("COPY made FROM STDIN") as copy:
+                for number, trace in enumerate(traces()):
+                    copy.write_row((number, trace))
+        (stored,) = connection.execute("SELECT count(*) FROM best").fetchone() or (0,)
         connection.execute("CREATE TEMPORARY TABLE stored (n integer, workload text, target text)")
         with connection.cursor().copy("COPY stored FROM STDIN") as copy:
-            for number in range(bests):
+            for number in range(stored, min(bests, stored + part)):
                 copy.write_row((number, workload(number // len(targets)), targets[number % len(targets)]))
         for statement in _STATEMENTS:
             connection.execute(statement, values)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
+    return bool(stored + part >= bests)
 
 
 _STATEMENTS = (
     """
     INSERT INTO workloads (project, digest, ir, schema_version, created_at)
     SELECT DISTINCT %(project)s, workload, '{}', 1, %(at)s FROM stored
+    ON CONFLICT DO NOTHING
     """,
     """
     INSERT INTO records (project, id, workload, target_key, target_kind, candidate, trace, secs, result, device_key,
