@@ -46,7 +46,7 @@ KERNELS = 6
 time of what MetaSchedule's space has to offer once the first are measured, and most are faster."""
 WORST = 1.25
 """... none that is modelled to cost more than this factor of the best."""
-INNER_REDUCTIONS = (16, 64, 256)
+INNER_REDUCTIONS = (16, 32, 64, 128, 256)
 """Offered lengths of the loop inside a window ..."""
 INNER_REDUCTION = 64
 """... and the one that was seldom beaten by more than a twentieth."""
