@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pitchpipe.artifact import CompiledModel
     from pitchpipe.client import Client
     from pitchpipe.errors import PitchpipeError
+    from pitchpipe.packs import open_pack
     from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
     from pitchpipe.sdk import fetch, load, submit
     from pitchpipe.torch_backend import explain
@@ -30,6 +31,7 @@ __all__ = [
     "fetch",
     "load",
     "load_safely",
+    "open_pack",
     "submit",
 ]
 
@@ -44,6 +46,7 @@ _HOMES = {
     "fetch": "pitchpipe.sdk",
     "load": "pitchpipe.sdk",
     "load_safely": "pitchpipe.safe",
+    "open_pack": "pitchpipe.packs",
     "submit": "pitchpipe.sdk",
 }
 

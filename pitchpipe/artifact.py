@@ -49,6 +49,8 @@ class Manifest(Wire):
     """Workloads that run a tuned schedule."""
     untuned: tuple[Digest, ...]
     """Workloads that run the compiler's default."""
+    refused: dict[Digest, str] = {}
+    """Of those, the ones whose schedule does not apply here, and why."""
 
 
 def cache_dir() -> Path:
@@ -147,7 +149,7 @@ def write(folder: Path, export: Callable[[Path], Manifest]) -> None:
             filelock.FileLock(f"{folder}.lock"),
             tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as scratch,
         ):
-            if _intact(folder):
+            if intact(folder):
                 return
             for left in set(folder.parent.glob(f"{folder.name}-*")) - {Path(scratch)}:
                 shutil.rmtree(left)  # of a writer that was killed: whoever is alive waits for the lock
@@ -190,7 +192,8 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _intact(folder: Path) -> bool:
+def intact(folder: Path) -> bool:
+    """Whether the folder holds an artifact whose library is what its manifest says."""
     try:
         read_manifest(folder)
     except IntegrityError:

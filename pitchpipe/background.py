@@ -43,8 +43,10 @@ class Order(Wire):
     target: Target | None
     """None: this machine's."""
     traces: dict[str, str] | None
-    """None: to be looked up."""
+    """None: to be looked up, or resolved where there is a lock file."""
+    lock: str | None = None
     url: str | None = None
+    """None: of the environment."""
     token: str | None = None
     cache: str
 
@@ -156,8 +158,8 @@ def _fulfil(order: Order, data: bytes) -> Outcome:
     target = order.target or identity.this_target(cache)
     traces, response = order.traces, None
     if traces is None:
-        with Client(order.url, order.token, timeout_secs=LOOKUP_SECS, retry_secs=LOOKUP_SECS) as client:
-            found = sdk.fetch(model, target=order.target or "auto", client=client, cache=cache)
+        client = Client(order.url, order.token, timeout_secs=LOOKUP_SECS, retry_secs=LOOKUP_SECS) if order.url else None
+        found = sdk.fetch(model, target=order.target or "auto", client=client, cache=cache, lock=order.lock)
         traces, response = found.traces, found.response
     recipe = Recipe(model=model, target=target, traces=traces)
     if (failed := failure(recipe.folder(cache))) is not None:

@@ -46,6 +46,7 @@ from pitchpipe.wire.lease import (
     WorkloadView,
 )
 from pitchpipe.wire.page import JobPage, ModelPage, RecordPage, TokenPage, WorkerPage
+from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, TuningRecord
 from pitchpipe.wire.target import Target
 
@@ -255,6 +256,10 @@ class Client:
     def explain(self, request: ExplainRequest) -> ExplainResponse:
         """Why workloads of a look-up have no exact answer."""
         return parse(ExplainResponse, self._connection.call("POST", "/v1/schedules/explain", json=request))
+
+    def pinned(self, request: PinRequest) -> PinResponse:
+        """The traces of records that a lock file names."""
+        return parse(PinResponse, self._connection.call("POST", "/v1/schedules/pinned", json=request))
 
     # --- workers
 

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from pitchpipe.client import Client
 from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
+from pitchpipe.explain import explain_misses
 from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
-from pitchpipe.sdk import explain_misses, fetch, submit
+from pitchpipe.sdk import fetch, submit
 from pitchpipe.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.tune import detect_target
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat

@@ -12,12 +12,14 @@ from pitchpipe.errors import DeadlineExceeded
 T = TypeVar("T")
 
 
-def within(secs: float, call: Callable[[], T], what: str) -> T:
-    """What `call` gives or raises, or DeadlineExceeded once `secs` have passed.
+def within(secs: float | None, call: Callable[[], T], what: str) -> T:
+    """What `call` gives or raises, or DeadlineExceeded once `secs` have passed; None is no limit.
 
     The limits of sockets count silences: a name that does not resolve and a peer that sends a byte a second pass them
     all. So the call has a thread of its own, which is left behind when it is late; it is a daemon and holds up no exit.
     """
+    if secs is None:
+        return call()
     outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:

@@ -98,11 +98,16 @@ def _preparation() -> str:
 
 
 def write_json(path: Path, value: BaseModel) -> None:
+    """`write_text` of a wire type."""
+    write_text(path, value.model_dump_json(by_alias=True, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
     """Replaces the file in one step. A cache that cannot be written is none: what is asked for is then asked again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as part:
-            part.write(value.model_dump_json(by_alias=True, indent=1))
+            part.write(text)
         os.replace(part.name, path)
 
 

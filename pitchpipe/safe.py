@@ -9,6 +9,7 @@ in daemon threads, building and trial runs in children that die with this proces
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe import background, identity, sdk
-from pitchpipe.artifact import CompiledModel, cache_dir, linker
+from pitchpipe.artifact import CompiledModel, cache_dir, intact, linker
 from pitchpipe.building import Recipe, failure
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, NotReady, PitchpipeError
+from pitchpipe.lockfile import locked
 from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel
 from pitchpipe.wire.target import Target
@@ -50,6 +52,7 @@ class Opening:
         target: Target | str = "auto",
         client: Client | None = None,
         cache: Path | None = None,
+        lock: Path | None = None,
     ) -> None:
         self.model, self.schedules = model, schedules
         self.weights = {**model.weights, **(weights or {})}
@@ -58,7 +61,7 @@ class Opening:
         """Of the artifact, once it is known which one it is."""
         self._here = schedules is None and target == "auto"
         self._target = schedules.target if schedules is not None else target
-        self._client = client
+        self._client, self._lock = client, lock
         self._background: background.Background | None = None
 
     def open(self, wait_secs: float) -> CompiledModel:
@@ -107,16 +110,25 @@ class Opening:
             known = identity.known_identity(self.cache, self.model, target) if target is not None else None
             if target is None or known is None or left_secs <= 0:
                 return
-            client = self._client or Client(timeout_secs=left_secs, retry_secs=left_secs)
-            try:
-                self.schedules = sdk.look_up(
-                    known, target, client, here=self._here, cache=self.cache, deadline_secs=left_secs
-                )
-            finally:
-                if self._client is None:
-                    client.close()
+            self.schedules = self._asked(known, target, left_secs)
         recipe = Recipe(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
         self.folder = recipe.folder(self.cache)
+        if not self.folder.exists():
+            self.schedules.install(recipe, self.cache)
+
+    def _asked(self, known: identity.Identity, target: Target, left_secs: float) -> sdk.Schedules:
+        with contextlib.ExitStack() as closing:
+
+            def service() -> Client:
+                if self._client is not None:
+                    return self._client
+                own = Client(timeout_secs=left_secs, retry_secs=left_secs)
+                closing.callback(own.close)
+                return own
+
+            if self._lock is not None:
+                return locked(self._lock, known, target, service, cache=self.cache, deadline_secs=left_secs)
+            return sdk.look_up(known, target, service(), here=self._here, cache=self.cache, deadline_secs=left_secs)
 
     def _given_target(self) -> Target:
         return sdk.resolve_target(self._target, self.cache)
@@ -136,21 +148,19 @@ class Opening:
     def _start(self) -> None:
         if self.folder is not None and (failed := failure(self.folder)) is not None:
             raise PitchpipeError(f"it could not be built at {failed.at:%H:%M}: {failed.detail}")
-        if linker() is None:
+        if linker() is None and not (self.folder is not None and intact(self.folder)):
             raise PitchpipeError("no C++ compiler is there to link it")
-        url = token = None
-        if self.schedules is None:
-            client = self._client or Client()
-            url, token = client.url, client.token
-            if self._client is None:
-                client.close()
+        if self.schedules is None and self._lock is None and self._client is None:
+            Client().close()  # says now if there is no service to ask
+        asks = self.schedules is None and self._client is not None
         order = background.Order(
             name=self.model.name,
             format=self.model.format,
             target=None if self._target == "auto" else self._given_target(),
             traces=self.schedules.traces if self.schedules is not None else None,
-            url=url,
-            token=token,
+            lock=str(self._lock.absolute()) if self._lock is not None and self.schedules is None else None,
+            url=self._client.url if asks and self._client is not None else None,
+            token=self._client.token if asks and self._client is not None else None,
             cache=str(self.cache),
         )
         try:
@@ -217,13 +227,15 @@ def load_safely(
     client: Client | None = None,
     weights: Mapping[str, Any] | None = None,
     cache: Path | None = None,
+    lock: str | Path | None = None,
     trust: bool = False,
 ) -> SafeModel:
     """The tuned model, or the fallback in its place, within the deadline; it raises only for a fallback that is missing.
 
     fallback: called with the same arrays; a torch module is its own. `pitchpipe.load(model)` makes one of the untuned
         build.
-    schedules: as for `load`, or what gives them (a pack, a lock file), or None for a look-up in the service.
+    schedules: as for `load`, or what gives them (`lambda: open_pack(path)`), or None for a look-up in the service.
+    lock: a lock file whose pins are run, in place of a look-up.
     deadline_secs: of looking up, and of waiting for a build. What is not ready by then goes on in a child, and a later
         call of the model, or a later program, has it. A torch module is exported first, which counts against nothing.
 
@@ -236,7 +248,8 @@ def load_safely(
     try:
         found = sdk.local_model(model, example_inputs, trust=trust)
         given = schedules() if callable(schedules) else schedules
-        opening = Opening(found, weights=weights, schedules=given, target=target, client=client, cache=cache)
+        pins = Path(lock) if lock is not None else None
+        opening = Opening(found, weights=weights, schedules=given, target=target, client=client, cache=cache, lock=pins)
         safe = SafeModel(fallback, opening)
         safe.wait(deadline_secs)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not end the program

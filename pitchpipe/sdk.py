@@ -6,14 +6,15 @@ process: what is sent is the graph.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pitchpipe import identity
-from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, linker
+from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
 from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
 from pitchpipe.deadline import within
@@ -22,9 +23,8 @@ from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
-from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, ScheduleAnswer
+from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import SignedWorkload
 
 MAX_WORKLOADS = 4096
 """Of one look-up."""
@@ -43,6 +43,9 @@ class Schedules:
     def traces(self) -> dict[str, str]:
         """Workload digest -> trace, for every workload that has a best."""
         return {answer.workload: answer.best.trace for answer in self.response.answers if answer.best is not None}
+
+    def install(self, recipe: Recipe, cache: Path) -> None:
+        """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
 
 
 def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
@@ -76,12 +79,12 @@ def submit(
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
     Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
     """
-    service = client or Client()
-    found = local_model(model, example_inputs, trust=trust)
-    uploaded = service.upload_model(found.data, name=found.name, format=found.format)
-    budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
-    wanted = target if isinstance(target, Target) else detect_target(target)
-    return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
+    with service_of(client) as service:
+        found = local_model(model, example_inputs, trust=trust)
+        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
+        budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
+        wanted = target if isinstance(target, Target) else detect_target(target)
+        return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
 
 
 def fetch(
@@ -93,6 +96,7 @@ def fetch(
     trust: bool = False,
     deadline_secs: float | None = None,
     cache: Path | None = None,
+    lock: str | Path | None = None,
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
@@ -102,18 +106,53 @@ def fetch(
     `deadline_secs` is of what the service is asked, in all, repetitions included: whatever the service does, or is, the
     answer or an error of pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds,
     once per model and machine.
+
+    With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
+    (see lockfile.py).
     """
-    service = client or Client()
+    if lock is not None:
+        return _fetch_locked(
+            local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
+        )
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
-    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
-        found = _in_time(deadline_secs, lambda: service.fetch(named, wanted))
-        return Schedules(target=wanted, response=found)
+    with service_of(client) as service:
+        if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+            named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+            found = within(deadline_secs, lambda: service.fetch(named, wanted), "look-up")
+            return Schedules(target=wanted, response=found)
+        folder = cache or cache_dir()
+        wanted = resolve_target(target, folder)
+        known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
+        return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+
+
+def _fetch_locked(
+    model: LocalModel,
+    target: Target | str,
+    client: Client | None,
+    lock: Path,
+    deadline_secs: float | None,
+    cache: Path | None,
+) -> Schedules:
+    from pitchpipe.lockfile import locked  # which imports this module
+
     folder = cache or cache_dir()
     wanted = resolve_target(target, folder)
-    known = identity.identify(folder, local_model(model_or_job, example_inputs, trust=trust), wanted)
-    return look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+    known = identity.identify(folder, model, wanted)
+    with contextlib.ExitStack() as stack:
+        ask = lambda: stack.enter_context(service_of(client))  # noqa: E731 - only if something is not in the cache
+        return locked(lock, known, wanted, ask, cache=folder, deadline_secs=deadline_secs)
+
+
+@contextlib.contextmanager
+def service_of(client: Client | None) -> Iterator[Client]:
+    """The client, or one of the environment for as long as the block runs."""
+    if client is not None:
+        yield client
+    else:
+        with Client() as own:
+            yield own
 
 
 def look_up(
@@ -129,18 +168,30 @@ def look_up(
 
     Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
     """
+    device = device_class(target) if here else None
 
     def ask() -> LookupResponse:
         answers: list[ScheduleAnswer] = []
-        for request in _requests(known, target, here=here):
-            plain = LookupRequest.model_validate(request.model_dump(exclude={"signatures"}))
-            answers += service.lookup(plain, cache=cache).answers
+        for at in range(0, len(known.workloads), MAX_WORKLOADS):
+            request = LookupRequest(
+                target=target,
+                workloads=known.workloads[at : at + MAX_WORKLOADS],
+                device_class=device,
+                toolchain=known.toolchain,
+            )
+            answers += service.lookup(request, cache=cache).answers
         return LookupResponse(answers=tuple(answers))
 
-    response = _in_time(deadline_secs, ask)
+    response = within(deadline_secs, ask, "look-up")
     if sorted(answer.workload for answer in response.answers) != sorted(known.workloads):
         raise PitchpipeError("the service answered for other workloads than it was asked for")
     return Schedules(target=target, response=response)
+
+
+def device_class(target: Target) -> str:
+    """Of this machine's device for such targets."""
+    found: str = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class
+    return found
 
 
 def resolve_target(target: Target | str, cache: Path) -> Target:
@@ -148,44 +199,6 @@ def resolve_target(target: Target | str, cache: Path) -> Target:
     if isinstance(target, Target):
         return target
     return identity.this_target(cache) if target == "auto" else detect_target(target)
-
-
-def _in_time(deadline_secs: float | None, call: Callable[[], LookupResponse]) -> LookupResponse:
-    return call() if deadline_secs is None else within(deadline_secs, call, "look-up")
-
-
-def explain_misses(
-    model: Any,
-    example_inputs: Sequence[Any] | None = None,
-    *,
-    target: Target | str = "auto",
-    client: Client | None = None,
-    trust: bool = False,
-) -> ExplainResponse:
-    """Why workloads of a model have no exact schedule: the nearest stored keys and what tells them apart."""
-    service = client or Client()
-    wanted = resolve_target(target, cache_dir())
-    known = identity.identify(cache_dir(), local_model(model, example_inputs, trust=trust), wanted)
-    requests = _requests(known, wanted, here=target == "auto")
-    return ExplainResponse(misses=tuple(miss for request in requests for miss in service.explain(request).misses))
-
-
-def _requests(known: identity.Identity, target: Target, *, here: bool) -> list[ExplainRequest]:
-    """What asks for all workloads of a model; `here` names this machine's device class."""
-    device = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class if here else None
-    parts = [known.workloads[at : at + MAX_WORKLOADS] for at in range(0, len(known.workloads), MAX_WORKLOADS)]
-    return [
-        ExplainRequest(
-            target=target,
-            workloads=part,
-            device_class=device,
-            toolchain=known.toolchain,
-            signatures=tuple(
-                SignedWorkload(workload=workload, **known.signatures[workload].model_dump()) for workload in part
-            ),
-        )
-        for part in parts
-    ]
 
 
 def load(
@@ -197,11 +210,13 @@ def load(
     target: Target | str = "auto",
     cache: Path | None = None,
     trust: bool = False,
+    lock: str | Path | None = None,
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
     Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. `weights` adds
-    to those of the model, or replaces them, by parameter name. The result is called with NumPy or DLPack arrays.
+    to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
+    The result is called with NumPy or DLPack arrays.
 
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
     the model is compiled in this process, anew each time. What was built is opened and run in another child before this
@@ -210,6 +225,8 @@ def load(
     """
     found = local_model(model, example_inputs, trust=trust)
     folder = cache or cache_dir()
+    if schedules is None and lock is not None:
+        schedules = fetch(found, target=target, lock=lock, cache=folder)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
     recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
@@ -217,7 +234,9 @@ def load(
         return open_proved(recipe.folder(folder), wanted, bound)
     except (IntegrityError, NotFound):
         pass  # absent, damaged, or not tried on this machine
-    if linker() is None:
+    if schedules is not None:
+        schedules.install(recipe, folder)
+    if linker() is None and not intact(recipe.folder(folder)):
         with _compiling:
             manifest, executable = step("build_here")(
                 found.data, model_format=found.format.value, target=wanted.key, traces=recipe.traces

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import PitchpipeError
+from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
@@ -30,28 +30,37 @@ class Scheduled:
     """Digests of the workloads that run a schedule of the given traces."""
     untuned: tuple[str, ...]
     """Digests of those that run the compiler's default."""
+    refused: Mapping[str, str]
+    """Digest -> reason, of those whose schedule did not apply: it may be another target's."""
 
 
 def schedule_model(model: IngestedModel, target: Target, traces: Mapping[str, str]) -> Scheduled:
     """Prepares the model and applies a trace (by workload digest) wherever one is given.
 
-    Raises InvalidTrace for a trace outside the allow-list or that does not apply. One thread at a time: TVM builds tensor
-    expressions in global state.
+    A trace outside the allow-list, or one that does not apply, is left out: its workload runs the default. One thread at a
+    time: TVM builds tensor expressions in global state.
     """
     load_intrinsics(target)
     prepared = prepare(load_ir(model.ir), target)
-    tuned, untuned = [], []
+    tuned: list[str] = []
+    untuned: list[str] = []
+    refused: dict[str, str] = {}
     for variable, function, digest in workload_functions(prepared):
         trace = traces.get(digest)
         if trace is None or trace == BASELINE_TRACE:
             untuned.append(digest)
             continue
-        scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
+        try:
+            scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
+        except InvalidTrace as error:
+            untuned.append(digest)
+            refused[digest] = error.detail
+            continue
         prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
         tuned.append(digest)
     with to_tvm_target(target):
         module = finish(prepared)
-    return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned))
+    return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned), refused=refused)
 
 
 def compile_scheduled(scheduled: Scheduled, *, cuda_graphs: bool = False) -> Any:
@@ -98,7 +107,7 @@ def build(
 ) -> dict[str, Any]:
     """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
 
-    Raises InvalidTrace, or PitchpipeError when the library cannot be linked.
+    Raises PitchpipeError when the library cannot be linked.
     """
     manifest, executable = build_here(
         model, model_format=model_format, target=target, traces=traces, cuda_graphs=cuda_graphs
@@ -117,20 +126,28 @@ def build_here(
 ) -> tuple[dict[str, Any], Any]:
     """Step for the calling process, where there is no linker: what the manifest needs, and the executable.
 
-    One thread at a time. Raises InvalidTrace.
+    A schedule that the compiler refuses on this target is left out too. One thread at a time.
     """
     wanted = Target.parse(target)
     ingested = ingest(model, ModelFormat(model_format))
     scheduled = schedule_model(ingested, wanted, traces)
+    try:
+        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
+    except PitchpipeError as error:
+        # Rare, so it may cost a second compilation; which of the schedules it was, the compiler does not say.
+        refused = dict.fromkeys(scheduled.tuned, f"not used: {error.detail}"[:300])
+        scheduled = replace(schedule_model(ingested, wanted, {}), refused={**scheduled.refused, **refused})
+        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
     manifest = {
         "target": wanted.attributes(),
         "inputs": [asdict(spec) for spec in ingested.inputs],
         "params": [asdict(spec) for spec in ingested.params],
         "tuned": sorted(scheduled.tuned),
         "untuned": sorted(scheduled.untuned),
+        "refused": dict(scheduled.refused),
         "toolchain": toolchain(wanted.kind).model_dump(),
     }
-    return manifest, compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
+    return manifest, executable
 
 
 def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:

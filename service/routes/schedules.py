@@ -6,12 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
+from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx
 from service.problems import BODY, documented
-from service.store import explanations, lookups
+from service.store import explanations, lookups, pins
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -50,3 +51,11 @@ def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) ->
     request = request.model_copy(update={"target": Target.parse(request.target.key)})
     with context.database.reading() as session:
         return explanations.explain(session, principal.project, request)
+
+
+@router.post("/pinned", responses=documented(*BODY))
+def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinResponse:
+    """The traces of records that a lock file names, or why one may not be run on the target."""
+    request = request.model_copy(update={"target": Target.parse(request.target.key)})
+    with context.database.reading() as session:
+        return pins.resolve(session, principal.project, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pitchpipe import sdk
 from pitchpipe.cli import main
 from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
@@ -243,3 +245,35 @@ def test_the_doctor_says_what_is_there_and_what_is_wrong(run: Run, tmp_path: Pat
     assert ill.code == 1
     assert not database["ok"]
     assert "WRONG" in run("doctor", "--database", "nonsense").out
+
+
+def test_what_is_served_can_be_locked_covered_and_packed(run: Run, job: str, onnx: Path, tmp_path: Path) -> None:
+    file, pack, key = tmp_path / "pitchpipe.lock", tmp_path / "small.pitchpack", tmp_path / "key.pem"
+    lock = ("lock", str(onnx), "--file", str(file))
+    assert run(*lock, "--check").code == 1
+    assert not file.exists()
+    assert run(*lock).code == 0
+    text = file.read_text()
+    record = re.findall(r'"record":"(rec_\w+)"', text)[0]
+    assert run(*lock, "--check").out.startswith(f"{file} unchanged")
+    fetched = sdk.fetch(onnx, lock=file)
+    assert json.loads(text)["targets"][0]["workloads"].keys() >= fetched.traces.keys() != set()
+    file.write_text(text.replace(record, record[:-4] + "0000"))
+    stale = run(*lock, "--check")
+    assert stale.code == 1
+    assert "no such record" in stale.err
+    assert run(*lock, "--upgrade").code == 0
+    assert file.read_text() == text
+
+    covered = run("coverage", str(onnx), "--json").json()
+    assert covered["complete"]
+    assert [share["of_known_time"] for share in covered["shares"]] == [1.0, 0.0, 0.0]
+    assert "exact" in run("coverage", str(onnx)).out
+
+    assert run("keys", "create", str(key)).code == 0
+    assert run("pack", "create", str(onnx), "--out", str(pack), "--key", str(key)).code == 0
+    assert run("pack", "verify", str(pack), "--trusted", f"{key}.pub").code == 0
+    assert run("pack", "verify", str(pack), TRUSTED_KEYS=str(tmp_path / "none")).code == 1
+    assert "not verified" in run("pack", "show", str(pack)).out
+    of_pack = run("coverage", str(onnx), "--pack", str(pack), "--trusted", f"{key}.pub", "--json").json()
+    assert of_pack["shares"] == covered["shares"]

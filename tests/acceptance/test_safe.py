@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ import numpy as np
 import psutil
 import pytest
 
-from pitchpipe import background, identity
+from pitchpipe import background, identity, signing
 from pitchpipe.artifact import Manifest, linker
 from pitchpipe.building import Recipe
 from pitchpipe.client import Client
 from pitchpipe.errors import ArtifactRefused
+from pitchpipe.packs import create_pack, open_pack
 from pitchpipe.proof import RETRY_SECS, Proof, proof_of, prove
 from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
 from pitchpipe.sdk import Schedules, load, local_model
@@ -74,6 +76,7 @@ import os, sys, time
 from pathlib import Path
 import numpy as np
 import tvm  # once, before the forks: each would take a second
+from pitchpipe.identity import machine_key
 from pitchpipe.safe import load_safely
 from pitchpipe.sdk import Schedules
 from pitchpipe.wire.record import LookupResponse
@@ -82,6 +85,7 @@ from pitchpipe.wire.task import Signature
 
 data, cache = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
 schedules = Schedules(target=Target.parse(sys.argv[3]), response=LookupResponse(answers=()))
+machine_key()  # likewise
 
 def one():
     model = load_safely(data, fallback=lambda x: -x, schedules=schedules, cache=cache, deadline_secs=60)
@@ -132,6 +136,65 @@ def test_of_fifty_processes_one_builds_and_all_get_what_it_built(links: list[str
     assert links == ["linked"]
     assert proof_of(folder) is not None
     assert not [path for path in folder.parent.iterdir() if path.is_dir() and path != folder]
+
+
+_ELSEWHERE = """
+import json, socket, sys
+from pathlib import Path
+import numpy as np
+
+def no_network(*_):
+    raise AssertionError("it asked the network")
+
+socket.socket.connect = socket.getaddrinfo = no_network
+import pitchpipe
+
+pack = pitchpipe.open_pack(sys.argv[2], trusted=[sys.argv[3]])
+model = pitchpipe.load(Path(sys.argv[1]).read_bytes(), pack)
+print(json.dumps([model.manifest.library, model(np.ones(64, np.float32)).tolist()]))
+"""
+
+
+@pytest.fixture
+def pack(built: Manifest, default: Schedules, cache: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a pack with the library, signed by `key.pem` beside it."""
+    signing.create_keys(tmp_path / "key.pem")
+
+    def made(**options: Any) -> Path:
+        path = tmp_path / "model.pitchpack"
+        create_pack(path, default, tmp_path / "key.pem", model=local_model(MODEL), cache=cache, **options)
+        return path
+
+    return made
+
+
+def test_a_pack_runs_where_there_is_no_service_no_network_and_no_linker(
+    pack: Callable[..., Path], built: Manifest, tmp_path: Path
+) -> None:
+    path = pack()
+    (tmp_path / "model.onnx").write_bytes(MODEL)
+    hidden = {"PITCHPIPE_URL", "PITCHPIPE_TOKEN", "CC", "CXX"}
+    elsewhere = {name: value for name, value in os.environ.items() if name not in hidden} | {
+        "HOME": str(tmp_path / "home"),
+        "PITCHPIPE_CACHE_DIR": str(tmp_path / "cache"),
+        "PATH": str(tmp_path / "nothing"),
+    }
+    files = [str(tmp_path / "model.onnx"), str(path), str(tmp_path / "key.pem.pub")]
+    ended = subprocess.run([sys.executable, "-c", _ELSEWHERE, *files], env=elsewhere, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == [built.library, SCALE.tolist()]
+
+
+def test_the_fallback_runs_when_a_pack_is_forged_or_has_expired(
+    pack: Callable[..., Path], built: Manifest, tmp_path: Path
+) -> None:
+    signing.create_keys(tmp_path / "stranger.pem")
+    for options, key, says in (({}, "stranger.pem.pub", "trusted keys"), ({"valid_days": 0}, "key.pem.pub", "expired")):
+        path = pack(**options)
+        give = partial(open_pack, path, trusted=[tmp_path / key], target=built.target)
+        _, (warned,) = loaded(schedules=give, cache=tmp_path / "cache")
+        assert says in warned
+    assert not (tmp_path / "cache").exists(), "nothing of it was unpacked"
 
 
 class Service:

@@ -130,3 +130,14 @@ def test_every_task_carries_its_baseline_and_a_default_schedule() -> None:
         assert task.baseline == BASELINE_TRACE
         assert task.fixed is not None
     assert {task.kind for task in tasks if task.fixed != BASELINE_TRACE} == {TaskKind.TUNED, TaskKind.FIXED}
+
+
+def test_a_signature_tells_shapes_apart_from_epilogues(resnet18_tasks: list[Task]) -> None:
+    signed = [task.signature for task in resnet18_tasks if task.name.startswith("conv2d_add")]
+    assert all(signed)
+    assert {one.anchor for one in signed if one} == {"SSSSRRR products"}
+    assert {one.operators for one in signed if one} == {"conv2d_add", "conv2d_add_relu", "conv2d_add_add_relu"}
+    (head,) = (task.signature for task in resnet18_tasks if task.name == "matmul_add 1x1000")
+    assert head is not None
+    assert (head.anchor, head.extents) == ("SSR products", (1, 1000, 512))
+    assert [argument.shape for argument in head.arguments] == [(1, 512), (512, 1000), (1000,), (1, 1000)]
