@@ -74,5 +74,5 @@ def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
             raise InvalidInput(f"{name} is a number of at least {least}, not {value!r}")
     if not isinstance(given.get("url") or "", str):
         raise InvalidInput(f"url is a string, not {given['url']!r}")
-    given["url"] = given.get("url") or os.environ.get("PITCHPIPE_URL")
+    given["url"] = given.get("url") or os.environ.get("PITCHPIPE_URL") or None
     return Options(**given, tune=mode == "max-autotune", cuda_graphs=mode == "reduce-overhead")

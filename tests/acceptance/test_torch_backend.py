@@ -267,6 +267,13 @@ def test_options_that_are_not_known_are_an_error_that_names_those_that_are(
         parse(mode, options)
 
 
+def test_an_empty_url_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PITCHPIPE_URL", "")
+    assert parse(None, None).url is None
+    monkeypatch.setenv("PITCHPIPE_URL", NOWHERE)
+    assert parse("max-autotune", {}).url == NOWHERE
+
+
 def test_a_wrong_option_reaches_the_program() -> None:
     compiled = torch.compile(mlp(), backend="pitchpipe", options={"on_mis": "eager"})
     with pytest.raises(Exception, match="unknown option 'on_mis'"):
