@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -73,11 +73,12 @@ def _bearer(header: str | None) -> str:
     return token.strip()
 
 
-def _needs(*scopes: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Principal]:
+def _needs(*scopes: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Principal]]:
     allowed = {*scopes, Scope.ADMIN}
 
     # The credentials are declared for the OpenAPI document only; the edge has judged them already.
-    def principal(
+    # Not a plain function: the framework would send it through a thread.
+    async def principal(
         request: Request, _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
     ) -> Principal:
         found = request.scope.get("pitchpipe.principal")

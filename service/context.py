@@ -28,7 +28,8 @@ class Context:
     authenticator: Authenticator
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:
+    # Not a plain function: the framework would send it, and whoever waits for it, through a thread.
     found = request.app.state.context
     assert isinstance(found, Context)
     return found

@@ -10,14 +10,15 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Float, create_engine, event, literal, select
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -27,6 +28,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from pitchpipe.errors import InvalidInput, Overloaded
 
+T = TypeVar("T")
 BUSY_TIMEOUT_SECS = 30.0
 """How long a SQLite transaction waits for another process's, and any transaction for this process's writer."""
 POOL_TIMEOUT_SECS = 10.0
@@ -47,11 +49,13 @@ class Database:
         self._url = _parse(url)
         self.clock_offset_secs = 0.0
         self.engine: Engine
+        self._glances: Engine | None = None
         if self.is_sqlite:
             Path(str(self._url.database)).absolute().parent.mkdir(parents=True, exist_ok=True)
             self.engine = _sqlite_engine(self._url)
         else:
             self.engine = _postgresql_engine(self._url, pool_size)
+            self._glances = _postgresql_engine(self._url, pool_size, glances=True)
         # SQLite lets one connection write. Threads of this process wait for each other here, where waiting is fair and
         # has no limit but ours, not in SQLite's busy loop.
         self._writer = threading.Lock() if self.is_sqlite else None
@@ -85,6 +89,33 @@ class Database:
         """Like `transaction()`, for a block that only reads: it waits for no writer. Writing in it is an error."""
         with self._session(self.engine.execution_options(**{_READ_ONLY: True})) as session:
             yield session
+
+    def glance(self, read: Callable[[Session | Connection], T]) -> T:
+        """What `read` returns. It only reads, its statements need not see the same moment, and it may be called twice.
+
+        On PostgreSQL each statement is one message there and one back; a transaction around it, and asking first whether
+        the connection is alive, would be four more. Raises Overloaded like `transaction()`.
+        """
+        if self._glances is None:
+            with self.reading() as session:
+                return read(session)
+        try:
+            try:
+                return self._glanced(self._glances, read)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+            # The server closed what lay in the pool, which is empty now.
+            return self._glanced(self._glances, read)
+        except PoolTimeout as error:
+            raise Overloaded("no database connection is free", retry_after_secs=1.0) from error
+        except OperationalError as error:
+            raise _away(error) from error
+
+    @staticmethod
+    def _glanced(engine: Engine, read: Callable[[Session | Connection], T]) -> T:
+        with engine.connect() as connection:
+            return read(connection)
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
@@ -141,6 +172,8 @@ class Database:
     def close(self) -> None:
         """Gives all connections back."""
         self.engine.dispose()
+        if self._glances is not None:
+            self._glances.dispose()
 
 
 class _Now(FunctionElement[float]):
@@ -248,14 +281,14 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
-def _postgresql_engine(url: URL, pool_size: int) -> Engine:
+def _postgresql_engine(url: URL, pool_size: int, *, glances: bool = False) -> Engine:
     engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=POOL_TIMEOUT_SECS,
-        pool_pre_ping=True,
-        isolation_level="READ COMMITTED",
+        pool_pre_ping=not glances,
+        isolation_level="AUTOCOMMIT" if glances else "READ COMMITTED",
         connect_args={"application_name": "pitchpipe", "connect_timeout": 10},
     )
 
@@ -264,11 +297,13 @@ def _postgresql_engine(url: URL, pool_size: int) -> Engine:
         import psycopg
 
         assert isinstance(connection, psycopg.Connection)
-        connection.autocommit = True
+        before, connection.autocommit = connection.autocommit, True
         connection.execute("SET synchronous_commit = on")
         connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_SECS}s'")
         connection.execute("SET idle_in_transaction_session_timeout = '60s'")
-        connection.autocommit = False
+        if glances:
+            connection.execute("SET default_transaction_read_only = on")
+        connection.autocommit = before
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -34,13 +34,13 @@ def lookup_schedules(
     The answer has an `ETag`. It changes only when what the project serves changes.
     """
     request = request.model_copy(update={"target": Target.parse(request.target.key)})
-    with context.database.reading() as session:
-        if if_none_match is not None:
-            tag = lookups.entity_tag(principal.project, request, lookups.generation(session, principal.project))
-            if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
-                return Response(status_code=304, headers={"ETag": tag})
-        generation, answer = lookups.answer(session, principal.project, request)
-    tag = lookups.entity_tag(principal.project, request, generation)
+    project = principal.project
+    if if_none_match is not None:
+        tag = lookups.entity_tag(project, request, context.database.glance(lambda at: lookups.generation(at, project)))
+        if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
+            return Response(status_code=304, headers={"ETag": tag})
+    generation, answer = context.database.glance(lambda at: lookups.answer(at, project, request))
+    tag = lookups.entity_tag(project, request, generation)
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": tag})
 
 

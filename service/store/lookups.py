@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, ColumnElement, String, any_, case, literal, null, select
+from sqlalchemy import ARRAY, ColumnElement, Connection, Select, String, any_, bindparam, case, literal, null, select
 from sqlalchemy.orm import Session
 
 from pitchpipe import isa
@@ -31,6 +31,9 @@ from service.db import instant
 from service.store.values import device_models, target_key, targets
 from service.tables import BestRow, Project
 
+Reading = Session | Connection
+_Key = tuple[str, str, str, float]
+_GENERATION = select(Project.generation).where(Project.id == bindparam("project"))
 _TIERS = {tier: rank for rank, tier in enumerate(Tier)}
 
 
@@ -61,9 +64,9 @@ class _Choice(NamedTuple):
     target: Target
 
 
-def generation(session: Session, project: str) -> int:
+def generation(session: Reading, project: str) -> int:
     """Grows whenever what the project serves changes."""
-    return session.execute(select(Project.generation).where(Project.id == project)).scalar_one()
+    return session.execute(_GENERATION, {"project": project}).scalar_one()
 
 
 def entity_tag(project: str, request: LookupRequest, generation: int) -> str:
@@ -72,21 +75,35 @@ def entity_tag(project: str, request: LookupRequest, generation: int) -> str:
     return f'"{generation:x}-{sha256(asked.encode())[:32]}"'
 
 
-def lookup(session: Session, project: str, request: LookupRequest) -> LookupResponse:
+def lookup(session: Reading, project: str, request: LookupRequest) -> LookupResponse:
     """One answer per asked workload, in the asked order."""
     return answer(session, project, request)[1]
 
 
-def answer(session: Session, project: str, request: LookupRequest) -> tuple[int, LookupResponse]:
-    """The same with the generation that it is of."""
+def answer(session: Reading, project: str, request: LookupRequest) -> tuple[int, LookupResponse]:
+    """The same with the generation that it is of.
+
+    A best that is replaced while this reads is read again: no answer mixes two of them.
+    """
+    while (found := _answer_once(session, project, request)) is None:
+        pass
+    return found
+
+
+def _answer_once(session: Reading, project: str, request: LookupRequest) -> tuple[int, LookupResponse] | None:
     found, rows = read(session, project, request.workloads, request.target)
     known = targets(session, {row.target_key for row in rows})
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    choices = {workload: _choose(these, known, request) for workload, these in by_workload.items()}
+    fits = {key: isa.fit(request.target, target) for key, target in known.items()}
+    own = target_key(request.target)
+    choices = {workload: _choose(these, known, fits, own, request) for workload, these in by_workload.items()}
     chosen = [choice for choice in choices.values() if isinstance(choice, _Choice)]
-    traces = _traces(session, project, [choice.row for choice in chosen if choice.row.trace is None])
+    untraced = [choice.row for choice in chosen if choice.row.trace is None]
+    traces = _traces(session, project, untraced)
+    if any(_key(row) not in traces for row in untraced):
+        return None
     models = device_models(session, {choice.row.device_class for choice in chosen})
     answers = []
     for workload in request.workloads:
@@ -94,45 +111,70 @@ def answer(session: Session, project: str, request: LookupRequest) -> tuple[int,
         if isinstance(choice, str):
             answers.append(ScheduleAnswer(workload=workload, tier=Tier.NONE, reason=choice))
         else:
-            answers.append(_answer(choice, request, traces, models))
+            answers.append(_answer(choice, own, request, traces, models))
     return found, LookupResponse(answers=tuple(answers))
 
 
-def read(session: Session, project: str, workloads: Sequence[str], target: Target | None) -> tuple[int, list[Row]]:
+def read(session: Reading, project: str, workloads: Sequence[str], target: Target | None) -> tuple[int, list[Row]]:
     """The project's generation, and all bests of the workloads; those for `target` with their traces. One statement."""
-    own = BestRow.target_key == (None if target is None else target_key(target))
+    asked = {
+        "project": project,
+        "version": MEASURE_VERSION,
+        "target": None if target is None else target_key(target),
+        "workloads": sorted(set(workloads)),
+    }
+    rows = session.execute(_reading(_dialect(session)), asked).all()
+    return rows[0][0], [Row._make(row[1:]) for row in rows if row[1] is not None]
+
+
+@cache
+def _reading(dialect: str) -> Select[*tuple[Any, ...]]:
+    """The statement of `read`, made once: making it takes longer than running it."""
     columns = [getattr(BestRow, name) for name in Row._fields[:-1]]
-    trace = case((own, BestRow.trace), else_=null()).label("trace")
+    trace = case((BestRow.target_key == bindparam("target", type_=String), BestRow.trace), else_=null())
     of_these = (
         (BestRow.project == Project.id)
-        & (BestRow.measure_version == MEASURE_VERSION)
-        & one_of(session, BestRow.workload, workloads)
+        & (BestRow.measure_version == bindparam("version"))
+        & _among(dialect, BestRow.workload, "workloads")
     )
-    rows = session.execute(
-        select(Project.generation, *columns, trace).outerjoin(BestRow, of_these).where(Project.id == project)
-    ).all()
-    return rows[0][0], [Row(*row[1:]) for row in rows if row.workload is not None]
+    return (
+        select(Project.generation, *columns, trace)
+        .outerjoin(BestRow, of_these)
+        .where(Project.id == bindparam("project"))
+    )
 
 
-def one_of(session: Session, column: Any, values: Iterable[str]) -> ColumnElement[bool]:
+def one_of(session: Reading, column: Any, values: Iterable[str]) -> ColumnElement[bool]:
     """`column IN values`; on PostgreSQL as one array, so that the statement is the same however many there are."""
     wanted = sorted(set(values))
-    if session.get_bind().dialect.name == "postgresql":
+    if _dialect(session) == "postgresql":
         return column == any_(literal(wanted, ARRAY(String)))  # type: ignore[no-any-return]
     return column.in_(wanted)  # type: ignore[no-any-return]
 
 
-def _choose(rows: Sequence[Row], known: Mapping[str, Target], request: LookupRequest) -> _Choice | str:
-    """The nearest row that fits, or why none does."""
+def _among(dialect: str, column: Any, name: str) -> ColumnElement[bool]:
+    """The same for a statement that is made once, with a parameter of that name."""
+    if dialect == "postgresql":
+        return column == any_(bindparam(name, type_=ARRAY(String)))  # type: ignore[no-any-return]
+    return column.in_(bindparam(name, expanding=True))  # type: ignore[no-any-return]
+
+
+def _dialect(session: Reading) -> str:
+    return (session.get_bind() if isinstance(session, Session) else session).dialect.name
+
+
+def _choose(
+    rows: Sequence[Row], known: Mapping[str, Target], fits: Mapping[str, isa.Fit], own: str, request: LookupRequest
+) -> _Choice | str:
+    """The nearest row that fits, or why none does. `known` and `fits` are by target key; `own` is the asking one's."""
     fitting: list[tuple[tuple[Any, ...], _Choice]] = []
     misfits: list[tuple[str, str]] = []
     for row in rows:
-        stored = known[row.target_key]
-        found = isa.fit(request.target, stored)
+        stored, found = known[row.target_key], fits[row.target_key]
         if not found.fits:
             misfits.append((isa.describe(stored), found.reason))
             continue
-        same = request.target.key == stored.key
+        same = row.target_key == own
         elsewhere = _misses(row, request)
         if row.origin is Origin.TRANSFERRED:
             tier = Tier.TRANSFERRED
@@ -172,11 +214,15 @@ def _misses(row: Row, request: LookupRequest) -> list[str]:
     ]
 
 
-def _traces(session: Session, project: str, rows: Sequence[Row]) -> dict[tuple[str, str, str], str]:
-    """(workload, target key, device class) -> trace, of these rows among others."""
+def _key(row: Row) -> _Key:
+    return row.workload, row.target_key, row.device_class, row.confirmed_at
+
+
+def _traces(session: Reading, project: str, rows: Sequence[Row]) -> dict[_Key, str]:
+    """Traces of these rows, among others; a row that was replaced in between has none."""
     if not rows:
         return {}
-    key = (BestRow.workload, BestRow.target_key, BestRow.device_class)
+    key = (BestRow.workload, BestRow.target_key, BestRow.device_class, BestRow.confirmed_at)
     found = session.execute(
         select(*key, BestRow.trace).where(
             BestRow.project == project,
@@ -185,19 +231,20 @@ def _traces(session: Session, project: str, rows: Sequence[Row]) -> dict[tuple[s
             one_of(session, BestRow.target_key, [row.target_key for row in rows]),
         )
     )
-    return {(workload, target, device): trace for workload, target, device, trace in found}
+    return {(workload, target, device, at): trace for workload, target, device, at, trace in found}
 
 
 def _answer(
     choice: _Choice,
+    own: str,
     request: LookupRequest,
-    traces: Mapping[tuple[str, str, str], str],
+    traces: Mapping[_Key, str],
     models: Mapping[str, str],
 ) -> ScheduleAnswer:
     row = choice.row
-    trace = row.trace if row.trace is not None else traces[row.workload, row.target_key, row.device_class]
+    trace = row.trace if row.trace is not None else traces[_key(row)]
     model = models.get(row.device_class)
-    here = choice.target.key == request.target.key and not _misses(row, request)
+    here = row.target_key == own and not _misses(row, request)
     where = "" if here else f"; the seconds are of {model or 'another device'}, not of the asking device"
     return ScheduleAnswer(
         workload=row.workload,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -69,22 +69,22 @@ def get_toolchain(session: Session, key: str) -> Toolchain:
     return _get(session, StoredToolchain, Toolchain, key)
 
 
-def targets(session: Session, keys: Collection[str]) -> dict[str, Target]:
+def targets(session: Session | Connection, keys: Collection[str]) -> dict[str, Target]:
     """The values of several keys. A key never changes its value: what this process read once is not read again."""
     return _remembered(_TARGETS, keys, lambda missing: _read_targets(session, missing))
 
 
-def device_models(session: Session, classes: Collection[str]) -> dict[str, str]:
+def device_models(session: Session | Connection, classes: Collection[str]) -> dict[str, str]:
     """Device class -> hardware model, which is part of what the class is a digest of; of those that a worker had."""
     return _remembered(_MODELS, classes, lambda missing: _read_models(session, missing))
 
 
-def _read_targets(session: Session, keys: list[str]) -> dict[str, Target]:
+def _read_targets(session: Session | Connection, keys: list[str]) -> dict[str, Target]:
     rows = session.execute(select(StoredTarget.key, StoredTarget.body).where(StoredTarget.key.in_(keys)))
     return {key: Target.model_validate(body) for key, body in rows}
 
 
-def _read_models(session: Session, classes: list[str]) -> dict[str, str]:
+def _read_models(session: Session | Connection, classes: list[str]) -> dict[str, str]:
     query = select(StoredDevice.device_class, StoredDevice.body).where(StoredDevice.device_class.in_(classes))
     return {found: str(body["model"]) for found, body in session.execute(query)}
 

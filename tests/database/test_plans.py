@@ -8,13 +8,26 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, event
 
+from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import EventKind
 from pitchpipe.wire.miss import MissCount, MissReport
-from pitchpipe.wire.record import LookupRequest
-from pitchpipe.wire.task import Signature
+from pitchpipe.wire.record import ExplainRequest, LookupRequest, Tier
+from pitchpipe.wire.task import Signature, SignedWorkload
 from service.db import Database
-from service.store import batches, donors, events, jobs, leases, lookups, misses, records, tokens, workloads
-from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, timed
+from service.store import (
+    batches,
+    donors,
+    events,
+    explanations,
+    jobs,
+    leases,
+    lookups,
+    misses,
+    records,
+    tokens,
+    workloads,
+)
+from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, timed
 
 GROWING = {
     *("candidates", "records", "best", "leases", "lease_results", "events", "batches", "tasks", "workloads", "settled"),
@@ -59,6 +72,14 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
             asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, *(c.digest for c in candidates(0, 5))))
             lookups.lookup(session, scene.project, asked)
+            wider = TARGET.model_copy(update={"mcpu": "znver5"})
+            answer = lookups.lookup(session, scene.project, asked.model_copy(update={"target": wider})).answers[0]
+            assert answer.tier is Tier.COMPATIBLE_ISA, "the trace of another target is read by a statement of its own"
+            lookups.generation(session, scene.project)
+            signed = SignedWorkload(
+                workload=WORKLOAD.digest, operators="", anchor="SSR products", extents=(), arguments=(), flops=1.0
+            )
+            explanations.explain(session, scene.project, ExplainRequest(**dict(asked), signatures=(signed,)))
             records.settle(session, scene.project, WORKLOAD.digest, TARGET, 1.0)
             records.settled(session, scene.project, [WORKLOAD.digest], TARGET)
             records.list_(session, scene.project)
@@ -95,3 +116,23 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
         for step in steps:
             scanned = re.match(r"SCAN (\w+)(?! USING .*INDEX)", step)
             assert not (scanned and scanned[1] in GROWING), f"{step}: {statement}"
+
+
+def test_a_look_up_is_one_statement_that_finds_its_rows_by_an_index(postgres_database: Database) -> None:
+    scene = Scene(postgres_database)
+    with postgres_database.transaction() as session:
+        digests = [sha256(str(number).encode()) for number in range(100)]
+        made = [record(candidates(0, 1, digest)[0], workload=digest) for digest in digests]
+        records.add(session, scene.project, made)
+        for each in made:
+            records.set_best(session, scene.project, each.workload, TARGET, best(each))
+    asked = LookupRequest(target=TARGET, workloads=tuple(each.workload for each in made[:30]))
+    with postgres_database.reading() as session:
+        lookups.lookup(session, scene.project, asked)  # targets and devices are remembered from now on
+        with statements(postgres_database) as found:
+            lookups.lookup(session, scene.project, asked)
+        ((statement, parameters),) = found
+        session.connection().exec_driver_sql("SET LOCAL enable_seqscan = off")
+        session.connection().exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+        plan = "\n".join(row[0] for row in session.connection().exec_driver_sql(f"EXPLAIN {statement}", parameters))
+    assert re.search(r"ix_best_project_workload.*\n.*Index Cond: .*project.*workload.*ANY", plan), plan
