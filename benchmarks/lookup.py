@@ -171,11 +171,12 @@ def growth(small: Served, large: Served, secs: float) -> list[dict[str, Any]]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--folder", type=Path, help="keeps the filled databases; a temporary one by default")
+    arguments.add_argument("--records", type=int, default=1_000_000, help="bests in the large database")
     arguments.add_argument("--parts", type=int, default=1 << 30, help="fill no more than so many parts, then end")
     arguments.add_argument("--only", choices=("fill", "growth", "closed", "open"), help="a part of it")
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    few, many = (1_000, 20_000) if options.quick else (10_000, 1_000_000)
+    few, many = (1_000, 20_000) if options.quick else (10_000, options.records)
     secs = 1.0 if options.quick else 2.5
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
