@@ -135,4 +135,7 @@ def test_a_look_up_is_one_statement_that_finds_its_rows_by_an_index(postgres_dat
         session.connection().exec_driver_sql("SET LOCAL enable_seqscan = off")
         session.connection().exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
         plan = "\n".join(row[0] for row in session.connection().exec_driver_sql(f"EXPLAIN {statement}", parameters))
-    assert re.search(r"Index Scan using \w+ on best.*\n.*Index Cond: .*project.*workload.*ANY", plan), plan
+    # Either index will do that leads to the workloads; PostgreSQL 18 skips the column between in the primary key's.
+    assert re.search(r"(ix_best_project_workload|pk_best) on best.*\n.*Index Cond: .*workload\)::text = ANY", plan), (
+        plan
+    )
