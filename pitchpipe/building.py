@@ -55,7 +55,7 @@ class Recipe:
 def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS) -> Path:
     """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
 
-    Of several processes one works and the others wait. Raises InvalidTrace, ArtifactRefused when the trial fails,
+    Of several processes one works and the others wait. Raises InvalidTrace, ArtifactRefused when the proof run fails,
     InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
     """
     folder, model = recipe.folder(cache), recipe.model

@@ -24,7 +24,7 @@ PitchpipeError                    500  exit 1
 ├── JobFailed                     500  exit 1   a job ended without a result
 ├── IntegrityError                500  exit 1   bytes do not match their digest
 ├── NotReady                      503  exit 1   what was asked for is still being built
-├── ArtifactRefused               500  exit 1   a compiled model crashed, hung or failed when a child tried it
+├── ArtifactRefused               500  exit 1   a compiled model crashed, hung or failed in its proof run
 └── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
 """
 
@@ -179,7 +179,7 @@ class NotReady(PitchpipeError):
 
 
 class ArtifactRefused(PitchpipeError):
-    title = "The compiled model did not run in a trial"
+    title = "The compiled model did not pass its proof run"
 
 
 class MeasurementFailed(PitchpipeError):

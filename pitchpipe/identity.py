@@ -49,7 +49,7 @@ def versions() -> list[str]:
 
 @cache
 def machine_key() -> str:
-    """Digest of the device and the compiler as this process finds them: what a trial here says something about."""
+    """Digest of the device and the compiler as this process finds them: what a proof run here says something about."""
     gpus = [_text(path) for path in [*sorted(_NVIDIA.glob("gpus/*/information")), _NVIDIA / "version"]]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return json_digest([step("fingerprint")("cpu").device_class, platform.machine(), gpus, visible, versions()])

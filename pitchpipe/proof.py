@@ -1,4 +1,4 @@
-"""Trial runs: a shared object is opened and run in a disposable child before a process that matters opens it.
+"""Proof runs: a shared object is opened and run in a disposable child before a process that matters opens it.
 
 A library is code. One that was miscompiled, damaged with its digest, or made for other hardware can crash or hang whoever
 opens it, and no exception handler helps. The verdict is kept in the artifact's folder, under the library's digest, the
@@ -28,9 +28,9 @@ from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.target import Target
 
 PROOF_SECS = 120.0
-"""Longest trial: the runtime's import, a pass of the weights' transforms and one run, on a machine that is busy."""
+"""Longest proof run: the runtime's import, a pass of the weights' transforms and one run, on a machine that is busy."""
 RETRY_SECS = 3600.0
-"""After it a trial is repeated that failed for what may have been no fault of the library: a hang, an exception."""
+"""After it a proof run is repeated that failed for what may have been no fault of the library: a hang, an exception."""
 _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
 _RAN = "pitchpipe: ran"
 
@@ -57,7 +57,7 @@ def proof_of(folder: Path) -> Proof | None:
 
 
 def prove(folder: Path, *, timeout_secs: float = PROOF_SECS) -> Proof:
-    """The verdict; of several processes one makes the trial, the others wait for it. Raises IntegrityError."""
+    """The verdict; of several processes one makes the run, the others wait for it. Raises IntegrityError."""
     with filelock.FileLock(f"{folder}.lock"):
         found = proof_of(folder)
         if found is None:
@@ -67,7 +67,7 @@ def prove(folder: Path, *, timeout_secs: float = PROOF_SECS) -> Proof:
 
 
 def open_proved(folder: Path, target: Target, weights: Mapping[str, Any]) -> CompiledModel:
-    """`open_artifact` for a library that ran in a trial on this machine.
+    """`open_artifact` for a library that passed its proof run on this machine.
 
     Raises NotFound when there was none yet, ArtifactRefused with its verdict when it failed.
     """
@@ -92,7 +92,7 @@ def _tried(folder: Path, timeout_secs: float) -> Proof:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_secs, check=False, env=os.environ
         )
     except subprocess.TimeoutExpired:
-        detail = f"the trial run was still going after {timeout_secs:.0f} s"
+        detail = f"the proof run was still going after {timeout_secs:.0f} s"
     else:
         ok = ended.returncode == 0 and ended.stdout.decode(errors="replace").strip().endswith(_RAN)
         detail = "" if ok else _cause(ended)
@@ -103,9 +103,9 @@ def _tried(folder: Path, timeout_secs: float) -> Proof:
 
 def _cause(ended: subprocess.CompletedProcess[bytes]) -> str:
     if ended.returncode < 0:
-        return f"the trial run was ended by {signal.Signals(-ended.returncode).name}"
+        return f"the proof run was ended by {signal.Signals(-ended.returncode).name}"
     words = ended.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-    return f"the trial run ended with {ended.returncode}: {words[-1]}"
+    return f"the proof run ended with {ended.returncode}: {words[-1]}"
 
 
 def _try(folder: Path) -> None:

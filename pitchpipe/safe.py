@@ -4,7 +4,7 @@
     model = pitchpipe.load_safely("m.onnx", fallback=run_session)
 
 Nothing here raises for a fault of ours, waits longer than the deadline, or is left when the program ends: look-ups run
-in daemon threads, building and trial runs in children that die with this process.
+in daemon threads, building and proof runs in children that die with this process.
 """
 
 from __future__ import annotations

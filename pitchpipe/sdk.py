@@ -253,7 +253,7 @@ def load(
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
     the model is compiled in this process, anew each time. What was built is opened and run in another child before this
     process opens it, once per machine. Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
-    that trial fails; `load_safely` runs something else instead.
+    that proof run fails; `load_safely` runs something else instead.
     """
     found = local_model(model, example_inputs, trust=trust)
     folder = cache or cache_dir()
