@@ -66,8 +66,8 @@ format: setup
 
 QUICK ?= --quick
 MODELS ?= ../shared/models/zoo.py
-BENCHMARKS := throughput isolation false_wins agreement memory_bound operators
-OF_MODELS := preparation zoo latency torch_backend
+BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup
+OF_MODELS := preparation latency torch_backend
 
 # The peers that the benchmarks compare with; the product needs none of them.
 bench-setup: setup $(VENV)/.torch
