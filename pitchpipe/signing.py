@@ -18,7 +18,6 @@ from pitchpipe.errors import IntegrityError, InvalidInput
 from pitchpipe.wire.ids import sha256
 
 PEM = serialization.Encoding.PEM
-SIGNATURE_BYTES = 64
 
 
 def create_keys(path: Path) -> str:

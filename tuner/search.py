@@ -24,7 +24,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ import structlog
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.wire.measure import Candidate, FailureKind
 from tuner.cost_model import CostModel, pack_features, target_of, unpack_features
+from tuner.draws import KNOWN, Built, Draw, Refused
 from tuner.families import families_of, family_of, identified, parent_of
 from tuner.measure import quiet
 from tuner.space import space_of
@@ -79,46 +79,6 @@ MAX_IN_VAIN = 2
 """Rounds that gave nothing new, likewise: the few draws of one may all have been known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Built:
-    """A candidate that applied and passed the postprocessors."""
-
-    family: str
-    """Names its instructions: candidates of one sketch differ only in decisions."""
-    key: str
-    """Its trace before postprocessing: what is recognised when it is met again."""
-    program: int
-    """Structural hash of the schedule; several traces may make one program."""
-    trace: Any
-    """What a mutation starts from."""
-    schedule: Any
-    features: bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Draw:
-    """A candidate to make: a random point of a sketch, a neighbour of a trace, or a trace as it is."""
-
-    seed: int
-    sketch: int | None = None
-    mutated: Any = None
-    decided: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Refused:
-    """A candidate that applied and can still not be proposed; what it is would be the same if it were drawn again."""
-
-    family: str
-    key: str
-    error: str | None
-    """What was raised; None where a postprocessor said no."""
-
-
-_KNOWN = _Built(family="", key="", program=0, trace=None, schedule=None, features=b"")
-"""Stands for a draw that gave a candidate met before."""
-
-
 def propose(request: ProposeRequest) -> list[Proposal]:
     """At most `request.n` new candidates, best predicted first; fewer, or none, when the space runs out of new ones.
 
@@ -154,9 +114,9 @@ class _Round:
         self.families: dict[str, list[tuple[float, Any]]] = {}
         self.sketches = families_of(self.space)
         self.leads = list(self.space.leads)
-        self.led: list[_Built] = []
-        self.found: list[tuple[float, _Built]] = []
-        self.explored: list[_Built] = []
+        self.led: list[Built] = []
+        self.found: list[tuple[float, Built]] = []
+        self.explored: list[Built] = []
         self.refused: list[str] = []
         """Why candidates could not be made, where that is nothing a design space should do."""
         self.transferred: dict[str, str] = {}
@@ -214,12 +174,12 @@ class _Round:
             if parent is not None:
                 self.families.setdefault(family, []).append((fitness, parent))
 
-    def _next_leads(self, count: int) -> list[_Draw]:
+    def _next_leads(self, count: int) -> list[Draw]:
         taken, self.leads = self.leads[:count], self.leads[count:]
-        return [_Draw(seed=self._seed(), decided=trace) for trace in taken]
+        return [Draw(seed=self._seed(), decided=trace) for trace in taken]
 
     def _add_transferred(self) -> None:
-        fresh: list[_Built] = []
+        fresh: list[Built] = []
         for donor in self.request.donors:
             try:
                 schedules = refitted(self.space, decode_trace(donor.trace))
@@ -227,28 +187,28 @@ class _Round:
                 continue
             for schedule in schedules:
                 made = self._completed(schedule)
-                if isinstance(made, _Built):
+                if isinstance(made, Built):
                     if (built := self._taken(made)) is not None:
                         fresh.append(built)
                         self.transferred[built.key] = donor.workload
                     break
         self.found += zip(self._scores(fresh), fresh, strict=True)
 
-    def _draws(self, count: int) -> list[_Draw]:
+    def _draws(self, count: int) -> list[Draw]:
         """Random points of the space: sketches in turn, so that each gets its share, the least known first."""
         numbers = [i for i, family in enumerate(self.sketches) if self._is_open(family)]
         if not numbers:
             return []
         turned = np.roll(numbers, int(self.rng.integers(len(numbers))))
         order = sorted(map(int, turned), key=lambda i: min(self.known[self.sketches[i]], 1))
-        return [_Draw(seed=self._seed(), sketch=order[i % len(order)]) for i in range(count)]
+        return [Draw(seed=self._seed(), sketch=order[i % len(order)]) for i in range(count)]
 
     def _is_open(self, family: str) -> bool:
         """Whether a sketch has points that nobody has met."""
         size = sum(self.space.size(i) for i, name in enumerate(self.sketches) if name == family)
         return family not in self.sketches or self.known[family] < size
 
-    def _mutations(self, count: int) -> list[_Draw]:
+    def _mutations(self, count: int) -> list[Draw]:
         names = [name for name in sorted(self.families) if self._is_open(name)]
         if not names:
             return []
@@ -257,7 +217,7 @@ class _Round:
         for index in self._roulette(best, count):
             family = self.families[names[index]]
             (member,) = self._roulette([fitness for fitness, _ in family], 1)
-            chosen.append(_Draw(seed=self._seed(), mutated=family[member][1]))
+            chosen.append(Draw(seed=self._seed(), mutated=family[member][1]))
         return chosen
 
     def _roulette(self, fitness: list[float], count: int) -> list[int]:
@@ -267,18 +227,18 @@ class _Round:
     def _seed(self) -> int:
         return int(self.rng.integers(1, SEED_LIMIT))
 
-    def _grow(self, draw: Callable[[int], list[_Draw]], count: int) -> list[_Built]:
+    def _grow(self, draw: Callable[[int], list[Draw]], count: int) -> list[Built]:
         """Builds `count` draws, scores those that are new, and makes them parents of the next generation.
 
         A draw that breaks a rule is drawn again; one that is known already is not, or a small space would never end.
         """
-        fresh: list[_Built] = []
+        fresh: list[Built] = []
         wanted, spent = count, 0
         while wanted > 0 and spent < MAX_DRAWS * count and (draws := draw(wanted)):
             spent += len(draws)
             wanted = 0
             for built in self.parallel(self._build, draws):
-                wanted += built is None or isinstance(built, _Refused)
+                wanted += built is None or isinstance(built, Refused)
                 if (new := self._taken(built)) is not None:
                     fresh.append(new)
         scores = self._scores(fresh)
@@ -288,13 +248,13 @@ class _Round:
                 self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
         return fresh
 
-    def _taken(self, built: _Built | _Refused | None) -> _Built | None:
+    def _taken(self, built: Built | Refused | None) -> Built | None:
         """A candidate that nobody has met, which is so no more; None for anything else."""
-        if built is None or built is _KNOWN or built.key in self.keys:
+        if built is None or built is KNOWN or built.key in self.keys:
             return None
         self.keys.add(built.key)
         self.known[built.family] += 1
-        if isinstance(built, _Refused):
+        if isinstance(built, Refused):
             self.refused += [] if built.error is None else [built.error]
             return None
         if built.program in self.programs:
@@ -302,17 +262,17 @@ class _Round:
         self.programs.add(built.program)
         return built
 
-    def _build(self, draw: _Draw) -> _Built | _Refused | None:
+    def _build(self, draw: Draw) -> Built | Refused | None:
         """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
         try:
             schedule = self._applied(draw)
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
             return None
-        if schedule is None or schedule is _KNOWN:
+        if schedule is None or schedule is KNOWN:
             return schedule
         return self._completed(schedule, None if draw.sketch is None else self.sketches[draw.sketch])
 
-    def _completed(self, schedule: Any, family: str | None = None) -> _Built | _Refused | None:
+    def _completed(self, schedule: Any, family: str | None = None) -> Built | Refused | None:
         """An applied schedule as a candidate, of the sketch that is named or told by its instructions."""
         try:
             trace = schedule.trace.simplified(True)
@@ -320,12 +280,12 @@ class _Round:
         except Exception:  # noqa: BLE001 - likewise
             return None
         if key in self.keys:
-            return _KNOWN
+            return KNOWN
         family = family or family_of(key)
         try:
             if not self.space.postprocessed(schedule):
-                return _Refused(family=family, key=key, error=None)
-            return _Built(
+                return Refused(family=family, key=key, error=None)
+            return Built(
                 family=family,
                 key=key,
                 program=structural_hash(schedule),
@@ -334,10 +294,10 @@ class _Round:
                 features=pack_features(self.space.features(schedule)),
             )
         except Exception as error:  # noqa: BLE001 - what one candidate fails of is no concern of the others
-            return _Refused(family=family, key=key, error=f"{type(error).__name__}: {error}"[:300])
+            return Refused(family=family, key=key, error=f"{type(error).__name__}: {error}"[:300])
 
-    def _applied(self, draw: _Draw) -> Any:
-        """The schedule of a draw before postprocessing; None where there is none, _KNOWN where it need not be made."""
+    def _applied(self, draw: Draw) -> Any:
+        """The schedule of a draw before postprocessing; None where there is none, KNOWN where it need not be made."""
         if draw.sketch is not None:
             return self.space.drawn(draw.sketch, draw.seed)
         trace = draw.decided
@@ -346,10 +306,10 @@ class _Round:
         if trace is None:
             return None
         if encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
-            return _KNOWN
+            return KNOWN
         return self.space.applied(trace, draw.seed)
 
-    def _scores(self, built: list[_Built]) -> list[float]:
+    def _scores(self, built: list[Built]) -> list[float]:
         """Predicted from the packed features, which is what the model is trained on."""
         if self.model is not None and built:
             try:
@@ -392,7 +352,7 @@ class _Round:
                     ties[tie] += 1
         return sorted(chosen.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest))
 
-    def _proposal(self, score: float, built: _Built) -> Proposal | None:
+    def _proposal(self, score: float, built: Built) -> Proposal | None:
         try:
             trace = encode_trace(built.schedule.trace)
         except InvalidTrace:

@@ -25,10 +25,9 @@ from sqlalchemy.orm import Session
 from pitchpipe import isa
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import MEASURE_VERSION
-from pitchpipe.wire.record import Best, LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier
+from pitchpipe.wire.record import LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier
 from pitchpipe.wire.target import Target
-from service.db import instant
-from service.store.values import device_models, target_key, targets
+from service.store.values import best_of, device_models, target_key, targets
 from service.tables import BestRow, Project
 
 Reading = Session | Connection
@@ -250,19 +249,7 @@ def _answer(
         workload=row.workload,
         tier=choice.tier,
         reason=choice.reason + where,
-        best=Best(
-            record=row.record,
-            trace=trace,
-            secs=row.secs,
-            secs_low=row.secs_low,
-            secs_high=row.secs_high,
-            baseline_secs=row.baseline_secs,
-            device_class=row.device_class,
-            toolchain=row.toolchain,
-            confirmed_at=instant(row.confirmed_at),
-            origin=row.origin,
-            source=row.source,
-        ),
+        best=best_of(row, trace),
         provenance=Provenance(target=choice.target, device_model=model, worker=row.worker),
         measured_here=here,
     )

@@ -17,6 +17,7 @@ from service.db import Database, instant, now
 from service.store import batches
 from service.store.paging import page
 from service.store.values import (
+    best_of,
     get_device,
     get_target,
     get_toolchain,
@@ -195,7 +196,7 @@ def bests(
     found: dict[str, Best] = {}
     for row in rows:
         if row.workload not in found:
-            found[row.workload] = _best(row)
+            found[row.workload] = best_of(row, row.trace)
     return found
 
 
@@ -305,20 +306,4 @@ def _record(session: Session, row: Record) -> TuningRecord:
         worker=row.worker,
         created_at=instant(row.created_at),
         schema_version=row.schema_version,
-    )
-
-
-def _best(row: BestRow) -> Best:
-    return Best(
-        record=row.record,
-        trace=row.trace,
-        secs=row.secs,
-        secs_low=row.secs_low,
-        secs_high=row.secs_high,
-        baseline_secs=row.baseline_secs,
-        device_class=row.device_class,
-        toolchain=row.toolchain,
-        confirmed_at=instant(row.confirmed_at),
-        origin=row.origin,
-        source=row.source,
     )

@@ -13,7 +13,9 @@ from sqlalchemy.orm import Session
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.measure import Measurement
+from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from service.db import instant
 from service.tables import Base, Record, StoredDevice, StoredTarget, StoredToolchain
 
 _MEASUREMENT: TypeAdapter[Measurement] = TypeAdapter(Measurement)
@@ -132,3 +134,20 @@ def _get(session: Session, table: type[Stored], kind: type[Value], key: str) -> 
         _known(session)[table, key] = value
     assert isinstance(value, kind)
     return value
+
+
+def best_of(row: Any, trace: str) -> Best:
+    """What a row of the table `best`, or the same columns of it, says; its trace may have been read apart."""
+    return Best(
+        record=row.record,
+        trace=trace,
+        secs=row.secs,
+        secs_low=row.secs_low,
+        secs_high=row.secs_high,
+        baseline_secs=row.baseline_secs,
+        device_class=row.device_class,
+        toolchain=row.toolchain,
+        confirmed_at=instant(row.confirmed_at),
+        origin=row.origin,
+        source=row.source,
+    )
