@@ -93,7 +93,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     for connection in connections:
         connection.statuses.clear()
     draw = random.Random(order["seed"])
-    rate, idle, waiting = order.get("rate"), list(connections), deque[float]()
+    rate, idle, waiting = order.get("rate"), deque(connections), deque[float]()
     busy: dict[int, Connection] = {}
     latencies: list[float] = []
     received_bytes = next_request = 0
@@ -111,7 +111,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
                 waiting.append(due)
                 due += draw.expovariate(rate)
         while waiting and idle:
-            connection = idle.pop()
+            connection = idle.popleft()
             connection.send(requests[next_request % len(requests)], waiting.popleft())
             busy[connection.socket.fileno()] = connection
             next_request += 1

@@ -13,6 +13,7 @@ Equal seconds: stock's `secs` are those of its process from before it imports TV
 process has imported TVM; its search is told to end RESERVE_SECS earlier than stock's seconds, and `our_secs` says when it
 did, the last batch in flight included. The confirming run against the untuned default comes after that (stock does no such
 thing): `our_total_secs` includes it, and `over_time` in the summary names the shapes where even that is more than stock's.
+`--at-most` ends our search after so many seconds where stock took longer: ours then has fewer seconds, never more.
 `at_trials` is the candidate that was fastest in our search after as many trials as stock had.
 
 FLOPs are TVM's count over the tensor program, so a Winograd shape is counted by its own arithmetic, and softmax and norms
@@ -144,8 +145,8 @@ def secs_of(result: Measurement | None) -> float:
     return result.secs if isinstance(result, Timed) else math.inf
 
 
-def tune(name: str, target: Target, trials: int) -> dict[str, Any]:
-    """Both sides, one after the other."""
+def tune(name: str, target: Target, trials: int, at_most: float) -> dict[str, Any]:
+    """Both sides, one after the other; ours for stock's seconds, or for `at_most` if that is less."""
     with tempfile.TemporaryDirectory() as folder:
         stock = run([str(STOCK), name, target.key, str(trials), str(SEED), folder])
         stock["trace"] = None
@@ -154,7 +155,7 @@ def tune(name: str, target: Target, trials: int) -> dict[str, Any]:
                 stock["trace"] = stock_trace(Path(folder), program(name), target)
             except InvalidTrace as error:
                 stock["refused"] = str(error)
-    side = [__file__, "--side", name, "--target", target.key, "--seconds", str(stock["secs"])]
+    side = [__file__, "--side", name, "--target", target.key, "--seconds", str(min(stock["secs"], at_most))]
     return {"stock": stock, "ours": run([*side, "--trials", str(trials)])}
 
 
@@ -232,6 +233,9 @@ def main() -> None:
     arguments.add_argument("--phase", choices=("tune", "time", "all"), default="all")
     arguments.add_argument("--work", type=Path, help="folder of results, shape by shape; default: a new one, removed")
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of stock")
+    arguments.add_argument(
+        "--at-most", type=float, default=math.inf, help="seconds of ours; default: as many as stock took"
+    )
     arguments.add_argument("--side", metavar="SHAPE", help="run our side only, on one shape, and print its result")
     arguments.add_argument("--target", help="with --side: its JSON")
     arguments.add_argument("--seconds", type=float, help="with --side: its budget")
@@ -257,7 +261,7 @@ def main() -> None:
         for name in [name for name in names if name not in missing]:
             tuned, timed = work / f"{name}.tuned.json", work / f"{name}.row.json"
             if options.phase != "time" and not tuned.exists():
-                write(tuned, tune(name, target, trials))
+                write(tuned, tune(name, target, trials, options.at_most))
             if options.phase == "tune" or not tuned.exists():
                 continue
             if not timed.exists():

@@ -17,6 +17,7 @@ from service.edge import Edge
 from service.metrics import Metrics
 from service.routes import jobs, leases, misses, models, probes, records, schedules, tokens, workers
 from service.settings import Settings
+from service.shortcut import Shortcut
 from service.wake import Wake
 
 
@@ -42,6 +43,8 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     problems.register(app)
     for noun in (probes, models, jobs, leases, workers, records, schedules, misses, tokens):
         app.include_router(noun.router)
+    # The last added is the first met.
+    app.add_middleware(Shortcut, context=context)
     app.add_middleware(Edge, context=context)
     _complete_document(app)
     return app

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -27,6 +28,13 @@ _MAX_CACHED = 4096
 """Entries; a cache this small costs nothing to drop and fill again."""
 
 
+@dataclass
+class _Known:
+    expires: float
+    principal: Principal
+    renewing: bool = False
+
+
 class Authenticator:
     """Turns an Authorization header into a Principal. Thread-safe.
 
@@ -40,14 +48,23 @@ class Authenticator:
         self._cache_secs = cache_secs
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, Principal]] = {}
+        self._known: dict[str, _Known] = {}
 
     def remembered(self, header: str | None) -> Principal | None:
-        """The answer where it needs no database; raises Unauthorized on a header that is no bearer token."""
+        """The answer where it needs no database; raises Unauthorized on a header that is no bearer token.
+
+        When half of an answer's time is over one request is sent to the database, before all have to go there at once.
+        """
         token = _bearer(header)
+        now = self._clock()
         with self._lock:
             found = self._known.get(sha256(token.encode()))
-        return found[1] if found is not None and found[0] > self._clock() else None
+            if found is None or found.expires <= now:
+                return None
+            if not found.renewing and found.expires - now < self._cache_secs / 2:
+                found.renewing = True
+                return None
+            return found.principal
 
     def authenticate(self, header: str | None) -> Principal:
         """Raises Unauthorized unless the header carries a token that is valid now."""
@@ -57,7 +74,7 @@ class Authenticator:
         with self._lock:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            self._known[sha256(token.encode())] = (self._clock() + self._cache_secs, principal)
+            self._known[sha256(token.encode())] = _Known(self._clock() + self._cache_secs, principal)
         return principal
 
     def forget(self) -> None:

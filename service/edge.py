@@ -1,6 +1,6 @@
 """What happens to a request before a route sees it: counted, shed, authenticated, capped; in that order.
 
-    request -> Edge -> routes
+    request -> Edge -> Shortcut -> routes
                  count      every answer, by route and status
                  shed       503 + Retry-After when too much is at work, before any work is done
                  authenticate   401 before the body is read
@@ -23,6 +23,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pitchpipe.errors import Overloaded, PitchpipeError, TooLarge
@@ -42,6 +43,7 @@ class Edge:
         self._context = context
         # Counted on the event loop only, so plain integers do.
         self._running = {"request": 0, "waiting": 0}
+        self._shown = {kind: context.metrics.running.labels(kind) for kind in self._running}
         settings = context.settings
         self._limits = {"request": settings.max_requests, "waiting": settings.max_waiting}
 
@@ -70,6 +72,11 @@ class Edge:
         except PitchpipeError as error:
             if status == 0:
                 await problems.of_error(error, instance)(scope, receive, send_counted)
+        except HTTPException as error:
+            # The framework answers its own; the body may be refused before it sees the request.
+            if status == 0:
+                response = await problems.of_http(Request(scope), error)
+                await response(scope, receive, send_counted)
         except Exception:
             log.exception("unexpected error", instance=instance, method=scope["method"], path=scope["path"])
             if status == 0:
@@ -103,7 +110,7 @@ class Edge:
         """One more, or one less, of a kind is running."""
         if kind is not None:
             self._running[kind] += change
-            self._context.metrics.running.labels(kind).inc(change)
+            self._shown[kind].inc(change)
 
     def has_room(self, kind: str) -> bool:
         return self._running[kind] < self._limits[kind]

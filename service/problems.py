@@ -86,7 +86,7 @@ def register(app: FastAPI) -> None:
     """Adds the handlers of every error a route can raise."""
     app.add_exception_handler(PitchpipeError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_malformed)
-    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(HTTPException, of_http)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
 
 
@@ -133,8 +133,8 @@ def _malformed(detail: str, fields: tuple[FieldProblem, ...], instance: str | No
     )
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    """What FastAPI and Starlette raise by themselves."""
+async def of_http(request: Request, error: Exception) -> Response:
+    """The response to what FastAPI and Starlette raise by themselves, and to a body refused half-way."""
     assert isinstance(error, HTTPException)
     instance = _instance(request)
     if error.status_code == 413:

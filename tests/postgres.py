@@ -70,8 +70,9 @@ class PostgresServer:
             said = (self.folder / f"{program}.log").read_text(errors="replace")
             raise RuntimeError(f"{program} failed with {done.returncode}: {said[-2000:]}")
 
-    def start(self) -> None:
-        options = f"-k {self.folder} {_OPTIONS}"
+    def start(self, more: str = "") -> None:
+        """With more options, which overrule the suite's own."""
+        options = f"-k {self.folder} {_OPTIONS} {more}"
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-o", options, "start")
 
     def stop(self) -> None:

@@ -10,6 +10,10 @@ f = sum_i w_i g_i, and the next batch goes where the estimate of df/dt_i is most
 The first term is the recent slope, the second bets either that the task keeps improving in proportion to what it has cost,
 or that it can reach a multiple of the speed its group has reached. Zheng et al., "Ansor: Generating High-Performance Tensor
 Programs for Deep Learning" (OSDI 2020), section 6 and appendix A; alpha, beta and dt as there.
+
+Where the least time b_i that the task can take on its device is known, the bet is on what is left of it,
+-(g_i(t_i) - b_i) / t_i: a group's fastest may have reached a speed that this task's memory traffic forbids, and a bet on
+that speed, which no trial makes smaller, would take the whole budget.
 """
 
 from __future__ import annotations
@@ -86,6 +90,13 @@ class TaskLedger:
         if self.best_secs is None or self.bound_secs is None:
             return False
         return abs(self.best_secs / self.bound_secs - 1) <= AT_BOUND
+
+    @property
+    def above_bound_secs(self) -> float | None:
+        """What a run could save at most; None while no bound is known, or when it was passed."""
+        if self.best_secs is None or self.bound_secs is None or self.best_secs < self.bound_secs:
+            return None
+        return self.best_secs - self.bound_secs
 
     @property
     def stale(self) -> bool:
@@ -177,10 +188,13 @@ class BudgetLedger:
             trials_then, best = task.history[-1 - WINDOW_BATCHES]
             best_then = task.best_secs if best is None else best
         slope = 0.0 if task.trials == trials_then else (task.best_secs - best_then) / (task.trials - trials_then)
-        bet = -task.best_secs / max(task.trials, 1)
-        peers = [t.flops / t.best_secs for t in self.tasks if t.group == task.group and t.best_secs]
-        if task.flops and len(peers) > 1:
-            bet = min(bet, BETA * task.flops / max(peers) - task.best_secs)
+        if task.above_bound_secs is not None:
+            bet = -task.above_bound_secs / max(task.trials, 1)
+        else:
+            bet = -task.best_secs / max(task.trials, 1)
+            peers = [t.flops / t.best_secs for t in self.tasks if t.group == task.group and t.best_secs]
+            if task.flops and len(peers) > 1:
+                bet = min(bet, BETA * task.flops / max(peers) - task.best_secs)
         return task.weight * (ALPHA * slope + (1 - ALPHA) * bet)
 
     def charge(self, index: int, reserved: int, results: Iterable[Measurement], elapsed_secs: float) -> None:

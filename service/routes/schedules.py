@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
@@ -11,6 +12,7 @@ from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest
 from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx
+from service.db import Database
 from service.problems import BODY, documented
 from service.store import explanations, lookups, pins
 
@@ -34,13 +36,17 @@ def lookup_schedules(
 
     The answer has an `ETag`. It changes only when what the project serves changes.
     """
-    request = request.model_copy(update={"target": Target.parse(request.target.key)})
-    project = principal.project
+    return answer_lookup(context.database, principal.project, request, if_none_match)
+
+
+def answer_lookup(database: Database, project: str, request: LookupRequest, if_none_match: str | None) -> Response:
+    """What the route answers: `service.shortcut` asks here, too. Raises InvalidTarget and Overloaded."""
+    request = request.model_copy(update={"target": _complete(request.target)})
     if if_none_match is not None:
-        tag = lookups.entity_tag(project, request, context.database.glance(lambda at: lookups.generation(at, project)))
+        tag = lookups.entity_tag(project, request, database.glance(lambda at: lookups.generation(at, project)))
         if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
             return Response(status_code=304, headers={"ETag": tag})
-    generation, answer = context.database.glance(lambda at: lookups.answer(at, project, request))
+    generation, answer = database.glance(lambda at: lookups.answer(at, project, request))
     tag = lookups.entity_tag(project, request, generation)
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": tag})
 
@@ -48,7 +54,7 @@ def lookup_schedules(
 @router.post("/explain", responses=documented(*BODY))
 def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) -> ExplainResponse:
     """Why workloads of a look-up have no exact answer: the nearest stored keys and what tells them apart."""
-    request = request.model_copy(update={"target": Target.parse(request.target.key)})
+    request = request.model_copy(update={"target": _complete(request.target)})
     with context.database.reading() as session:
         return explanations.explain(session, principal.project, request)
 
@@ -56,6 +62,12 @@ def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) ->
 @router.post("/pinned", responses=documented(*BODY))
 def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinResponse:
     """The traces of records that a lock file names, or why one may not be run on the target."""
-    request = request.model_copy(update={"target": Target.parse(request.target.key)})
+    request = request.model_copy(update={"target": _complete(request.target)})
     with context.database.reading() as session:
         return pins.resolve(session, principal.project, request)
+
+
+@lru_cache(maxsize=4096)
+def _complete(target: Target) -> Target:
+    """The same target; raises InvalidTarget where something is missing of it that its kind needs."""
+    return Target.parse(target.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -34,6 +35,7 @@ def insert(session: Session, table: type[Base]) -> Insert:
     return postgresql.insert(table) if session.get_bind().dialect.name == "postgresql" else sqlite.insert(table)
 
 
+@lru_cache(maxsize=_MAX_REMEMBERED)
 def target_key(target: Target) -> str:
     """SHA-256 of the target's key: what rows and indexes hold."""
     return sha256(target.key.encode())

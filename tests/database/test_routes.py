@@ -43,6 +43,7 @@ from pitchpipe.wire.record import LookupRequest, Tier
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
 from service.app import create_app
+from service.auth import Authenticator
 from service.blobs import Blobs
 from service.db import Database
 from service.settings import Settings
@@ -499,6 +500,44 @@ def test_an_unchanged_answer_is_a_304_until_something_is_served(service: Service
     changed = ask(tag)
     assert (changed[0], changed[1] != tag) == (200, True)
     assert [answer.tier for answer in user.lookup(asked, cache=tmp_path).answers] == [Tier.SAME_ARCH]
+
+
+def test_a_look_up_is_the_same_by_the_short_way_and_by_the_frameworks(service: Service) -> None:
+    asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest,)).model_dump_json(by_alias=True, exclude_none=True)
+    user = {"authorization": f"Bearer {service.tokens['user']}", "content-type": "application/json"}
+
+    def post(content: Any, headers: dict[str, str] = user) -> tuple[int, str | None, Any]:
+        answer = service.http.post("/v1/schedules/lookup", content=content, headers=headers)
+        return answer.status_code, answer.headers.get("etag"), answer.json()
+
+    short = post(asked)
+    assert short[0] == 200
+    assert short == post(iter([asked[:20].encode(), asked[20:].encode()])), "a body in parts"
+    assert short == post(asked, user | {"content-type": "application/json; charset=utf-8"})
+    assert post(asked, user | {"if-none-match": "x" * 5000})[0] == 422
+    assert post(asked, user | {"authorization": f"Bearer {service.tokens['worker']}"})[0] == 403
+    assert post("{")[0] == 422
+    assert post(asked.replace('"target"', '"tarjet"'))[2]["errors"][0]["field"] == "body.target"
+    incomplete = post(json.dumps({**json.loads(asked), "target": {"kind": "llvm"}}))
+    assert (incomplete[0], incomplete[2]["code"]) == (400, "invalid-target")
+    counted = 'pitchpipe_requests_total{method="POST",route="/v1/schedules/lookup",status="200"} 3.0'
+    assert counted in service.http.get("/metrics").text
+
+
+def test_a_token_is_renewed_by_one_request_while_the_others_go_on(service: Service) -> None:
+    now = 0.0
+    authenticator = Authenticator(service.database, cache_secs=10.0, clock=lambda: now)
+    header = f"Bearer {service.tokens['user']}"
+    assert authenticator.remembered(header) is None
+    principal = authenticator.authenticate(header)
+    assert authenticator.remembered(header) == principal
+    now = 6.0
+    assert [authenticator.remembered(header) for _ in range(3)] == [None, principal, principal]
+    authenticator.authenticate(header)
+    now = 10.5
+    assert authenticator.remembered(header) == principal, "the renewal counts from its own time"
+    now = 16.5
+    assert authenticator.remembered(header) is None
 
 
 def test_a_jobs_schedules_are_the_answers_for_its_workloads(service: Service) -> None:

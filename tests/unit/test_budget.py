@@ -103,11 +103,23 @@ def test_a_task_at_its_bound_stops_and_its_trials_go_to_the_others():
     assert book.finished(1.0)
 
 
-@pytest.mark.parametrize("bound", [None, 1 / 1.04, 1.04], ids=["unknown", "not reached", "passed: no bound"])
+@pytest.mark.parametrize("bound", [None, 1.04], ids=["unknown", "passed: no bound"])
 def test_a_bound_that_says_nothing_changes_nothing(bound):
     book, without = (ledger(task("a"), task("b", group="h"), trials=160) for _ in range(2))
     book.tasks[0].bound_secs = bound
     assert spend(book, 1.0, 1.0) == spend(without, 1.0, 1.0)
+
+
+def test_trials_go_where_most_is_left_above_the_bound_and_not_to_a_speed_that_the_bound_forbids():
+    book = ledger(task("memory", flops=1e8), task("fast", flops=1e9), task("slow", flops=1e9))
+    for index, (best, bound) in enumerate([(1.0, 0.9), (0.5, 0.45), (1.0, 0.5)]):
+        book.restore(index, trials=64, failed=0, best_secs=best)
+        book.tasks[index].bound_secs = bound
+    found = Counter(run_batch(book, 1.0) for _ in range(8))
+    assert found[2] > found[0] + found[1]
+    book.tasks[2].bound_secs = None
+    book.tasks[0].bound_secs = None
+    assert book.gradient(0) < book.gradient(2), "without bounds the speed of the group counts"
 
 
 def test_a_task_that_only_fails_stops():
