@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.record import LookupRequest, Origin, ScheduleAnswer, Tier
@@ -211,3 +212,28 @@ def test_the_tag_of_an_answer_changes_when_what_is_served_does_and_only_then(wor
     assert tag() == seen[-1]
     turned = asked.model_copy(update={"workloads": asked.workloads[::-1]})
     assert len({tag(), tag(turned), tag(project=World(world.database, "other").project)}) == 3
+
+
+def test_a_glance_finds_what_a_transaction_finds(world: World) -> None:
+    world.serve(cpu("znver4"), origin=Origin.TRANSFERRED, source=sha256(b"another"))
+    for asking in (cpu("znver4"), cpu("znver5"), cpu("haswell")):
+        request = LookupRequest(target=asking, workloads=(KEY, sha256(b"unknown")), toolchain=TOOLCHAIN.key)
+        with world.database.reading() as session:
+            expected = lookups.answer(session, world.project, request)
+        for _ in range(7):  # the driver prepares what it has run five times
+            assert world.database.glance(lambda at, asked=request: lookups.answer(at, world.project, asked)) == expected
+
+
+def test_a_glance_goes_on_when_the_server_has_closed_its_connections(postgres_database: Database) -> None:
+    world = World(postgres_database)
+    world.serve(cpu("znver4"))
+    request = LookupRequest(target=cpu("znver4"), workloads=(KEY,))
+    before = postgres_database.glance(lambda at: lookups.answer(at, world.project, request))
+    with postgres_database.transaction() as session:
+        session.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+    assert postgres_database.glance(lambda at: lookups.answer(at, world.project, request)) == before
