@@ -53,7 +53,7 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "output"):
             reasons[node] = unsupported(node)
-            found.operators += _computes(node)
+            found.operators += computes(node)
     partitioner = CapabilityBasedPartitioner(module, _Known(reasons), allows_single_node_partition=True)
     chosen = []
     for partition in partitioner.propose_partitions():
@@ -62,7 +62,7 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
             chosen.append(nodes)
     inside = {node for nodes in chosen for node in nodes}
     for node, reason in reasons.items():
-        if node not in inside and _computes(node):
+        if node not in inside and computes(node):
             why = reason or "too little beside it to compile"
             found.left[why] = found.left.get(why, 0) + 1
     if chosen:
@@ -89,7 +89,8 @@ class _Known(OperatorSupportBase):  # type: ignore[misc]
         return node in self._reasons and self._reasons[node] is None
 
 
-def _computes(node: Any) -> bool:
+def computes(node: Any) -> bool:
+    """Whether it is more than a view."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     return name_of(node) not in VIEWS
@@ -104,7 +105,7 @@ def _without_last_views(nodes: dict[Any, int | None]) -> dict[Any, int | None]:
 
 
 def _worth_it(nodes: Collection[Any]) -> bool:
-    computing = [node for node in nodes if _computes(node)]
+    computing = [node for node in nodes if computes(node)]
     return len(computing) >= FEWEST or any(name_of(node) in HEAVY for node in computing)
 
 

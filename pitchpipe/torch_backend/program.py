@@ -28,6 +28,7 @@ from pitchpipe.torch_backend.part import Part
 from pitchpipe.torch_backend.partition import Split, is_static, name_of, split, tensors_of
 from pitchpipe.torch_backend.report import GraphReport, PartitionReport, ProgramReport
 from pitchpipe.torch_backend.schedules import Found, Wanted, find, is_silent
+from pitchpipe.torch_backend.threads import run_small_ones_alone
 from pitchpipe.torch_backend.warning import warn_once
 from pitchpipe.tune import LocalModel
 from pitchpipe.wire.ids import sha256
@@ -155,6 +156,8 @@ class Program:
             part = self._part(one, found, target, device, alone)
             self.parts.append(part)
             setattr(cut.module, one.name, part)
+        if any(part.compiled for part in self.parts):
+            run_small_ones_alone(cut.module)
         return cut.module
 
     def _planned(self, cut: Split, name: str) -> _Planned:
