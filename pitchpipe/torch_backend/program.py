@@ -6,6 +6,7 @@ step. Whether it is used at all is decided by a duel with the graph as Dynamo ca
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -274,7 +275,10 @@ class Chosen:
                 reasons = {part.report.reason for part in program.parts if part.report.reason}
                 raise _NothingCompiled("; ".join(sorted(reasons)) or "no part of it is compiled")
             return duel.duel(
-                lambda: rehearsal(self._compiled), lambda: rehearsal(self._captured), compare=not program.random
+                lambda: rehearsal(self._compiled),
+                lambda: rehearsal(self._captured),
+                compare=not program.random,
+                nudged=(lambda: rehearsal.nudged()(self._captured)) if rehearsal.stepping else None,
             )
 
     def _guarded(self, *arguments: Any) -> Any:
@@ -297,21 +301,21 @@ class _Rehearsal:
     def __init__(self, program: Program, arguments: Sequence[Any]) -> None:
         self._program = program
         first = program.arguments - len(arguments)
-        self._stepping = torch.is_grad_enabled() and any(
+        self.stepping = torch.is_grad_enabled() and any(
             isinstance(one, torch.Tensor) and one.requires_grad for one in arguments
         )
-        self._arguments = []
+        self._arguments: list[Any] = []
         for at, one in enumerate(arguments):
             if isinstance(one, torch.Tensor):
                 wants, written = one.requires_grad, at + first in program.mutated
                 one = one.detach().clone() if written else one.detach()
-                one = one.requires_grad_() if wants and self._stepping else one
+                one = one.requires_grad_() if wants and self.stepping else one
             self._arguments.append(one)
         self._tangents: list[Any] | None = None
 
     def __call__(self, run: Run) -> list[Any]:
         torch.manual_seed(0)
-        if not self._stepping:
+        if not self.stepping:
             return list(run(*self._arguments))
         for part in self._program.parts:
             part.forget_weights()
@@ -322,6 +326,17 @@ class _Rehearsal:
             self._tangents = [torch.randn_like(one) for one in differentiable]
         gradients = torch.autograd.grad(differentiable, wanted, self._tangents, allow_unused=True)
         return [one.detach() if isinstance(one, torch.Tensor) else one for one in (*results, *gradients)]
+
+    def nudged(self) -> _Rehearsal:
+        """The same with arguments that differ by rounding, and the same gradients of its results."""
+        found = copy.copy(self)
+        found._arguments = [
+            (one.detach() * (1 + duel.NUDGE * torch.randn_like(one))).requires_grad_(one.requires_grad)
+            if isinstance(one, torch.Tensor) and one.is_floating_point()
+            else one
+            for one in self._arguments
+        ]
+        return found
 
 
 def _placeholders(module: Any) -> list[Any]:

@@ -352,6 +352,31 @@ def test_wrong_results_are_never_used(warm: None, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(compiled(x), model(x))
 
 
+def test_a_result_may_be_as_far_off_as_rounding_makes_eagers_own() -> None:
+    r = torch.randn(1000)
+    assert duel.difference([r + 0.01], [r]) is not None
+    assert duel.difference([r + 0.01], [r], [r + 0.005]) is None
+    assert duel.difference([r + 0.01], [r], [r + 1e-6]) is not None
+    assert duel.difference([-r], [r], [r + 10.0]) is not None, "noise is no excuse for another result"
+
+
+def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    real = duel.duel
+
+    def strict(ours: Any, theirs: Any, **more: Any) -> Any:
+        if more.get("nudged") is not None:
+            asked.append(duel.difference(theirs(), more["nudged"]()))
+            monkeypatch.setitem(duel.TOLERANCE, torch.float32, 1e-12)
+        return real(ours, theirs, **more)
+
+    monkeypatch.setattr(duel, "duel", strict)
+    model, x = Small().train(), torch.randn(4, 3, 9, 9)
+    explained = torch_backend.explain(model, (x,), options=DEFAULT)
+    assert asked == [None], "the nudge is of the size of rounding"
+    assert explained.programs[0].runs == "pitchpipe", explained.programs[0].reason
+
+
 def test_what_is_slower_than_eager_stays_eager_and_is_timed_once(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duel, "MARGIN", 0.0)
     model, x = mlp(), torch.randn(4, 8)
