@@ -2,7 +2,8 @@
 
     python benchmarks/torch_backend.py --models ../shared/models/zoo.py --json > benchmarks/results/torch_backend.json
     python benchmarks/torch_backend.py --models ... --work build/torch_backend --only resnet18 --phase tune
-    python benchmarks/torch_backend.py --models ... --work build/torch_backend --only resnet18 --phase time --json
+    python benchmarks/torch_backend.py --models ... --work build/torch_backend --only resnet18 --phase time
+    python benchmarks/torch_backend.py --models ... --work build/torch_backend --phase report --json
 
 *Tune*: a model is submitted as anybody submits one (model_tuning.py), into the database that `pitchpipe tune` fills; a
 training step is tuned by the backend itself, in mode max-autotune, --trials a partition. What is in --work is not redone.
@@ -16,6 +17,7 @@ latency.py. `worst_vs_eager`, `worst_vs_inductor`, `worst_vs_load`: the other's 
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
@@ -126,15 +128,15 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--models", type=Path, required=True, help="a Python file with MODELS, for inference")
     arguments.add_argument("--only", help="names of cases, with commas between; default: all")
-    arguments.add_argument("--phase", choices=("tune", "time", "all"), default="all")
+    arguments.add_argument("--phase", choices=("tune", "time", "report", "all"), default="all")
     arguments.add_argument("--work", type=Path, help="folder of databases and caches; default: a new one, removed")
     arguments.add_argument("--seconds", type=float, help=f"of tuning a model; default {SECONDS}")
     arguments.add_argument("--trials", type=int, help=f"of tuning a partition of a training step; default {TRIALS}")
     arguments.add_argument("--threads", type=int, default=usable_cores(), help="of everybody")
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()
-    if options.phase == "time" and options.work is None:
-        arguments.error("--phase time needs --work: the folder of an earlier phase")
+    if options.phase in ("time", "report") and options.work is None:
+        arguments.error(f"--phase {options.phase} needs --work: the folder of an earlier phase")
     sources = {name: models for models in (options.models, TRAINING) for name in runpy.run_path(str(models))["MODELS"]}
     names = options.only.split(",") if options.only else list(sources)[:1] if options.quick else list(sources)
     if unknown := {*names} - {*sources}:
@@ -147,10 +149,12 @@ def main() -> None:
         for name in names:
             folder = (options.work or Path(scratch)) / name
             folder.mkdir(parents=True, exist_ok=True)
-            if options.phase != "time":
+            if options.phase in ("tune", "all"):
                 tune(name, sources[name], folder, options, target)
-            if options.phase != "tune":
-                result["rows"].append(time_case(name, sources[name], folder, options))
+            if options.phase in ("time", "all"):
+                write(folder / "row.json", time_case(name, sources[name], folder, options))
+            if options.phase != "tune" and (folder / "row.json").exists():
+                result["rows"].append(json.loads((folder / "row.json").read_text()))
     if not result["rows"]:
         return
     result["summary"] = summary(result["rows"])

@@ -289,5 +289,6 @@ def test_what_was_missed_is_listed_and_the_budget_for_it_is_set(run: Run, embedd
     assert (listed["workload"], listed["runs"]) == (task.workload, 3)
     assert task.workload[:16] in run("misses", "list").out
     assert run("misses", "budget", "7", "--json").json() == {"trials_per_day": 7, "spent_today": 0}
-    assert run("misses", "budget").out == "7 trials a day, 0 granted today\n"
+    # The idle worker may have begun by now, with four trials for the one miss.
+    assert run("misses", "budget").out in ("7 trials a day, 0 granted today\n", "7 trials a day, 4 granted today\n")
     run("misses", "budget", "0")
