@@ -30,8 +30,6 @@ _ROUTE = next(
 _SCOPES = (job.Scope.USER, job.Scope.ADMIN)
 _THREADS = 3
 """Enough to wait for the database; with more they wait for each other and for the event loop."""
-_LONGEST_TAGS = 4096
-"""Of If-None-Match; the route declares the same."""
 
 
 class Shortcut:
@@ -50,7 +48,7 @@ class Shortcut:
         message = await receive()
         headers = Headers(scope=scope)
         known = headers.get("if-none-match")
-        request = None if len(known or "") > _LONGEST_TAGS else _parsed(message, headers.get("content-type"))
+        request = None if len(known or "") > schedules.MAX_TAGS_CHARS else _parsed(message, headers.get("content-type"))
         if request is None:
             await self._app(scope, _again(message, receive), send)
             return

@@ -37,7 +37,9 @@ norm, is as large as the rounding of its terms."""
 NUDGE = 2.0**-20
 """Relative change of an argument, eight times what float32 can tell: as much as another order of a sum's terms makes."""
 AS_FAR = 4.0
+"""Times what the nudge makes of a result, a result of ours may be off: one random change stands for all of its size."""
 FARTHEST = 0.2
+"""... but never more than this."""
 
 
 class Verdict(Wire):

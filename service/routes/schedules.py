@@ -18,9 +18,10 @@ from service.store import explanations, lookups, pins
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
+MAX_TAGS_CHARS = 4096
 IfNoneMatch = Annotated[
     str | None,
-    Header(max_length=4096, description="the `ETag` of an earlier answer; while it holds, the answer is 304"),
+    Header(max_length=MAX_TAGS_CHARS, description="the `ETag` of an earlier answer; while it holds, the answer is 304"),
 ]
 
 

@@ -110,6 +110,13 @@ def test_a_bound_that_says_nothing_changes_nothing(bound):
     assert spend(book, 1.0, 1.0) == spend(without, 1.0, 1.0)
 
 
+def test_a_task_just_above_its_bound_goes_on_until_it_is_stale():
+    book = ledger(task("a"))
+    book.tasks[0].bound_secs = 1 / 1.04
+    (spent,) = spend(book, 1.0)
+    assert spent >= STALE_TRIALS
+
+
 def test_trials_go_where_most_is_left_above_the_bound_and_not_to_a_speed_that_the_bound_forbids():
     book = ledger(task("memory", flops=1e8), task("fast", flops=1e9), task("slow", flops=1e9))
     for index, (best, bound) in enumerate([(1.0, 0.9), (0.5, 0.45), (1.0, 0.5)]):
