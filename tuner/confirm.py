@@ -8,13 +8,15 @@ Otherwise the baseline is served (never slower). How often that errs is said whe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Measurement, Timed
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task
+from tuner.measure.drift import drifted
 from tuner.measure.timing import later_interval, run_interval
 
 WORTHWHILE = 0.02
@@ -72,6 +74,32 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
         toolchain=batch.toolchain,
         confirmed_at=datetime.now(UTC),
     )
+
+
+def undecided(task: Task, batch: MeasuredBatch, best: Best | None) -> bool:
+    """Whether the same run, made again, may end better than with this verdict.
+
+    It may where its times come from more than one lease, and where a load kept from winning what might have won: it takes
+    the cores from one timing in two, which leaves no interval clear of the baseline's, and ends what waits too long. What
+    won all the same has won; a baseline that ran too long may be as slow as that.
+    """
+    if not batch.whole:
+        return True
+    if best is not None and best.trace != task.baseline:
+        return False
+    limit_secs = math.inf if best is None else best.baseline_secs * (1 - WORTHWHILE)
+    return any(
+        _kept_from_winning(result, limit_secs)
+        for candidate, result in zip(batch.candidates, batch.results, strict=True)
+        if candidate.trace != task.baseline
+    )
+
+
+def _kept_from_winning(result: Measurement, limit_secs: float) -> bool:
+    if isinstance(result, Failed):
+        return result.kind is FailureKind.RUN_TIMEOUT
+    busy = result.reference_ratio is not None and drifted(result.reference_ratio, 1.0)
+    return busy and result.secs < limit_secs
 
 
 def _interval(timed: Timed) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task, TaskKind
 from tuner.budget import BudgetLedger
-from tuner.confirm import MeasuredBatch, choose_best
+from tuner.confirm import MeasuredBatch, choose_best, undecided
 from tuner.records import RecordStore
 from tuner.steps import Donor, Proposal, ProposeRequest, propose_on
 
@@ -33,7 +33,7 @@ CONFIRMED = 3
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
-"""Confirming runs of a task before it is left unserved because workers keep dying in them."""
+"""Confirming runs of a task; the last one's verdict stands. Workers may keep dying in them, a device may stay busy."""
 MAX_SEARCH_CRASHES = 3
 """A task whose search crashed this often in a row gets no more batches."""
 
@@ -121,12 +121,14 @@ class TuningLoop:
         return not self._confirming
 
     def _confirmed(self, batch: MeasuredBatch) -> None:
-        """Hands the verdict on. Times of a run that a dead worker split in two are not compared: it is repeated."""
+        """Hands the verdict on; a run that decided nothing is repeated."""
+        task = self.tasks[batch.task]
+        best = choose_best(task, batch)
         self._confirming.discard(batch.task)
         self._confirmations[batch.task] += 1
-        if not batch.whole and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
+        if undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
             self._confirm(batch.task)
-        elif (best := choose_best(self.tasks[batch.task], batch)) is not None:
+        elif best is not None:
             self.on_confirmed(batch.task, best)
 
     @property

@@ -19,7 +19,7 @@ from pitchpipe.wire.measure import (
     Stop,
     Timed,
 )
-from tuner.confirm import WORTHWHILE, MeasuredBatch, choose_best
+from tuner.confirm import WORTHWHILE, MeasuredBatch, choose_best, undecided
 from tuner.measure.timing import later_interval, median_interval
 from tuner.testing import fake_task
 
@@ -27,13 +27,16 @@ TASK = fake_task("t")
 FAST, FASTER = '[["fast"],[]]', '[["faster"],[]]'
 
 
-def timed(trace: str, run_secs: Sequence[float], processes: int = 1) -> Measurement:
+def timed(
+    trace: str, run_secs: Sequence[float], processes: int = 1, reference_ratio: float | None = None
+) -> Measurement:
     return Timed(
         candidate=Candidate.of(TASK.workload.digest, trace).digest,
         run_secs=tuple(run_secs),
         check=CheckVerdict(passed=True, max_abs_error=0, tolerance=1e-3, input_sets=1),
         build_secs=0.1,
         rule=SampleRule(stop=Stop.CONFIRMED, calls=1, processes=processes),
+        reference_ratio=reference_ratio,
     )
 
 
@@ -174,3 +177,36 @@ def test_the_baseline_is_the_one_the_task_names() -> None:
     best = choose_best(task, batch(results))
     assert best is not None
     assert (best.trace, best.baseline_secs) == (FASTER, pytest.approx(2e-3))
+
+
+@pytest.mark.parametrize(
+    ("candidate_secs", "spread", "reference_ratio", "again"),
+    [
+        pytest.param(0.9e-3, 0.2, 1.3, True, id="looked faster while busy"),
+        pytest.param(0.9e-3, 0.2, 1.1, False, id="looked faster in quiet"),
+        pytest.param(0.9e-3, 0.2, None, False, id="looked faster, nobody knows in what"),
+        pytest.param(0.9e-3, 0.001, 1.3, False, id="won while busy"),
+        pytest.param(0.99e-3, 0.001, 1.3, False, id="hardly faster while busy"),
+        pytest.param(3e-3, 0.2, 1.3, False, id="lost while busy"),
+    ],
+)
+def test_a_run_is_undecided_where_a_load_may_have_kept_a_candidate_from_winning(
+    candidate_secs: float, spread: float, reference_ratio: float | None, again: bool
+) -> None:
+    results = {
+        trace: timed(trace, around(secs, spread), reference_ratio=reference_ratio)
+        for trace, secs in ((BASELINE_TRACE, 1e-3), (FAST, candidate_secs))
+    }
+    run = batch(results)
+    assert undecided(TASK, run, choose_best(TASK, run)) is again
+
+
+def test_a_candidate_that_ran_too_long_leaves_a_run_undecided_and_a_baseline_does_not() -> None:
+    for late, other, again in ((FAST, BASELINE_TRACE, True), (BASELINE_TRACE, FAST, False)):
+        run = batch({late: failed(late), other: timed(other, around(1e-3))})
+        assert undecided(TASK, run, choose_best(TASK, run)) is again
+
+
+def test_a_run_torn_over_two_leases_is_undecided() -> None:
+    run = batch({BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3))}, whole=False)
+    assert undecided(TASK, run, choose_best(TASK, run))

@@ -151,6 +151,28 @@ def test_a_confirming_run_that_was_torn_apart_is_repeated_and_never_believed():
     assert scene.bests == {}
 
 
+def test_a_confirming_run_that_was_disturbed_is_repeated_until_a_candidate_wins():
+    runs = {BASELINE_TRACE: 0}
+
+    def disturbed_once(task, trace):
+        runs[trace] = runs.get(trace, 0) + 1
+        starved = trace != BASELINE_TRACE and runs[BASELINE_TRACE] == 1
+        return Failed(candidate="0" * 64, kind=FailureKind.RUN_TIMEOUT) if starved else secs(task, trace)
+
+    scene = Scene(fake_task("a"), secs_of=disturbed_once).run()
+    assert runs[BASELINE_TRACE] == 2
+    assert scene.bests[0].trace == TRACES[0]
+
+
+def test_a_device_that_stays_busy_is_served_the_baseline_after_the_last_run():
+    def starved(task, trace):
+        return 1.0 if trace == BASELINE_TRACE else Failed(candidate="0" * 64, kind=FailureKind.RUN_TIMEOUT)
+
+    scene = Scene(fake_task("a").model_copy(update={"seeds": (TRACES[40],)}), trials=0, secs_of=starved).run()
+    assert [p for _, p, _ in scene.measurer.submitted] == [Purpose.CONFIRM] * MAX_CONFIRMATIONS
+    assert scene.bests[0].trace == BASELINE_TRACE
+
+
 def test_imported_traces_join_the_confirming_run():
     task = fake_task("a").model_copy(update={"seeds": (TRACES[40],)})
     scene = Scene(task, trials=0).run()
