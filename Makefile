@@ -50,8 +50,14 @@ demo: setup
 	$(BIN)/python examples/make_resnet18.py build/resnet18.onnx
 	$(BIN)/pitchpipe tune build/resnet18.onnx --database sqlite:///build/demo.db
 
+# Acceptance tests time and load the machine: one after another, with nothing beside them.
 test: setup $(VENV)/.torch
+ifeq ($(strip $(T)),)
+	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) --ignore tests/acceptance
+	$(BIN)/python -m pytest tests/acceptance
+else
 	$(BIN)/python -m pytest $(T)
+endif
 
 lint: setup
 	$(BIN)/ruff check .

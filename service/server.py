@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -45,6 +46,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.freeze()  # What is here stays: a full collection over it would hold every look-up up.
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

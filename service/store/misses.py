@@ -149,8 +149,10 @@ def take(session: Session, project: str, target: Target) -> str | None:
     """Id of a new job for the most valuable misses of one model, its trials granted from today's budget; None when there
     is nothing to do, or not enough left today.
 
-    One transaction grants, makes the job and marks the misses: the project's row orders calls.
+    One transaction grants, makes the job and marks the misses: the project's row, locked before anything is read, orders
+    calls.
     """
+    owner = session.get_one(Project, project, with_for_update={"key_share": True}, populate_existing=True)
     for stage, working, origin, each in _PLAN:
         due_ = (
             select(Miss)
@@ -174,8 +176,7 @@ def take(session: Session, project: str, target: Target) -> str | None:
                 row.stage = MissStage.REFUSED
             session.flush()
             return None
-        if not _grant(session, project, trials):
-            return None
+        owner.idle_spent, owner.idle_day = today.spent_today + trials, _today(session)
         request = JobRequest(model=first.model, targets=(target,), budget=Budget(trials=trials))
         job, _ = jobs.submit(session, project, request, origin=origin, only=[row.workload for row in chosen])
         for row in chosen:
@@ -337,16 +338,3 @@ def _forget_the_least(session: Session, project: str) -> None:
 
 def _today(session: Session) -> int:
     return int(clock(session) // _DAY_SECS)
-
-
-def _grant(session: Session, project: str, trials: int) -> bool:
-    """Takes trials from today's budget. One conditional UPDATE decides."""
-    today = _today(session)
-    spent = case((Project.idle_day == today, Project.idle_spent), else_=0)
-    granted = session.execute(
-        update(Project)
-        .where(Project.id == project, spent + trials <= Project.idle_trials)
-        .values(idle_spent=spent + trials, idle_day=today)
-        .returning(Project.id)
-    )
-    return granted.scalar_one_or_none() is not None

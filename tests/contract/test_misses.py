@@ -192,13 +192,15 @@ class TestJobs:
         assert world.take() is None
         assert world.stages() == {of(1): MissStage.WAITING}
 
-    def test_two_that_take_at_once_share_neither_misses_nor_budget(self, database: Database) -> None:
-        world = World(database, budget=TRANSFER_TRIALS)
-        world.tell({of(1): 10})
+    @pytest.mark.parametrize("jobs_a_day", [1, 8])
+    def test_two_that_take_at_once_share_neither_misses_nor_budget(self, database: Database, jobs_a_day: int) -> None:
+        world = World(database, budget=jobs_a_day * TRANSFER_TRIALS)
         with ThreadPoolExecutor(2) as pool:
-            taken = [job for job in pool.map(lambda _: world.take(), range(2)) if job is not None]
-        assert len(taken) == 1
-        assert world.spent() == TRANSFER_TRIALS
+            for n in range(4):
+                world.tell({of(n): 10})
+                taken = [job for job in pool.map(lambda _: world.take(), range(2)) if job is not None]
+                assert len(taken) == (n < jobs_a_day)
+                assert world.spent() == min(n + 1, jobs_a_day) * TRANSFER_TRIALS
 
     def test_workers_that_a_user_waits_for_are_not_idle(self, world: World) -> None:
         world.tell({of(1): 10})
