@@ -50,6 +50,8 @@ INNER_REDUCTIONS = (16, 32, 64, 128, 256)
 """Offered lengths of the loop inside a window ..."""
 INNER_REDUCTION = 64
 """... and the one that was seldom beaten by more than a twentieth."""
+PACKED_AT_ONCE = 16
+"""Elements of a column of B: a line of the cache."""
 
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
@@ -267,6 +269,8 @@ class _Sketch:
         return [*first, found.vector, *(axis for axis in found.reduction if axis in found.weight_axes)]
 
     def _place_packing(self, packed: Any, task: Any) -> None:
+        """Where B lies along its reduction, a few lines of the cache are read to their end before the next ones: across the
+        columns every element of a vector is another line, and many of them are of one set."""
         schedule, found, kernel = self.schedule, self.found, self.kernel
         if task is not None:
             schedule.compute_at(packed, task, preserve_unit_loops=True)
@@ -274,9 +278,13 @@ class _Sketch:
         loops = dict(own)
         units = [loop for axis, loop in own if axis is None]
         loops[found.vector], vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
+        last, along = found.weight_axes[-1], []
+        if last in found.reduction:
+            line = stages.largest_divisor(found.extents[last], PACKED_AT_ONCE)
+            loops[last], *along = schedule.split(loops[last], [None, line])
         order = self._packed_order()
-        schedule.reorder(*units, *(loops[axis] for axis in order), vector, lane)
+        schedule.reorder(*units, *(loops[axis] for axis in order), vector, *along, lane)
         if task is None:
             schedule.parallel(schedule.fuse(*(loops[axis] for axis in order[: order.index(found.vector) + 2])))
-        if found.weight_axes[-1] == found.vector:
+        if last == found.vector or along:
             schedule.vectorize(lane)
