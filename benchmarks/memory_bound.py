@@ -34,6 +34,8 @@ ROUND_SECS = 0.01
 """One side's turn."""
 WARM_SECS = 0.01
 """Before it: another library's threads may still be spinning on the cores."""
+OPENMP = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+"""Of PyTorch's threads: unbound, two of them now and then share a core and wait for each other there, for milliseconds."""
 op = relax.op
 
 
@@ -239,6 +241,7 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     target = detect_target("auto")
     os.environ.setdefault("TVM_NUM_THREADS", str(target.num_cores or 1))
+    os.environ |= OPENMP
     rounds = 5 if options.quick else 11
     names = QUICK if options.quick else tuple(CASES)
     result: dict[str, Any] = {"environment": environment(rounds=rounds, round_secs=ROUND_SECS), "rows": []}
