@@ -46,7 +46,6 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        gc.freeze()  # What is here stays: a full collection over it would hold every look-up up.
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -118,6 +117,7 @@ def run(
         coordinator = coordinate(settings, database, blobs, wake) if with_coordinator else None
 
         def on_listening() -> None:
+            gc.freeze()  # What is here stays: a full collection over it would hold every look-up up.
             log.info("listening", host=settings.host, port=port, database=database.url, coordinator=with_coordinator)
             if port_file is not None:
                 _write(port_file, f"{port}\n")

@@ -98,7 +98,7 @@ def undecided(task: Task, batch: MeasuredBatch, best: Best | None) -> bool:
 def _kept_from_winning(result: Measurement, limit_secs: float) -> bool:
     if isinstance(result, Failed):
         return result.kind is FailureKind.RUN_TIMEOUT
-    busy = result.reference_ratio is not None and drifted(result.reference_ratio, 1.0)
+    busy = result.reference_ratio is not None and drifted(result.reference_ratio)
     return busy and result.secs < limit_secs
 
 

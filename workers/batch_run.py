@@ -21,14 +21,15 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, SampleRule, Stop, Timed
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
-from tuner.measure.drift import drifted
-from tuner.measure.heartbeat import clock_hz, load_average
-from tuner.measure.timing import CONFIDENCE, CONFIRM_PROCESSES, abba, confirmed, run_interval
-from workers.candidate_child import GO, SAMPLE, candidate_body, last_line
+from tuner.measure.drift import believed_ratio, drifted
+from tuner.measure.heartbeat import clock_hz
+from tuner.measure.timing import CONFIRM_PROCESSES, abba, confirmed
+from workers.candidate_child import GO, SAMPLE, candidate_body
 from workers.nursery import Child, Ended, Limits, Line, Nursery
+from workers.report import failed, kind_of, measured
 
 _T = TypeVar("_T")
 
@@ -191,13 +192,9 @@ class BatchRun:
         usual = self._usual_secs = self._usual_secs or self._beat()
         repeats = 0
         while True:
-            result, beat = measure(), self._beat()
-            if beat is None or usual is None:
-                return result, None
-            if drifted(beat, usual):
-                beat = min(beat, self._beat() or beat)
-            if repeats == MAX_REPEATS or not drifted(beat, usual):
-                return result, beat / usual
+            result, ratio = measure(), believed_ratio(self._beat, usual)
+            if repeats == MAX_REPEATS or ratio is None or not drifted(ratio):
+                return result, ratio
             self._host.repeated()
             self._pause(_PAUSES_SECS[repeats])
             repeats += 1
@@ -306,41 +303,14 @@ class BatchRun:
             return
         candidate: Candidate = child.note["candidate"]
         child.note["reported"] = True
-        try:
-            samples = tuple(float(secs) for secs in event["run_secs"])
-            low, high = run_interval(samples, processes)
-            result = Timed(
-                candidate=candidate.digest,
-                run_secs=samples,
-                secs_low=low,
-                secs_high=high,
-                rule=SampleRule(
-                    stop=event["stop"],
-                    calls=event["calls"],
-                    processes=processes,
-                    cold_bytes=self._bench.cold_bytes(),
-                    confidence=CONFIDENCE,
-                ),
-                check=event["check"],
-                build_secs=child.note["build_secs"],
-                load=load_average(),
-                clock_hz=clock_hz(),
-                reference_ratio=ratio,
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            self._fail(candidate, FailureKind.RUN_ERROR, f"the child's report makes no sense: {last_line(error)}")
-            return
+        cold_bytes, report = self._bench.cold_bytes(), {**child.note, **event}
         self._over.add(candidate.digest)
-        self._host.send(result)
+        self._host.send(measured(candidate, report, ratio, clock_hz(), processes=processes, cold_bytes=cold_bytes))
 
     def _failed(self, child: Child, event: dict[str, Any]) -> None:
         child.note["reported"] = True
         child.deadline = None
-        try:
-            kind = FailureKind(event["failed"])
-        except ValueError:
-            kind = FailureKind.RUN_ERROR
-        self._fail(child.note["candidate"], kind, str(event.get("detail", "")))
+        self._fail(child.note["candidate"], kind_of(event), str(event.get("detail", "")))
 
     def _ended(self, child: Child, ended: Ended) -> None:
         """A child that ended without having reported a result."""
@@ -362,4 +332,4 @@ class BatchRun:
         if candidate.digest in self._over:  # Another of its processes failed before.
             return
         self._over.add(candidate.digest)
-        self._host.send(Failed(candidate=candidate.digest, kind=kind, detail=detail[:4000]))
+        self._host.send(failed(candidate, kind, detail))

@@ -25,18 +25,17 @@ from contextlib import ExitStack
 from mmap import mmap
 from typing import Any, Protocol
 
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, SampleRule, Stop, Timed
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
-from tuner.measure.drift import drifted
+from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.gpu_turn import GpuTurn
-from tuner.measure.heartbeat import load_average
-from tuner.measure.timing import CONFIDENCE, abba, confirmed, median_interval
+from tuner.measure.timing import abba, confirmed
 from workers.batch_run import MAX_REPEATS, Batch
-from workers.candidate_child import last_line
-from workers.gpu_builders import Builders, BuildHost, Built, kind_of
+from workers.gpu_builders import Builders, BuildHost, Built
 from workers.gpu_children import BEAT, SAMPLE, TRIAL, WARM, request
 from workers.nursery import Child, Ended, Limits, Line
+from workers.report import failed, kind_of, measured
 
 _GROUP = 16
 """Results between two heartbeats."""
@@ -261,13 +260,8 @@ class GpuBatchRun:
         return float(event["secs"])
 
     def _drift(self) -> float | None:
-        """The beat of now over the usual one; a slow beat is believed when the next one is slow too."""
-        beat, usual = self._beat(), self._usual_secs
-        if beat is None or usual is None:
-            return None
-        if drifted(beat, usual):
-            beat = min(beat, self._beat() or beat)
-        return beat / usual
+        """How much slower than usual the GPU is now."""
+        return believed_ratio(self._beat, self._usual_secs)
 
     def _settle(self) -> None:
         """The heartbeat after a group: its results are sent, or it is timed again."""
@@ -275,9 +269,7 @@ class GpuBatchRun:
             return
         group, ratio = self._group, self._drift()
         self._group = []
-        again = [
-            built for built, _ in group if ratio is not None and drifted(ratio, 1.0) and built.repeats < MAX_REPEATS
-        ]
+        again = [built for built, _ in group if ratio is not None and drifted(ratio) and built.repeats < MAX_REPEATS]
         if again:
             self._host.repeated()
         for built, event in group:
@@ -332,7 +324,7 @@ class GpuBatchRun:
             if samples is None:
                 return False
             ratio = self._drift()
-            if repeats == MAX_REPEATS or ratio is None or not drifted(ratio, 1.0):
+            if repeats == MAX_REPEATS or ratio is None or not drifted(ratio):
                 break
             repeats += 1
             self._host.repeated()
@@ -372,30 +364,11 @@ class GpuBatchRun:
     # -- results
 
     def _timed(self, built: Built, event: dict[str, Any], ratio: float | None) -> None:
-        try:
-            samples = tuple(float(secs) for secs in event["run_secs"])
-            low, high = median_interval(samples)
-            result = Timed(
-                candidate=built.candidate.digest,
-                run_secs=samples,
-                secs_low=low,
-                secs_high=high,
-                rule=SampleRule(stop=event["stop"], calls=event["calls"], flushed=True, confidence=CONFIDENCE),
-                check=event["check"],
-                build_secs=built.build_secs,
-                load=load_average(),
-                clock_hz=event.get("clock_hz"),
-                reference_ratio=ratio,
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            self._fail(
-                built.candidate, FailureKind.RUN_ERROR, f"the runner's report makes no sense: {last_line(error)}"
-            )
-            return
-        self._host.send(result)
+        report = {**event, "build_secs": built.build_secs}
+        self._host.send(measured(built.candidate, report, ratio, event.get("clock_hz"), flushed=True))
 
     def _fail(self, candidate: Candidate, kind: FailureKind, detail: str) -> None:
-        self._host.send(Failed(candidate=candidate.digest, kind=kind, detail=detail[:4000]))
+        self._host.send(failed(candidate, kind, detail))
 
     def _give_up(self, reason: str) -> None:
         """Whatever has no result yet is the device's failure."""

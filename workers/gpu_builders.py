@@ -22,6 +22,7 @@ from tuner.measure.candidate import Bench
 from tuner.measure.gpu_code import DeviceCompiler
 from workers.gpu_children import builder_body
 from workers.nursery import Child, Ended, Limits, Nursery
+from workers.report import kind_of
 
 STRAGGLER_SECS = 2.0
 STRAGGLER_FACTOR = 6.0
@@ -153,11 +154,3 @@ def _failure(stage: str, ended: Ended) -> FailureKind:
     if ended.timed_out:
         return FailureKind.BUILD_TIMEOUT
     return FailureKind.INVALID_SCHEDULE if stage == "applying" else FailureKind.BUILD_ERROR
-
-
-def kind_of(event: dict[str, Any]) -> FailureKind:
-    """The failure kind that a child's report names."""
-    try:
-        return FailureKind(event["failed"])
-    except ValueError:
-        return FailureKind.RUN_ERROR

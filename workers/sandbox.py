@@ -94,11 +94,12 @@ class Sandbox:
         usual, newest = self._drift.usual_secs, self._drift.newest_secs
         if usual is None or newest is None:
             return None
+        ratio = newest / usual
         return Steadiness(
             reference_secs=newest,
             usual_secs=usual,
-            ratio=newest / usual,
-            noisy=drifted(newest, usual),
+            ratio=ratio,
+            noisy=drifted(ratio),
             beats=self._drift.beats,
             repeated=self._repeated,
         )

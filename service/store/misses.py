@@ -111,9 +111,12 @@ def list_(session: Session, project: str, target: Target | None = None, limit: i
 
 def budget(session: Session, project: str) -> IdleBudget:
     """What the project lets a day cost, and what was granted of today's."""
-    row = session.get_one(Project, project, populate_existing=True)
-    spent = row.idle_spent if row.idle_day == _today(session) else 0
-    return IdleBudget(trials_per_day=row.idle_trials, spent_today=spent)
+    return _budget(session.get_one(Project, project, populate_existing=True), _today(session))
+
+
+def _budget(owner: Project, today: int) -> IdleBudget:
+    spent = owner.idle_spent if owner.idle_day == today else 0
+    return IdleBudget(trials_per_day=owner.idle_trials, spent_today=spent)
 
 
 def set_budget(session: Session, project: str, trials_per_day: int) -> IdleBudget:
@@ -153,6 +156,8 @@ def take(session: Session, project: str, target: Target) -> str | None:
     calls.
     """
     owner = session.get_one(Project, project, with_for_update={"key_share": True}, populate_existing=True)
+    today = _today(session)
+    granted = _budget(owner, today)
     for stage, working, origin, each in _PLAN:
         due_ = (
             select(Miss)
@@ -163,8 +168,7 @@ def take(session: Session, project: str, target: Target) -> str | None:
         first = session.scalars(due_.limit(1)).one_or_none()
         if first is None:
             continue
-        today = budget(session, project)
-        count = min(MISSES_PER_JOB, (today.trials_per_day - today.spent_today) // each)
+        count = min(MISSES_PER_JOB, (granted.trials_per_day - granted.spent_today) // each)
         if count < 1:
             return None
         chosen = session.scalars(due_.where(Miss.model == first.model).limit(count)).all()
@@ -176,7 +180,7 @@ def take(session: Session, project: str, target: Target) -> str | None:
                 row.stage = MissStage.REFUSED
             session.flush()
             return None
-        owner.idle_spent, owner.idle_day = today.spent_today + trials, _today(session)
+        owner.idle_spent, owner.idle_day = granted.spent_today + trials, today
         request = JobRequest(model=first.model, targets=(target,), budget=Budget(trials=trials))
         job, _ = jobs.submit(session, project, request, origin=origin, only=[row.workload for row in chosen])
         for row in chosen:

@@ -21,7 +21,7 @@ def test_slow_beats_do_not_change_what_is_usual() -> None:
     drift = drift_of(*[1.0] * 40, *[3.0] * 60)
     assert drift.usual_secs == 1.0
     assert drift.newest_secs == 3.0
-    assert drifted(3.0, 1.0)
+    assert drifted(3.0)
 
 
 def test_a_lucky_beat_does_not_make_the_others_drifted() -> None:
@@ -36,5 +36,5 @@ def test_a_device_that_stays_slow_is_a_slower_device() -> None:
 
 
 def test_the_threshold_itself_is_no_drift() -> None:
-    assert not drifted(DRIFTED, 1.0)
-    assert drifted(DRIFTED * 1.001, 1.0)
+    assert not drifted(DRIFTED)
+    assert drifted(DRIFTED * 1.001)

@@ -7,6 +7,7 @@ A beat (tuner/measure/heartbeat.py) is taken inside the same quiet as the candid
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 DRIFTED = 1.15
 """A beat that takes this many times as long as usual says that timings beside it are too long as well. A single beat
@@ -39,6 +40,16 @@ class Drift:
         return self._beats[-1] if self._beats else None
 
 
-def drifted(beat_secs: float, usual_secs: float) -> bool:
-    """Whether a beat is too slow."""
-    return beat_secs > DRIFTED * usual_secs
+def believed_ratio(beat: Callable[[], float | None], usual_secs: float | None) -> float | None:
+    """A beat, in seconds, over the usual one: the faster of two where the first is too slow. None where there is none."""
+    secs = beat()
+    if secs is None or usual_secs is None:
+        return None
+    if drifted(secs / usual_secs):
+        secs = min(secs, beat() or secs)
+    return secs / usual_secs
+
+
+def drifted(ratio: float) -> bool:
+    """Whether a beat this many times as long as usual is too slow."""
+    return ratio > DRIFTED

@@ -36,7 +36,7 @@ from tuner.space import stages
 from tuner.space.contraction import Contraction, as_product, copy_as_matrix, find_contraction, index_type
 from tuner.space.depthwise import tile_window, windows
 from tuner.space.micro_kernel import MicroKernel, Product, micro_kernels
-from tuner.space.processor import BALANCED, L2_BYTES, VectorUnit, lines_in_l1
+from tuner.space.processor import BALANCED, L2_BYTES, LINE_BYTES, VectorUnit, lines_in_l1
 from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
 __all__ = ["find_contraction", "sketches_for", "tiled_sketches"]
@@ -50,8 +50,6 @@ INNER_REDUCTIONS = (16, 32, 64, 128, 256)
 """Offered lengths of the loop inside a window ..."""
 INNER_REDUCTION = 64
 """... and the one that was seldom beaten by more than a twentieth."""
-PACKED_AT_ONCE = 16
-"""Elements of a column of B: a line of the cache."""
 
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
@@ -280,7 +278,7 @@ class _Sketch:
         loops[found.vector], vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
         last, along = found.weight_axes[-1], []
         if last in found.reduction:
-            line = stages.largest_divisor(found.extents[last], PACKED_AT_ONCE)
+            line = stages.largest_divisor(found.extents[last], LINE_BYTES * 8 // found.bits)
             loops[last], *along = schedule.split(loops[last], [None, line])
         order = self._packed_order()
         schedule.reorder(*units, *(loops[axis] for axis in order), vector, *along, lane)
