@@ -265,7 +265,7 @@ class Asleep:
 
 
 def until_one_sleeps(zygote: Callable[[], psutil.Process], over: Callable[[], bool]) -> Asleep | None:
-    """What is there once a candidate sleeps in its turn, with another one waiting; None when it is over before.
+    """What is there once a candidate sleeps in its turn, with the youngest other one waiting; None when it is over before.
 
     A turn that ends takes milliseconds; threads start with it, and are stopped after it.
     """
@@ -280,6 +280,6 @@ def until_one_sleeps(zygote: Callable[[], psutil.Process], over: Callable[[], bo
                     if awake[0] != seen:
                         seen, since = awake[0], time.monotonic()
                     elif time.monotonic() - since > 0.5:
-                        return Asleep(task=task, asleep=awake[0], waiting=waiting[0])
+                        return Asleep(task=task, asleep=awake[0], waiting=waiting[-1])
         time.sleep(0.02)
     return None

@@ -115,7 +115,7 @@ class BatchRun:
         phase, self._built = self._built, []
         self._host.nursery.end_all(self._dismissed)  # Their ends would disturb a timing; most are over by now.
         with quiet.timing(self._host.abandoned):
-            timed, ratio = self._undisturbed(lambda: self._time(phase))
+            (timed, self._incumbent_secs), ratio = self._undisturbed(lambda: self._time(phase))
         for child, event in timed:
             self._timed(child, event, ratio)
         for child in phase:
@@ -218,18 +218,22 @@ class BatchRun:
         self._host.beaten(secs)
         return secs
 
-    def _time(self, phase: Sequence[Child]) -> list[tuple[Child, dict[str, Any]]]:
-        """The children that have a time; the others failed."""
-        timed = []
+    def _time(self, phase: Sequence[Child]) -> tuple[list[tuple[Child, dict[str, Any]]], float | None]:
+        """The children that have a time (the others failed), and the incumbent after them.
+
+        It starts from the incumbent of the phases before: a phase that is repeated in a slower moment must not be judged
+        by its own times.
+        """
+        timed, incumbent = [], self._incumbent_secs
         for child in phase:
-            event = self._ask(child, GO, self._incumbent_secs)
+            event = self._ask(child, GO, incumbent)
             if event is None:
                 continue
             timed.append((child, event))
             secs = self._median(event)
-            if secs is not None and (self._incumbent_secs is None or secs < self._incumbent_secs):
-                self._incumbent_secs = secs
-        return timed
+            if secs is not None and (incumbent is None or secs < incumbent):
+                incumbent = secs
+        return timed, incumbent
 
     @staticmethod
     def _median(event: dict[str, Any]) -> float | None:
