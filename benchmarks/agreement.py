@@ -208,7 +208,7 @@ def again(sandbox: Sandbox, served: Served) -> dict[str, Any]:
         "task": task.name,
         "bytes": task.bytes,
         "served": "baseline" if best.record is None else "candidate",
-        "baseline_over_served": best.baseline_secs / best.secs,
+        "baseline_over_served": None if best.baseline_secs is None else best.baseline_secs / best.secs,
         "served_secs": best.secs,
         "secs_low": best.secs_low,
         "secs_high": best.secs_high,

@@ -5,9 +5,10 @@
     python benchmarks/operators.py --work build/operators --phase time --json > benchmarks/results/operators.json
 
 Two phases; what they find is kept in --work shape by shape, and what is there is not done again. *Tune*: stock is
-`tune_tir` as it comes, 64 trials, told how many threads to use; ours is the loop of a coordinator over the sandbox of a
-worker, as in throughput.py, one task, from nothing and cold. *Time*: the winners built anew and timed interleaved, in three
-fresh processes each (the confirming run of production, outputs checked).
+`tune_tir` as it comes, 64 trials, told how many threads to use, in processes that start in a tenth of their time
+(peers/lean); `stock_timed` of its trials have a time. Ours is the loop of a coordinator over the sandbox of a worker, as in
+throughput.py, one task, from nothing and cold. *Time*: the winners built anew and timed interleaved, in three fresh
+processes each (the confirming run of production, outputs checked).
 
 Equal seconds: stock's `secs` are those of its process from before it imports TVM to its last record. Ours begin before any
 process has imported TVM; its search is told to end RESERVE_SECS earlier than stock's seconds, and `our_secs` says when it
@@ -38,7 +39,7 @@ from model_tuning import write
 from peak import peak
 from peers.metaschedule import program
 from rounds import geometric_mean
-from throughput import STOCK, IssuedRecordStore, SandboxMeasurer, run, stock_trace, task_of
+from throughput import SEED, IssuedRecordStore, SandboxMeasurer, run, run_stock, stock_trace, task_of
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.lease import Purpose
@@ -55,9 +56,8 @@ from workers.sandbox import Sandbox
 TRIALS, QUICK_TRIALS = 64, 16
 QUICK = ("GMM-2", "C2D-2")
 BATCH = 32
-SEED = 1
-RESERVE_SECS = 3.0
-"""A batch that is in flight when the search has to end takes about so long."""
+RESERVE_SECS = 12.0
+"""The batches that are in flight when the search has to end take about so long."""
 
 
 def shapes() -> list[str]:
@@ -148,7 +148,7 @@ def secs_of(result: Measurement | None) -> float:
 def tune(name: str, target: Target, trials: int, at_most: float) -> dict[str, Any]:
     """Both sides, one after the other; ours for stock's seconds, or for `at_most` if that is less."""
     with tempfile.TemporaryDirectory() as folder:
-        stock = run([str(STOCK), name, target.key, str(trials), str(SEED), folder])
+        stock = run_stock(name, target, trials, folder)
         stock["trace"] = None
         if stock["timed"]:
             try:
@@ -182,6 +182,7 @@ def time_shape(name: str, target: Target, tuned: dict[str, Any], peak_flops: flo
         "peak_flops_per_sec": peak_flops,
         "stock_secs": stock["secs"],
         "stock_trials": stock["trials"],
+        "stock_timed": stock["timed"],
         "our_secs": mine["secs"],
         "our_total_secs": mine["total_secs"],
         "our_trials": mine["trials"],

@@ -4,7 +4,8 @@
     python benchmarks/throughput.py --target cuda --json    # a 1024^3 fp16 product on the first GPU
 
 Each side runs in a process of its own, and imports, design space, search, cost model, builds and timings all count, for
-ours the output checks as well. Stock is `tune_tir` as it comes, told how many threads to use; its runner checks no output.
+ours the output checks as well. Stock is `tune_tir` as it comes, told how many threads to use, in processes that start in
+a tenth of their time (peers/lean); its runner checks no output.
 Ours is the loop of a coordinator over the sandbox of a worker, twice: `cold`, where the clock starts before any process
 has imported TVM, and warm, as in a service, where executor and sandbox have worked on another program before. The ratio
 is that of the warm run; `cold_trials_per_sec_ratio` stands beside it. Confirming what is served comes after the clock of
@@ -15,6 +16,7 @@ and timed anew, interleaved, in three fresh processes each: the final medians.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import environment, parser, show
-from peers.metaschedule import program
+from peers.metaschedule import LEAN, program
 
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
@@ -236,9 +238,15 @@ def ours(name: str, target: Target, trials: int, warm: bool) -> dict[str, Any]:
     }
 
 
-def run(command: list[str]) -> dict[str, Any]:
+def run_stock(name: str, target: Target, trials: int, folder: str) -> dict[str, Any]:
+    """What peers/metaschedule.py prints."""
+    command = [str(STOCK), name, target.key, str(trials), str(SEED), folder]
+    return run(command, {**os.environ, "PYTHONPATH": str(LEAN)})
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
     """The JSON object that a child process prints last; what else it says is shown only if it fails."""
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -274,7 +282,7 @@ def duel(task: Task, traces: Sequence[str]) -> list[Timed]:
 def measure(name: str, target: Target, trials: int) -> dict[str, Any]:
     """One row: both sides in turn, then the duel of their winners."""
     with tempfile.TemporaryDirectory() as folder:
-        stock = run([str(STOCK), name, target.key, str(trials), str(SEED), folder])
+        stock = run_stock(name, target, trials, folder)
         side = [__file__, "--side", name, "--target", target.kind, "--trials", str(trials)]
         cold, mine = run(side), run([*side, "--warm"])
         task = task_of(name, target)

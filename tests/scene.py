@@ -82,7 +82,7 @@ def record(
     )
 
 
-def best(of: TuningRecord, *, secs: float = 1e-3, baseline_secs: float = 2e-3) -> Best:
+def best(of: TuningRecord, *, secs: float = 1e-3, baseline_secs: float | None = 2e-3) -> Best:
     """A confirmation of a record."""
     return Best(
         record=of.id,

@@ -3,7 +3,8 @@
 A candidate is served only if the interval of its median lies below that of the untuned baseline by at least
 WORTHWHILE, both timed interleaved in one run, each in several fresh processes; among those the lowest median wins.
 Otherwise the baseline is served (never slower). How often that errs is said where the interval is made
-(tuner/measure/timing.py, run_interval) and measured by benchmarks/false_wins.py: a baseline dueling itself.
+(tuner/measure/timing.py, run_interval) and measured by benchmarks/false_wins.py: a baseline dueling itself. A baseline that
+runs out of time is slower than what does not: all have the same limit, and none is asked for fewer calls than it.
 """
 
 from __future__ import annotations
@@ -47,21 +48,25 @@ class MeasuredBatch:
 def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
     """The verdict on a confirming batch that holds `task.baseline`.
 
-    None when the run decides nothing: the baseline has no time, or the times come from more than one lease.
+    None when the run decides nothing: the baseline failed (but not by running out of time while another did not), or the
+    times come from more than one lease.
     """
     if not batch.whole or batch.device_class is None or batch.toolchain is None:
         return None
-    timed = [
+    timed: list[tuple[Timed, str, str | None]] = [
         (result, candidate.trace, record)
         for result, candidate, record in zip(batch.results, batch.candidates, batch.records, strict=True)
         if isinstance(result, Timed)
     ]
-    baseline = next((result for result, trace, _ in timed if trace == task.baseline), None)
-    if baseline is None:
+    baseline = _result_of(task.baseline, batch)
+    if isinstance(baseline, Timed):
+        limit = _interval(baseline)[0] * (1 - WORTHWHILE)
+        faster = [entry for entry in timed if _interval(entry[0])[1] < limit] or [(baseline, task.baseline, None)]
+    elif timed and baseline is not None and baseline.kind is FailureKind.RUN_TIMEOUT:
+        faster = timed
+    else:
         return None
-    limit = _interval(baseline)[0] * (1 - WORTHWHILE)
-    faster = [entry for entry in timed if _interval(entry[0])[1] < limit]
-    winner, trace, record = min(faster, key=lambda entry: entry[0].secs, default=(baseline, task.baseline, None))
+    winner, trace, record = min(faster, key=lambda entry: entry[0].secs)
     low, high = later_interval(*_interval(winner))
     return Best(
         record=record,
@@ -69,7 +74,7 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
         secs=winner.secs,
         secs_low=low,
         secs_high=high,
-        baseline_secs=baseline.secs,
+        baseline_secs=baseline.secs if isinstance(baseline, Timed) else None,
         device_class=batch.device_class,
         toolchain=batch.toolchain,
         confirmed_at=datetime.now(UTC),
@@ -81,13 +86,13 @@ def undecided(task: Task, batch: MeasuredBatch, best: Best | None) -> bool:
 
     It may where its times come from more than one lease, and where a load kept from winning what might have won: it takes
     the cores from one timing in two, which leaves no interval clear of the baseline's, and ends what waits too long. What
-    won all the same has won; a baseline that ran too long may be as slow as that.
+    won all the same has won, unless it was that load that ended the baseline.
     """
     if not batch.whole:
         return True
     if best is not None and best.trace != task.baseline:
-        return False
-    limit_secs = math.inf if best is None else best.baseline_secs * (1 - WORTHWHILE)
+        return best.baseline_secs is None and any(map(_busy, batch.results))
+    limit_secs = math.inf if best is None else best.secs * (1 - WORTHWHILE)
     return any(
         _kept_from_winning(result, limit_secs)
         for candidate, result in zip(batch.candidates, batch.results, strict=True)
@@ -98,8 +103,16 @@ def undecided(task: Task, batch: MeasuredBatch, best: Best | None) -> bool:
 def _kept_from_winning(result: Measurement, limit_secs: float) -> bool:
     if isinstance(result, Failed):
         return result.kind is FailureKind.RUN_TIMEOUT
-    busy = result.reference_ratio is not None and drifted(result.reference_ratio)
-    return busy and result.secs < limit_secs
+    return _busy(result) and result.secs < limit_secs
+
+
+def _busy(result: Measurement) -> bool:
+    return isinstance(result, Timed) and result.reference_ratio is not None and drifted(result.reference_ratio)
+
+
+def _result_of(trace: str, batch: MeasuredBatch) -> Measurement | None:
+    paired = zip(batch.candidates, batch.results, strict=True)
+    return next((result for candidate, result in paired if candidate.trace == trace), None)
 
 
 def _interval(timed: Timed) -> tuple[float, float]:

@@ -5,7 +5,8 @@
 Tunes until it is killed, or until every task has its trials; the records stay in FOLDER as MetaSchedule writes them, and
 what happened last is on stdout. The pipeline is the one that TVM documents for models with static shapes,
 `static_shape_tuning` with weight prepacking, on a module whose convolutions are NHWC; the trials a task gets are those of
-its own default round. On its own it would use half of the cores: TVM_NUM_THREADS says how many.
+its own default round. On its own it would use half of the cores: TVM_NUM_THREADS says how many. metaschedule.LEAN is on
+PYTHONPATH: torch is hidden from the processes that build and run.
 """
 
 from __future__ import annotations
@@ -78,14 +79,19 @@ def keep_whole_lines(folder: Path) -> int:
 
 
 def main(models: str, name: str, target: str, folder: str) -> None:
-    import torch
     import tvm
+    from metaschedule import load_intrinsics
+
+    del sys.modules["torch"]  # Hidden while TVM was imported.
+    import torch
 
     torch.manual_seed(0)
     module, inputs = runpy.run_path(models)["MODELS"][name]()
     mod, _ = relax_module(module, inputs)
+    made = tvm.target.Target(json.loads(target))
+    load_intrinsics(made.kind.name)
     with tvm.transform.PassContext(opt_level=3):
-        pipeline(tvm.target.Target(json.loads(target)), Path(folder), MANY)(mod)
+        pipeline(made, Path(folder), MANY)(mod)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,9 @@ class Best(Wire):
     secs: float = Field(gt=0, description="median seconds in the confirming run")
     secs_low: float = Field(gt=0, description="lower end of the interval for medians of later runs")
     secs_high: float = Field(gt=0, description="upper end")
-    baseline_secs: float = Field(gt=0, description="median seconds of the untuned baseline in the same run")
+    baseline_secs: float | None = Field(
+        gt=0, description="median seconds of the untuned baseline in the same run; none where it ran out of time"
+    )
     device_class: Digest
     toolchain: str
     confirmed_at: Instant

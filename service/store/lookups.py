@@ -61,7 +61,7 @@ class Row(NamedTuple):
     secs: float
     secs_low: float
     secs_high: float
-    baseline_secs: float
+    baseline_secs: float | None
     confirmed_at: float
     origin: Origin
     source: str | None

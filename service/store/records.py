@@ -118,7 +118,7 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
             raise InvalidInput(f"{best.record} has another trace")
         if get_device(session, row.device_key).device_class != best.device_class:
             raise InvalidInput(f"{best.record} was measured on another device class")
-        if best.secs > best.baseline_secs:
+        if best.baseline_secs is not None and best.secs > best.baseline_secs:
             raise InvalidInput(f"{best.record} is slower than the baseline, which is served in its place")
         worker = row.worker
     elif best.secs != best.baseline_secs:

@@ -55,7 +55,8 @@ class BestRow(Base):
     secs: Mapped[float]
     secs_low: Mapped[float]
     secs_high: Mapped[float]
-    baseline_secs: Mapped[float]
+    baseline_secs: Mapped[float | None]
+    """None where the baseline ran out of time."""
     toolchain: Mapped[str]
     confirmed_at: Mapped[float]
     origin: Mapped[Origin] = mapped_column(server_default=Origin.TUNED.value)

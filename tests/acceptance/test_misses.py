@@ -60,5 +60,6 @@ def test_a_reported_miss_is_served_a_schedule_that_was_transferred(embedded: Cli
     assert answer.tier is Tier.TRANSFERRED
     assert answer.best is not None
     assert (answer.best.origin, answer.best.source) == (Origin.TRANSFERRED, known.tasks[0].workload)
+    assert answer.best.baseline_secs is not None
     assert answer.best.secs < answer.best.baseline_secs
     assert known.tasks[0].workload[:8] in answer.reason

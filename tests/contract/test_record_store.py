@@ -156,6 +156,16 @@ class TestServedRecords:
             records.set_best(session, mine, KEY, TARGET, best(good))
             assert records.best(session, mine, KEY, TARGET) is not None
 
+    def test_a_best_whose_baseline_ran_out_of_time_has_no_time_of_it(self, database: Database) -> None:
+        mine, (one, *_) = project(database), candidates(0, 1)
+        made = record(one)
+        with database.transaction() as session:
+            records.add(session, mine, [made])
+            records.set_best(session, mine, KEY, TARGET, best(made, baseline_secs=None))
+            found = records.best(session, mine, KEY, TARGET)
+        assert found is not None
+        assert (found.record, found.baseline_secs) == (made.id, None)
+
     def test_the_baseline_can_win(self, database: Database) -> None:
         mine = project(database)
         won = best(record(candidates(0, 1)[0]), secs=2e-3).model_copy(update={"record": None})

@@ -40,9 +40,8 @@ def timed(
     )
 
 
-def failed(trace: str) -> Measurement:
-    digest = Candidate.of(TASK.workload.digest, trace).digest
-    return Failed(candidate=digest, kind=FailureKind.RUN_TIMEOUT)
+def failed(trace: str, kind: FailureKind = FailureKind.RUN_TIMEOUT) -> Measurement:
+    return Failed(candidate=Candidate.of(TASK.workload.digest, trace).digest, kind=kind)
 
 
 def batch(results: dict[str, Measurement], **changes: object) -> MeasuredBatch:
@@ -154,10 +153,20 @@ def test_slower_or_failed_candidates_leave_the_baseline() -> None:
     assert (best.trace, best.record) == (BASELINE_TRACE, None)
 
 
-def test_without_a_time_of_the_baseline_nothing_is_decided() -> None:
+def test_without_a_baseline_or_with_a_broken_one_nothing_is_decided() -> None:
     fast = timed(FAST, around(1e-3))
-    assert choose_best(TASK, batch({BASELINE_TRACE: failed(BASELINE_TRACE), FAST: fast})) is None
+    broken = failed(BASELINE_TRACE, FailureKind.RUN_ERROR)
+    assert choose_best(TASK, batch({BASELINE_TRACE: broken, FAST: fast})) is None
     assert choose_best(TASK, batch({FAST: fast})) is None
+
+
+def test_a_baseline_that_runs_out_of_time_loses_to_the_fastest_that_does_not() -> None:
+    late = failed(BASELINE_TRACE)
+    results = {BASELINE_TRACE: late, FAST: timed(FAST, around(2.0)), FASTER: timed(FASTER, around(1.0))}
+    best = choose_best(TASK, batch(results))
+    assert best is not None
+    assert (best.trace, best.record, best.baseline_secs) == (FASTER, "rec_2", None)
+    assert choose_best(TASK, batch({BASELINE_TRACE: late, FAST: failed(FAST)})) is None
 
 
 def test_a_run_torn_over_two_leases_decides_nothing() -> None:
@@ -201,10 +210,19 @@ def test_a_run_is_undecided_where_a_load_may_have_kept_a_candidate_from_winning(
     assert undecided(TASK, run, choose_best(TASK, run)) is again
 
 
-def test_a_candidate_that_ran_too_long_leaves_a_run_undecided_and_a_baseline_does_not() -> None:
-    for late, other, again in ((FAST, BASELINE_TRACE, True), (BASELINE_TRACE, FAST, False)):
-        run = batch({late: failed(late), other: timed(other, around(1e-3))})
-        assert undecided(TASK, run, choose_best(TASK, run)) is again
+@pytest.mark.parametrize(
+    ("late", "other", "reference_ratio", "again"),
+    [
+        pytest.param(FAST, BASELINE_TRACE, None, True, id="a candidate"),
+        pytest.param(BASELINE_TRACE, FAST, 1.1, False, id="the baseline in quiet"),
+        pytest.param(BASELINE_TRACE, FAST, 1.3, True, id="the baseline while busy"),
+    ],
+)
+def test_whether_a_run_is_undecided_where_one_ran_out_of_time(
+    late: str, other: str, reference_ratio: float | None, again: bool
+) -> None:
+    run = batch({late: failed(late), other: timed(other, around(1e-3), reference_ratio=reference_ratio)})
+    assert undecided(TASK, run, choose_best(TASK, run)) is again
 
 
 def test_a_run_torn_over_two_leases_is_undecided() -> None:

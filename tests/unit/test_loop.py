@@ -86,8 +86,8 @@ def test_the_baseline_is_served_when_nothing_beats_it():
     assert scene.bests[0].record is None
 
 
-def test_nothing_is_served_when_the_baseline_has_no_time():
-    failed = Failed(candidate="0" * 64, kind=FailureKind.RUN_TIMEOUT)
+def test_nothing_is_served_when_the_baseline_is_broken():
+    failed = Failed(candidate="0" * 64, kind=FailureKind.RUN_ERROR)
     scene = Scene(fake_task("a"), secs_of=lambda task, trace: failed if trace == BASELINE_TRACE else 1.0).run()
     assert scene.bests == {}
 

@@ -1,0 +1,28 @@
+"""Spares stock MetaSchedule's processes what they do not use. Python imports this file at the start of each of them, since
+the folder is on their PYTHONPATH.
+
+MetaSchedule imports the tensor intrinsics of every vendor in each of its processes, the pool that builds a batch included,
+and TVM's parser walks all loaded modules for each intrinsic; torch, which TVM imports where it is installed, doubles their
+number. Together that took 18 to 36 s a process here, of the 30 s that a build may take: builds ran out of time for it.
+Here torch is hidden, and the package of intrinsics imports no vendor by itself. A script imports those its target needs.
+"""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+_INTRINSICS = "tvm.s_tir.tensor_intrin"
+
+
+def _spare() -> None:
+    found = importlib.util.find_spec("tvm")
+    if found is None or found.origin is None:
+        return
+    package = types.ModuleType(_INTRINSICS)
+    package.__path__ = [str(Path(found.origin).parent / "s_tir" / "tensor_intrin")]
+    sys.modules[_INTRINSICS] = package
+    sys.modules["torch"] = None  # type: ignore[assignment]  # the import system's word for "not installed"
+
+
+_spare()
