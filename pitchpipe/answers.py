@@ -1,4 +1,6 @@
-"""Answers of look-ups kept on disk with their tags, so that a deployment that starts again is told "unchanged"."""
+"""Answers of look-ups kept on disk with their tags: a deployment that starts again is told "unchanged", and has what it was
+told before where the service is away.
+"""
 
 from __future__ import annotations
 

@@ -254,6 +254,11 @@ class Client:
             kept.write(response.headers["etag"], answer)
         return answer
 
+    def earlier_lookup(self, request: LookupRequest, cache: Path) -> LookupResponse | None:
+        """What the service answered to this look-up before, from the folder; it is not asked."""
+        kept = KeptAnswer(cache, self.url, request).read()
+        return None if kept is None else kept[1]
+
     def explain(self, request: ExplainRequest) -> ExplainResponse:
         """Why workloads of a look-up have no exact answer."""
         return parse(ExplainResponse, self._connection.call("POST", "/v1/schedules/explain", json=request))

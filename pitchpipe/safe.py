@@ -10,13 +10,14 @@ in daemon threads, building and proof runs in children that die with this proces
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pitchpipe import background, identity, sdk
+from pitchpipe import background, identity, misses, sdk
 from pitchpipe.artifact import CompiledModel, cache_dir, intact, linker
 from pitchpipe.building import Recipe, failure
 from pitchpipe.client import Client
@@ -34,7 +35,7 @@ LOOK_EVERY_SECS = 1.0
 
 
 class FallbackWarning(UserWarning):
-    """Said once per model, when something else runs in its place: what, and why."""
+    """Said once per model, when something else runs in its place, or with schedules of earlier: what, and why."""
 
 
 class Opening:
@@ -53,6 +54,7 @@ class Opening:
         client: Client | None = None,
         cache: Path | None = None,
         lock: Path | None = None,
+        report_misses: bool = False,
     ) -> None:
         self.model, self.schedules = model, schedules
         self.weights = {**model.weights, **(weights or {})}
@@ -61,7 +63,7 @@ class Opening:
         """Of the artifact, once it is known which one it is."""
         self._here = schedules is None and target == "auto"
         self._target = schedules.target if schedules is not None else target
-        self._client, self._lock = client, lock
+        self._client, self._lock, self._report_misses = client, lock, report_misses
         self._background: background.Background | None = None
 
     def open(self, wait_secs: float) -> CompiledModel:
@@ -111,6 +113,7 @@ class Opening:
             if target is None or known is None or left_secs <= 0:
                 return
             self.schedules = self._asked(known, target, left_secs)
+            self._tell_misses(self.schedules)
         recipe = Recipe(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
         self.folder = recipe.folder(self.cache)
         if not self.folder.exists():
@@ -128,7 +131,28 @@ class Opening:
 
             if self._lock is not None:
                 return locked(self._lock, known, target, service, cache=self.cache, deadline_secs=left_secs)
-            return sdk.look_up(known, target, service(), here=self._here, cache=self.cache, deadline_secs=left_secs)
+            return sdk.look_up(
+                known,
+                target,
+                service(),
+                here=self._here,
+                cache=self.cache,
+                deadline_secs=left_secs,
+                or_earlier=True,
+            )
+
+    def _tell_misses(self, schedules: sdk.Schedules) -> None:
+        """From a thread that nobody waits for; failing costs the report and nothing else."""
+        if not self._report_misses or self._lock is not None or schedules.stale is not None:
+            return
+        workloads = misses.missed(schedules.response)
+
+        def send() -> None:
+            with contextlib.suppress(Exception), sdk.service_of(self._client) as service:
+                misses.report(service, self.model, schedules.target, workloads)
+
+        if workloads:
+            threading.Thread(target=send, name="pitchpipe-misses", daemon=True).start()
 
     def _given_target(self) -> Target:
         return sdk.resolve_target(self._target, self.cache)
@@ -141,6 +165,7 @@ class Opening:
                 raise PitchpipeError(outcome.error or "the child told nothing")
             if self.schedules is None and outcome.response is not None:
                 self.schedules = sdk.Schedules(target=outcome.target, response=outcome.response)
+                self._tell_misses(self.schedules)
             self.folder, self._background = Path(outcome.folder), None
         elif self._background is None:
             self._start()
@@ -229,6 +254,7 @@ def load_safely(
     cache: Path | None = None,
     lock: str | Path | None = None,
     trust: bool = False,
+    report_misses: bool = False,
 ) -> SafeModel:
     """The tuned model, or the fallback in its place, within the deadline; it raises only for a fallback that is missing.
 
@@ -236,10 +262,12 @@ def load_safely(
         build.
     schedules: as for `load`, or what gives them (`lambda: open_pack(path)`), or None for a look-up in the service.
     lock: a lock file whose pins are run, in place of a look-up.
+    report_misses: as for `fetch`, once looked up.
     deadline_secs: of looking up, and of waiting for a build. What is not ready by then goes on in a child, and a later
         call of the model, or a later program, has it. A torch module is exported first, which counts against nothing.
 
-    Whatever goes wrong is told by one FallbackWarning and `SafeModel.reason`.
+    Whatever goes wrong is told by one FallbackWarning and `SafeModel.reason`. Where the service gives no answer but gave
+    one to this cache before, that one counts, and the warning says so.
     """
     if fallback is None:
         if not hasattr(model, "state_dict"):
@@ -249,13 +277,25 @@ def load_safely(
         found = sdk.local_model(model, example_inputs, trust=trust)
         given = schedules() if callable(schedules) else schedules
         pins = Path(lock) if lock is not None else None
-        opening = Opening(found, weights=weights, schedules=given, target=target, client=client, cache=cache, lock=pins)
+        opening = Opening(
+            found,
+            weights=weights,
+            schedules=given,
+            target=target,
+            client=client,
+            cache=cache,
+            lock=pins,
+            report_misses=report_misses,
+        )
         safe = SafeModel(fallback, opening)
         safe.wait(deadline_secs)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not end the program
         safe = SafeModel(fallback, None, _cause(error))
     if safe.compiled is None:
         safe._warn()
+    elif opening.schedules is not None and opening.schedules.stale is not None:
+        told = f"Pitchpipe runs what the service said earlier: {opening.schedules.stale}"
+        warnings.warn(told, FallbackWarning, stacklevel=2)
     return safe
 
 

@@ -24,7 +24,7 @@ from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
 from pitchpipe.tune import LocalModel, detect_target, read_model
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
-from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
+from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 
 log = logging.getLogger("pitchpipe")
@@ -54,6 +54,8 @@ class Schedules:
 
     target: Target
     response: LookupResponse
+    stale: str | None = None
+    """What kept the service from answering, where this is what it answered before."""
 
     @property
     def traces(self) -> dict[str, str]:
@@ -195,29 +197,37 @@ def look_up(
     here: bool,
     cache: Path,
     deadline_secs: float | None = None,
+    or_earlier: bool = False,
 ) -> Schedules:
     """The schedules of a model that is known on the target; `here` says that this machine will run it.
 
-    Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late.
+    Raises errors of pitchpipe.errors, DeadlineExceeded for an answer that is late; with `or_earlier` only where the cache
+    does not hold what the service answered before.
     """
     device = device_class(target) if here else None
-
-    def ask() -> LookupResponse:
-        answers: list[ScheduleAnswer] = []
-        for at in range(0, len(known.workloads), MAX_WORKLOADS):
-            request = LookupRequest(
-                target=target,
-                workloads=known.workloads[at : at + MAX_WORKLOADS],
-                device_class=device,
-                toolchain=known.toolchain,
-            )
-            answers += service.lookup(request, cache=cache).answers
-        return LookupResponse(answers=tuple(answers))
-
-    response = within(deadline_secs, ask, "look-up")
-    if sorted(answer.workload for answer in response.answers) != sorted(known.workloads):
+    requests = [
+        LookupRequest(
+            target=target,
+            workloads=known.workloads[at : at + MAX_WORKLOADS],
+            device_class=device,
+            toolchain=known.toolchain,
+        )
+        for at in range(0, len(known.workloads), MAX_WORKLOADS)
+    ]
+    stale = None
+    try:
+        responses = within(
+            deadline_secs, lambda: [service.lookup(request, cache=cache) for request in requests], "look-up"
+        )
+    except PitchpipeError as error:
+        earlier = [service.earlier_lookup(request, cache) for request in requests] if or_earlier else []
+        responses, stale = [found for found in earlier if found is not None], error.detail
+        if len(responses) < len(requests):
+            raise
+    answers = tuple(answer for response in responses for answer in response.answers)
+    if sorted(answer.workload for answer in answers) != sorted(known.workloads):
         raise PitchpipeError("the service answered for other workloads than it was asked for")
-    return Schedules(target=target, response=response)
+    return Schedules(target=target, response=LookupResponse(answers=answers), stale=stale)
 
 
 def device_class(target: Target) -> str:

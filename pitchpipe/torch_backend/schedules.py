@@ -18,12 +18,11 @@ from pitchpipe.client import Client
 from pitchpipe.deadline import within
 from pitchpipe.embedded import Embedded, default_database
 from pitchpipe.errors import JobFailed, PitchpipeError
-from pitchpipe.identity import Identity, machine_key, read_json, write_json
+from pitchpipe.identity import Identity
 from pitchpipe.plugins import step
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.warning import warn_once
 from pitchpipe.tune import DEFAULT_SECONDS, LocalModel
-from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.job import Budget, JobRequest, JobState
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
@@ -136,18 +135,17 @@ def _asking(lookup: Any, database: str, request: LookupRequest) -> Any:
 
 
 def _of_service(url: str, requests: Sequence[LookupRequest], options: Options) -> Found:
-    key = json_digest([url, machine_key(), [request.model_dump(mode="json") for request in requests]])
-    kept = cache_dir() / "answers" / f"{key}.json"
     if not is_silent(url):
         try:
             answers = within(options.deadline_secs, lambda: _ask(url, requests, options), "the look-up")
         except Exception as error:  # noqa: BLE001 - whatever a service, or what stands in its place, makes of a call
             _failed(url, error)
         else:
-            write_json(kept, LookupResponse(answers=tuple(answers)))
-            return Found(source=url, answers={answer.workload: answer for answer in answers})
-    before = read_json(kept, LookupResponse)
-    return Found(source=f"{url} failed") if before is None else _found(f"earlier answers of {url}", [before])
+            return _found(url, answers)
+    with Client(url) as client:
+        earlier = [client.earlier_lookup(request, cache_dir()) for request in requests]
+    kept = [answer for answer in earlier if answer is not None]
+    return _found(f"earlier answers of {url}", kept) if kept else Found(source=f"{url} failed")
 
 
 def _failed(url: str, error: Exception) -> None:
@@ -161,9 +159,9 @@ def _healthy(url: str, options: Options) -> None:
         client.health()
 
 
-def _ask(url: str, requests: Sequence[LookupRequest], options: Options) -> list[ScheduleAnswer]:
+def _ask(url: str, requests: Sequence[LookupRequest], options: Options) -> list[LookupResponse]:
     with Client(url, timeout_secs=max(options.deadline_secs, 0.01), retry_secs=0.0) as client:
-        return [answer for request in requests for answer in client.lookup(request, cache=cache_dir()).answers]
+        return [client.lookup(request, cache=cache_dir()) for request in requests]
 
 
 def _found(source: str, responses: Sequence[LookupResponse]) -> Found:

@@ -316,6 +316,38 @@ def test_the_fallback_runs_when_there_is_no_service(built: Manifest, cache: Path
     assert "PITCHPIPE_URL" in warned
 
 
+def test_what_the_service_said_earlier_counts_when_it_is_away(built: Manifest, cache: Path) -> None:
+    answers = [{"workload": each, "tier": "none", "reason": "none"} for each in (*built.tuned, *built.untuned)]
+    with Service(says(json.dumps({"answers": answers}).encode(), ETag='"1"')) as service, Client(service.url) as client:
+        safe, warned = loaded(client=client, target=built.target, cache=cache, deadline_secs=60)
+    assert (safe.reason, warned) == (None, [])
+    with Client(service.url, retry_secs=0.0) as client:
+        safe, (warning,) = loaded(client=client, target=built.target, cache=cache, deadline_secs=DEADLINE_SECS)
+    assert safe.compiled is not None
+    assert "earlier" in warning
+    assert "cannot be reached" in warning
+
+
+def test_what_the_service_has_no_schedule_for_is_reported(built: Manifest, cache: Path) -> None:
+    workloads = (*built.tuned, *built.untuned)
+    answers = [{"workload": each, "tier": "none", "reason": "none"} for each in workloads]
+    lookup, receipt = ({"answers": answers}, {"counted": len(workloads), "unknown": []})
+    told = threading.Event()
+
+    def answer(handler: Any, released: threading.Event) -> None:
+        reported = handler.path == "/v1/misses"
+        says(json.dumps(receipt if reported else lookup).encode())(handler, released)
+        if reported:
+            told.set()
+
+    with Service(answer) as service, Client(service.url) as client:
+        loaded(client=client, target=built.target, cache=cache, deadline_secs=60)
+        assert not told.is_set()
+        safe, warned = loaded(client=client, target=built.target, cache=cache, deadline_secs=60, report_misses=True)
+        assert told.wait(60)
+    assert (safe.reason, warned) == (None, [])
+
+
 def test_what_is_built_is_taken_and_takes_what_it_was_built_for(
     built: Manifest, default: Schedules, cache: Path
 ) -> None:

@@ -9,12 +9,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pitchpipe import building, identity
+from pitchpipe.answers import KeptAnswer
 from pitchpipe.artifact import cache_dir
 from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.plugins import step
@@ -34,7 +36,8 @@ from pitchpipe.torch_backend.options import parse  # noqa: E402
 
 DEFAULT = {"on_miss": "default"}
 """Compiles without schedules."""
-NOWHERE = "http://127.0.0.1:9"
+NOWHERE, AWAY = "http://127.0.0.1:9", "http://127.0.0.1:10"
+"""Nobody listens on either; at AWAY the fake service is taken to have been."""
 
 
 @pytest.fixture(autouse=True)
@@ -409,8 +412,10 @@ class FakeService:
     def health(self) -> None:
         pass
 
-    def lookup(self, request: Any, **_: object) -> LookupResponse:
-        return LookupResponse(answers=tuple(map(self.answer, range(len(request.workloads)), request.workloads)))
+    def lookup(self, request: Any, *, cache: Path) -> LookupResponse:
+        found = LookupResponse(answers=tuple(map(self.answer, range(len(request.workloads)), request.workloads)))
+        KeptAnswer(cache, AWAY, request).write("tag", found)
+        return found
 
     def answer(self, index: int, workload: str) -> ScheduleAnswer:
         tier = self.tiers(index)
@@ -465,7 +470,7 @@ def test_a_partition_is_compiled_when_a_schedule_of_it_is_there(
 
 
 def test_answers_of_a_service_outlive_it(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, options = mlp(), torch.randn(4, 8), {"url": "http://127.0.0.1:10"}
+    model, x, options = mlp(), torch.randn(4, 8), {"url": AWAY}
     with torch.no_grad():
         with monkeypatch.context() as patch:
             patch.setattr(schedules, "Client", FakeService)
