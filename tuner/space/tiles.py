@@ -14,6 +14,15 @@ it from the loop order, once, when weights are bound; otherwise packing is a sta
 panels in the thread that uses it. What follows the contraction (bias, residual, activation) is computed on the tile
 before it is written.
 
+Where a panel of B is longer than the cache, each tile would fetch it anew. Then tiles take turns at a block of it:
+
+    parallel over (b, panels of v)
+      for blocks of r                                  part of a panel of B, used by all tiles while it is near
+        for rows i outer
+          for window, r inner                          one tile of C, loaded and stored once for each block
+            for i inner, v inner (unrolled)
+              C[i, v] += A[i, r] * B'[v / W, r, v % W]
+
 No inner loop has a predicate. Rows of a product that R does not divide are padded: a task copies its rows of A, with
 zeros for those beyond the last, and writes back those that there are. Rows that lie in several axes (positions of a 1x1
 convolution) are one axis first, so that tiles run across image rows. In a window R divides the positions of a row of the
@@ -21,7 +30,7 @@ image. Columns that the vector does not divide are padded where B is packed in t
 gets narrower vectors.
 
 Each tile that micro_kernel.py ranks high is a sketch. Left to the search: how many panels make a group, how the longest
-reduction is split around a window, and whether the padding of a convolution is computed per task or before.
+reduction is split around a window or in blocks, and whether the padding of a convolution is computed per task or before.
 """
 
 from __future__ import annotations
@@ -46,10 +55,12 @@ KERNELS = 6
 time of what MetaSchedule's space has to offer once the first are measured, and most are faster."""
 WORST = 1.25
 """... none that is modelled to cost more than this factor of the best."""
-INNER_REDUCTIONS = (16, 32, 64, 128, 256)
-"""Offered lengths of the loop inside a window ..."""
+INNER_REDUCTIONS = (16, 32, 64, 128, 256, 512)
+"""Offered lengths of the loop inside a window, and of a block of the reduction ..."""
 INNER_REDUCTION = 64
-"""... and the one that was seldom beaten by more than a twentieth."""
+"""... and the one that was seldom beaten by more than a twentieth ..."""
+BLOCK_STEPS = 512
+"""... but for blocks of the reduction, which are best with about so many steps, those of the window counted."""
 
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
@@ -99,6 +110,8 @@ class _Choice:
     """Packing B is a stage of the kernel."""
     pad_at_task: bool
     """The padding of a convolution is computed by each task for itself."""
+    blocked: bool = False
+    """All rows take part of the reduction before any takes the next."""
 
 
 def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> Iterator[_Choice]:
@@ -119,11 +132,30 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     kernels = micro_kernels(product, unit, cores)
     pack = bool(found.weight_axes) and not found.prepacked
     offered = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost][:KERNELS]
+    blocked = next((kernel for kernel in offered if _outgrows_cache(found, product, kernel, cores)), None)
     for kernel in offered:
         for pad_at_task in (True, False) if padded and found.window else (False,):
             yield _Choice(kernel=kernel, pack=pack, pad_at_task=pad_at_task)
+        if kernel is blocked:
+            packs = pack and found.weight_axes[-1] != found.vector
+            yield _Choice(kernel=kernel, pack=packs, pad_at_task=False, blocked=True)
     if offered and pack and found.weight_axes[-1] == found.vector and not product.pads_columns:
         yield _Choice(kernel=offered[0], pack=False, pad_at_task=False)
+
+
+def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, cores: int) -> bool:
+    """Whether a panel of B is too long to stay in the L2 cache from tile to tile, but a block of it and the panel of C do;
+    not where a tile or a panel would be padded."""
+    if product.pads_columns or not found.rows or found.period > 1 or product.rows % kernel.rows:
+        return False
+    column = kernel.width * found.bits // 8
+    rows = found.extent(found.rows)
+    tasks = found.extent(found.batch) * found.extent(found.columns) * (product.columns // kernel.width)
+    return (
+        found.extent(found.reduction) * column > L2_BYTES // 2
+        and kernel.rows < rows <= L2_BYTES // 4 // column
+        and stages.busy(tasks, cores) >= BALANCED
+    )
 
 
 class _Sketch:
@@ -137,6 +169,9 @@ class _Sketch:
         schedule, kernel = self.schedule, self.kernel
         producers = stages.producers_to_place(schedule, self.found.block)
         result = stages.inline_epilogue(schedule, self.found.block)
+        if self.choice.blocked:
+            self._block(producers, result)
+            return
         data, packed, tile_result = self._padded(result)
         found, block = self.found, self.found.block
         costly = None
@@ -190,6 +225,32 @@ class _Sketch:
         schedule.vectorize(lane)
         schedule.decompose_reduction(block, reduction[0])
 
+    def _block(self, producers: list[Any], result: Any) -> None:
+        """The loops of a blocked reduction. Padding and packing are stages of their own: every task needs all of A, and of
+        B a packed copy is worth the trip through memory only where columns are no neighbours."""
+        if not self.found.window and len(self.found.rows) > 1:
+            self.found = as_product(self.schedule, self.found, result)
+        schedule, found, kernel = self.schedule, self.found, self.kernel
+        packed = self._packed() if self.choice.pack else None
+        loops = dict(enumerate(schedule.get_loops(found.block)))
+        panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
+        tile, row = schedule.split(loops[found.rows[-1]], [None, kernel.rows])
+        part, *reduction = self._reduction(loops)
+        spread = [*(loops[i] for i in (*found.spatial_units, *found.batch, *found.columns)), panel]
+        images = [loops[i] for i in found.rows[:-1]]
+        schedule.reorder(*spread, part, *images, tile, *reduction, row, vector, lane)
+        task = schedule.fuse(*spread)
+        schedule.parallel(task)
+        stages.write_back(schedule, result, task, kernel.lanes, unroll=False)
+        for producer in producers:
+            stages.place(schedule, producer, None, kernel.lanes)
+        if packed is not None:
+            self._place_packing(packed, None)
+        for loop in (row, vector):
+            schedule.unroll(loop)
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(found.block, part)
+
     def _padded(self, result: Any) -> tuple[Any, Any, Any]:
         """Makes whole tiles of the product; the stages that copy rows of A, that pack B and that write the tile, each
         None where there is no need for it."""
@@ -220,15 +281,16 @@ class _Sketch:
         return data, packed, tile_result
 
     def _reduction(self, loops: dict[int, Any]) -> list[Any]:
-        """Loops over the reduction, outermost first: of a window, it runs inside blocks of the longest axis."""
+        """Loops over the reduction, outermost first: a window runs inside blocks of the longest axis."""
         found = self.found
         *window, longest = [loops[i] for i in (*found.reduction_units, *found.reduction)]
-        if len(found.reduction) < 2:
+        if len(found.reduction) < 2 and not self.choice.blocked:
             return [*window, longest]
         extent = found.extents[found.reduction[-1]]
         longest_offered = stages.largest_divisor(extent, INNER_REDUCTIONS[-1])
         lengths = [length for length in INNER_REDUCTIONS if extent % length == 0] or [longest_offered]
-        preferred = min(lengths, key=lambda length: abs(length - INNER_REDUCTION))
+        steps = BLOCK_STEPS // found.extent(found.reduction[:-1]) if self.choice.blocked else INNER_REDUCTION
+        preferred = min(lengths, key=lambda length: abs(length - steps))
         outer, inner = self.schedule.split(longest, [None, stages.sample(self.schedule, lengths, preferred)])
         return [outer, *window, inner]
 
