@@ -6,7 +6,7 @@ TVM's own FoldConstant compiles every operator, and only after it was lowered, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,11 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "relax.logical_and": np.logical_and,
     "relax.logical_or": np.logical_or,
     "relax.logical_not": np.logical_not,
+    "relax.bitwise_and": np.bitwise_and,
+    "relax.bitwise_or": np.bitwise_or,
     "relax.where": np.where,
 }
+_REDUCTIONS: Mapping[str, Callable[..., Any]] = {"relax.max": np.max, "relax.min": np.min, "relax.sum": np.sum}
 
 
 def constant_value(expr: Any) -> np.ndarray | None:
@@ -49,6 +52,8 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
     if math.prod(shape) > MAX_ELEMENTS or dtype == "bfloat16" or not isinstance(call.op, ir.Op):
         return None
     name, operands = str(call.op.name), list(call.args)
+    if len(operands) and isinstance(operands[-1], relax.Tuple) and name in ("relax.concat", "relax.index_tensor"):
+        operands[-1:] = operands[-1].fields
     tensors = [argument for argument in operands if isinstance(getattr(argument, "ty", None), relax.TensorType)]
     values = [constant_value(argument) for argument in tensors]
     known = [value for value in values if value is not None]
@@ -70,6 +75,26 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
         found = known[0]
     elif name == "relax.permute_dims" and call.attrs.axes:
         found = known[0].transpose([int(axis) for axis in call.attrs.axes])
-    if found is None:
+    elif name in _REDUCTIONS and known:
+        axes = None if call.attrs.axis is None else tuple(int(axis) for axis in call.attrs.axis)
+        found = _REDUCTIONS[name](known[0], axis=axes, keepdims=bool(call.attrs.keepdims))
+    elif name == "relax.cumsum" and known and call.attrs.axis is not None and not int(call.attrs.exclusive):
+        found = np.cumsum(known[0], axis=int(call.attrs.axis), dtype=dtype)
+    elif name == "relax.concat" and known and call.attrs.axis is not None:
+        found = np.concatenate(known, axis=int(call.attrs.axis))
+    elif name == "relax.index_tensor" and known and not any(index.dtype == bool for index in known[1:]):
+        found = known[0][tuple(known[1:])]
+    elif name == "relax.strided_slice" and known:
+        found = known[0][_slices(known[0].ndim, operands[1:])]
+    if found is None or np.size(found) != math.prod(shape):
         return None
     return relax.const(np.ascontiguousarray(np.asarray(found).reshape(shape).astype(dtype)), dtype)
+
+
+def _slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:
+    """Of strided_slice's axes, begins, ends and, if there are any, strides."""
+    axes, begins, ends, *strides = ([int(value.value) for value in argument.fields] for argument in bounds)
+    found = [slice(None)] * rank
+    for axis, begin, end, stride in zip(axes, begins, ends, *(strides or [[1] * len(axes)]), strict=True):
+        found[axis] = slice(begin, end, stride)
+    return tuple(found)

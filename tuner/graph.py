@@ -27,6 +27,7 @@ from typing import Any
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner import transposed
 from tuner.attention import write_out_attention
 from tuner.brackets import gather_weights
 from tuner.digest import workload_digest
@@ -44,7 +45,12 @@ MAIN = "main"
 TRANSFORM = "main_transform_params"
 TARGET_ATTRIBUTE = "pitchpipe.target"
 """Module attribute of a prepared module: the key of the target that it was prepared for."""
-LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+LAYOUTS = {
+    "relax.nn.conv1d": ["NWC", "WIO"],
+    "relax.nn.conv2d": ["NHWC", "HWIO"],
+    "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+    **transposed.LAYOUTS,
+}
 
 KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
 """Attributes of a tensor function that its schedule depends on."""
@@ -84,10 +90,12 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
         transform.DecomposeOpsForInference(),
         *(PRODUCTS if on_cpu else ()),
         transform.ConvertLayout(LAYOUTS),
+        transposed.write_out_transposed,
         *(LAYOUT if on_cpu else (simplify,)),
     ]
     lower: list[Rewrite] = [
         transform.LiftTransformParams(),
+        relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
@@ -162,6 +170,9 @@ def _normalised(function: Any) -> Any:
         )
 
     body = tvm_ffi.structural_map(function.body, (tvm.s_tir.SBlock, rename))
+    if body.block.name_hint != "root":  # A function that is one opaque stage (a sort, a scan) has no root around it.
+        root = tvm.s_tir.SBlock([], [], [], "root", body)
+        body = tvm.s_tir.SBlockRealize([], True, root)
     return tirx.PrimFunc(function.params, body, function.ret_type).with_attrs(attributes)
 
 

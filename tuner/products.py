@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.facts import Facts, Recipe, op_name, replaced, reshaped, static_shape
+from tuner.movement import Step, followed
 from tuner.tvm_compat import Schedule, relax, te, topi
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -103,6 +104,8 @@ def patches_as_products(mod: Any) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class _Patches:
     conv: Any
+    channels_last: Any
+    """The image before it was permuted, or None."""
     bias: Any
     last: Any
     """The call whose place the einsum takes."""
@@ -129,20 +132,39 @@ class _Patches:
                 along = static_shape(follower.args[1])
                 if along in ([1, kernel[0], 1, 1], [kernel[0], 1, 1]) and facts.from_weights(follower.args[1]):
                     last, bias = follower, follower.args[1]
-        return _Patches(conv=call, bias=bias, last=last)
+        return _Patches(conv=call, channels_last=_channels_last(facts, call.args[0]), bias=bias, last=last)
 
     def __call__(self, builder: Any, now: Callable[[Any], Any]) -> Any:
         emit = builder.emit
-        x, weight = (now(argument) for argument in self.conv.args)
-        _, channels, height, width = static_shape(x) or []
+        weight = now(self.conv.args[1])
+        _, channels, height, width = static_shape(self.conv.args[0]) or []
         outputs, _, down, across = static_shape(weight) or []
         tall, wide = height // down, width // across
-        cut = emit(relax.op.reshape(x, [channels, tall, down, wide, across]))
-        weight = emit(relax.op.permute_dims(weight, [1, 2, 3, 0]))
-        y = emit(relax.op.einsum((cut, weight), "chpwq,cpqo->hwo"))
+        if self.channels_last is None:
+            cut = emit(relax.op.reshape(now(self.conv.args[0]), [channels, tall, down, wide, across]))
+            weight = emit(relax.op.permute_dims(weight, [1, 2, 3, 0]))
+            y = emit(relax.op.einsum((cut, weight), "chpwq,cpqo->hwo"))
+        else:
+            cut = emit(relax.op.reshape(now(self.channels_last), [tall, down, wide, across, channels]))
+            weight = emit(relax.op.permute_dims(weight, [2, 3, 1, 0]))
+            y = emit(relax.op.einsum((cut, weight), "hpwqc,pqco->hwo"))
         if self.bias is not None:
             y = emit(relax.op.add(y, emit(relax.op.reshape(now(self.bias), [outputs]))))
         return emit(relax.op.permute_dims(emit(relax.op.reshape(y, [1, tall, wide, outputs])), [0, 3, 1, 2]))
+
+
+def _channels_last(facts: Facts, image: Any) -> Any:
+    """What main computed and permuted to make an image [1, channels, height, width] of; None where it was made otherwise."""
+    steps: list[Step] = []
+    x = image
+    while op_name(made := facts.made(x)) in ("relax.reshape", "relax.permute_dims"):
+        steps.insert(0, ("permute", _axes(made)) if _axes(made) else ("reshape", static_shape(x) or []))
+        x = made.args[0]
+    source, shape = static_shape(x), static_shape(image) or []
+    if source is None or not steps or (isinstance(x, relax.Var) and x not in facts.bound):
+        return None
+    wanted = followed([*shape[2:], shape[1]], [("permute", [2, 0, 1])])
+    return x if followed(source, steps) == wanted else None
 
 
 def absorb_input_layout(mod: Any) -> Any:

@@ -4,9 +4,15 @@
   constant one. Reshapes of reshapes and permutations of permutations become one, and a chain of both that moves nothing
   a reshape (tuner/movement.py).
 * Leading unit dimensions are taken off: with r = reshape to [1, ..., 1, *shape], f(r(x)) becomes r(f(x)) for
-  element-wise f, binary f, softmax, norms, concatenations and permutations that leave those dimensions, and products of
-  such tensors lose them. A residual stream of [1, 128, 768] around products of [128, 768] then is two-dimensional
+  element-wise f, softmax, norms, reductions, concatenations and permutations that leave those dimensions, and products
+  of such tensors lose them. A residual stream of [1, 128, 768] around products of [128, 768] then is two-dimensional
   throughout, and what follows a product fuses into it.
+* So does any reshape of a product, with what is computed on it element by element: the tensor of a dense layer, which
+  PyTorch sees as a matrix while it multiplies, stays one until something else wants its shape.
+* Element by element, what is computed of tensors permuted alike is computed before the permutation: a residual stream that
+  PyTorch keeps as NCHW between dense layers over channels stays as they have it.
+* A product over images and heads that were made one dimension for it is one over both.
+* A choice whose condition is a constant is made.
 * Of the operands of a sum or a product, one that is broadcast comes second: bias + x is x + bias.
 * Zero padding before a convolution moves into the convolution; clip becomes min and max, which layouts pass through.
 * Indices of take are clamped: TVM's default mode reads out of bounds, and indices come from the user.
@@ -35,6 +41,9 @@ UNARY = frozenset(
 )
 BINARY = frozenset(f"relax.{name}" for name in ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"))
 
+ELEMENTWISE = UNARY | BINARY | {"relax.where"}
+PRODUCTS = frozenset(("relax.matmul", "relax.einsum"))
+
 
 def simplify(mod: Any) -> Any:
     """The module with main rewritten; bindings must be canonical. No output changes for indices that are in bounds."""
@@ -54,8 +63,12 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         shape = _shape(call)
         if shape is None:
             return None
-        operands = [self.made_by(argument) for argument in call.args]
+        operands = [self._resolved(argument) for argument in call.args]
         return folded(relax.Call(call.op, operands, call.attrs, call.ty_args), shape, str(call.ty.dtype))
+
+    def _resolved(self, argument: Any) -> Any:
+        made = self.made_by(argument)
+        return relax.Tuple([self.made_by(field) for field in made.fields]) if isinstance(made, relax.Tuple) else made
 
     # Building blocks: every emitted value is bound, so that rules of later operators see what it is made of.
 
@@ -97,6 +110,19 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return made.args[0], count
         lead = next((index for index, extent in enumerate(outer[:-1]) if extent != 1), len(outer) - 1)
         return (self.reshaped(x, outer[lead:]), lead) if lead else (x, 0)
+
+    def product_in(self, x: Any) -> Any:
+        """y where x is y in another shape, and y a product or what is computed on one element by element; else None."""
+        made = self.made_by(x)
+        if _op(made) != "relax.reshape":
+            return None
+        return made.args[0] if self.is_product(made.args[0]) else None
+
+    def is_product(self, x: Any) -> bool:
+        shape, made = _shape(x), self.made_by(x)
+        while _op(made) in ELEMENTWISE:
+            made = self.made_by(next((each for each in made.args if _shape(each) == shape), made.args[0]))
+        return _op(made) in PRODUCTS
 
     # Rules: a replacement, or None.
 
@@ -149,6 +175,8 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return call.args[0]
         x, count = self.squeezed(call.args[0])
         if count == 0:
+            x = self.product_in(call.args[0])
+        if x is None:
             return None
         return self.reshaped(self.again(call, [x, *call.args[1:]]), _shape(call) or ())
 
@@ -174,12 +202,75 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         out = _shape(call)
         if _op(call) in ("relax.add", "relax.multiply") and _shape(left) != out and _shape(right) == out:
             return self.emit(self.again(call, [right, left]))
-        # A small operand (a bias, reshaped to the rank of the other) is no reason to reshape the large one.
-        count = max((self.squeezed(operand)[1] for operand in (left, right) if _shape(operand) == out), default=0)
-        if out is None or count == 0 or out[:count] != [1] * count or len(out) == count:
+        return self._elementwise(call)
+
+    def where(self, call: Any) -> Any:
+        condition, *chosen = call.args
+        values = constant_value(self.made_by(condition))
+        if values is not None and values.size and bool(values.all()) == bool(values.any()):
+            x = chosen[0] if values.all() else chosen[1]
+            if _shape(x) == _shape(call):
+                return x
+        return self._elementwise(call)
+
+    def _elementwise(self, call: Any) -> Any:
+        """The operator on operands without the leading unit dimensions of one, or on a product that one is a reshape of."""
+        out = _shape(call)
+        if out is None:
             return None
-        operands = [self._without_units(operand, len(out) - count) for operand in (left, right)]
+        if (permuted := self._permuted_alike(call, out)) is not None:
+            return permuted
+        # A small operand (a bias, reshaped to the rank of the other) is no reason to reshape the large one.
+        count = max((self.squeezed(operand)[1] for operand in call.args if _shape(operand) == out), default=0)
+        if count == 0 or out[:count] != [1] * count or len(out) == count:
+            return self._on_product(call, out)
+        operands = [self._without_units(operand, len(out) - count) for operand in call.args]
         return self.reshaped(self.again(call, operands), out)
+
+    def _permuted_alike(self, call: Any, out: list[int]) -> Any:
+        """The permutation of what the operator computes of operands that are permuted alike; None where they are not."""
+        large = [self.made_by(operand) for operand in call.args if math.prod(_shape(operand) or [1]) > 1]
+        axes = (
+            [int(axis) for axis in large[0].attrs.axes or ()] if large and _op(large[0]) == "relax.permute_dims" else []
+        )
+        alike = axes and all(
+            _shape(made) == out and _op(made) == "relax.permute_dims" and list(map(int, made.attrs.axes or ())) == axes
+            for made in large
+        )
+        if not alike or len(large) < 2:
+            return None
+        sources = iter([made.args[0] for made in large])
+        operands = [
+            next(sources) if math.prod(_shape(each) or [1]) > 1 else self.reshaped(each, []) for each in call.args
+        ]
+        return self._permuted(self.again(call, operands), axes)
+
+    def _on_product(self, call: Any, out: list[int]) -> Any:
+        arguments = list(call.args)
+        for place, x in enumerate(arguments):
+            product = self.product_in(x) if _shape(x) == out else None
+            shape = None if product is None else _shape(product)
+            if shape is None:
+                continue
+            operands = [product if n == place else self._like(each, out, shape) for n, each in enumerate(arguments)]
+            if all(operand is not None for operand in operands):
+                return self.reshaped(self.again(call, operands), out)
+        return None
+
+    def _like(self, x: Any, out: list[int], shape: list[int]) -> Any:
+        """x, which broadcasts to `out`, so that it broadcasts to `shape`, another shape of as many elements; None where
+        it does not. Of two products the one with fewer dimensions keeps its shape."""
+        extents = _shape(x)
+        if extents is None:
+            return None
+        lead = next((i for i, extent in enumerate(extents) if extent != 1), len(extents))
+        alike = 0
+        while alike < min(len(out), len(shape)) and out[-1 - alike] == shape[-1 - alike]:
+            alike += 1
+        if len(extents) - lead <= alike:
+            return self.reshaped(x, extents[lead:])
+        yields = len(shape) < len(out) or not (self.is_product(x) or self.product_in(x) is not None)
+        return self.reshaped(x, shape) if extents == out and yields else None
 
     def _without_units(self, x: Any, rank: int) -> Any:
         shape = _shape(x) or []
@@ -228,6 +319,16 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         )
         return self.reshaped(self.emit(y), _shape(call) or ())
 
+    def reduction(self, call: Any) -> Any:
+        x, count = self.squeezed(call.args[0])
+        rank = len(_shape(call.args[0]) or ())
+        axes = [int(axis) % rank for axis in call.attrs.axis] if call.attrs.axis is not None else []
+        if count == 0 or not axes or min(axes) < count:
+            return None
+        make = getattr(relax.op, _op(call).removeprefix("relax."))
+        y = make(x, [axis - count for axis in axes], keepdims=bool(call.attrs.keepdims))
+        return self.reshaped(self.emit(y), _shape(call) or ())
+
     def permute(self, call: Any) -> Any:
         rank = len(_shape(call.args[0]) or ())
         axes = [int(axis) for axis in call.attrs.axes] if call.attrs.axes else list(range(rank))[::-1]
@@ -273,8 +374,22 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         # The batch dimensions that stay are those of the operand that needs more of them.
         rank = max(2 + self._batch_rank(left), 2 + self._batch_rank(right))
         if rank >= max(len(left), len(right)):
-            return None
+            return self._batched(call, out)
         x, y = (self._without_units(argument, rank) for argument in call.args)
+        return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
+
+    def _batched(self, call: Any, out: list[int]) -> Any:
+        """The product of tensors [images, heads, ...] that were seen as [images * heads, ...] for it."""
+        sources = []
+        for argument in call.args:
+            made, shape = self.made_by(argument), _shape(argument) or []
+            source = _shape(made.args[0]) if _op(made) == "relax.reshape" else None
+            if source is None or source[-2:] != shape[-2:] or self._batch_rank(source) < 2:
+                return None
+            sources.append((made.args[0], source[:-2]))
+        (x, batch), (y, other) = sources
+        if batch != other:
+            return None
         return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
 
     @staticmethod
@@ -316,6 +431,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 _RULES: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(UNARY, _Rules.unary),
     **dict.fromkeys(BINARY, _Rules.binary),
+    **dict.fromkeys(("relax.max", "relax.mean", "relax.min", "relax.sum"), _Rules.reduction),
     "relax.broadcast_to": _Rules.broadcast,
     "relax.clip": _Rules.clip,
     "relax.concat": _Rules.concatenate,
@@ -330,6 +446,7 @@ _RULES: dict[str, Callable[[Any, Any], Any]] = {
     "relax.reshape": _Rules.reshape,
     "relax.squeeze": _Rules.as_reshape,
     "relax.take": _Rules.take,
+    "relax.where": _Rules.where,
 }
 
 _Simplify = mutator(_Rules)

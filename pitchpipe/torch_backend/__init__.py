@@ -23,11 +23,12 @@ from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
 from torch.utils._pytree import tree_leaves
 
 from pitchpipe.torch_backend import schedules
-from pitchpipe.torch_backend.decompositions import for_inference, for_training
+from pitchpipe.torch_backend.decompositions import for_training
 from pitchpipe.torch_backend.options import Options, parse
 from pitchpipe.torch_backend.program import Chosen, Program
 from pitchpipe.torch_backend.report import Explanation, ProgramReport
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
+from pitchpipe.torch_operators import inference_decompositions
 
 __all__ = ["BackendWarning", "Explanation", "backend", "explain", "recompile"]
 
@@ -110,7 +111,7 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
             fw_compiler=program.forward,
             bw_compiler=program.backward,
             inference_compiler=program.inference,
-            decompositions=for_training() if steps else for_inference(),
+            decompositions=for_training() if steps else inference_decompositions(),
         )(module, inputs)
     except RestartAnalysis:
         raise

@@ -1,9 +1,9 @@
 """Into which operators AOTAutograd takes a program apart.
 
-An inference becomes exactly what torch.export's decompositions make of it, so that its workloads are those of an exported
-model, under the same digests. A training step is taken further apart where core ATen has operators that TVM lacks, or
-whose second results it makes up: norms with their statistics, and the backward of a convolution, which here becomes two
-convolutions.
+An inference becomes what an exported model does (pitchpipe/torch_operators.py), so that its workloads are the same, under
+the same digests. A training step becomes what torch.export makes of it, and is taken further apart where core ATen has
+operators that TVM lacks, or whose second results it makes up: norms with their statistics, and the backward of a
+convolution, which here becomes two convolutions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,11 @@ FURTHER = (
 
 
 @cache
-def for_inference() -> dict[Any, Callable[..., Any]]:
-    """torch.export's own."""
-    found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
-    return found
-
-
-@cache
 def for_training() -> dict[Any, Callable[..., Any]]:
     """For the joint graph of a forward and its backward."""
     further = {operator: decomposition_table[operator] for operator in FURTHER if operator in decomposition_table}
     own = {aten.convolution_backward.default: convolution_backward, aten.var_mean.correction: var_mean}
-    return {**for_inference(), **further, **own}
+    return {**torch.export.default_decompositions().materialize(), **further, **own}
 
 
 def var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

@@ -12,9 +12,9 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from pitchpipe.torch_backend.decompositions import for_inference  # noqa: E402
 from pitchpipe.torch_backend.dynamic import bucket  # noqa: E402
 from pitchpipe.torch_backend.rows import independent  # noqa: E402
+from pitchpipe.torch_operators import inference_decompositions  # noqa: E402
 
 W = torch.randn(8, 8)
 KERNEL = torch.randn(4, 3, 3, 3)
@@ -63,7 +63,9 @@ def proved(function: Callable[[Any, Any], Any]) -> bool:
     x = torch.randn(5, 6, 8)
     torch._dynamo.mark_dynamic(x, 0)
     with torch.no_grad():
-        torch.compile(function, backend=aot_autograd(fw_compiler=judge, decompositions=for_inference()))(x, W)
+        torch.compile(function, backend=aot_autograd(fw_compiler=judge, decompositions=inference_decompositions()))(
+            x, W
+        )
     (verdict,) = found
     return verdict
 

@@ -25,6 +25,7 @@ from tvm.relax.frontend.torch import exported_program_translator
 
 from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import KEPT_INTEGERS
+from pitchpipe.torch_operators import inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.settle import check_static, settle
 
@@ -41,7 +42,8 @@ def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
     """
     if getattr(module, "training", False):
         raise InvalidModel("the module is in training mode: call module.eval() first")
-    examples = tuple(example_inputs)
+    # Of views of one tensor torch's decompositions take every extent for a variable.
+    examples = tuple(each.clone() if getattr(each, "_base", None) is not None else each for each in example_inputs)
     with _quiet(), torch.no_grad():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = _from_torchscript(module, examples)
@@ -106,7 +108,7 @@ def from_pt2(path: Path) -> Converted:
 def from_exported_program(program: Any) -> Converted:
     """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch."""
     with _quiet(), torch.no_grad():
-        program = program.run_decompositions()
+        program = program.run_decompositions(inference_decompositions())
         for node in program.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
                 raise UnsupportedOperator(f"operator {node.target} is control flow, which a graph cannot hold")

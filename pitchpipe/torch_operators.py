@@ -1,0 +1,89 @@
+"""Into which operators an inference in PyTorch is taken apart, exported or compiled. Needs torch.
+
+They are torch.export's, but for two. Of attention, torch scales queries and keys each, and asks every row of the scores,
+element by element, whether all of it is hidden, so that such a row reads nothing: as tensor programs that is three passes
+over the scores. Here they are scaled once, and a row is hidden where the mask hides all of it, whatever the scores are.
+Sums along an axis are of the type that torch gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+@cache
+def inference_decompositions() -> dict[Any, Callable[..., Any]]:
+    """By operator. Shared: a caller that changes it copies it first."""
+    found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
+    return {
+        **found,
+        aten.scaled_dot_product_attention.default: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: attention_for_cpu,
+        aten.cumsum.default: cumulative_sum,
+    }
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """softmax(query key^T * scale + mask) value over the last two dimensions, rows that the mask hides whole being zero.
+
+    query [..., rows, size], key and value [..., columns, size]; the mask, True where a row reads or added to the scores,
+    broadcasts to [..., rows, columns]. `enable_gqa`: of heads, the third dimension from the end, key and value have a
+    divisor.
+    """
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    hidden = None
+    if is_causal:
+        ahead = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device)
+        scores = scores + ahead.triu(1)
+    elif attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = torch.where(attn_mask, scores, -torch.inf)
+        hidden = attn_mask.logical_not().all(-1, keepdim=True)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+        hidden = (attn_mask == -torch.inf).all(-1, keepdim=True)
+    weights = torch.softmax(scores, -1)
+    if dropout_p:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
+    read = weights @ value
+    return read if hidden is None else torch.where(hidden, 0.0, read)
+
+
+def cumulative_sum(x: Any, dim: int, *, dtype: Any = None) -> Any:
+    """Of whole numbers in 64 bits, as torch counts: TVM's importer would sum booleans in booleans."""
+    if dtype is None and not x.dtype.is_floating_point and x.dtype is not torch.int64:
+        return aten.cumsum.default(x.to(torch.int64), dim)
+    return NotImplemented
+
+
+def attention_for_cpu(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, Any]:
+    """What AOTAutograd sees of it on a CPU: the same, and sums of exponentials, [..., heads, rows], for a backward that an
+    inference does not have."""
+    read = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    return read, query.new_zeros(query.shape[:-1])

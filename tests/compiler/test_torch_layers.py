@@ -1,0 +1,198 @@
+"""Layers beyond those of the benchmark models: what PyTorch computes, they compute when prepared, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.wire.job import ModelFormat
+from tests.compiler.programs import TARGET
+from tests.compiler.test_graph import run
+from tuner.graph import call_counts, finish, prepare
+from tuner.ingest import ingest
+from tuner.tvm_compat import load_ir
+
+torch = pytest.importorskip("torch")
+
+from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
+
+nn, functional = torch.nn, torch.nn.functional
+
+
+class Of(nn.Module):  # type: ignore[misc,name-defined]
+    """A module of a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def prepared(module: Any, inputs: tuple[Any, ...]) -> Any:
+    data, weights = from_torch(module.eval(), inputs)
+    ingested = ingest(data, ModelFormat.RELAX)
+    return prepare(load_ir(ingested.ir), TARGET), ingested, weights
+
+
+def check(module: Any, *inputs: Any) -> dict[str, int]:
+    """The tensor functions of a module, once it computes what PyTorch does."""
+    mod, ingested, weights = prepared(module, inputs)
+    (found,) = run(finish(mod), ingested, weights, [value.numpy() for value in inputs])
+    with torch.no_grad():
+        expected = module(*inputs).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(np.std(expected))))
+    return call_counts(mod)
+
+
+def operators(kernels: dict[str, int]) -> list[str]:
+    return [re.sub(r"\d", "", name.removeprefix("fused_")) for name in kernels]
+
+
+TRANSPOSED = {
+    "stride as wide as the window": (2, {"kernel_size": 2, "stride": 2}),
+    "stride and padding": (2, {"kernel_size": 4, "stride": 2, "padding": 1}),
+    "output padding": (2, {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1}),
+    "dilation": (2, {"kernel_size": 3, "stride": 2, "padding": 2, "dilation": 2}),
+    "stride of one": (2, {"kernel_size": 3, "padding": 1}),
+    "window smaller than the stride": (2, {"kernel_size": 2, "stride": 3}),
+    "padding that cuts inputs off": (2, {"kernel_size": 1, "stride": 1, "padding": 1}),
+    "groups": (2, {"kernel_size": 4, "stride": 2, "padding": 1, "groups": 4}),
+    "uneven": (2, {"kernel_size": (3, 5), "stride": (1, 3), "padding": (0, 2)}),
+    "one dimension": (1, {"kernel_size": 5, "stride": 3, "padding": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_a_transposed_convolution_is_the_sum_of_its_taps(kind: str) -> None:
+    torch.manual_seed(0)
+    dimensions, options = TRANSPOSED[kind]
+    made = (nn.ConvTranspose1d, nn.ConvTranspose2d)[dimensions - 1](16, 32, **options)
+    kernels = check(nn.Sequential(made, nn.ReLU()), torch.randn(2, 16, *(9, 7)[:dimensions]))
+    (product,) = [name for name in kernels if "transpose" in name and "conv" in name]
+    assert product.endswith("_add_relu") or "add_relu" in product
+
+
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_convolutions_of_all_ranks_have_their_channels_last(dimensions: int) -> None:
+    torch.manual_seed(0)
+    made = {1: nn.Conv1d, 3: nn.Conv3d}[dimensions]
+    network = nn.Sequential(made(8, 16, 3, padding=1), nn.ReLU(), made(16, 32, 3, stride=2), nn.GELU())
+    mod, *_ = prepared(network, (torch.randn(1, 8, *(9, 8, 10)[:dimensions]),))
+    shapes = [
+        [int(n) for n in function.params[-1].ty.shape]
+        for variable, function in mod.functions.items()
+        if "conv" in variable.name_hint
+    ]
+    assert [shape[-1] for shape in shapes] == [16, 32]
+    check(network, torch.randn(1, 8, *(9, 8, 10)[:dimensions]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.cumsum(x, 1), lambda x: torch.sort(x, -1).values * 2, lambda x: torch.topk(x, 3).values + 1],
+    ids=["cumsum", "sort", "topk"],
+)
+def test_scans_and_sorts_have_implementations(function: Callable[..., Any]) -> None:
+    check(Of(function), torch.randn(4, 9))
+
+
+def attention_of(**options: Any) -> Callable[..., Any]:
+    return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+TRUE_BELOW = torch.ones(6, 6, dtype=torch.bool).tril()
+TRUE_BELOW[2] = False
+ATTENTION = {
+    "plain": attention_of(),
+    "causal": attention_of(is_causal=True),
+    "scaled": attention_of(scale=0.3),
+    "mask, one row hidden": attention_of(attn_mask=TRUE_BELOW),
+    "added mask, one row hidden": attention_of(attn_mask=torch.where(TRUE_BELOW, 0.5, -torch.inf)),
+    "fewer keys than queries": lambda q, k, v: attention_of(enable_gqa=True)(q, k[:, :2], v[:, :2]),
+}
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_attention_passes_over_its_scores_once(kind: str) -> None:
+    torch.manual_seed(0)
+    kernels = check(Of(ATTENTION[kind]), *torch.randn(3, 2, 4, 6, 8).unbind())
+    over_scores = [name for name in kernels if not any(part in name for part in ("einsum", "matmul"))]
+    assert len(over_scores) <= (1 if kind in ("plain", "causal", "scaled") else 3)
+    assert not any("equal" in name for name in kernels)
+
+
+class Block(nn.Module):  # type: ignore[misc,name-defined]
+    """A block of a vision network whose dense layers are over channels, as ConvNeXt has it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.window = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.norm = nn.LayerNorm(channels)
+        self.wide, self.narrow = nn.Linear(channels, 64), nn.Linear(64, channels)
+        self.scale = nn.Parameter(torch.rand(channels))
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(self.window(x).permute(0, 2, 3, 1))
+        y = self.scale * self.narrow(functional.gelu(self.wide(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+def test_a_residual_stream_stays_as_the_dense_layers_have_it() -> None:
+    torch.manual_seed(0)
+    norms = [Of(lambda x: functional.layer_norm(x.permute(0, 2, 3, 1), (32,)).permute(0, 3, 1, 2)) for _ in range(2)]
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 2, 2), norms[0], Block(32), Block(32), norms[1], nn.Conv2d(32, 48, 2, 2), nn.ReLU()
+    )
+    kernels = check(network, torch.randn(1, 3, 16, 16))
+    names = operators(kernels)
+    assert sum("transpose" in name for name in names) == 1  # The output's, which is asked for with channels first.
+    assert {"matmul_add_gelu", "matmul_add_multiply_add"} <= set(names)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_of_attention_runs_no_more_kernels_than_one(batch: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, activation="gelu", batch_first=True, norm_first=True)
+
+    def attend(x: Any) -> Any:
+        q, k, v = (functional.linear(x, w).reshape(batch, 12, 4, 8).transpose(1, 2) for w in WEIGHTS)
+        read = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, 12, 32)
+        return x + layer.linear2(functional.gelu(layer.linear1(layer.norm2(x + read))))
+
+    WEIGHTS = torch.randn(3, 32, 32).unbind()
+    names = operators(check(Of(attend), torch.randn(batch, 12, 32)))
+    assert not any(name.startswith(("transpose", "reshape", "multiply", "gelu")) for name in names)
+
+
+def test_masks_and_positions_that_are_constant_are_computed_when_the_model_is_prepared() -> None:
+    def positions(x: Any) -> Any:
+        at = torch.arange(x.shape[-1])
+        joined = torch.cat([at[:1] - 1, at])
+        group = (joined[1:] - joined[:-1] != 1).cumsum(0)
+        seen = (group[:, None] == group[None, :]) & (at[:, None] >= at[None, :])
+        shown = torch.where(seen, x, -torch.inf).softmax(-1)
+        return torch.where((at >= 0)[:, None], shown, x) + group.max()
+
+    names = check(Of(positions), torch.randn(6, 6))
+    assert len(names) == 2
+    assert not any(part in name for name in names for part in ("cumsum", "concat", "equal", "slice"))
+
+
+def test_booleans_are_counted_in_whole_numbers() -> None:
+    check(Of(lambda x: (x > 0).cumsum(1) * x), torch.randn(4, 9))
+
+
+def test_a_norm_by_root_mean_square_is_two_kernels() -> None:
+    weight = torch.rand(32)
+    names = check(Of(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight), torch.randn(1, 5, 32))
+    assert len(names) == 2
+
+
+def test_inputs_that_are_views_of_one_tensor_are_of_static_shapes() -> None:
+    check(Of(lambda x, y: x @ y), *torch.randn(2, 4, 4).unbind())
