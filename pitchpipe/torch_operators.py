@@ -23,8 +23,8 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
     return {
         **found,
-        aten.scaled_dot_product_attention.default: attention,
-        aten._scaled_dot_product_flash_attention_for_cpu.default: attention_for_cpu,
+        aten._scaled_dot_product_attention_math.default: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
         aten.cumsum.default: cumulative_sum,
     }
 
@@ -36,16 +36,19 @@ def attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    dropout_mask: Any = None,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """softmax(query key^T * scale + mask) value over the last two dimensions, rows that the mask hides whole being zero.
+    """(softmax(query key^T * scale + mask) value, that softmax), rows that the mask hides whole being zero.
 
     query [..., rows, size], key and value [..., columns, size]; the mask, True where a row reads or added to the scores,
     broadcasts to [..., rows, columns]. `enable_gqa`: of heads, the third dimension from the end, key and value have a
-    divisor.
+    divisor. With a dropout mask, which only a backward asks for, it stays whole.
     """
+    if dropout_mask is not None:
+        return NotImplemented
     if enable_gqa:
         key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
@@ -63,17 +66,10 @@ def attention(
     if dropout_p:
         weights = torch.nn.functional.dropout(weights, dropout_p)
     read = weights @ value
-    return read if hidden is None else torch.where(hidden, 0.0, read)
+    return (read if hidden is None else torch.where(hidden, 0.0, read)), weights
 
 
-def cumulative_sum(x: Any, dim: int, *, dtype: Any = None) -> Any:
-    """Of whole numbers in 64 bits, as torch counts: TVM's importer would sum booleans in booleans."""
-    if dtype is None and not x.dtype.is_floating_point and x.dtype is not torch.int64:
-        return aten.cumsum.default(x.to(torch.int64), dim)
-    return NotImplemented
-
-
-def attention_for_cpu(
+def flash_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -83,7 +79,15 @@ def attention_for_cpu(
     attn_mask: Any = None,
     scale: float | None = None,
 ) -> tuple[Any, Any]:
-    """What AOTAutograd sees of it on a CPU: the same, and sums of exponentials, [..., heads, rows], for a backward that an
-    inference does not have."""
-    read = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    return read, query.new_zeros(query.shape[:-1])
+    """The same of [images, heads, rows, size], in the strides of torch's kernel, which programs around it were traced with;
+    and sums of exponentials, [images, heads, rows], for a backward that an inference does not have."""
+    gqa = query.size(1) != key.size(1)
+    read, _ = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
+    return read.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), query.new_zeros(query.shape[:-1])
+
+
+def cumulative_sum(x: Any, dim: int, *, dtype: Any = None) -> Any:
+    """Of whole numbers in 64 bits, as torch counts: TVM's importer would sum booleans in booleans."""
+    if dtype is None and not x.dtype.is_floating_point and x.dtype is not torch.int64:
+        return aten.cumsum.default(x.to(torch.int64), dim)
+    return NotImplemented

@@ -170,6 +170,13 @@ def test_a_batch_of_attention_runs_no_more_kernels_than_one(batch: int) -> None:
     assert not any(name.startswith(("transpose", "reshape", "multiply", "gelu")) for name in names)
 
 
+def test_a_layer_that_was_traced_around_torchs_own_kernel_is_taken() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    names = operators(check(layer, torch.randn(2, 12, 32)))
+    assert not any(name.startswith("multiply") for name in names)
+
+
 def test_masks_and_positions_that_are_constant_are_computed_when_the_model_is_prepared() -> None:
     def positions(x: Any) -> Any:
         at = torch.arange(x.shape[-1])
