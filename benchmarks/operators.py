@@ -1,4 +1,4 @@
-"""TVM's own set of MetaSchedule workloads, 53 shapes in 14 kinds: ours against stock, at 64 trials and at equal seconds.
+"""TVM's own set of MetaSchedule workloads, 52 shapes that it can make: ours against stock, at 64 trials and equal seconds.
 
     python benchmarks/operators.py --work build/operators                    # all of them; goes on where it was stopped
     python benchmarks/operators.py --work build/operators --only GMM,C2D-2   # kinds or shapes
@@ -61,7 +61,7 @@ RESERVE_SECS = 12.0
 
 
 def shapes() -> list[str]:
-    """Names of all 53, in TVM's order."""
+    """Names of all 53 that it lists, in TVM's order."""
     from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS
 
     return [f"{kind}-{index}" for kind, (_, found) in CONFIGS.items() for index in range(len(found))]
