@@ -75,14 +75,14 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
         found = known[0]
     elif name == "relax.permute_dims" and call.attrs.axes:
         found = known[0].transpose([int(axis) for axis in call.attrs.axes])
-    elif name in _REDUCTIONS and known:
+    elif name in _REDUCTIONS and known and known[0].size:
         axes = None if call.attrs.axis is None else tuple(int(axis) for axis in call.attrs.axis)
         found = _REDUCTIONS[name](known[0], axis=axes, keepdims=bool(call.attrs.keepdims))
     elif name == "relax.cumsum" and known and call.attrs.axis is not None and not int(call.attrs.exclusive):
         found = np.cumsum(known[0], axis=int(call.attrs.axis), dtype=dtype)
     elif name == "relax.concat" and known and call.attrs.axis is not None:
         found = np.concatenate(known, axis=int(call.attrs.axis))
-    elif name == "relax.index_tensor" and known and not any(index.dtype == bool for index in known[1:]):
+    elif name == "relax.index_tensor" and known and _are_inside(known[0].shape, known[1:]):
         found = known[0][tuple(known[1:])]
     elif name == "relax.strided_slice" and known:
         found = known[0][_slices(known[0].ndim, operands[1:])]
@@ -98,3 +98,11 @@ def _slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:
     for axis, begin, end, stride in zip(axes, begins, ends, *(strides or [[1] * len(axes)]), strict=True):
         found[axis] = slice(begin, end, stride)
     return tuple(found)
+
+
+def _are_inside(shape: Sequence[int], indices: Sequence[np.ndarray]) -> bool:
+    """Whether whole numbers index a tensor within its bounds; what does not is left to fail when it runs."""
+    return len(indices) <= len(shape) and all(
+        index.dtype != bool and bool(np.all((index >= -extent) & (index < extent)))
+        for extent, index in zip(shape, indices, strict=False)
+    )

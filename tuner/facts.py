@@ -29,6 +29,11 @@ def op_name(expr: Any) -> str:
     return str(expr.op.name) if isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) else ""
 
 
+def permutation(expr: Any) -> list[int]:
+    """Axes of a permutation; none for anything else."""
+    return [int(axis) for axis in expr.attrs.axes or ()] if op_name(expr) == "relax.permute_dims" else []
+
+
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
     """x itself where it has the shape already."""
     return x if static_shape(x) == list(shape) else relax.op.reshape(x, list(shape))

@@ -8,7 +8,8 @@
 3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (tuner/brackets.py), heads are split
    in the weights (tuner/heads.py), products that share an input become one (tuner/siblings.py), and permutations around
    products are orders of indices (tuner/products.py).
-4. Convolutions go to NHWC with HWIO weights, the layout whose inner loops vectorise; what that moved in vain is
+4. Convolutions go to channels last (NHWC with HWIO weights), the layout whose inner loops vectorise; transposed ones
+   are written out (tuner/transposed.py); what that moved in vain is
    simplified away, and slices become views (tuner/views.py).
 5. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
    bound.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.facts import Facts, Recipe, op_name, replaced, reshaped, static_shape
+from tuner.facts import Facts, Recipe, op_name, permutation, replaced, reshaped, static_shape
 from tuner.movement import Step, followed
 from tuner.tvm_compat import Schedule, relax, te, topi
 
@@ -36,7 +36,7 @@ def absorb_permutations(mod: Any) -> Any:
         right = _Operand.found(facts, call.args[1], batch + "yz", out, keeps_last=False)
         computed = not any(facts.from_weights(argument) for argument in call.args)
         last = facts.bound.get(facts.readers[variable]) if computed and facts.once(variable) else None
-        axes = _axes(last)
+        axes = permutation(last)
         if axes and axes[-1] == len(axes) - 1:
             recipes[last] = _einsum(left, right, "".join((batch + "xz")[axis] for axis in axes))
         elif left.is_changed or right.is_changed:
@@ -50,11 +50,6 @@ def _einsum(left: _Operand, right: _Operand, out: str) -> Recipe:
         return relax.op.einsum(tuple(map(builder.emit, tensors)), f"{left.labels},{right.labels}->{out}")
 
     return recipe
-
-
-def _axes(call: Any) -> list[int]:
-    """Axes of a permutation; none for anything else."""
-    return [int(axis) for axis in call.attrs.axes or ()] if op_name(call) == "relax.permute_dims" else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +71,7 @@ class _Operand:
         shape = static_shape(tensor) or []
         own, extents = labels[len(labels) - len(shape) :], out[len(out) - len(shape) : -2]
         kept = [axis for axis in range(len(shape)) if axis >= len(extents) or shape[axis] == extents[axis]]
-        axes = _axes(facts.made(tensor))
+        axes = permutation(facts.made(tensor))
         lies_well = axes and (not keeps_last or axes[-1] == len(axes) - 1)
         if lies_well and not facts.from_weights(tensor) and len(kept) == len(shape):
             by_axis = dict(zip(axes, own, strict=True))
@@ -157,8 +152,8 @@ def _channels_last(facts: Facts, image: Any) -> Any:
     """What main computed and permuted to make an image [1, channels, height, width] of; None where it was made otherwise."""
     steps: list[Step] = []
     x = image
-    while op_name(made := facts.made(x)) in ("relax.reshape", "relax.permute_dims"):
-        steps.insert(0, ("permute", _axes(made)) if _axes(made) else ("reshape", static_shape(x) or []))
+    while op_name(made := facts.made(x)) == "relax.reshape" or permutation(made):
+        steps.insert(0, ("permute", permutation(made)) if permutation(made) else ("reshape", static_shape(x) or []))
         x = made.args[0]
     source, shape = static_shape(x), static_shape(image) or []
     if source is None or not steps or (isinstance(x, relax.Var) and x not in facts.bound):
@@ -172,7 +167,7 @@ def absorb_input_layout(mod: Any) -> Any:
     facts = Facts(mod["main"])
     recipes: dict[Any, Recipe] = {}
     for _, call in facts.calls("relax.nn.conv2d"):
-        permutation = facts.made(call.args[0])
+        permuted = facts.made(call.args[0])
         attrs = call.attrs
         plain = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout, int(attrs.groups)) == (
             "NHWC",
@@ -180,18 +175,18 @@ def absorb_input_layout(mod: Any) -> Any:
             "NHWC",
             1,
         )
-        if plain and _axes(permutation) and facts.once(call.args[0]) and permutation.args[0] in facts.inputs:
-            recipes[call] = _convolution_of(call, permutation)
+        if plain and permutation(permuted) and facts.once(call.args[0]) and permuted.args[0] in facts.inputs:
+            recipes[call] = _convolution_of(call, permuted)
     return replaced(mod, recipes)
 
 
-def _convolution_of(call: Any, permutation: Any) -> Recipe:
+def _convolution_of(call: Any, permuted: Any) -> Recipe:
     def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        x, weight = permutation.args[0], now(call.args[1])
+        x, weight = permuted.args[0], now(call.args[1])
         placeholders = [te.placeholder(static_shape(each), str(each.ty.dtype)) for each in (x, weight)]
         attrs = call.attrs
         result = topi.nn.conv2d(
-            topi.transpose(placeholders[0], _axes(permutation)),
+            topi.transpose(placeholders[0], permutation(permuted)),
             placeholders[1],
             strides=[int(step) for step in attrs.strides],
             padding=[int(width) for width in attrs.padding],

@@ -28,6 +28,7 @@ import numpy as np
 
 from tuner.constants import constant_value, folded
 from tuner.facts import op_name as _op
+from tuner.facts import permutation
 from tuner.facts import static_shape as _shape
 from tuner.movement import Step, followed
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
@@ -43,6 +44,8 @@ BINARY = frozenset(f"relax.{name}" for name in ("add", "divide", "maximum", "min
 
 ELEMENTWISE = UNARY | BINARY | {"relax.where"}
 PRODUCTS = frozenset(("relax.matmul", "relax.einsum"))
+MAX_EPILOGUE = 32
+"""Operators behind a product that still belong to it: a residual stream is a chain of sums as long as its model."""
 
 
 def simplify(mod: Any) -> Any:
@@ -120,7 +123,9 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
     def is_product(self, x: Any) -> bool:
         shape, made = _shape(x), self.made_by(x)
-        while _op(made) in ELEMENTWISE:
+        for _ in range(MAX_EPILOGUE):
+            if _op(made) not in ELEMENTWISE:
+                break
             made = self.made_by(next((each for each in made.args if _shape(each) == shape), made.args[0]))
         return _op(made) in PRODUCTS
 
@@ -230,14 +235,8 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def _permuted_alike(self, call: Any, out: list[int]) -> Any:
         """The permutation of what the operator computes of operands that are permuted alike; None where they are not."""
         large = [self.made_by(operand) for operand in call.args if math.prod(_shape(operand) or [1]) > 1]
-        axes = (
-            [int(axis) for axis in large[0].attrs.axes or ()] if large and _op(large[0]) == "relax.permute_dims" else []
-        )
-        alike = axes and all(
-            _shape(made) == out and _op(made) == "relax.permute_dims" and list(map(int, made.attrs.axes or ())) == axes
-            for made in large
-        )
-        if not alike or len(large) < 2:
+        axes = permutation(large[0]) if len(large) > 1 else []
+        if not axes or any(_shape(made) != out or permutation(made) != axes for made in large):
             return None
         sources = iter([made.args[0] for made in large])
         operands = [

@@ -12,9 +12,10 @@ import pytest
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
+from tuner.constants import folded
 from tuner.graph import call_counts, finish, prepare
 from tuner.ingest import ingest
-from tuner.tvm_compat import load_ir
+from tuner.tvm_compat import load_ir, relax
 
 torch = pytest.importorskip("torch")
 
@@ -189,6 +190,12 @@ def test_masks_and_positions_that_are_constant_are_computed_when_the_model_is_pr
     names = check(Of(positions), torch.randn(6, 6))
     assert len(names) == 2
     assert not any(part in name for name in names for part in ("cumsum", "concat", "equal", "slice"))
+
+
+def test_a_constant_index_out_of_bounds_is_not_folded() -> None:
+    for index, expected in ((3, True), (-4, True), (4, False), (-5, False)):
+        call = relax.op.index_tensor(relax.const(np.arange(4.0), "float32"), (relax.const([index], "int64"),))
+        assert (folded(call, [1], "float32") is not None) is expected
 
 
 def test_booleans_are_counted_in_whole_numbers() -> None:
