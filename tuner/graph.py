@@ -2,7 +2,8 @@
 
 `prepare` (before tuning) works in this order:
 
-1. Attention is written out (tuner/attention.py), constants are folded and the graph simplified (tuner/simplify.py).
+1. Indices are wrapped and kept within bounds (tuner/guard_indices.py). Attention is written out (tuner/attention.py),
+   constants are folded and the graph simplified (tuner/simplify.py).
 2. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
    weights here are arguments.
 3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (tuner/brackets.py), heads are split
@@ -33,6 +34,7 @@ from tuner.attention import write_out_attention
 from tuner.brackets import gather_weights
 from tuner.digest import workload_digest
 from tuner.fold import fold_batch_norm
+from tuner.guard_indices import guard_indices
 from tuner.heads import split_heads
 from tuner.products import absorb_input_layout, absorb_permutations, patches_as_products
 from tuner.siblings import join_siblings
@@ -60,6 +62,8 @@ KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "ti
 Rewrite = Callable[[Any], Any]
 """Module -> module, main of canonical bindings rewritten."""
 
+ALWAYS: Sequence[Rewrite] = (guard_indices, write_out_attention, simplify)
+"""The first rewrites, without which others do not find what they look for, or programs read foreign memory."""
 PRODUCTS: Sequence[Rewrite] = (
     gather_weights,
     patches_as_products,
@@ -85,8 +89,7 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
     )
     on_cpu = target.kind == "llvm"
     rewrites: list[Rewrite] = [
-        write_out_attention,
-        simplify,
+        *ALWAYS,
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
         *(PRODUCTS if on_cpu else ()),
@@ -98,6 +101,7 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
         transform.LiftTransformParams(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
+        transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.FuseOps(),
@@ -109,7 +113,7 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
     ]
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
         for index, rewrite in enumerate(rewrites):
-            if index < 2 or rewrite not in without:
+            if index < len(ALWAYS) or rewrite not in without:
                 mod = rewrite(clean(mod))
         mod = clean(mod)
         for step in lower:

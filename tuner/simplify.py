@@ -15,7 +15,6 @@
 * A choice whose condition is a constant is made.
 * Of the operands of a sum or a product, one that is broadcast comes second: bias + x is x + bias.
 * Zero padding before a convolution moves into the convolution; clip becomes min and max, which layouts pass through.
-* Indices of take are clamped: TVM's default mode reads out of bounds, and indices come from the user.
 """
 
 from __future__ import annotations
@@ -396,11 +395,6 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         batch = shape[:-2]
         return len(batch) - next((index for index, extent in enumerate(batch) if extent != 1), len(batch))
 
-    def take(self, call: Any) -> Any:
-        if call.attrs.mode != "fast":
-            return None
-        return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
-
     def conv2d(self, call: Any) -> Any:
         made = self.made_by(call.args[0])
         attrs = call.attrs
@@ -444,7 +438,6 @@ _RULES: dict[str, Callable[[Any, Any], Any]] = {
     "relax.permute_dims": _Rules.permute,
     "relax.reshape": _Rules.reshape,
     "relax.squeeze": _Rules.as_reshape,
-    "relax.take": _Rules.take,
     "relax.where": _Rules.where,
 }
 
