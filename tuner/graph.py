@@ -37,6 +37,7 @@ from tuner.fold import fold_batch_norm
 from tuner.guard_indices import guard_indices
 from tuner.heads import split_heads
 from tuner.products import absorb_input_layout, absorb_permutations, patches_as_products
+from tuner.scatters import write_out_scatters
 from tuner.siblings import join_siblings
 from tuner.simplify import simplify
 from tuner.space.default import fixed_trace
@@ -62,7 +63,7 @@ KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "ti
 Rewrite = Callable[[Any], Any]
 """Module -> module, main of canonical bindings rewritten."""
 
-ALWAYS: Sequence[Rewrite] = (guard_indices, write_out_attention, simplify)
+ALWAYS: Sequence[Rewrite] = (write_out_scatters, guard_indices, write_out_attention, simplify)
 """The first rewrites, without which others do not find what they look for, or programs read foreign memory."""
 PRODUCTS: Sequence[Rewrite] = (
     gather_weights,
@@ -89,7 +90,7 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
     )
     on_cpu = target.kind == "llvm"
     rewrites: list[Rewrite] = [
-        *ALWAYS,
+        *(rewrite for rewrite in ALWAYS if on_cpu or rewrite is not write_out_scatters),
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
         *(PRODUCTS if on_cpu else ()),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tuner.constants import constant_value
-from tuner.facts import Emit, Facts, Recipe, op_name, replaced, static_shape
+from tuner.facts import Emit, Facts, Recipe, replaced, static_shape
 from tuner.tvm_compat import relax
 
 
@@ -110,7 +110,11 @@ def wrapped(emit: Emit, indices: Any, made: Any, extents: Sequence[int]) -> Any:
     indices = _wide_enough(emit, indices, extents)
     dtype = str(indices.ty.dtype)
     is_negative = emit(relax.op.less(indices, relax.const(0, dtype)))
-    return emit(relax.op.where(is_negative, emit(relax.op.add(indices, relax.const(_counts(extents).astype(dtype), dtype))), indices))
+    return emit(
+        relax.op.where(
+            is_negative, emit(relax.op.add(indices, relax.const(_counts(extents).astype(dtype), dtype))), indices
+        )
+    )
 
 
 def _bounded(emit: Emit, indices: Any, made: Any, extents: Sequence[int]) -> Any:

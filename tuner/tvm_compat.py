@@ -62,6 +62,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
 from tvm.s_tir.schedule import Trace  # noqa: E402
+from tvm.script import ir_builder  # noqa: E402
+from tvm.script.ir_builder import tirx as tir_script  # noqa: E402
 from tvm.tirx.build import codegen_build  # noqa: E402
 from tvm_ffi import structural_walk  # noqa: E402
 
@@ -78,6 +80,7 @@ __all__ = [
     "compile_unchecked",
     "dlight",
     "ir",
+    "ir_builder",
     "load_intrinsics",
     "load_ir",
     "loop_bindings",
@@ -92,6 +95,7 @@ __all__ = [
     "sym",
     "te",
     "tflite_frontend",
+    "tir_script",
     "tirx",
     "to_tvm_target",
     "toolchain",

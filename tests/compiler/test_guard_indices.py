@@ -12,7 +12,7 @@ from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, run
 from tuner.graph import call_counts, finish, prepare
 from tuner.ingest import IngestedModel, TensorSpec
-from tuner.tvm_compat import IRModule, load_ir, relax
+from tuner.tvm_compat import load_ir, relax
 
 EXTENT = 5
 X = np.arange(EXTENT * 4, dtype=np.float32).reshape(EXTENT, 4)
