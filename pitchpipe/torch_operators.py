@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from pitchpipe.torch_recurrent import whole_layers
+
 aten = torch.ops.aten
 
 
@@ -23,6 +25,7 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
     return {
         **found,
+        **whole_layers(),
         aten._scaled_dot_product_attention_math.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
         aten.cumsum.default: cumulative_sum,

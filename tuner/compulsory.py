@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.recurrence import find_recurrence
 from tuner.tvm_compat import ir, tirx, tvm, tvm_ffi, uses
 
 WINOGRAD_TAPS = 3
@@ -41,6 +42,8 @@ def compulsory_bytes(function: Any) -> float:
     That is all of them but for what strided windows leave out: a 1x1 convolution of stride 2 reads a quarter of its
     input, also if a copy or a padding lies in between.
     """
+    if find_recurrence(function) is not None:
+        return float(sum(_elements(param) * _item_bytes(param) for param in function.params))
     blocks = _blocks(function)
     results = {region.source for block in blocks for region in block.writes}
     needed = {param: _elements(param) for param in function.params if param in results}
@@ -59,6 +62,8 @@ def least_flops(function: Any) -> float:
     a padding are left out, and Winograd's saving is taken off. Only for float32 and float64: shorter numbers may have
     faster instructions than the measured ones.
     """
+    if (layer := find_recurrence(function)) is not None:
+        return 2.0 * layer.steps * layer.rows * layer.gates * layer.units**2
     blocks = _blocks(function)
     producers = {region.source: block for block in blocks for region in block.writes}
     return sum(_reduction_flops(block, producers) for block in blocks)

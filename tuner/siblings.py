@@ -87,8 +87,12 @@ def _movable(facts: Facts, expr: Any) -> bool:
     """Whether an expression of weights can be computed anew anywhere: calls of weights and constants."""
     if not facts.from_weights(expr):
         return False
-    made = facts.made(expr)
-    return not isinstance(made, relax.Call) or all(_movable(facts, argument) for argument in made.args)
+    return all(_movable(facts, argument) for argument in _arguments(facts.made(expr)))
+
+
+def _arguments(made: Any) -> Sequence[Any]:
+    """What an expression is made of: the arguments of a call, the fields of a tuple, else nothing."""
+    return made.args if isinstance(made, relax.Call) else made.fields if isinstance(made, relax.Tuple) else ()
 
 
 class _Joined:
@@ -145,9 +149,11 @@ class _Joined:
     def _again(self, emit: Emit, expr: Any) -> Any:
         """An expression of weights, computed here: where it was first computed may be further down."""
         made = self.facts.made(expr)
+        arguments = [self._again(emit, argument) for argument in _arguments(made)]
+        if isinstance(made, relax.Tuple):
+            return relax.Tuple(arguments)
         if not isinstance(made, relax.Call):
             return made
-        arguments = [self._again(emit, argument) for argument in made.args]
         return emit(relax.Call(made.op, arguments, made.attrs, made.ty_args))
 
 

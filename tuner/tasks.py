@@ -16,6 +16,7 @@ from tuner.digest import workload_digest
 from tuner.graph import MAIN, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.ingest.imported import ImportedWorkload, parse_imported
+from tuner.recurrence import find_recurrence
 from tuner.space.default import baseline_trace, fixed_trace
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
 
@@ -89,7 +90,7 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
         workload=workload,
         target=target,
         name=f"{operators} {'x'.join(map(str, signed.arguments[-1].shape))}"[:512],
-        kind=_kind(stages, signed.flops),
+        kind=_kind(stages, signed.flops, find_recurrence(function) is not None),
         weight=weight,
         flops=signed.flops,
         least_flops=least_flops(function),
@@ -120,14 +121,15 @@ def signature(name: str, function: Any) -> Signature:
     )
 
 
-def _kind(stages: Sequence[Any], flops: float) -> TaskKind:
-    """TUNED for contractions, and for chains of reductions, that are not small; FIXED for the rest.
+def _kind(stages: Sequence[Any], flops: float, recurrent: bool) -> TaskKind:
+    """TUNED for contractions, recurrent layers among them, and for chains of reductions, that are not small; FIXED for the
+    rest.
 
     Element-wise work, data movement and single reductions (pooling, means) are bound by memory: a default schedule that
     uses all cores and vectors leaves nothing to find.
     """
     reductions = [block for block in stages if "R" in _iterators(block)]
-    if any(_multiplies_two_tensors(block) for block in reductions):
+    if recurrent or any(_multiplies_two_tensors(block) for block in reductions):
         return TaskKind.TUNED if flops >= SMALL_CONTRACTION_FLOPS else TaskKind.FIXED
     return TaskKind.TUNED if len(reductions) >= 2 and flops >= SMALL_REDUCTION_FLOPS else TaskKind.FIXED
 

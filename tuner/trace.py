@@ -5,9 +5,9 @@ outputs]`; inputs and outputs name random variables (`b0` a block, `l4` a loop, 
 of a sampling instruction, value]`.
 
 A trace may begin with a rewrite of the workload, because no instruction of TVM's changes an algorithm: its first two
-instructions then take the root block and annotate it with REWRITE and a name of REWRITES, and all of it applies to what
-the rewrite makes of the workload. The names carry a version: a rewrite that changes gets a new name, and traces of the
-old one are refused instead of meaning something else.
+instructions then take the root block and annotate it with REWRITE and a name of WINOGRAD or PANELS, and all of it applies
+to what the rewrite makes of the workload. The names carry a version: a rewrite that changes gets a new name, and traces of
+the old one are refused instead of meaning something else.
 
 A trace is code: TVM executes what its annotations import and loads whatever object graph it carries. So a text is
 decoded through allow-lists - instruction kinds, annotation keys, node types of an index map, caps on size, depth and
@@ -87,8 +87,18 @@ ANNOTATIONS = frozenset(
 generator foreign code."""
 
 REWRITE = "pitchpipe.rewrite"
-REWRITES: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
+WINOGRAD: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
 """Name of a rewrite (algorithm, rows of an output tile, version) -> rows of an output tile. See tuner/winograd.py."""
+PANELS: Mapping[str, tuple[int, int, int, bool]] = {
+    f"recurrence-{rows}x{units}x{lanes}{'p' if parallel else 's'}.1": (rows, units, lanes, parallel)
+    for rows in (1, 2, 4, 8)
+    for units in (4, 8, 16, 32, 64, 128)
+    for lanes in (4, 8, 16)
+    for parallel in (False, True)
+    if units % lanes == 0
+}
+"""Name of a rewrite -> rows and units of a panel, units of a vector, and whether panels are divided among threads. See
+tuner/recurrence.py."""
 
 _VARIABLE = re.compile(r"^[blv][0-9]{1,6}$")
 _NAME = re.compile(r"^[A-Za-z0-9_.\-]{0,512}$")
@@ -147,11 +157,16 @@ def rewrite_of(instructions: Sequence[Any]) -> str | None:
 
 def rewritten(mod: Any, name: str) -> Any:
     """What the rewrite of that name makes of the workload; raises InvalidTrace where it does not apply."""
-    from tuner.winograd import winograd
+    if name in WINOGRAD:
+        from tuner.winograd import winograd
 
-    if name not in REWRITES:
-        raise InvalidTrace(f"there is no rewrite {name[:64]!r}")
-    return winograd(mod, REWRITES[name])
+        return winograd(mod, WINOGRAD[name])
+    if name in PANELS:
+        from tuner.recurrence import Panels, tiled
+
+        rows, units, lanes, parallel = PANELS[name]
+        return tiled(mod, Panels(rows=rows, units=units, lanes=lanes, parallel=parallel))
+    raise InvalidTrace(f"there is no rewrite {name[:64]!r}")
 
 
 def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
@@ -245,7 +260,7 @@ def _check_rewrite(index: int, kind: str, inputs: list[Any]) -> None:
     """A rewrite is what a trace begins with: `apply_trace` looks for it nowhere else. Block b0 is the only one yet."""
     if index != 1 or kind != "Annotate" or len(inputs) != 2 or inputs[0] != "b0":
         raise InvalidTrace(f"instruction {index} ({kind}): a rewrite is named by the second instruction and no other")
-    if not isinstance(inputs[1], str) or inputs[1].strip('"') not in REWRITES:
+    if not isinstance(inputs[1], str) or inputs[1].strip('"') not in WINOGRAD.keys() | PANELS.keys():
         raise InvalidTrace(f"instruction {index} ({kind}): there is no rewrite {str(inputs[1])[:64]}")
 
 

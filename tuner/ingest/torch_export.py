@@ -28,6 +28,7 @@ from pitchpipe.strip import KEPT_INTEGERS
 from pitchpipe.torch_operators import inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.settle import check_static, settle
+from tuner.ingest.torch_recurrent import recurrent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +116,7 @@ def from_exported_program(program: Any) -> Converted:
         view, weights, names = _weights_as_parameters(program)
         try:
             module = exported_program_translator.ExportedProgramImporter().from_exported_program(
-                view, True, True, False, None
+                view, True, True, False, {"recurrent_layer.default": recurrent}
             )
         except (AssertionError, NotImplementedError) as error:
             raise UnsupportedOperator(f"the program cannot be converted: {_first_line(error)}") from error

@@ -16,6 +16,7 @@ import structlog
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.space.metaschedule import Space, generate
+from tuner.space.recurrence import recurrent_sketches
 from tuner.space.rowwise import rowwise_sketches
 from tuner.space.tiles import tiled_sketches
 from tuner.space.winograd import winograd_sketches
@@ -27,7 +28,12 @@ __all__ = ["Space", "design_space", "space_of"]
 KEPT_SPACES = 64
 """Spaces kept per process. Generating one costs 10 to 500 ms, holding one a few MB."""
 
-_GENERATORS: Sequence[Callable[[Any, Target], list[Any]]] = (tiled_sketches, winograd_sketches, rowwise_sketches)
+_GENERATORS: Sequence[Callable[[Any, Target], list[Any]]] = (
+    tiled_sketches,
+    winograd_sketches,
+    rowwise_sketches,
+    recurrent_sketches,
+)
 """Spaces beside MetaSchedule's: (module, target) -> sketches; none where a generator has nothing to say."""
 
 

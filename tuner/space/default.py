@@ -16,6 +16,7 @@ from tuner.space import space_of
 from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
 from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
+from tuner.space.recurrence import recurrent_sketches
 from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
 from tuner.space.tiles import tiled_sketches
 from tuner.trace import apply_trace, encode_trace
@@ -44,14 +45,16 @@ def baseline_trace(workload: Workload, target: Target) -> str:
 def fixed_trace(workload: Workload, target: Target) -> str:
     """The default schedule of a task without trials; the baseline where nothing better is known.
 
-    On a CPU: a contraction runs in the register tile that is modelled best (tuner/space/tiles.py), as the search would
-    first propose it; a chain of reductions row by row (tuner/space/rowwise.py); in anything else outer loops run in
-    parallel and the innermost is vectorised, a transposition in tiles. Every step is optional: what TVM refuses is left
-    out.
+    On a CPU: a recurrent layer runs in the panels that are modelled best (tuner/space/recurrence.py); a contraction in
+    the register tile that is (tuner/space/tiles.py), as the search would first propose it; a chain of reductions row by
+    row (tuner/space/rowwise.py); in anything else outer loops run in parallel and the innermost is vectorised, a
+    transposition in tiles. Every step is optional: what TVM refuses is left out.
     """
     if target.kind != "llvm":
         return baseline_trace(workload, target)
     mod = load_ir(workload.ir)
+    if panels := recurrent_sketches(mod, target):
+        return encode_trace(panels[0].trace)
     if (tiled := _in_register_tiles(mod, workload, target)) is not None:
         return tiled
     for plan in (_row_by_row, _stage_by_stage):

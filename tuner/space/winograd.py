@@ -24,7 +24,7 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.space.processor import VectorUnit
-from tuner.trace import REWRITE, REWRITES, rewritten
+from tuner.trace import REWRITE, WINOGRAD, rewritten
 from tuner.tvm_compat import Schedule
 from tuner.winograd import KERNEL, Convolution, find_convolution
 
@@ -87,7 +87,7 @@ def _choices(found: Convolution, unit: VectorUnit) -> Iterator[_Choice]:
     batch, height, width, channels = found.shape
     if found.reduction % unit.lanes:
         return
-    for name, m in sorted(REWRITES.items(), key=lambda item: -item[1]):
+    for name, m in sorted(WINOGRAD.items(), key=lambda item: -item[1]):
         rows, columns = -(-height // m), -(-width // m)
         if m == 2 and batch * rows * columns > MANY_TILES:
             continue

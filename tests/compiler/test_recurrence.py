@@ -1,0 +1,151 @@
+"""Recurrent layers: one tensor function for all steps, its panels, and the layers of torch that become it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pitchpipe.comparison import largest_error
+from pitchpipe.wire.task import TaskKind, Workload
+from tests.compiler.programs import TARGET
+from tuner.digest import workload_digest
+from tuner.fastmath import expand_intrinsics
+from tuner.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
+from tuner.space.default import fixed_trace
+from tuner.space.recurrence import recurrent_sketches
+from tuner.steps import ProposeRequest, propose
+from tuner.trace import apply_trace, decode_trace, encode_trace
+from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, tvm
+
+LAYERS = [
+    Recurrence(cell=cell, steps=steps, rows=rows, units=units, backward=backward)
+    for cell in GATES
+    for steps, rows, units, backward in ((5, 2, 32, False), (4, 3, 20, True), (1, 1, 16, False))
+]
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _expected(layer: Recurrence, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The layer in NumPy, in float64."""
+    wide = {name: array.astype(np.float64) for name, array in arrays.items()}
+    h, c, size = wide["h"], wide["c"], layer.units
+    y = np.zeros((layer.steps, layer.rows, size))
+    for t in reversed(range(layer.steps)) if layer.backward else range(layer.steps):
+        x, u = (np.split(one, layer.gates, axis=-1) for one in (wide["x"][t], h @ wide["w"]))
+        if layer.cell == "lstm":
+            i, f, g, o = (a + b for a, b in zip(x, u, strict=True))
+            c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+            h = _sigmoid(o) * np.tanh(c)
+        elif layer.cell == "gru":
+            new = np.tanh(x[2] + _sigmoid(x[0] + u[0]) * (u[2] + wide["b"]))
+            h = new + _sigmoid(x[1] + u[1]) * (h - new)
+        else:
+            h = np.tanh(x[0] + u[0]) if layer.cell == "tanh" else np.maximum(x[0] + u[0], 0)
+        y[t] = h
+    return [one.astype(np.float32) for one in ((y, c) if layer.cell == "lstm" else (y,))]
+
+
+def _arrays(layer: Recurrence) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(layer.units)
+    width = layer.gates * layer.units
+    shapes = {
+        "x": (layer.steps, layer.rows, width),
+        "w": (layer.units, width),
+        "b": (layer.units,),
+        "h": (layer.rows, layer.units),
+        "c": (layer.rows, layer.units),
+    }
+    drawn = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    drawn["w"] /= np.float32(layer.units**0.5)  # else a plain RNN magnifies rounding from step to step
+    return drawn
+
+
+def _run(mod: object, layer: Recurrence, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    mod = expand_intrinsics(mod)
+    function = mod["main"].with_attr("global_symbol", "main")
+    executable = tvm.compile(IRModule({"main": function}), target=to_tvm_target(TARGET))
+    names = ["x", "w", *(["b"] if layer.cell == "gru" else []), "h", *(["c"] if layer.cell == "lstm" else [])]
+    given = [tvm.runtime.tensor(arrays[name]) for name in names]
+    results = [tvm.runtime.tensor(np.full_like(one, np.nan)) for one in _expected(layer, arrays)]
+    executable["main"](*given, *results)
+    return [one.numpy() for one in results]
+
+
+def _module(layer: Recurrence) -> object:
+    return load_ir(save_ir(IRModule({"main": workload(layer).with_attr("global_symbol", "main")})))
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_a_layer_and_its_panels_compute_what_the_equations_say(layer: Recurrence) -> None:
+    arrays = _arrays(layer)
+    module = _module(layer)
+    assert find_recurrence(module["main"]) == layer  # type: ignore[index]
+    expected = _expected(layer, arrays)
+    assert largest_error(_run(module, layer, arrays), expected) < 1e-5
+    panels = Panels(rows=layer.rows, units=layer.units // (2 if layer.units % 8 == 0 else 1), lanes=4, parallel=True)
+    assert largest_error(_run(tiled(module, panels), layer, arrays), expected) < 1e-5
+
+
+def test_every_sketch_of_a_layer_is_a_trace_that_gives_the_layer() -> None:
+    layer = Recurrence(cell="lstm", steps=3, rows=4, units=64)
+    arrays, module = _arrays(layer), _module(layer)
+    sketches = recurrent_sketches(module, TARGET)
+    assert sketches
+    expected = _expected(layer, arrays)
+    for sketch in sketches:
+        trace = decode_trace(encode_trace(sketch.trace))
+        assert largest_error(_run(apply_trace(module, trace).mod, layer, arrays), expected) < 1e-5
+
+
+def test_the_search_proposes_panels_and_a_task_without_trials_gets_one() -> None:
+    module = _module(Recurrence(cell="gru", steps=6, rows=2, units=64))
+    found = Workload(digest=workload_digest(module), ir=save_ir(module))
+    request = ProposeRequest(workload=found, target=TARGET, measured=(), seen=frozenset(), model=None, n=4, seed=1)
+    assert any('"recurrence-' in one.candidate.trace.replace("\\", "") for one in propose(request))
+    assert "recurrence-" in fixed_trace(found, TARGET)
+
+
+@pytest.fixture(scope="module")
+def torch_layers() -> list[object]:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    return [
+        torch.nn.LSTM(12, 16, batch_first=True),
+        torch.nn.LSTM(12, 16, num_layers=2, bidirectional=True, bias=False),
+        torch.nn.LSTM(12, 16, proj_size=8),
+        torch.nn.GRU(12, 16, num_layers=2, bidirectional=True, batch_first=True),
+        torch.nn.GRU(12, 16, bias=False),
+        torch.nn.RNN(12, 16, num_layers=2),
+        torch.nn.RNN(12, 16, nonlinearity="relu", bidirectional=True),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]) -> None:
+    import torch
+
+    from tuner.deploy import schedule_model
+    from tuner.evaluate import _Runner
+    from tuner.graph import prepare
+    from tuner.ingest import parse_container
+    from tuner.ingest.torch_export import from_torch
+    from tuner.tasks import split
+
+    for layer in torch_layers:
+        x = torch.randn(3, 5, 12)
+        data, weights = from_torch(layer.eval(), (x,))  # type: ignore[attr-defined]
+        model = parse_container(data)
+        tasks = split(prepare(load_ir(model.ir), TARGET), TARGET)
+        whole = [task for task in tasks if find_recurrence(load_ir(task.workload.ir)["main"]) is not None]
+        assert bool(whole) == (getattr(layer, "proj_size", 0) == 0)
+        assert all(task.kind is TaskKind.FIXED or task in whole for task in tasks if task.flops < 1e5)
+        traces = {task.workload.digest: task.fixed for task in whole}
+        runner = _Runner(
+            schedule_model(model, TARGET, traces), [weights[one.name] for one in model.params], [x.numpy()]
+        )
+        y, states = layer(x)  # type: ignore[operator]
+        expected = [one.detach().numpy() for one in (y, *(states if isinstance(states, tuple) else (states,)))]
+        assert largest_error(runner.outputs(), expected) < 1e-5, layer
