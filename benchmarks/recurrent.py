@@ -1,4 +1,4 @@
-"""Recurrent models for benchmarks/latency.py: MODELS[name]() -> (module, example_inputs). Random weights, batch 1, float32."""
+"""Recurrent models for latency.py: MODELS[name]() -> (module, example_inputs). Random weights, float32."""
 
 from __future__ import annotations
 
