@@ -197,6 +197,7 @@ def main(descriptor: int, parent: int, confined: bool, modules: Sequence[str]) -
     for module in modules:
         importlib.import_module(module)
     line = Connection(descriptor)
+    quiet.lock_path()  # Python looks for the folder of temporary files once, by writing there.
     quiet.tell_waits(lambda waits: line.send_bytes(_WAITS if waits else _GOES_ON))
     if confined:
         deny_system_calls()
