@@ -20,12 +20,15 @@ PitchpipeError                    500  exit 1
 ├── Overloaded                    503  exit 5   carries retry_after_secs
 ├── Unreachable                   503  exit 5   the service did not answer
 ├── DeadlineExceeded              504  exit 124
+│   └── StepTimeout               504           a step passed its limit of time; names the step and the limit
 ├── SchemaMismatch                503  exit 1   the database's schema is not this version's; says what to run
 ├── JobFailed                     500  exit 1   a job ended without a result
+├── StepFailed                    500  exit 1   a step raised what nobody expected; names the step and the error
 ├── IntegrityError                500  exit 1   bytes do not match their digest
 ├── NotReady                      503  exit 1   what was asked for is still being built
 ├── ArtifactRefused               500  exit 1   a compiled model crashed, hung or failed in its proof run
 └── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
+    └── StepDied                  500           a step ended without an answer; names the step and the signal or limit
 """
 
 from __future__ import annotations
@@ -52,6 +55,9 @@ __all__ = [
     "PitchpipeError",
     "SchemaMismatch",
     "StaleLease",
+    "StepDied",
+    "StepFailed",
+    "StepTimeout",
     "TooLarge",
     "Unauthorized",
     "Unreachable",
@@ -162,12 +168,20 @@ class DeadlineExceeded(PitchpipeError):
     status, exit_code, title = 504, 124, "The deadline passed"
 
 
+class StepTimeout(DeadlineExceeded):
+    title = "A step took longer than it may"
+
+
 class SchemaMismatch(PitchpipeError):
     status, title = 503, "The database's schema is not this version's"
 
 
 class JobFailed(PitchpipeError):
     title = "The job failed"
+
+
+class StepFailed(PitchpipeError):
+    title = "A step failed"
 
 
 class IntegrityError(PitchpipeError):
@@ -184,6 +198,10 @@ class ArtifactRefused(PitchpipeError):
 
 class MeasurementFailed(PitchpipeError):
     title = "The measurement failed"
+
+
+class StepDied(MeasurementFailed):
+    title = "A step ended without an answer"
 
 
 def _tree(root: type[PitchpipeError]) -> dict[str, type[PitchpipeError]]:

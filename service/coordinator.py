@@ -24,6 +24,7 @@ from service.predictor import ProjectPredictor
 from service.settings import Settings
 from service.store import coordination, jobs, leases, workers
 from service.wake import Wake
+from tuner.engine import on_behalf
 
 log = structlog.get_logger()
 
@@ -111,8 +112,9 @@ class Coordinator:
         try:
             for project, job, _ in active:
                 if job not in self._runs:
+                    executor = on_behalf(self.executor, project, job)
                     self._runs[job] = JobRun(
-                        project, job, self.database, self.blobs, self.wake, self.executor, self.predictor, self.holder
+                        project, job, self.database, self.blobs, self.wake, executor, self.predictor, self.holder
                     )
                 self._step(job)
             self._look_for_idle_workers()
@@ -156,7 +158,8 @@ class Coordinator:
         """The cost model shared by a project's jobs on one target kind."""
         key = (project, target_kind)
         if key not in self._predictors:
-            self._predictors[key] = ProjectPredictor(*key, self.database, self.blobs, self.wake, self.executor)
+            executor = on_behalf(self.executor, project)
+            self._predictors[key] = ProjectPredictor(*key, self.database, self.blobs, self.wake, executor)
         return self._predictors[key]
 
     def _tend_predictors(self, projects: set[str]) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 
 import structlog
 
-from pitchpipe.errors import InvalidModel, PitchpipeError
+from pitchpipe.errors import InvalidModel, PitchpipeError, StepDied
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress
 from pitchpipe.wire.lease import Purpose
@@ -38,7 +38,7 @@ DONORS = 4
 CONFIRM_SECS = 1.5
 """Seconds held back from a budget in seconds for each task's confirming run."""
 MAX_CRASHES = 3
-"""A model whose split ended without an answer this often fails its job: once may be the fault of another's step."""
+"""A model whose split died this often fails its job: once may be the fault of a host that ran out of memory."""
 
 
 class JobRun:
@@ -121,13 +121,13 @@ class JobRun:
             return False
         try:
             tasks = self._split.result()
-        except PitchpipeError:
-            raise
         except Exception as error:
+            if isinstance(error, PitchpipeError) and not isinstance(error, StepDied):
+                raise
             self._split, self._crashes = None, self._crashes + 1
             if self._crashes >= MAX_CRASHES:
-                raise InvalidModel(f"the model could not be split: {type(error).__name__}: {error}") from error
-            log.warning("a split crashed", job=self.job, crashes=self._crashes, error=repr(error)[:300])
+                raise
+            log.warning("a split died", job=self.job, crashes=self._crashes, error=repr(error)[:300])
             return False
         with self.database.reading() as session:
             only = jobs.only(session, self.job)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from pitchpipe.errors import IntegrityError, InvalidInput, InvalidModel, NotFound, PitchpipeError
+from pitchpipe.errors import IntegrityError, InvalidInput, InvalidModel, NotFound, PitchpipeError, StepTimeout
 from service.blobs import Blobs
 from service.db import Database
 from service.store import models
 from service.wake import Wake
+from tuner.engine import on_behalf
 from tuner.steps import check_model
 
 log = structlog.get_logger()
@@ -67,7 +68,7 @@ class ModelChecks:
         except (IntegrityError, NotFound) as error:
             self._refuse(model, InvalidModel(f"the model's bytes are lost: {error.detail}"))
             return
-        future = self._executor.submit(check_model, data, model.format.value)
+        future = on_behalf(self._executor, model.project).submit(check_model, data, model.format.value)
         future.add_done_callback(lambda _: self._wake.notify())
         self._checks[model.id] = _Check(model=model, future=future)
 
@@ -77,11 +78,13 @@ class ModelChecks:
             ingested = check.future.result()
         except InvalidInput as error:
             self._refuse(model, error)
+        except StepTimeout as error:
+            self._refuse(model, InvalidModel(f"reading the model took too long: {error.detail}"))
         except Exception as error:  # noqa: BLE001 - a child that died; whatever it was costs this attempt only
             crashes = self._crashes[model.id] = self._crashes.get(model.id, 0) + 1
             log.warning("a model's check crashed", model=model.id, crashes=crashes, error=repr(error)[:300])
             if crashes >= MAX_CRASHES:
-                self._refuse(model, InvalidModel(f"reading the model crashed {crashes} times: {type(error).__name__}"))
+                self._refuse(model, InvalidModel(f"reading the model crashed {crashes} times: {_cause(error)}"))
         else:
             self._crashes.pop(model.id, None)
             # The blob comes first: a row that points to nothing would be a lie.
@@ -95,3 +98,7 @@ class ModelChecks:
         with self._database.transaction() as session:
             models.refuse(session, model.id, error)
         self._wake.notify()
+
+
+def _cause(error: Exception) -> str:
+    return error.detail if isinstance(error, PitchpipeError) else type(error).__name__

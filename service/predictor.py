@@ -35,6 +35,7 @@ class ProjectPredictor:
         self._data = self._stored()
         self._samples = 0
         self._unseen = 0
+        self._failures = 0
         self._training: Future[TrainedModel | None] | None = None
 
     def latest(self) -> bytes | None:
@@ -56,7 +57,7 @@ class ProjectPredictor:
     def observe(self, measured: int) -> None:
         """Counts new measurements and starts a refit when there are enough."""
         self._unseen += measured
-        if self._training is not None or self._unseen < max(REFIT_MIN_SAMPLES, REFIT_GROWTH * self._samples):
+        if self._training is not None or self._unseen < self._due:
             return
         try:
             with self.database.reading() as session:
@@ -68,6 +69,11 @@ class ProjectPredictor:
             return
         self._unseen = 0
         self._training.add_done_callback(lambda _: self.wake.notify())
+
+    @property
+    def _due(self) -> float:
+        """New samples for which a refit is worth it; twice as many after every failure."""
+        return float(max(REFIT_MIN_SAMPLES, REFIT_GROWTH * self._samples) * 2**self._failures)
 
     def _stored(self) -> bytes | None:
         try:
@@ -83,9 +89,11 @@ class ProjectPredictor:
             trained = training.result()
             if trained is None:
                 return
-            self._data, self._samples = trained.data, trained.samples
+            self._data, self._samples, self._failures = trained.data, trained.samples, 0
             digest = self.blobs.put(trained.data)
             with self.database.transaction() as session:
                 cost_models.add(session, self.project, self.target_kind, digest, trained.metrics, trained.samples)
         except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
             log.warning("cost model not trained or not stored", error=str(error))
+            # What it learns from is much the same next time: one that hangs or dies is not tried for every batch.
+            self._failures += 1

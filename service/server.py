@@ -138,10 +138,11 @@ def coordinate(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     from service.coordinator import Coordinator
     from tuner.engine import create_engine
 
-    engine = create_engine(settings.engine, workers=settings.engine_workers)
+    limits = settings.step_limits()
+    engine = create_engine(settings.engine, workers=settings.engine_workers, limits=limits)
     # Processes of their own here, so that whoever uploads a model does not wait behind the searches of jobs. They start
     # with the first uploads and are small: the parsing is done in disposable children.
-    reader = create_engine("local", workers=READERS) if settings.engine == "local" else None
+    reader = create_engine("local", workers=READERS, limits=limits) if settings.engine == "local" else None
     return Coordinator(settings, database, blobs, wake, engine, reader)
 
 

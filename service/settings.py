@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pitchpipe.wire.limits import STEP_LIMITS, StepLimits
 
 MIB = 1 << 20
 
@@ -36,6 +41,18 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address the server listens on")
     port: int = Field(default=8734, ge=0, le=65535, description="0 takes a free one")
     engine_workers: int = Field(default=1, ge=1, le=256, description="processes of the local executor")
+    split_secs: float = Field(
+        default=STEP_LIMITS["split_ingested"].wall_secs, gt=0, description="a model's split that takes longer is killed"
+    )
+    search_secs: float = Field(
+        default=STEP_LIMITS["propose"].wall_secs, gt=0, description="a search for one batch that takes longer is killed"
+    )
+    training_secs: float = Field(
+        default=STEP_LIMITS["train"].wall_secs, gt=0, description="a cost model's training that takes longer is killed"
+    )
+    step_memory_bytes: int = Field(
+        default=8 << 30, ge=256 * MIB, description="what a split, search or training may take"
+    )
     graceful_shutdown_secs: int = Field(default=10, ge=0, description="how long SIGTERM waits for running requests")
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024, description="cap of a JSON body")
@@ -59,3 +76,12 @@ class Settings(BaseSettings):
     coordinator_ttl_secs: float = Field(
         default=10.0, gt=0, description="a coordinator silent for this long is replaced"
     )
+
+    def step_limits(self) -> Mapping[str, StepLimits]:
+        """The limits of steps, with those that are settings as they are set."""
+        wall = {"split_ingested": self.split_secs, "propose": self.search_secs, "train": self.training_secs}
+        own = {
+            name: replace(STEP_LIMITS[name], wall_secs=secs, memory_bytes=self.step_memory_bytes)
+            for name, secs in wall.items()
+        }
+        return {**STEP_LIMITS, **own}

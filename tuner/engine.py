@@ -1,101 +1,45 @@
-"""Where steps run: a pool of warm local processes, or a Dask cluster.
+"""Where steps run: warm local children, or a Dask cluster whose workers have such children.
 
-Both are a `concurrent.futures.Executor`. A local pool whose child dies (a compiler can crash) is replaced at the next
-submit; the futures it held fail with BrokenExecutor, which costs their batches and nothing else.
+Both are a `concurrent.futures.Executor`. Either way a step runs in a child with limits of time, processor and memory
+(pitchpipe/wire/limits.py), and one that hangs or dies costs its own future and nothing else.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import os
-import signal
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from pitchpipe.errors import InvalidInput, Unreachable
-from tuner.measure.quiet import computing
+from pitchpipe.wire.limits import OTHER_STEPS, STEP_LIMITS, StepLimits
+from tuner.pool import NOBODY, LocalEngine
+
+__all__ = ["DaskEngine", "LocalEngine", "create_engine", "on_behalf"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-STEPS_PER_CHILD = 200
-"""Children are replaced after this many steps each, so that a slow leak in native code stays small."""
 CONNECT_SECS = 10
 """Longest wait for a Dask scheduler to answer."""
-PARENT_POLL_SECS = 0.5
 
-_one_step = threading.Lock()
-"""Held by the thread of this process that runs a step: TVM builds tensor expressions in global state."""
-
-
-class LocalEngine(Executor):
-    """A process pool that survives its children. Steps wait while a measurement on this host is being timed."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = self.processes = workers
-        self._lock = threading.Lock()
-        self._retired: list[BaseProcess] = []
-        self._pool = self._start()
-
-    def _start(self) -> ProcessPoolExecutor:
-        # Not max_tasks_per_child: in Python 3.11 and 3.12 a pool whose child reaches it with more steps queued hangs
-        # (CPython issue 115634).
-        self._steps_left = STEPS_PER_CHILD * self._workers
-        return ProcessPoolExecutor(
-            self._workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_enter_child,
-            initargs=(os.getpid(),),
-        )
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Schedules the step; thread-safe. `fn` and its arguments must be picklable."""
-        with self._lock:
-            if self._steps_left == 0:
-                self._replace()
-            self._steps_left -= 1
-            try:
-                return self._pool.submit(_quietly, fn, args, kwargs)
-            except BrokenExecutor:
-                self._replace()
-                return self._pool.submit(_quietly, fn, args, kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the children; running steps are finished only if `wait`."""
-        with self._lock:
-            children = [*self._retired, *self._children()]
-            self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
-            for child in children:
-                if wait:
-                    child.join()
-                else:
-                    child.terminate()
-
-    def _children(self) -> list[BaseProcess]:
-        return list((self._pool._processes or {}).values())
-
-    def _replace(self) -> None:
-        """A fresh pool; the children of the old one end when what they were given is done."""
-        self._retired = [child for child in [*self._retired, *self._children()] if child.exitcode is None]
-        self._pool.shutdown(wait=False)
-        self._pool = self._start()
+_hosting = threading.Lock()
+_hosted: LocalEngine | None = None
+"""In a process of a Dask worker: where its steps run."""
 
 
 class DaskEngine(Executor):
     """Steps on a Dask cluster whose workers have this package and its extra `compiler`.
 
-    Each process of the cluster runs one step at a time, whatever number of threads its worker has. A scheduler that went
-    away costs the steps it had; the next submit looks for it again. Raises Unreachable when no scheduler answers.
+    Each process of the cluster keeps warm children and runs one step at a time in them, whatever number of threads its
+    worker has. Whose step is next is up to Dask. A scheduler that went away costs the steps it had; the next submit looks
+    for it again. Raises Unreachable when no scheduler answers.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, limits: Mapping[str, StepLimits] = STEP_LIMITS) -> None:
+        self._address, self._limits = address, limits
         self._lock = threading.Lock()
         self._connect()
 
@@ -110,10 +54,11 @@ class DaskEngine(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedules the step; thread-safe. A step whose worker dies is tried elsewhere by Dask's own rules."""
+        limits = self._limits.get(fn.__name__, OTHER_STEPS)
         with self._lock:
             if self._client.status not in ("running", "connecting"):
                 self._connect()
-            future: Future[T] = self._executor.submit(_alone, fn, args, kwargs)
+            future: Future[T] = self._executor.submit(_hosted_step, limits, fn, args, kwargs)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -124,17 +69,24 @@ class DaskEngine(Executor):
             self._client.close()
 
 
-def create_engine(url: str | None, *, workers: int = 1) -> Executor:
-    """The executor for `url`: None or `local` for a process pool, `dask://host:port` for a cluster.
+def create_engine(
+    url: str | None, *, workers: int = 1, limits: Mapping[str, StepLimits] = STEP_LIMITS
+) -> LocalEngine | DaskEngine:
+    """The executor for `url`: None or `local` for `workers` processes here, `dask://host:port` for a cluster.
 
     Raises InvalidInput for anything else and Unreachable when no scheduler answers.
     """
     if url in (None, "", "local"):
-        return LocalEngine(workers)
+        return LocalEngine(workers, limits)
     address = _dask_address(str(url))
     if importlib.util.find_spec("distributed") is None:
         raise InvalidInput(f"engine {url!r} needs distributed: install pitchpipe[dask]")
-    return DaskEngine(address)
+    return DaskEngine(address, limits)
+
+
+def on_behalf(executor: Executor, project: str, job: str = "") -> Executor:
+    """The executor for steps of a project's job, where it shares its processes out among them; else itself."""
+    return executor.on_behalf((project, job)) if isinstance(executor, LocalEngine) else executor
 
 
 def _dask_address(url: str) -> str:
@@ -148,23 +100,10 @@ def _dask_address(url: str) -> str:
     return f"tcp://{url.removeprefix('dask://').rstrip('/')}"
 
 
-def _enter_child(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole foreground group; the parent decides.
-    threading.Thread(target=_end_with_parent, args=(parent,), name="parent-watch", daemon=True).start()
-
-
-def _end_with_parent(parent: int) -> None:
-    """Polls: PR_SET_PDEATHSIG would also fire when the *thread* of the parent that started this process ends."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECS)
-    os._exit(0)
-
-
-def _quietly(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    with computing():
-        return fn(*args, **kwargs)
-
-
-def _alone(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    with _one_step:
-        return _quietly(fn, args, kwargs)
+def _hosted_step(limits: StepLimits, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    """Runs in a thread of a Dask worker."""
+    global _hosted
+    with _hosting:
+        if _hosted is None:
+            _hosted = LocalEngine(1)
+    return _hosted.submit_for(NOBODY, limits, fn, args, kwargs).result()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from pitchpipe.errors import StepDied, StepTimeout
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate
@@ -35,7 +36,10 @@ SEEDS_CONFIRMED = 8
 MAX_CONFIRMATIONS = 3
 """Confirming runs of a task; the last one's verdict stands. Workers may keep dying in them, a device may stay busy."""
 MAX_SEARCH_CRASHES = 3
-"""A task whose search crashed this often in a row gets no more batches."""
+"""A task whose search crashed this often in a row gets no more batches. A job none of whose searches gave an answer fails
+when so many children died or were killed of them ..."""
+MAX_SEARCH_DEATHS = 10
+"""... and any job when so many did."""
 
 
 class Measurer(Protocol):
@@ -94,6 +98,7 @@ class TuningLoop:
         self.donors, self.donors_only = donors, donors_only
         self._searches: list[_Search] = []
         self._crashes = [0] * len(tasks)
+        self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in confirming]
         self._confirming = set(confirming)
@@ -102,7 +107,7 @@ class TuningLoop:
                 ledger.tasks[index].exhausted = True
 
     def step(self, elapsed_secs: float) -> bool:
-        """Moves everything that can move; True when the job is complete."""
+        """Moves everything that can move; True when the job is complete. Raises what its searches keep dying of."""
         for batch in self.measurer.collect():
             if batch.purpose is Purpose.SEARCH:
                 self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
@@ -161,12 +166,17 @@ class TuningLoop:
         ledger = self.ledger.tasks[search.task]
         try:
             proposals = search.future.result()
-        except Exception as error:  # noqa: BLE001 - whatever a search child dies of costs this batch, never the job
+        except Exception as error:
             self._crashes[search.task] += 1
+            self._deaths += isinstance(error, StepDied | StepTimeout)
+            if self._deaths >= (MAX_SEARCH_DEATHS if self._answered else MAX_SEARCH_CRASHES):
+                raise
             log.warning("search failed", task=self.tasks[search.task].name, error=f"{type(error).__name__}: {error}")
             self.ledger.searched(search.task, search.reserved, 0)
-            ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES
+            # One that took all the time it may have takes it again.
+            ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES or isinstance(error, StepTimeout)
             return
+        self._answered = True
         self._crashes[search.task] = 0
         queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
         self.ledger.searched(search.task, search.reserved, queued)

@@ -22,6 +22,9 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIV
 _CLONE_THREAD = 0x10000
 _WRITING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _FOR_ALL_THREADS = 1, 1
+
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LATER = (  # The same numbers everywhere.
     "pidfd_send_signal 424 io_uring_setup 425 open_tree 428 move_mount 429 fsopen 430 fsmount 432 clone3 435 openat2 437 "
@@ -74,7 +77,7 @@ _KILL, _ERROR, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 
 
 def deny_system_calls() -> bool:
-    """Installs the strict filter for this thread and those it starts, for good; false where the kernel has none."""
+    """Installs the strict filter for all threads of this process, for good; false where the kernel has none."""
     return _install(None)
 
 
@@ -93,7 +96,9 @@ def _install(names: Collection[str] | None) -> bool:
     fprog = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
-    return bool(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(fprog), 0, 0) == 0)
+    if libc.syscall(_SECCOMP[machine], _SET_MODE_FILTER, _FOR_ALL_THREADS, ctypes.c_char_p(fprog)) == 0:
+        return True
+    return bool(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(fprog), 0, 0) == 0)  # this thread and those it starts
 
 
 def _op(code: int, operand: int, jump_true: int = 0, jump_false: int = 0) -> bytes:

@@ -30,6 +30,7 @@ class UncheckedModel:
     """A model that nobody has read yet."""
 
     id: str
+    project: str
     format: ModelFormat
     digest: str
 
@@ -89,12 +90,12 @@ def unchecked(session: Session, limit: int) -> list[UncheckedModel]:
     """Models to read next, oldest first within a project, every project's first before any project's second."""
     turn = func.row_number().over(partition_by=Model.project, order_by=Model.id)
     rows = session.execute(
-        select(Model.id, Model.format, Model.digest)
+        select(Model.id, Model.project, Model.format, Model.digest)
         .where(Model.state == ModelState.UNCHECKED)
         .order_by(turn, Model.id)
         .limit(limit)
     )
-    return [UncheckedModel(id=row.id, format=row.format, digest=row.digest) for row in rows]
+    return [UncheckedModel(id=row.id, project=row.project, format=row.format, digest=row.digest) for row in rows]
 
 
 def accept(session: Session, model: str, blob: str) -> None:

@@ -1,4 +1,5 @@
-"""The local engine: its children may die, are replaced, wait while something is timed, and never outlive their parent."""
+"""The local engine: its children may hang, die and misbehave, each at its own cost; they are replaced, wait while something
+is timed, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -7,32 +8,29 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pitchpipe.errors import InvalidInput, InvalidModel, Unreachable
-from tuner import engine
-from tuner.engine import LocalEngine, create_engine
+from pitchpipe.errors import InvalidInput, InvalidModel, StepDied, StepFailed, StepTimeout, Unreachable
+from pitchpipe.wire.limits import StepLimits
+from tests import bad_steps
+from tests.compiler import programs
+from tuner import engine, pool, step_child
+from tuner.engine import LocalEngine, create_engine, on_behalf
 from tuner.measure import quiet
+from tuner.steps import ProposeRequest, Sample, propose, train
 
 PATIENCE_SECS = 60
-
-
-def _die(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
-def _refuse() -> None:
-    raise InvalidModel("the cause")
-
-
-def _stay(folder: str) -> None:
-    Path(folder, str(os.getpid())).touch()
-    time.sleep(600)
+MIB = bad_steps.MIB
+AMPLE = StepLimits(wall_secs=600.0, cpu_secs=600, memory_bytes=256 * MIB)
+STAYING = {"stay": replace(AMPLE, confined=False)}
+"""Limits of a step that tells by a file that it runs."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +40,22 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def local() -> Iterator[LocalEngine]:
-    made = LocalEngine(1)
+    made = LocalEngine(1, modules=())
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def two() -> Iterator[LocalEngine]:
+    """Two processes, and limits that a test can wait for."""
+    limits = {
+        "hang": replace(AMPLE, wall_secs=1.0),
+        "eat": AMPLE,
+        "burn": replace(AMPLE, cpu_secs=1),
+        "nap": replace(AMPLE, wall_secs=2.0),
+        "leave_a_descendant": replace(AMPLE, confined=False),
+    }
+    made = LocalEngine(2, limits, modules=())
     yield made
     made.shutdown()
 
@@ -55,19 +68,123 @@ def alive(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_child_that_dies_costs_its_step_and_the_next_one_works(local: LocalEngine, number: int) -> None:
-    with pytest.raises(BrokenExecutor):
-        local.submit(_die, number).result(PATIENCE_SECS)
-    assert local.submit(pow, 2, 3).result(PATIENCE_SECS) == 8
-
-
-def test_a_killed_child_gives_back_the_lock_of_quiet(local: LocalEngine) -> None:
-    with pytest.raises(BrokenExecutor):
-        local.submit(_die, signal.SIGKILL).result(PATIENCE_SECS)
-    deadline = time.monotonic() + PATIENCE_SECS  # The kernel may tell of the end before it has closed every file.
+def until_free() -> None:
+    """Until the lock of timings can be had: the kernel may tell of an end before it has closed every file."""
+    deadline = time.monotonic() + PATIENCE_SECS
     with quiet.timing(lambda: time.monotonic() > deadline):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_child_that_dies_costs_its_step_and_the_next_one_works(local: LocalEngine, number: signal.Signals) -> None:
+    with pytest.raises(StepDied, match=f"step die died: its child was ended by {number.name}"):
+        local.submit(bad_steps.die, number).result(PATIENCE_SECS)
+    assert local.submit(pow, 2, 3).result(PATIENCE_SECS) == 8
+    until_free()
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "cause"),
+    [
+        (bad_steps.hang, StepTimeout, "hang took longer than 1 s"),
+        (bad_steps.burn, StepTimeout, "burn took more than 1 s of processor time"),
+        (bad_steps.eat, StepDied, f"eat needed more than {256 * MIB} bytes of memory"),
+        (bad_steps.leave, StepDied, "leave died: its child exited with code 3"),
+        (bad_steps.fail, StepFailed, "fail raised ValueError: the reason"),
+        (bad_steps.connect, StepFailed, "connect raised PermissionError"),
+        (bad_steps.start_program, StepDied, "start_program died: its child was ended by SIGSYS"),
+        (bad_steps.answer_with_code, StepDied, "nothing that a step may answer with"),
+    ],
+)
+def test_what_a_step_does_costs_its_own_future_and_not_the_one_beside_it(
+    two: LocalEngine, step: object, error: type[Exception], cause: str
+) -> None:
+    beside = two.on_behalf(("other", "job")).submit(time.sleep, 0.5)
+    bad = two.on_behalf(("one", "job")).submit(step)  # type: ignore[arg-type]
+    with pytest.raises(error, match=cause):
+        bad.result(PATIENCE_SECS)
+    assert beside.result(PATIENCE_SECS) is None
+    assert two.on_behalf(("other", "job")).submit(pow, 2, 3).result(PATIENCE_SECS) == 8
+    until_free()
+
+
+def test_a_confined_step_writes_no_file(two: LocalEngine, tmp_path: Path) -> None:
+    with pytest.raises(StepFailed, match="PermissionError"):
+        two.submit(bad_steps.write, str(tmp_path / "file")).result(PATIENCE_SECS)
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_descendant_of_a_step_ends_with_it(two: LocalEngine, tmp_path: Path) -> None:
+    with pytest.raises(StepDied, match="exited with code 0"):
+        two.submit(bad_steps.leave_a_descendant, str(tmp_path / "pid")).result(PATIENCE_SECS)
+    _until_gone([int((tmp_path / "pid").read_text())])
+    until_free()
+
+
+def test_a_step_that_waits_for_a_timing_is_not_late(two: LocalEngine) -> None:
+    assert two.submit(bad_steps.nap, 0.0).result(PATIENCE_SECS) == 0.0
+    with quiet.timing():
+        waiting = two.submit(bad_steps.nap, 0.01)
+        with pytest.raises(TimeoutError):
+            waiting.result(2.5)
+    assert waiting.result(PATIENCE_SECS) == 0.01
+
+
+def test_steps_that_hang_leave_room_for_another_project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(step_child, "SLOW_SECS", 0.2)
+    made = LocalEngine(1, modules=())
+    hog, other = (on_behalf(made, project, "job") for project in ("hog", "other"))
+    try:
+        hanging = [hog.submit(bad_steps.hang) for _ in range(3)]
+        assert [other.submit(pow, 2, n).result(PATIENCE_SECS) for n in range(3)] == [1, 2, 4]
+        assert not any(future.done() for future in hanging)
+        assert [future.running() for future in hanging] == [True, False, False]
+    finally:
+        made.shutdown(wait=False)
+    for future in hanging:
+        with pytest.raises((StepDied, CancelledError)):
+            future.result(PATIENCE_SECS)
+
+
+def test_projects_take_turns_whatever_each_has_queued(local: LocalEngine) -> None:
+    order: list[str] = []
+    lock = threading.Lock()
+
+    def tell(project: str) -> None:
+        with lock:
+            order.append(project)
+
+    def submit(project: str) -> Future[float]:
+        future = on_behalf(local, project, "job").submit(bad_steps.nap, 0.05)
+        future.add_done_callback(lambda _: tell(project))
+        return future
+
+    first = local.submit(bad_steps.nap, 0.5)  # all of the others are queued by its end
+    queued = [submit("a") for _ in range(4)] + [submit("b") for _ in range(2)]
+    for future in [first, *queued]:
+        future.result(PATIENCE_SECS)
+    assert sorted(order[:4]) == ["a", "a", "b", "b"]
+
+
+def test_the_compilers_steps_run_within_the_walls() -> None:
+    made = LocalEngine(1)
+    try:
+        request = ProposeRequest(
+            workload=programs.dense(), target=programs.TARGET, measured=(), seen=frozenset(), model=None, n=8, seed=1
+        )
+        proposals = made.submit(propose, request).result(PATIENCE_SECS)
+        assert proposals == propose(request)
+        samples = [
+            Sample(workload="w", features=proposal.features or b"", secs=1e-3 * (n + 1))
+            for n, proposal in enumerate(proposals * 4)
+        ]
+        trained, here = made.submit(train, samples, 1).result(PATIENCE_SECS), train(samples, 1)
+    finally:
+        made.shutdown()
+    assert trained is not None
+    assert here is not None
+    assert trained.samples == here.samples
+    assert trained.metrics.keys() == here.metrics.keys()
 
 
 def test_steps_wait_while_something_is_timed(local: LocalEngine) -> None:
@@ -81,12 +198,12 @@ def test_steps_wait_while_something_is_timed(local: LocalEngine) -> None:
 
 def test_an_error_of_ours_arrives_as_what_it_is(local: LocalEngine) -> None:
     with pytest.raises(InvalidModel, match="the cause"):
-        local.submit(_refuse).result(PATIENCE_SECS)
+        local.submit(bad_steps.refuse).result(PATIENCE_SECS)
 
 
 def test_children_are_replaced_without_losing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "STEPS_PER_CHILD", 2)
-    made = LocalEngine(1)
+    monkeypatch.setattr(pool, "STEPS_PER_CHILD", 2)
+    made = LocalEngine(1, modules=())
     queued = [made.submit(os.getpid) for _ in range(7)]
     children = [future.result(PATIENCE_SECS) for future in queued]
     made.shutdown()
@@ -95,8 +212,8 @@ def test_children_are_replaced_without_losing_a_step(monkeypatch: pytest.MonkeyP
 
 
 def test_a_shutdown_that_does_not_wait_ends_running_steps(tmp_path: Path) -> None:
-    made = LocalEngine(1)
-    made.submit(_stay, str(tmp_path))
+    made = LocalEngine(1, STAYING)
+    made.submit(bad_steps.stay, str(tmp_path))
     (child,) = _until_there(tmp_path, 1)
     made.shutdown(wait=False, cancel_futures=True)
     _until_gone([child])
@@ -107,18 +224,18 @@ def test_children_survive_the_thread_that_started_them_and_end_with_their_proces
     script.write_text(
         textwrap.dedent("""
             import sys, threading, time
-            from tests.acceptance.test_engine import _stay
+            from pitchpipe.wire.limits import StepLimits
+            from tests.bad_steps import stay
             from tuner.engine import LocalEngine
 
-            if __name__ == "__main__":
-                engine = LocalEngine(2)
-                def start():
-                    for _ in range(2):
-                        engine.submit(_stay, sys.argv[1])
-                thread = threading.Thread(target=start)
-                thread.start()
-                thread.join()
-                time.sleep(600)
+            engine = LocalEngine(2, {"stay": StepLimits(wall_secs=600, cpu_secs=600, confined=False)})
+            def start():
+                for _ in range(2):
+                    engine.submit(stay, sys.argv[1])
+            thread = threading.Thread(target=start)
+            thread.start()
+            thread.join()
+            time.sleep(600)
         """)
     )
     steps = tmp_path / "steps"

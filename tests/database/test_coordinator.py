@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
 
-from pitchpipe.errors import IntegrityError, Unreachable
+from pitchpipe.errors import IntegrityError, StepDied, StepTimeout, Unreachable
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
 from pitchpipe.wire.lease import Purpose
@@ -164,10 +163,10 @@ def test_a_split_whose_child_died_is_repeated_before_the_job_fails(database: Dat
         job = jobs.submit(session, scene.project, request)[0].id
     for _ in range(crashes):
         coordinator.tick()
-        steps.given.pop()[1].set_exception(BrokenProcessPool("a child died"))
+        steps.given.pop()[1].set_exception(StepDied("a child died"))
         coordinator.tick()
     if crashes == MAX_CRASHES:
-        assert shown(scene, job).error_code == "invalid-model"
+        assert shown(scene, job).error_code == "step-died"
         return
     coordinator.tick()
     name, split = steps.given.pop()
@@ -175,6 +174,23 @@ def test_a_split_whose_child_died_is_repeated_before_the_job_fails(database: Dat
     split.set_result([task()])
     coordinator.tick()
     assert shown(scene, job).state is JobState.TUNING
+
+
+def test_a_split_that_took_its_whole_time_fails_its_job_at_once(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    end(scene)
+    coordinator = make(database, steps)
+    request = JobRequest(model=scene.model, targets=(TARGET,), budget=Budget(trials=8))
+    with database.transaction() as session:
+        models.accept(session, scene.model, coordinator.blobs.put(b"ingested"))
+        job = jobs.submit(session, scene.project, request)[0].id
+    coordinator.tick()
+    steps.given.pop()[1].set_exception(StepTimeout("the step split_ingested took longer than 600 s"))
+    coordinator.tick()
+    view = shown(scene, job)
+    assert (view.state, view.error_code) == (JobState.FAILED, "step-timeout")
+    assert "600 s" in (view.error or "")
+    assert steps.given == []
 
 
 def test_a_job_that_was_cancelled_leaves_no_search_and_no_memory_behind(database: Database) -> None:

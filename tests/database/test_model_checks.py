@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pitchpipe.client import Client
-from pitchpipe.errors import InvalidModel, NotFound, TooLarge, UnsupportedOperator
+from pitchpipe.errors import InvalidModel, NotFound, StepTimeout, TooLarge, UnsupportedOperator
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Budget, JobRequest, ModelFormat, ModelView, Scope, TokenRequest
 from service.app import create_app
@@ -159,6 +159,13 @@ def test_a_child_that_dies_is_no_verdict_until_it_dies_of_the_same_model_again_a
         assert not uploads.get(model.id).checked
     uploads.judge(RuntimeError("the child was killed"))
     with pytest.raises(InvalidModel, match=f"crashed {MAX_CRASHES} times"):
+        uploads.get(model.id)
+
+
+def test_a_reading_that_took_its_whole_time_is_a_refusal_at_once(uploads: Uploads) -> None:
+    model = uploads.upload()
+    uploads.judge(StepTimeout("the step check_model took longer than 60 s"))
+    with pytest.raises(InvalidModel, match="60 s"):
         uploads.get(model.id)
 
 

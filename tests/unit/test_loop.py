@@ -5,13 +5,14 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
+from pitchpipe.errors import StepDied, StepTimeout
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Failed, FailureKind
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 from tuner.budget import BudgetLedger
-from tuner.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, TuningLoop
+from tuner.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.records import InMemoryRecordStore
 from tuner.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
 
@@ -128,6 +129,37 @@ def test_a_search_that_always_crashes_ends_the_task():
     assert len(scene.executor.requests) == MAX_SEARCH_CRASHES
     assert scene.count(Purpose.SEARCH) == 0
     assert scene.bests[0].trace == BASELINE_TRACE
+
+
+@pytest.mark.parametrize("error", [StepDied("the child was ended by SIGSEGV"), StepTimeout("300 s")])
+def test_a_job_whose_searches_die_one_and_all_fails_with_what_they_died_of(error):
+    scene = Scene(*(fake_task(name) for name in "abcd"))
+    scene.executor.error = error
+    with pytest.raises(type(error), match=error.detail):
+        scene.run()
+    assert len(scene.executor.requests) >= MAX_SEARCH_CRASHES
+
+
+def test_a_search_that_took_its_whole_time_is_not_repeated_and_the_other_tasks_are_tuned():
+    scene = Scene(fake_task("a"), fake_task("b"))
+    scene.loop.step(0.0)
+    scene.loop._searches[0].future = failed = Future()
+    failed.set_exception(StepTimeout("300 s"))
+    hung = scene.loop._searches[0].task
+    scene.run()
+    assert scene.ledger.tasks[hung].exhausted
+    assert scene.ledger.tasks[hung].trials == 0
+    assert scene.ledger.tasks[1 - hung].trials == 64
+
+
+def test_a_job_of_which_many_searches_died_fails_whatever_else_succeeded():
+    scene = Scene(*(fake_task(str(name)) for name in range(MAX_SEARCH_DEATHS + 1)), trials=10_000)
+    scene.loop.step(0.0)
+    scene.executor.error = StepDied("the child was ended by SIGSEGV")
+    scene.loop.step(1.0)
+    with pytest.raises(StepDied):
+        scene.run()
+    assert len(scene.executor.requests) > MAX_SEARCH_DEATHS
 
 
 def test_an_exhausted_space_ends_the_task():

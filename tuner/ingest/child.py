@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
+from pitchpipe.lifeline import end_with_parent
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import IngestedModel, IngestLimits, container
 from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, join_weights, read_request
@@ -23,6 +24,7 @@ from tuner.syscalls import deny_system_calls
 def main() -> None:
     """Reads the request from standard input and ends the process."""
     header, data = read_request(sys.stdin.buffer)
+    end_with_parent(int(str(header["parent"])))
     limits = IngestLimits(**header["limits"])  # type: ignore[arg-type]
     answer_fd = os.dup(1)
     os.dup2(2, 1)

@@ -2,7 +2,8 @@
 
 Parent side: `run_child` starts `python -I` with nothing but its own code on the path, in a session of its own, in an
 empty folder, with a scrubbed environment; feeds it the model through a file descriptor; reads one answer of bounded
-size; and kills the whole process group when the wall limit passes or the answer is there.
+size; and kills the whole process group when the wall limit passes or the answer is there. If the parent is killed
+itself, the kernel ends the child.
 
 Child side: `confine_resources` sets CPU, memory and file-size limits; `confine_files` takes away, through Landlock,
 every write, execution and TCP right, and every read outside the interpreter, its libraries and this package; the filter
@@ -52,7 +53,7 @@ def run_child(data: bytes, format: ModelFormat, limits: IngestLimits) -> bytes:
     """
     if len(data) > limits.data_bytes:
         raise TooLarge(f"the model has {len(data)} bytes; the limit is {limits.data_bytes}")
-    header = json.dumps({"format": format.value, "limits": asdict(limits)}).encode()
+    header = json.dumps({"format": format.value, "limits": asdict(limits), "parent": os.getpid()}).encode()
     start = f"import sys; sys.path[:0] = {PACKAGE_ROOTS!r}; from tuner.ingest.child import main; main()"
     with tempfile.TemporaryDirectory(prefix="pitchpipe-ingest-") as folder, tempfile.TemporaryFile() as stdin:
         stdin.write(_FRAME.pack(len(header)) + header)

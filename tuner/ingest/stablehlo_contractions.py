@@ -10,7 +10,8 @@ import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
 from pitchpipe.errors import InvalidModel, UnsupportedOperator
-from tuner.ingest.stablehlo_values import Emitter, dtype_of, shape_of
+from tuner.ingest.stablehlo_indexing import Indexing
+from tuner.ingest.stablehlo_values import dtype_of, shape_of
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -19,11 +20,13 @@ REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
     "stablehlo.multiply": (op.prod, op.multiply),
     "stablehlo.maximum": (op.max, op.maximum),
     "stablehlo.minimum": (op.min, op.minimum),
+    "stablehlo.and": (op.min, op.logical_and),
+    "stablehlo.or": (op.max, op.logical_or),
 }
 """The reducer's one operator -> the reduction, and how its initial value is added to that."""
 
 
-class Contractions(Emitter):
+class Contractions(Indexing):
     """The operators that combine elements of a tensor; each method raises UnsupportedOperator for a use it does not know."""
 
     def _reducer(self, operation: Any) -> str:
@@ -44,12 +47,28 @@ class Contractions(Emitter):
         if not axes:
             found = self.whole(value)
         elif dtype_of(operation.results[0].type) == "bool":
-            raise UnsupportedOperator("operator stablehlo.reduce of booleans is not supported")
+            return self._reduced_booleans(name, self.whole(value), axes, start)
         else:
+            if name in ("stablehlo.and", "stablehlo.or"):
+                raise UnsupportedOperator(f"operator stablehlo.reduce of whole numbers by {name} is not supported")
             found = self._emit(reduction(self.whole(value), axes))
         if self._scalar(start) == _identity(name, str(found.ty.dtype)):
             return found
         return self._emit(combine(found, start))
+
+    def _reduced_booleans(self, name: str, value: Any, axes: list[int], start: Any) -> Any:
+        """All or any of them: the least or largest of zeros and ones."""
+        reduction, combine = REDUCTIONS[name]
+        if name not in ("stablehlo.and", "stablehlo.or"):
+            raise UnsupportedOperator(f"operator stablehlo.reduce of booleans by {name} is not supported")
+        shape = shape_of(value)
+        if all(shape[axis] == 1 for axis in axes):
+            found = self._reshaped(value, [extent for axis, extent in enumerate(shape) if axis not in axes])
+        else:
+            found = self._emit(reduction(self._emit(op.astype(value, "int32")), axes))
+            found = self._emit(op.not_equal(found, relax.const(0, "int32")))
+        neutral = self._scalar(start) == (1.0 if name == "stablehlo.and" else 0.0)
+        return found if neutral else self._emit(combine(found, start))
 
     def _reduce_window(self, operation: Any, operands: list[Any]) -> Any:
         """Pooling of images: the maximum, or the sum, over windows of two axes."""
@@ -115,30 +134,44 @@ class Contractions(Emitter):
         return self._reshaped(product, list(ty.shape))
 
     def _convolution(self, operation: Any, operands: list[Any]) -> Any:
-        """Of images; batch and features first or last stay, anything else is put into NHWC and HWIO."""
+        """Of images; batch and features first or last stay, anything else is put into NHWC and HWIO. Of sequences, as
+        images of one row. A transposed one is that of an image with zeros between its elements."""
         attributes = operation.attributes
         numbers = stablehlo.ConvDimensionNumbers(attributes["dimension_numbers"])
         value, kernel = (self.whole(operand) for operand in operands)
-        if len(numbers.input_spatial_dimensions) != 2:
-            raise UnsupportedOperator("operator stablehlo.convolution is supported for two spatial dimensions")
+        rank = len(numbers.input_spatial_dimensions)
+        if rank not in (1, 2):
+            raise UnsupportedOperator("operator stablehlo.convolution is supported for one or two spatial dimensions")
+        if int(attributes["batch_group_count"].value) != 1:
+            raise UnsupportedOperator("operator stablehlo.convolution that is grouped by batch is not supported")
 
         def listed(name: str) -> list[int]:
-            return [int(item) for item in attributes[name]] if name in attributes else [1, 1]
+            return [1] * (2 - rank) + ([int(item) for item in attributes[name]] if name in attributes else [1] * rank)
 
-        reversed_ = "window_reversal" in attributes and any(attributes["window_reversal"])
-        if reversed_ or listed("lhs_dilation") != [1, 1] or int(attributes["batch_group_count"].value) != 1:
-            raise UnsupportedOperator(
-                "operator stablehlo.convolution that is transposed or grouped by batch is not supported"
-            )
-        padding = np.array(attributes["padding"]).reshape(2, 2) if "padding" in attributes else np.zeros((2, 2), int)
-        if padding.min() < 0:
-            raise UnsupportedOperator("operator stablehlo.convolution with negative padding is not supported")
+        padding = np.zeros((2, 2), int)
+        if "padding" in attributes:
+            padding[2 - rank :] = np.array(attributes["padding"]).reshape(rank, 2)
         order = [numbers.input_batch_dimension, *numbers.input_spatial_dimensions, numbers.input_feature_dimension]
         layout = "NCHW" if order == [0, 2, 3, 1] else "NHWC"
         if layout == "NHWC":
             value = self._permuted(value, order)
         features = numbers.kernel_input_feature_dimension, numbers.kernel_output_feature_dimension
         kernel = self._permuted(kernel, [*numbers.kernel_spatial_dimensions, *features])
+        if rank == 1:
+            value, kernel = (
+                self._reshaped(one, [*shape_of(one)[:at], 1, *shape_of(one)[at:]])
+                for one, at in ((value, 1), (kernel, 0))
+            )
+        if "window_reversal" in attributes:
+            for axis, is_reversed in enumerate(attributes["window_reversal"]):
+                kernel = self._emit(op.flip(kernel, 2 - rank + axis)) if is_reversed else kernel
+        zeros = listed("lhs_dilation")
+        if zeros != [1, 1] or padding.min() < 0:
+            around = {"NCHW": [(0, 0), (0, 0), *padding], "NHWC": [(0, 0), *padding, (0, 0)]}[layout]
+            between = {"NCHW": [1, 1, *zeros], "NHWC": [1, *zeros, 1]}[layout]
+            low, high = ([int(pair[side]) for pair in around] for side in (0, 1))
+            value = self._padded(self._dilated(value, between, 0.0), low, high, 0.0)
+            padding = np.zeros((2, 2), int)
         found = self._emit(
             op.nn.conv2d(
                 value,
@@ -153,6 +186,10 @@ class Contractions(Emitter):
             )
         )
         made = [numbers.output_batch_dimension, *numbers.output_spatial_dimensions, numbers.output_feature_dimension]
+        if rank == 1:
+            batch, _, length, width = shape_of(found)
+            found = self._reshaped(found, [batch, length, width])
+            return self._permuted(found, [made.index(axis) for axis in range(3)])
         axes = [made[index] for index in ((0, 3, 1, 2) if layout == "NCHW" else (0, 1, 2, 3))]
         return self._permuted(found, [axes.index(axis) for axis in range(4)])
 

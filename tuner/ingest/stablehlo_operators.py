@@ -1,6 +1,6 @@
 """StableHLO's operators as Relax expressions; see the StableHLO specification for what each means.
 
-Reductions, products and convolutions are in stablehlo_contractions.py.
+Reductions, products and convolutions are in stablehlo_contractions.py, slices and gathers in stablehlo_indexing.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pitchpipe.errors import UnsupportedOperator
 from tuner.ingest.stablehlo_contractions import Contractions
-from tuner.ingest.stablehlo_values import Spread, dtype_of, shape_of
+from tuner.ingest.stablehlo_values import Patched, Spread, dtype_of, shape_of
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -56,6 +56,23 @@ LOGIC = {"and": (op.logical_and, op.bitwise_and), "or": (op.logical_or, op.bitwi
 LOGIC |= {"xor": (op.logical_xor, op.bitwise_xor)}
 COMPARISONS = {"EQ": op.equal, "NE": op.not_equal, "LT": op.less, "LE": op.less_equal}
 COMPARISONS |= {"GT": op.greater, "GE": op.greater_equal}
+NUMBERS = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal}
+NUMBERS |= {"GT": np.greater, "GE": np.greater_equal}
+COMPUTED: dict[str, Callable[..., Any]] = {
+    "stablehlo.add": np.add,
+    "stablehlo.subtract": np.subtract,
+    "stablehlo.multiply": np.multiply,
+    "stablehlo.maximum": np.maximum,
+    "stablehlo.minimum": np.minimum,
+    "stablehlo.and": np.bitwise_and,
+    "stablehlo.or": np.bitwise_or,
+    "stablehlo.not": np.bitwise_not,
+    "stablehlo.select": np.where,
+    "stablehlo.compare": np.equal,  # or what its direction says
+    "stablehlo.convert": np.asarray,
+}
+"""What is done with whole numbers that are known, here and now."""
+_TAKE_PATCHED = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 
 
 class Operators(Contractions):
@@ -77,6 +94,8 @@ class Operators(Contractions):
             "stablehlo.convolution": self._convolution,
             "stablehlo.divide": self._divide,
             "stablehlo.dot_general": self._dot_general,
+            "stablehlo.dynamic_slice": self._dynamic_slice,
+            "stablehlo.dynamic_update_slice": self._dynamic_update_slice,
             "stablehlo.exponential_minus_one": self._exponential_minus_one,
             "stablehlo.gather": self._gather,
             "stablehlo.iota": self._iota,
@@ -86,6 +105,8 @@ class Operators(Contractions):
             "stablehlo.reduce": self._reduce,
             "stablehlo.reduce_window": self._reduce_window,
             "stablehlo.reshape": self._reshape,
+            "stablehlo.remainder": self._remainder,
+            "stablehlo.reverse": self._reverse,
             "stablehlo.select": self._select,
             "stablehlo.slice": self._slice,
             "stablehlo.transpose": self._transpose,
@@ -96,7 +117,27 @@ class Operators(Contractions):
 
     def convert(self, name: str, operation: Any, operands: list[Any]) -> Any:
         """The result of an operator that `knows`; raises UnsupportedOperator for a use of it that is not known."""
+        if (number := self._computed(name, operation, operands)) is not None:
+            return number
+        if name not in _TAKE_PATCHED:
+            operands = [self.whole(value) if isinstance(value, Patched) else value for value in operands]
         return self._methods[name](operation, operands)
+
+    def _computed(self, name: str, operation: Any, operands: list[Any]) -> Any:
+        """The result as a constant where it is a whole number or a boolean made of such: a loop's counter, an index."""
+        if name not in COMPUTED:
+            return None
+        numbers = [number for value in operands if (number := self.number(value)) is not None]
+        if len(numbers) < len(operands) or any(number.dtype.kind not in "biu" for number in numbers):
+            return None
+        dtype = dtype_of(operation.results[0].type)
+        make = COMPUTED[name]
+        if name == "stablehlo.compare":
+            make = NUMBERS[stablehlo.ComparisonDirectionAttr(operation.attributes["comparison_direction"]).value]
+        if "float" in dtype:
+            return None
+        with np.errstate(over="ignore"):
+            return relax.const(np.asarray(make(*numbers)).astype(dtype), dtype)
 
     # Element by element
 
@@ -112,8 +153,26 @@ class Operators(Contractions):
 
     def _divide(self, operation: Any, operands: list[Any]) -> Any:
         if "int" in dtype_of(operation.results[0].type):
-            raise UnsupportedOperator("operator stablehlo.divide of integers is not supported")
+            return self._whole_quotient("stablehlo.divide", operation, operands)
         return self._binary(op.divide, operation, operands)
+
+    def _remainder(self, operation: Any, operands: list[Any]) -> Any:
+        """Of whole numbers: what the quotient, which is rounded towards zero, leaves."""
+        if "int" not in dtype_of(operation.results[0].type):
+            raise UnsupportedOperator("operator stablehlo.remainder of floating-point numbers is not supported")
+        quotient = self._whole_quotient("stablehlo.remainder", operation, operands)
+        product = self._binary(op.multiply, operation, [quotient, operands[1]])
+        return self._binary(op.subtract, operation, [operands[0], product])
+
+    def _whole_quotient(self, name: str, operation: Any, operands: list[Any]) -> Any:
+        """Rounded towards zero, by a positive number that is known: a division by zero would end the process."""
+        divisor = self._scalar(operands[1])
+        if divisor is None or divisor <= 0:
+            raise UnsupportedOperator(f"operator {name} of integers is supported by a positive constant")
+        if dtype_of(operation.results[0].type).startswith("u"):
+            return self._binary(op.floor_divide, operation, operands)
+        size = self._binary(op.floor_divide, operation, [self._unary(op.abs, operation, operands[:1]), operands[1]])
+        return self._binary(op.multiply, operation, [size, self._unary(op.sign, operation, operands[:1])])
 
     def _logic(self, logical: Any, bitwise: Any, operation: Any, operands: list[Any]) -> Any:
         return self._binary(logical if dtype_of(operation.results[0].type) == "bool" else bitwise, operation, operands)
@@ -211,49 +270,6 @@ class Operators(Contractions):
 
     def _transpose(self, operation: Any, operands: list[Any]) -> Any:
         return self._permuted(self.whole(operands[0]), list(operation.attributes["permutation"]))
-
-    def _concatenate(self, operation: Any, operands: list[Any]) -> Any:
-        axis = int(operation.attributes["dimension"].value)
-        return self._emit(op.concat([self.whole(value) for value in operands], axis))
-
-    def _slice(self, operation: Any, operands: list[Any]) -> Any:
-        begin, end, strides = (
-            list(operation.attributes[f"{name}"]) for name in ("start_indices", "limit_indices", "strides")
-        )
-        return self._emit(op.strided_slice(self.whole(operands[0]), list(range(len(begin))), begin, end, strides))
-
-    def _pad(self, operation: Any, operands: list[Any]) -> Any:
-        low, high, interior = (
-            list(operation.attributes[f"{name}"])
-            for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
-        )
-        fill = self._scalar(operands[1])
-        if fill is None or any(interior) or min(*low, *high) < 0:
-            raise UnsupportedOperator("operator stablehlo.pad is supported outside a tensor, by a constant")
-        widths = [width for pair in zip(low, high, strict=True) for width in pair]
-        return self._emit(op.nn.pad(self.whole(operands[0]), widths, "constant", fill))
-
-    def _gather(self, operation: Any, operands: list[Any]) -> Any:
-        """Whole slices along one axis, which is what indexing an embedding table is."""
-        numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-        data, indices = (self.whole(value) for value in operands)
-        shape, sizes = shape_of(data), list(operation.attributes["slice_sizes"])
-        collapsed, index_shape = list(numbers.collapsed_slice_dims), shape_of(indices)
-        axis = collapsed[0] if len(collapsed) == 1 else -1
-        batch = len(index_shape) - 1
-        offsets = [*range(axis), *range(axis + batch, axis + batch + len(shape) - 1 - axis)]
-        taken = [*shape[:axis], 1, *shape[axis + 1 :]]
-        if (
-            axis < 0
-            or list(numbers.start_index_map) != [axis]
-            or int(numbers.index_vector_dim) != batch
-            or index_shape[-1] != 1
-            or list(numbers.offset_dims) != offsets
-            or list(numbers.operand_batching_dims)
-            or sizes != taken
-        ):
-            raise UnsupportedOperator("operator stablehlo.gather is supported for whole slices along one axis")
-        return self._emit(op.take(data, self._emit(op.reshape(indices, index_shape[:-1])), axis, mode="clip"))
 
 
 def _filled(number: Any, dtype: str, shape: tuple[int, ...]) -> Any:

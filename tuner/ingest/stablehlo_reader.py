@@ -1,14 +1,15 @@
 """StableHLO, as JAX exports it, to Relax. Runs in the child (child.py): the bytes are untrusted. Needs jaxlib.
 
 A file is MLIR text (`jax.jit(f).lower(x).as_text()`, `Exported.mlir_module()`) or a portable artifact
-(`Exported.mlir_module_serialized`). Functions are inlined where they are called. An operator has a method or a row in a
+(`Exported.mlir_module_serialized`). Functions are inlined where they are called, loops whose number of steps follows from
+constants (a `lax.scan`) are unrolled, branches on constants taken. An operator has a method or a row in a
 table of stablehlo_operators.py; one that has not, or that is used in a way that its method does not know, is refused by
 name (ADR 0025 says why TVM's frontend is not used).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -20,12 +21,14 @@ from tuner.ingest import IngestLimits
 from tuner.ingest.lift import without_weights
 from tuner.ingest.settle import check_static
 from tuner.ingest.stablehlo_operators import Operators
-from tuner.ingest.stablehlo_values import dtype_of
+from tuner.ingest.stablehlo_values import Spread, dtype_of
 from tuner.tvm_compat import relax
 
 BYTECODE = b"ML\xefR"
 """First bytes of MLIR's bytecode, which a portable artifact is."""
 _MAX_DEPTH = 100
+MAX_STEPS = 256
+"""Of a loop that is unrolled: every step is as many nodes again, and compiling them takes time."""
 
 
 def read_stablehlo(data: bytes, limits: IngestLimits) -> tuple[bytes, bytes]:
@@ -88,7 +91,7 @@ class _Importer:
         ]
         with self.builder.function("main", inputs):
             with self.builder.dataflow():
-                found = self._block(block, inputs, 0)
+                found = [self.operators.whole(value) for value in self._block(block, inputs, {}, 0)]
                 if not found:
                     raise InvalidModel("main returns nothing")
                 # A tensor that is not computed here still needs a binding of its own.
@@ -96,36 +99,44 @@ class _Importer:
             self.builder.emit_func_output(result)
         return self.builder.get(), names
 
-    def _block(self, block: Any, arguments: Sequence[Any], depth: int) -> list[Any]:
-        """What the block returns for these arguments."""
+    def _block(self, block: Any, arguments: Sequence[Any], outer: Mapping[Any, Any], depth: int) -> list[Any]:
+        """What the block returns for these arguments; `outer` are the values of the blocks around it."""
         if depth > _MAX_DEPTH:
             raise InvalidModel("functions call each other without end, or too deeply")
         if len(arguments) != len(block.arguments):
             raise InvalidModel("a function is called with another number of arguments than it takes")
-        values = dict(zip(block.arguments, arguments, strict=True))
+        values = {**outer, **dict(zip(block.arguments, arguments, strict=True))}
         for operation in block.operations:
             name = operation.operation.name
             operands = [values[operand] for operand in operation.operands]
-            if name in ("func.return", "stablehlo.return"):
-                return [self.operators.whole(operand) for operand in operands]
+            if name == "func.return":
+                return [self.operators.whole(one) if isinstance(one, Spread) else one for one in operands]
+            if name == "stablehlo.return":
+                return operands
             self.converted += 1
             if self.converted > self.limits.nodes:
                 raise TooLarge(f"the graph has more than {self.limits.nodes} nodes")
             for result in operation.results:
                 self._shape(name, result.type)
-            values |= zip(operation.results, self._results(name, operation, operands, depth), strict=True)
+            values |= zip(operation.results, self._results(name, operation, operands, values, depth), strict=True)
         raise InvalidModel("a function does not return")
 
-    def _results(self, name: str, operation: Any, operands: list[Any], depth: int) -> list[Any]:
+    def _results(
+        self, name: str, operation: Any, operands: list[Any], values: Mapping[Any, Any], depth: int
+    ) -> list[Any]:
         if name == "func.call":
-            return self._block(self._callee(operation.attributes["callee"].value), operands, depth + 1)
+            return self._block(self._callee(operation.attributes["callee"].value), operands, {}, depth + 1)
+        if name == "stablehlo.while":
+            return self._loop(operation, operands, values, depth)
+        if name in ("stablehlo.case", "stablehlo.if"):
+            return self._branch(name, operation, operands, values, depth)
         if name == "stablehlo.optimization_barrier":
             return operands
         if name == "stablehlo.composite":
             name = operation.attributes["name"].value
             if not self.operators.knows(name):
                 body = self._callee(operation.attributes["decomposition"].value)
-                return self._block(body, operands, depth + 1)
+                return self._block(body, operands, {}, depth + 1)
         if name == "stablehlo.custom_call":
             target = operation.attributes["call_target_name"].value
             raise UnsupportedOperator(f"operator stablehlo.custom_call of {target!r} is not supported")
@@ -138,6 +149,33 @@ class _Importer:
             raise
         except Exception as error:  # Relax raises InternalError, ValueError, TypeError for shapes that do not fit
             raise InvalidModel(f"operator {name} cannot be converted: {_reason(error)}") from error
+
+    def _loop(self, operation: Any, state: list[Any], values: Mapping[Any, Any], depth: int) -> list[Any]:
+        condition, body = (region.blocks[0] for region in operation.regions)
+        for _ in range(MAX_STEPS + 1):
+            (goes_on,) = self._block(condition, state, values, depth + 1)
+            known = self.operators.number(goes_on)
+            if known is None:
+                raise UnsupportedOperator(
+                    "operator stablehlo.while of a number of steps that data decide is not supported"
+                )
+            if not known:
+                return state
+            state = self._block(body, state, values, depth + 1)
+        raise UnsupportedOperator(f"operator stablehlo.while of more than {MAX_STEPS} steps is not supported")
+
+    def _branch(
+        self, name: str, operation: Any, operands: list[Any], values: Mapping[Any, Any], depth: int
+    ) -> list[Any]:
+        known = self.operators.number(operands[0])
+        if known is None:
+            raise UnsupportedOperator(f"operator {name} on what data decide is not supported")
+        branches = list(operation.regions)
+        if name == "stablehlo.if":
+            chosen = branches[0 if known else 1]
+        else:
+            chosen = branches[int(known) if 0 <= int(known) < len(branches) else -1]
+        return self._block(chosen.blocks[0], [], values, depth + 1)
 
     def _callee(self, name: str) -> Any:
         if name not in self.functions:

@@ -1,7 +1,9 @@
-"""The values of a StableHLO graph while it becomes Relax: expressions, and tensors that are another one repeated."""
+"""The values of a StableHLO graph while it becomes Relax: expressions, and tensors that are another one repeated or with
+parts of it replaced."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,37 @@ class Spread:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Patched:
+    """`base`, an expression or a Spread, with `pieces` in place of what it had along `axis`, from each piece's index on.
+
+    An unrolled loop that writes a row in every step makes one of these, and one concatenation of it in the end.
+    """
+
+    base: Any
+    axis: int
+    pieces: Mapping[int, Any]
+    """No two of them overlap."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.base)
+
+    def cuts(self, begin: int, size: int) -> bool:
+        """Whether a piece overlaps the given part without being just that."""
+        return any(
+            start < begin + size and begin < start + length and (start, length) != (begin, size)
+            for start, length in self._parts()
+        )
+
+    def at(self, begin: int, size: int) -> Any:
+        """The piece that is just this part of the axis, or None."""
+        return self.pieces[begin] if (begin, size) in self._parts() else None
+
+    def _parts(self) -> list[tuple[int, int]]:
+        return [(start, shape_of(piece)[self.axis]) for start, piece in self.pieces.items()]
+
+
 def dtype_of(ty: Any) -> str:
     """NumPy's name of a tensor type's elements; raises UnsupportedOperator."""
     name = str(ty.element_type)
@@ -34,7 +67,9 @@ def dtype_of(ty: Any) -> str:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    return value.shape if isinstance(value, Spread) else tuple(int(extent) for extent in value.ty.shape.values)
+    return (
+        value.shape if isinstance(value, Spread | Patched) else tuple(int(extent) for extent in value.ty.shape.values)
+    )
 
 
 class Emitter:
@@ -45,7 +80,31 @@ class Emitter:
 
     def whole(self, value: Any) -> Any:
         """The value as an expression of its full shape."""
+        if isinstance(value, Patched):
+            return self._joined(value)
         return self._emit(relax.op.broadcast_to(value.narrow, value.shape)) if isinstance(value, Spread) else value
+
+    def number(self, value: Any) -> np.ndarray | None:
+        """A scalar constant, as an array of its type without axes; None for anything else."""
+        if not isinstance(value, ir.GenericConst) or shape_of(value):
+            return None
+        return np.asarray(value.value.numpy())
+
+    def _joined(self, value: Patched) -> Any:
+        parts, done = [], 0
+        for start, piece in [*sorted(value.pieces.items()), (value.shape[value.axis], None)]:
+            if start > done:
+                parts.append(self._part(value.base, value.axis, done, start))
+            if piece is not None:
+                parts.append(self.whole(piece))
+                done = start + shape_of(piece)[value.axis]
+        return parts[0] if len(parts) == 1 else self._emit(relax.op.concat(parts, value.axis))
+
+    def _part(self, value: Any, axis: int, begin: int, end: int) -> Any:
+        shape = shape_of(value)
+        if isinstance(value, Spread) and not shape_of(value.narrow):
+            return self.whole(Spread(value.narrow, (*shape[:axis], end - begin, *shape[axis + 1 :])))
+        return self._emit(relax.op.strided_slice(self.whole(value), [axis], [begin], [end]))
 
     def _emit(self, expression: Any) -> Any:
         return self.builder.emit(expression)

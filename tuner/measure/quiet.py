@@ -26,6 +26,8 @@ ENVIRONMENT = "PITCHPIPE_QUIET_LOCK"
 _POLL_SECS = 1e-3
 _held: list[int] = []
 """Descriptors this process holds locks through. More than one only while the gate is passed."""
+_tell: Callable[[bool], None] | None = None
+"""Told when a wait for the lock begins (true) and when it is over (false)."""
 
 
 class Abandoned(Exception):
@@ -35,6 +37,18 @@ class Abandoned(Exception):
 def lock_path() -> Path:
     """The room's lock file; the gate's is beside it."""
     return Path(os.environ.get(ENVIRONMENT) or Path(tempfile.gettempdir()) / f"pitchpipe-quiet-{os.getuid()}.lock")
+
+
+def tell_waits(tell: Callable[[bool], None]) -> None:
+    """From now on `tell(True)` is called when this process begins to wait for the lock, `tell(False)` when it has it."""
+    global _tell
+    _tell = tell
+
+
+def create_files() -> None:
+    """Makes the lock's files, for processes that may read files and create none."""
+    for suffix in ("", ".gate"):
+        os.close(_open(f"{lock_path()}{suffix}"))
 
 
 @contextmanager
@@ -84,7 +98,7 @@ def timing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
 def awaited() -> bool:
     """Whether somebody waits to time: a long computation makes way then, by leaving `computing` and entering it again."""
-    descriptor = os.open(f"{lock_path()}.gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _open(f"{lock_path()}.gate")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -112,7 +126,8 @@ def _locked(suffix: str, mode: int, abandoned: Callable[[], bool]) -> Iterator[N
 
 def _acquire(suffix: str, mode: int, abandoned: Callable[[], bool]) -> int:
     path = lock_path()
-    descriptor = os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _open(f"{path}{suffix}")
+    waits = False
     try:
         while True:
             try:
@@ -121,12 +136,24 @@ def _acquire(suffix: str, mode: int, abandoned: Callable[[], bool]) -> int:
             except BlockingIOError:
                 if abandoned():
                     raise Abandoned(f"gave up waiting for {path}{suffix}") from None
+                if not waits and _tell is not None:
+                    _tell(True)
+                waits = True
                 time.sleep(_POLL_SECS)
     except BaseException:
         os.close(descriptor)
         raise
     _held.append(descriptor)
+    if waits and _tell is not None:
+        _tell(False)
     return descriptor
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # In a process that may write no file: a lock needs no more.
 
 
 def _release(descriptor: int) -> None:
