@@ -23,7 +23,7 @@ from typing import IO
 from pitchpipe.building import Recipe, failure, make
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.lifeline import watch_parent
-from pitchpipe.tune import LocalModel
+from pitchpipe.local import LocalModel
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.job import ModelFormat

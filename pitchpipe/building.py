@@ -11,9 +11,9 @@ from typing import Any
 from pitchpipe.artifact import Manifest, write
 from pitchpipe.child import run_step
 from pitchpipe.errors import ArtifactRefused, PitchpipeError
-from pitchpipe.identity import read_json, versions, write_json
+from pitchpipe.identity import preparation, read_json, versions, write_json
+from pitchpipe.local import LocalModel
 from pitchpipe.proof import PROOF_SECS, prove
-from pitchpipe.tune import LocalModel
 from pitchpipe.wire._base import Instant, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
@@ -42,10 +42,10 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Equal recipes have equal keys, on every machine with these versions of the compiler."""
+        """Equal recipes have equal keys, on every machine with these versions of the compiler and of the code before it."""
         model = [sha256(self.model.data), self.model.format.value]
         extra = ["cuda graphs"] if self.cuda_graphs else []
-        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), *extra])
+        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), preparation(), *extra])
 
     def folder(self, cache: Path) -> Path:
         """Where its artifact is or will be."""

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, NotFound
+from pitchpipe.local import detect_target
 from pitchpipe.sdk import fetch, local_model, resolve_target
 from pitchpipe.tables import milliseconds, share, show
-from pitchpipe.tune import detect_target
 from pitchpipe.wire.target import Target
 
 RETRY_SECS = 5.0

@@ -31,7 +31,7 @@ from pitchpipe import identity, isa, sdk, signing
 from pitchpipe.artifact import Manifest, cache_dir, write
 from pitchpipe.building import Recipe, make
 from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget
-from pitchpipe.tune import LocalModel
+from pitchpipe.local import LocalModel
 from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.ids import canonical_json, sha256
 from pitchpipe.wire.record import LookupResponse

@@ -22,9 +22,9 @@ from pitchpipe.artifact import CompiledModel, cache_dir, intact, linker
 from pitchpipe.building import Recipe, failure
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, NotReady, PitchpipeError
+from pitchpipe.local import LocalModel
 from pitchpipe.lockfile import locked
 from pitchpipe.proof import open_proved
-from pitchpipe.tune import LocalModel
 from pitchpipe.wire.target import Target
 
 DEADLINE_SECS = 2.0

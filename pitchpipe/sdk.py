@@ -19,11 +19,14 @@ from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linke
 from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
 from pitchpipe.deadline import within
-from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
+from pitchpipe.errors import IntegrityError, NotFound, PitchpipeError
+from pitchpipe.local import LocalModel, detect_target
+from pitchpipe.local import local_model as local_model
 from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
-from pitchpipe.tune import LocalModel, detect_target, read_model
-from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
+from pitchpipe.verify import ASKED_NOT_TO, compare_default
+from pitchpipe.wire.comparison import not_compared
+from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelView
 from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 
@@ -32,20 +35,6 @@ MAX_WORKLOADS = 4096
 """Of one look-up."""
 _compiling = threading.Lock()
 """Held while a model is compiled in this process: the compiler keeps global state."""
-
-
-def _stablehlo(model: Any, example_inputs: Sequence[Any] | None) -> bytes | None:
-    """What JAX makes of one of its functions, or had made of one that was exported; None for anything else.
-
-    Lowering, unlike exporting, keeps functions such as erfc whole, which is the better kernel.
-    """
-    if hasattr(model, "mlir_module_serialized"):
-        return bytes(model.mlir_module_serialized)
-    if type(model).__module__.partition(".")[0] not in ("jax", "jaxlib") or not hasattr(model, "lower"):
-        return None
-    if example_inputs is None:
-        raise InvalidInput("a function of JAX needs example inputs")
-    return str(model.lower(*example_inputs).as_text()).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +55,6 @@ class Schedules:
         """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
 
 
-def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
-    """The graph and the weights of a model: a path, ONNX bytes, a torch module, TorchScript or a jitted function of JAX
-    with example inputs, or what jax.export made.
-    """
-    if isinstance(model, LocalModel):
-        return model
-    if isinstance(model, (str, Path)):
-        return read_model(Path(model), trust=trust, example_inputs=example_inputs)
-    if isinstance(model, bytes):
-        stripped = step("strip_onnx")(model)
-        return LocalModel(name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights)
-    stablehlo = _stablehlo(model, example_inputs)
-    if stablehlo is not None:
-        data, weights = step("convert_local")(stablehlo, ModelFormat.STABLEHLO)
-        name = str(getattr(model, "fun_name", None) or getattr(model, "__name__", "model"))
-        return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights)
-    if example_inputs is None:
-        raise InvalidInput(f"a {type(model).__name__} needs example inputs")
-    data, weights = step("export_torch")(model, tuple(example_inputs))
-    return LocalModel(name=type(model).__name__, format=ModelFormat.RELAX, data=data, weights=weights)
-
-
 def submit(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
@@ -98,17 +65,25 @@ def submit(
     seed: int = 0,
     client: Client | None = None,
     trust: bool = False,
+    compare: bool = True,
+    cache: Path | None = None,
 ) -> JobView:
-    """Exports the model here, sends its graph without weights, and starts a tuning job; returns at once.
+    """Exports the model, compares it with its framework, sends its graph without weights, and starts a tuning job.
+
+    The comparison builds the model here, once (see verify.py); the service is told of it with the model. `compare=False`
+    leaves it out.
 
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
-    Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
+    Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target,
+    WrongResult for a model that, compiled, does not compute what its framework does.
     """
     with service_of(client) as service:
         found = local_model(model, example_inputs, trust=trust)
-        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
         budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
         wanted = target if isinstance(target, Target) else detect_target(target)
+        told = compare_default(found, wanted, cache or cache_dir()) if compare else not_compared(ASKED_NOT_TO)
+        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
+        service.tell_comparison(uploaded.id, told)
         return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
 
 
