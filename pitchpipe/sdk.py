@@ -18,14 +18,17 @@ from pitchpipe import identity, misses
 from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
 from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
+from pitchpipe.comparison import Agreement
 from pitchpipe.deadline import within
-from pitchpipe.errors import IntegrityError, NotFound, PitchpipeError
+from pitchpipe.errors import IntegrityError, NotFound, PitchpipeError, WrongResult
+from pitchpipe.evidence import Evidence, compared, gather
 from pitchpipe.local import LocalModel, detect_target
 from pitchpipe.local import local_model as local_model
 from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
-from pitchpipe.verify import ASKED_NOT_TO, compare_default
-from pitchpipe.wire.comparison import not_compared
+from pitchpipe.reference import Expected, NoSource
+from pitchpipe.verify import ASKED_NOT_TO, compare_default, with_operator
+from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelView
 from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
@@ -53,6 +56,10 @@ class Schedules:
 
     def install(self, recipe: Recipe, cache: Path) -> None:
         """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
+
+    def expected(self, model: LocalModel) -> Expected | None:  # noqa: ARG002 - of those that bring some
+        """What the model's framework computes, as whoever ran it elsewhere found; a look-up brings nothing."""
+        return None
 
 
 def submit(
@@ -237,8 +244,9 @@ def load(
 
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
     the model is compiled in this process, anew each time. What was built is opened and run in another child before this
-    process opens it, once per machine. Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
-    that proof run fails; `load_safely` runs something else instead.
+    process opens it, once per machine, and compared there with the model's framework, where that is installed
+    (`CompiledModel.comparison` tells). Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
+    that proof run fails, WrongResult when the outputs differ; `load_safely` runs something else instead.
     """
     found = local_model(model, example_inputs, trust=trust)
     folder = cache or cache_dir()
@@ -248,15 +256,44 @@ def load(
     recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
     try:
-        return open_proved(recipe.folder(folder), wanted, bound)
+        return open_proved(recipe.folder(folder), wanted, bound, source=found.source)
     except (IntegrityError, NotFound):
-        pass  # absent, damaged, or not tried on this machine
+        pass  # absent, damaged, or not tried and compared on this machine
     if schedules is not None:
         schedules.install(recipe, folder)
+
+    spare = schedules.expected(found) if schedules is not None else None
+
+    def evidence() -> Evidence | Comparison:
+        return gather(found, weights or {}, spare)
+
     if linker() is None and not intact(recipe.folder(folder)):
-        with _compiling:
-            manifest, executable = step("build_here")(
-                found.data, model_format=found.format.value, target=wanted.key, traces=recipe.traces
-            )
-        return CompiledModel(Manifest.model_validate(manifest), executable, bound)
-    return open_proved(make(recipe, folder), wanted, bound)
+        return _built_here(recipe, bound, evidence())
+    alone = isinstance(found.source, NoSource) and spare is None
+    try:
+        made = make(recipe, folder, evidence=None if alone else evidence)
+    except WrongResult as error:
+        raise WrongResult(with_operator(error.detail, found.source, wanted)) from error
+    return open_proved(made, wanted, bound, source=found.source)
+
+
+def _built_here(recipe: Recipe, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:
+    """Compiled and compared in this process. Raises WrongResult."""
+    with _compiling:
+        manifest, executable = step("build_here")(
+            recipe.model.data,
+            model_format=recipe.model.format.value,
+            target=recipe.target.key,
+            traces=recipe.traces,
+        )
+    model = CompiledModel(Manifest.model_validate(manifest), executable, bound)
+    if isinstance(evidence, Evidence):
+        model.bind(evidence.weights)
+        found = compared(model, evidence)
+        model.bind(bound)
+        if isinstance(found, Agreement) and found.difference is not None:
+            raise WrongResult(f"{found.difference}, compared with {evidence.expected.reference}")
+        model.comparison = evidence.expected.comparison(found) if isinstance(found, Agreement) else found
+    else:
+        model.comparison = evidence
+    return model

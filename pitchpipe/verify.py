@@ -89,17 +89,23 @@ def refusal(source: Source, expected: Expected, found: Agreement, target: Target
     """What is wrong, in one line, with the first operator whose output differs where that can be found."""
     assert found.differs_at is not None
     told = f"{found.difference}, compared with {expected.reference}"
-    operator = _first_operator(source, expected.inputs[found.differs_at], target)
+    return with_operator(told, source, target, expected.inputs[found.differs_at])
+
+
+def with_operator(told: str, source: Source, target: Target, inputs: Sequence[Any] | None = None) -> str:
+    """The same with the first operator whose output differs, on `inputs` or, without, on the model's examples."""
+    operator = _first_operator(source, inputs, target)
     return f"{told}; {operator}" if operator else told
 
 
-def _first_operator(source: Source, inputs: Sequence[Any], target: Target) -> str | None:
+def _first_operator(source: Source, inputs: Sequence[Any] | None, target: Target) -> str | None:
     try:
         first_difference = importlib.import_module("pitchpipe.minify").first_difference
     except ImportError:
         return None
     try:
-        found = first_difference(source.origin, inputs, target=target, trust=source.trust, timeout_secs=EXPLAIN_SECS)
+        given = inputs if inputs is not None else getattr(source, "examples", None)
+        found = first_difference(source.origin, given, target=target, trust=source.trust, timeout_secs=EXPLAIN_SECS)
         return str(found.sentence()) if found.operator else None
     except Exception as error:  # noqa: BLE001 - the model is refused whether or not we find out why
         log.info("the first operator that differs was not found: %s", error)

@@ -42,7 +42,8 @@ def _main(folder: Path) -> None:
     asked = json.loads((folder / "asked.json").read_text())
     weights, examples = load_arrays(folder / "weights.npz"), load_arrays(folder / "examples.npz")
     try:
-        expect(runner_of(asked, weights, list(examples.values())), asked["seed"]).write(folder / "expected.npz")
+        runner = runner_of(asked, weights, list(examples.values()))
+        expect(runner, asked["seed"], asked["most"]).write(folder / "expected.npz")
     except CannotRun as error:
         (folder / "cannot").write_text(str(error))
     except ImportError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.arrays import save_arrays
-from pitchpipe.reference.expected import CannotRun, Expected, expect
+from pitchpipe.reference.expected import INPUT_SETS, CannotRun, Expected, expect
 from pitchpipe.wire.job import ModelFormat
 
 FILE_SECS = 600.0
@@ -37,8 +37,8 @@ class Source:
     trust: bool = False
     """Whether a file that can run code may be opened."""
 
-    def expected(self, weights: Mapping[str, Any], seed: int = 0) -> Expected:
-        """Input sets and the framework's outputs on them.
+    def expected(self, weights: Mapping[str, Any], seed: int = 0, most: int = INPUT_SETS) -> Expected:
+        """At most `most` input sets and the framework's outputs on them.
 
         `weights` are the model's by name, for a file that they were taken out of. Raises CannotRun.
         """
@@ -51,7 +51,7 @@ class NoSource(Source):
 
     reason: str = "what it was made from is not here"
 
-    def expected(self, weights: Mapping[str, Any], seed: int = 0) -> Expected:  # noqa: ARG002
+    def expected(self, weights: Mapping[str, Any], seed: int = 0, most: int = INPUT_SETS) -> Expected:  # noqa: ARG002
         raise CannotRun(self.reason)
 
 
@@ -61,12 +61,12 @@ class ModuleSource(Source):
 
     examples: tuple[Any, ...]
 
-    def expected(self, weights: Mapping[str, Any], seed: int = 0) -> Expected:  # noqa: ARG002
+    def expected(self, weights: Mapping[str, Any], seed: int = 0, most: int = INPUT_SETS) -> Expected:  # noqa: ARG002
         try:
             from pitchpipe.reference.torch_runner import TorchRunner
         except ImportError as error:
             raise CannotRun(f"{error.name} is not installed") from error
-        return expect(TorchRunner(self.origin, self.examples), seed)
+        return expect(TorchRunner(self.origin, self.examples), seed, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +75,12 @@ class FunctionSource(Source):
 
     examples: tuple[Any, ...] | None
 
-    def expected(self, weights: Mapping[str, Any], seed: int = 0) -> Expected:  # noqa: ARG002
+    def expected(self, weights: Mapping[str, Any], seed: int = 0, most: int = INPUT_SETS) -> Expected:  # noqa: ARG002
         try:
             from pitchpipe.reference.jax_runner import FunctionRunner
         except ImportError as error:
             raise CannotRun(f"{error.name} is not installed") from error
-        return expect(FunctionRunner(self.origin, self.examples), seed)
+        return expect(FunctionRunner(self.origin, self.examples), seed, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,33 +93,44 @@ class FileSource(Source):
     specs: tuple[tuple[tuple[int, ...], str], ...] = field(default=())
     """Shape and type of each input, for StableHLO."""
 
-    def expected(self, weights: Mapping[str, Any], seed: int = 0) -> Expected:
+    def expected(self, weights: Mapping[str, Any], seed: int = 0, most: int = INPUT_SETS) -> Expected:
         with tempfile.TemporaryDirectory(prefix="pitchpipe-source-") as scratch:
-            folder = Path(scratch)
-            if isinstance(self.origin, bytes):
-                path = folder / f"model.{self.format}"
-                path.write_bytes(self.origin)
-            else:
-                path = Path(self.origin).absolute()
-            asked = {"path": str(path), "format": self.format.value, "specs": self.specs, "seed": seed}
-            (folder / "asked.json").write_text(json.dumps(asked))
-            save_arrays(folder / "weights.npz", weights if self.format is ModelFormat.ONNX else {})
-            save_arrays(folder / "examples.npz", {str(at): array for at, array in enumerate(_arrays(self.examples))})
-            memory_bytes = MEMORY_BYTES + MEMORY_PER_BYTE * path.stat().st_size
-            command = [sys.executable, "-m", "pitchpipe.reference.child", scratch, str(os.getpid()), str(memory_bytes)]
-            try:
-                ended = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, capture_output=True, timeout=FILE_SECS, check=False
-                )
-            except subprocess.TimeoutExpired as error:
-                raise CannotRun(f"the framework of {path.name} took longer than {FILE_SECS:.0f} s") from error
-            if (folder / "cannot").exists():
-                raise CannotRun((folder / "cannot").read_text())
-            try:
-                return Expected.read(folder / "expected.npz")
-            except (OSError, ValueError, KeyError) as error:
-                words = ended.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-                raise CannotRun(f"the framework's process ended with {ended.returncode}: {words[-1]}") from error
+            self.ask(Path(scratch) / "asked", weights, most, seed)
+            return run_asked(Path(scratch) / "asked")
+
+    def ask(self, folder: Path, weights: Mapping[str, Any], most: int, seed: int = 0) -> None:
+        """Makes the folder and leaves in it all that `run_asked` needs, in this process or another."""
+        folder.mkdir()
+        if isinstance(self.origin, bytes):
+            path = folder / f"model.{self.format}"
+            path.write_bytes(self.origin)
+        else:
+            path = Path(self.origin).absolute()
+        asked = {"path": str(path), "format": self.format.value, "specs": self.specs, "seed": seed, "most": most}
+        (folder / "asked.json").write_text(json.dumps(asked))
+        save_arrays(folder / "weights.npz", weights if self.format is ModelFormat.ONNX else {})
+        save_arrays(folder / "examples.npz", {str(at): array for at, array in enumerate(_arrays(self.examples))})
+
+
+def run_asked(folder: Path) -> Expected:
+    """Runs the framework of a file in a child. Raises CannotRun."""
+    path = Path(json.loads((folder / "asked.json").read_text())["path"])
+    try:
+        memory_bytes = MEMORY_BYTES + MEMORY_PER_BYTE * path.stat().st_size
+    except OSError as error:
+        raise CannotRun(f"{path.name} cannot be read: {error.strerror}") from error
+    command = [sys.executable, "-m", "pitchpipe.reference.child", str(folder), str(os.getpid()), str(memory_bytes)]
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=FILE_SECS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CannotRun(f"the framework of {path.name} took longer than {FILE_SECS:.0f} s") from error
+    if (folder / "cannot").exists():
+        raise CannotRun((folder / "cannot").read_text())
+    try:
+        return Expected.read(folder / "expected.npz")
+    except (OSError, ValueError, KeyError) as error:
+        words = ended.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise CannotRun(f"the framework's process ended with {ended.returncode}: {words[-1]}") from error
 
 
 def _arrays(examples: Sequence[Any]) -> list[Any]:
