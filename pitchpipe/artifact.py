@@ -21,6 +21,7 @@ import platformdirs
 
 from pitchpipe.errors import IntegrityError, InvalidInput
 from pitchpipe.wire._base import Digest, Wire
+from pitchpipe.wire.comparison import not_compared
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.target import Target, Toolchain
 
@@ -66,6 +67,8 @@ class CompiledModel:
 
     def __init__(self, manifest: Manifest, module: Any, weights: Mapping[str, Any]) -> None:
         self.manifest = manifest
+        self.comparison = not_compared("nobody asked its framework")
+        """With the framework that the model came from, as the proof run of its library found."""
         tvm = _runtime(manifest.target)
         self._tvm = tvm
         self._device = tvm.device("cuda" if manifest.target.kind == "cuda" else "cpu", 0)

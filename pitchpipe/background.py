@@ -17,13 +17,15 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from pitchpipe.building import Recipe, failure, make
 from pitchpipe.errors import PitchpipeError
+from pitchpipe.evidence import collect
 from pitchpipe.lifeline import watch_parent
-from pitchpipe.tune import LocalModel
+from pitchpipe.local import LocalModel
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.job import ModelFormat
@@ -49,6 +51,8 @@ class Order(Wire):
     """None: of the environment."""
     token: str | None = None
     cache: str
+    evidence: str | None = None
+    """Folder in which `evidence.leave` left what the proof run compares with."""
 
 
 class Outcome(Wire):
@@ -109,12 +113,13 @@ class Background:
 _running: set[Background] = set()
 
 
-def start(order: Order, data: bytes) -> Background | None:
+def start(order: Order, data: bytes, evidence: Callable[[Path], None] | None = None) -> Background | None:
     """Starts a child on the order; None when one of this machine is at it already.
 
+    `evidence` leaves in a folder what the proof run compares with; it is called only if a child is started.
     Raises OSError when the cache cannot be written or no process can be started.
     """
-    asked = order.model_dump(mode="json", exclude={"name", "url", "token"})
+    asked = order.model_dump(mode="json", exclude={"name", "url", "token", "evidence"})
     folder = Path(order.cache) / "orders"
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / f"{json_digest([asked, sha256(data)])}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -124,6 +129,11 @@ def start(order: Order, data: bytes) -> Background | None:
         except BlockingIOError:
             return None
         scratch = tempfile.mkdtemp(prefix="pitchpipe-background-")
+        if evidence is not None:
+            left = Path(scratch) / "evidence"
+            left.mkdir()
+            evidence(left)
+            order = order.model_copy(update={"evidence": str(left)})
         answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed by Background
         with tempfile.TemporaryFile() as request:
             header = order.model_dump_json(by_alias=True).encode()
@@ -164,7 +174,9 @@ def _fulfil(order: Order, data: bytes) -> Outcome:
     recipe = Recipe(model=model, target=target, traces=traces)
     if (failed := failure(recipe.folder(cache))) is not None:
         raise PitchpipeError(failed.detail)
-    return Outcome(folder=str(make(recipe, cache)), target=target, response=response)
+    left = Path(order.evidence) if order.evidence is not None else None
+    evidence = (lambda: collect(left)) if left is not None else None
+    return Outcome(folder=str(make(recipe, cache, evidence=evidence)), target=target, response=response)
 
 
 def _orphaned() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from pitchpipe.artifact import Manifest, write
 from pitchpipe.child import run_step
-from pitchpipe.errors import ArtifactRefused, PitchpipeError
-from pitchpipe.identity import read_json, versions, write_json
-from pitchpipe.proof import PROOF_SECS, prove
-from pitchpipe.tune import LocalModel
+from pitchpipe.errors import PitchpipeError
+from pitchpipe.identity import preparation, read_json, versions, write_json
+from pitchpipe.local import LocalModel
+from pitchpipe.proof import PROOF_SECS, Witness, check, prove
 from pitchpipe.wire._base import Instant, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
@@ -42,20 +42,21 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Equal recipes have equal keys, on every machine with these versions of the compiler."""
+        """Equal recipes have equal keys, on every machine with these versions of the compiler and of the code before it."""
         model = [sha256(self.model.data), self.model.format.value]
         extra = ["cuda graphs"] if self.cuda_graphs else []
-        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), *extra])
+        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), preparation(), *extra])
 
     def folder(self, cache: Path) -> Path:
         """Where its artifact is or will be."""
         return cache / "artifacts" / self.key
 
 
-def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS) -> Path:
+def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
     """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
 
-    Of several processes one works and the others wait. Raises InvalidTrace, ArtifactRefused when the proof run fails,
+    Of several processes one works and the others wait. `evidence` asks the model's framework, whose outputs the proof run
+    compares with. Raises InvalidTrace, ArtifactRefused when the proof run fails, WrongResult when it shows other outputs,
     InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
     """
     folder, model = recipe.folder(cache), recipe.model
@@ -72,9 +73,7 @@ def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS) -> Path
     except PitchpipeError as error:
         write_json(_failure_file(folder), Failure(detail=error.detail[:1000], at=datetime.now(UTC)))
         raise
-    verdict = prove(folder, timeout_secs=proof_secs)
-    if not verdict.ok:
-        raise ArtifactRefused(f"{folder.name}: {verdict.detail}")
+    check(prove(folder, timeout_secs=proof_secs, evidence=evidence), folder)
     return folder
 
 

@@ -17,9 +17,10 @@ from rich.console import Console
 from pitchpipe import commands, deploy_commands
 from pitchpipe.embedded import default_database
 from pitchpipe.errors import PitchpipeError
+from pitchpipe.local import detect_target
 from pitchpipe.progress import Progress
 from pitchpipe.tables import show_tuning
-from pitchpipe.tune import DEFAULT_SECONDS, TuneOptions, detect_target, tune
+from pitchpipe.tune import DEFAULT_SECONDS, TuneOptions, tune
 from pitchpipe.wire.job import Budget
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ def tune_command(
     seed: Annotated[int, typer.Option(min=0, help="of the search and the input data")] = 0,
     trust: commands.Trust = False,
     inputs: commands.Inputs = None,
+    compare: commands.Compare = True,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
@@ -52,6 +54,7 @@ def tune_command(
         seed=seed,
         trust=trust,
         inputs=tuple(inputs or ()),
+        compare=compare,
         log_level=log_level,
     )
     with Progress() as progress:

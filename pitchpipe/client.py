@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pitchpipe.answers import KeptAnswer
 from pitchpipe.connection import NOT_MODIFIED, Body, Connection, parse, segment
 from pitchpipe.errors import InvalidInput, NotFound, Overloaded, Unreachable
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.health import Health
 from pitchpipe.wire.job import (
     EventKind,
@@ -111,6 +112,14 @@ class Client:
         headers = {"Content-Type": "application/octet-stream"}
         response = self._connection.call("POST", "/v1/models", params=params, headers=headers, body=body)
         return parse(ModelView, response)
+
+    def tell_comparison(self, model_id: str, comparison: Comparison) -> ModelView | None:
+        """Says with the model whether it was compared with its framework. None from a service that does not know of it."""
+        path = f"/v1/models/{segment(model_id)}/comparison"
+        try:
+            return parse(ModelView, self._connection.call("PUT", path, json=comparison))
+        except NotFound:
+            return None
 
     def models(self) -> Iterator[ModelView]:
         """All models, newest first; pages are fetched as they are needed."""

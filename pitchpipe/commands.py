@@ -15,11 +15,11 @@ from rich.console import Console
 from pitchpipe.client import Client
 from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.explain import explain_misses
+from pitchpipe.local import detect_target, parse_input
 from pitchpipe.plugins import step
 from pitchpipe.progress import Progress
 from pitchpipe.sdk import fetch, submit
 from pitchpipe.tables import billions, interval, milliseconds, roofs, share, show, steady
-from pitchpipe.tune import detect_target, parse_input
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 
@@ -33,6 +33,7 @@ Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt,
 Inputs = Annotated[
     list[str] | None, typer.Option("--input", help="of a TorchScript file, in order, as float32[1,3,224,224]")
 ]
+Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
 TargetText = Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")]
 
 jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
@@ -80,13 +81,21 @@ def submit_job(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     trust: Trust = False,
     inputs: Inputs = None,
+    compare: Compare = True,
     as_json: Json = False,
 ) -> None:
-    """Sends a model's graph, without weights, and starts a job."""
+    """Compares a model with its framework, sends its graph, without weights, and starts a job."""
     with _client(url, token) as client:
-        examples = [parse_input(text) for text in inputs or ()]
         job = submit(
-            model, examples, target=target, trials=trials, seconds=seconds, seed=seed, client=client, trust=trust
+            model,
+            [parse_input(text) for text in inputs or ()],
+            target=target,
+            trials=trials,
+            seconds=seconds,
+            seed=seed,
+            client=client,
+            trust=trust,
+            compare=compare,
         )
     _print(job) if as_json else print(job.id)
 
@@ -128,6 +137,7 @@ def show_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as
         for t in view.tasks
     ]
     title = f"{view.id} {view.model_name}: {view.state.value}" + (f" ({view.error})" if view.error else "")
+    title += f"\n{view.comparison}" if view.comparison is not None else ""
     headings = ("task", "weight", "trials", "untuned ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(Console(), title, headings, rows, numbers_from=1)
 
@@ -290,8 +300,8 @@ def list_models(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: 
     if as_json:
         _print(found)
         return
-    rows = [(m.id, m.name, m.format.value, str(m.size_bytes)) for m in found]
-    show(Console(), "models", ("model", "name", "format", "bytes"), rows, numbers_from=3)
+    rows = [(m.id, m.name, m.format.value, str(m.comparison or "-"), str(m.size_bytes)) for m in found]
+    show(Console(), "models", ("model", "name", "format", "comparison", "bytes"), rows, numbers_from=4)
 
 
 @misses.command("list")

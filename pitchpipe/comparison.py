@@ -12,7 +12,9 @@ not numbers must stand in the same places.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +52,35 @@ def difference(found: Sequence[Any], expected: Sequence[Any]) -> str | None:
             worst = f"its largest relative error is {error:.2g}, where {limit:.0e} is allowed"
             errors.append((error / max(limit, 1e-12), f"output {at} ({r.dtype}{list(a.shape)}) differs: {worst}"))
     return max(errors)[1] if errors else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How near the outputs on several input sets are to the framework's."""
+
+    error: float
+    """The largest error, of the output that came nearest to its tolerance."""
+    tolerance: float
+    """Of that output; 0 where all outputs are whole numbers or booleans, which must be equal."""
+    differs_at: int | None = None
+    """Number of the first input set on which they differ; None where they agree on all."""
+    difference: str | None = None
+    """How they differ there."""
+
+
+def agreement(found: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]]) -> Agreement:
+    """Compares the outputs of ours with the framework's, both by input set and output."""
+    shares: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+    for at, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        told = difference(ours, theirs)
+        if told is not None:
+            return Agreement(error=float("inf"), tolerance=0.0, differs_at=at, difference=told)
+        for _, r, error in _errors(ours, theirs):
+            limit = TOLERANCE.get(str(r.dtype))
+            if limit is not None and not isinstance(error, str):
+                shares.append((error / limit, error, limit))
+    _, error, limit = max(shares)
+    return Agreement(error=error, tolerance=limit)
 
 
 def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -120,7 +151,7 @@ def drawn_like(example: Any, rng: np.random.Generator) -> np.ndarray:
     wide = array.astype(np.float64)
     usable = wide[np.isfinite(wide)]
     mean, deviation = (float(usable.mean()), float(usable.std())) if usable.size else (0.0, 1.0)
-    return (mean + (deviation or 1.0) * rng.standard_normal(array.shape)).astype(array.dtype)
+    return _finite(mean + (deviation or 1.0) * rng.standard_normal(array.shape), array.dtype)
 
 
 def edges_like(example: Any, rng: np.random.Generator) -> np.ndarray:
@@ -134,7 +165,17 @@ def edges_like(example: Any, rng: np.random.Generator) -> np.ndarray:
         low, high = (int(array.min()), int(array.max())) if array.size else INTEGERS
         return rng.choice(np.array([low, high]), array.shape).astype(array.dtype)
     size = _size(array.astype(np.float64)) or 1.0
-    return (size * rng.choice(np.array(EDGES), array.shape)).astype(array.dtype)
+    return _finite(size * rng.choice(np.array(EDGES), array.shape), array.dtype)
+
+
+def _finite(values: Any, dtype: Any) -> np.ndarray:
+    """The values in the type; those beyond its largest become that."""
+    import numpy as np
+
+    finfo: Any = np.finfo if dtype.kind == "f" else importlib.import_module("ml_dtypes").finfo
+    limit = float(finfo(dtype).max)
+    found: np.ndarray = np.clip(values, -limit, limit).astype(dtype)
+    return found
 
 
 def input_sets(examples: Sequence[Any], seed: int = 0) -> list[list[np.ndarray]]:

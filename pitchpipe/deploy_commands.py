@@ -12,9 +12,9 @@ from rich.console import Console
 
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, NotFound
+from pitchpipe.local import detect_target
 from pitchpipe.sdk import fetch, local_model, resolve_target
 from pitchpipe.tables import milliseconds, share, show
-from pitchpipe.tune import detect_target
 from pitchpipe.wire.target import Target
 
 RETRY_SECS = 5.0
@@ -99,6 +99,7 @@ def show_pack(file: Path, as_json: Json = False) -> None:
         ("made", f"{manifest.created_at:%Y-%m-%d %H:%M} UTC with {' / '.join(manifest.compiler)}"),
         ("expires", f"{manifest.expires_at:%Y-%m-%d %H:%M} UTC"),
         ("key", manifest.key[:16]),
+        *([("library", str(manifest.comparison))] if manifest.comparison is not None else []),
         *((member.kind.value, f"{member.size} bytes") for member in manifest.members),
     ]
     show(Console(), f"{file} (not verified)", ("", ""), rows)

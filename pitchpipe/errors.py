@@ -27,6 +27,7 @@ PitchpipeError                    500  exit 1
 ├── IntegrityError                500  exit 1   bytes do not match their digest
 ├── NotReady                      503  exit 1   what was asked for is still being built
 ├── ArtifactRefused               500  exit 1   a compiled model crashed, hung or failed in its proof run
+├── WrongResult                   500  exit 1   a compiled model differs from its framework's outputs; names the operator
 └── MeasurementFailed             500  exit 1   a child died or a build failed; carries a failure kind
     └── StepDied                  500           a step ended without an answer; names the step and the signal or limit
 """
@@ -63,6 +64,7 @@ __all__ = [
     "Unreachable",
     "UnsupportedOperator",
     "UnsupportedShape",
+    "WrongResult",
     "from_problem",
 ]
 
@@ -194,6 +196,10 @@ class NotReady(PitchpipeError):
 
 class ArtifactRefused(PitchpipeError):
     title = "The compiled model did not pass its proof run"
+
+
+class WrongResult(PitchpipeError):
+    title = "The compiled model does not compute what its framework computes"
 
 
 class MeasurementFailed(PitchpipeError):

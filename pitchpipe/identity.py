@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,8 +19,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pitchpipe.child import run_step
+from pitchpipe.local import LocalModel, detect_target
 from pitchpipe.plugins import MissingExtra, step
-from pitchpipe.tune import LocalModel, detect_target
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
@@ -84,17 +85,28 @@ def _target_file(cache: Path) -> Path:
 
 
 def _identity_file(cache: Path, model: LocalModel, target: Target) -> Path:
-    key = json_digest([sha256(model.data), model.format.value, target.key, versions(), _preparation()])
+    key = json_digest([sha256(model.data), model.format.value, target.key, versions(), preparation()])
     return cache / "identities" / f"{key}.json"
 
 
 @cache
-def _preparation() -> str:
-    """Changes with every change of the code that decides digests, which between releases has one version."""
-    spec = importlib.util.find_spec("tuner")
-    folders = (spec.submodule_search_locations or []) if spec is not None else []
-    files = [(path.name, path.stat()) for folder in folders for path in sorted(Path(folder).glob("*.py"))]
-    return json_digest([[name, found.st_size, found.st_mtime_ns] for name, found in files])
+def preparation() -> str:
+    """Digest of the code that decides what a model becomes, which between releases has one version.
+
+    What was made before a change of it is not used after it: identities, artifacts, comparisons.
+    """
+    here, tuner = Path(__file__).parent, importlib.util.find_spec("tuner")
+    folders = [Path(folder) for folder in (tuner.submodule_search_locations or [])] if tuner is not None else []
+    return code_digest([*folders, here / "strip.py", here / "torch_operators.py"])
+
+
+def code_digest(places: Sequence[Path]) -> str:
+    """Of the contents of Python files, and of all in folders, to any depth, by their names there."""
+    found = []
+    for place in places:
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        found += [[str(file.relative_to(place.parent)), sha256(file.read_bytes())] for file in files]
+    return json_digest(found)
 
 
 def write_json(path: Path, value: BaseModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pitchpipe.client import Client
-from pitchpipe.tune import LocalModel
+from pitchpipe.local import LocalModel
 from pitchpipe.wire.miss import MAX_REPORTED, MissCount, MissReceipt, MissReport
 from pitchpipe.wire.record import LookupResponse, Tier
 from pitchpipe.wire.target import Target

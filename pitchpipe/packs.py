@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +32,13 @@ from pitchpipe import identity, isa, sdk, signing
 from pitchpipe.artifact import Manifest, cache_dir, write
 from pitchpipe.building import Recipe, make
 from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget
-from pitchpipe.tune import LocalModel
+from pitchpipe.evidence import Evidence, gather
+from pitchpipe.local import LocalModel
+from pitchpipe.proof import proof_of
+from pitchpipe.reference import Expected
+from pitchpipe.verify import weights_digest
 from pitchpipe.wire._base import Digest, Instant, Wire
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import canonical_json, sha256
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
@@ -57,6 +63,8 @@ class MemberKind(StrEnum):
     """The Manifest of the library."""
     LIBRARY = "library"
     """A shared object."""
+    EXPECTED = "expected"
+    """An input set of the model, and the outputs of its framework: an Expected, as it writes itself into a file."""
 
 
 class Member(Wire):
@@ -71,6 +79,7 @@ class PackManifest(Wire):
     """What a pack says of itself, under its signature."""
 
     version: int = 1
+    """2 of those with outputs of the model's framework, which the first readers do not know."""
     name: str = Field(max_length=256, description="of the model; a label")
     key: Digest = Field(description="id of the key that signed it")
     created_at: Instant
@@ -78,6 +87,8 @@ class PackManifest(Wire):
     target: Target
     compiler: tuple[str, ...] = Field(description="versions of pitchpipe, apache-tvm and apache-tvm-ffi of its maker")
     recipe: Digest | None = Field(description="key of the artifact that it holds; none without objects")
+    weights: Digest | None = Field(default=None, description="of those with which the framework gave what is expected")
+    comparison: Comparison | None = Field(default=None, description="of the library, where the pack was made")
     members: tuple[Member, ...] = Field(min_length=1, max_length=8)
 
 
@@ -103,6 +114,18 @@ class Pack(sdk.Schedules):
             return found
 
         write(recipe.folder(cache), export)
+
+    def expected(self, model: LocalModel) -> Expected | None:
+        """The framework's outputs, for a model with the weights that it had there. Raises IntegrityError."""
+        if self.manifest.weights is None or weights_digest(model.weights) != self.manifest.weights:
+            return None
+        with tempfile.TemporaryDirectory(prefix="pitchpipe-pack-") as scratch:
+            path = Path(scratch) / "expected.npz"
+            path.write_bytes(_read(self.path, self.manifest, MemberKind.EXPECTED))
+            try:
+                return Expected.read(path)
+            except (OSError, ValueError, KeyError) as error:
+                raise IntegrityError(f"the outputs in the pack cannot be read: {error}") from error
 
 
 def open_pack(
@@ -165,18 +188,29 @@ def create_pack(
 ) -> PackManifest:
     """Writes a pack of the schedules; with a model also of the library that `load` would build from the two here.
 
-    Raises InvalidInput when the file or the key cannot be used, and whatever keeps the model from being built.
+    Where the model's framework is installed, an input set and its outputs go along, on which the library is compared
+    before it is used elsewhere. Raises InvalidInput when the file or the key cannot be used, WrongResult for a library that
+    differs, and whatever keeps the model from being built.
     """
     private = signing.private_key(key)
     contents = [(MemberKind.SCHEDULES, schedules.response.model_dump_json(by_alias=True).encode())]
-    recipe = None
+    recipe = evidence = comparison = None
     if model is not None:
         recipe = Recipe(model=model, target=schedules.target, traces=schedules.traces)
-        folder = make(recipe, cache or cache_dir())
+        evidence = gather(model, {})
+        folder = make(recipe, cache or cache_dir(), evidence=lambda: evidence)
+        verdict = proof_of(folder)
+        comparison = verdict.comparison if verdict is not None else None
         contents.append((MemberKind.ARTIFACT, (folder / "manifest.json").read_bytes()))
         contents.append((MemberKind.LIBRARY, (folder / "model.so").read_bytes()))
+    if isinstance(evidence, Evidence) and not evidence.expected.weights:
+        contents.append((MemberKind.EXPECTED, _expected_bytes(evidence.expected.first())))
     now = datetime.now(UTC)
+    carries = contents[-1][0] is MemberKind.EXPECTED
     manifest = PackManifest(
+        version=2 if carries else 1,
+        weights=weights_digest(model.weights) if carries and model is not None else None,
+        comparison=comparison if carries else None,
         name=name or (model.name if model is not None else ""),
         key=signing.key_id(private.public_key()),
         created_at=now,
@@ -186,7 +220,9 @@ def create_pack(
         recipe=recipe.key if recipe is not None else None,
         members=tuple(Member(kind=kind, size=len(data), digest=sha256(data)) for kind, data in contents),
     )
-    text = canonical_json(manifest.model_dump(mode="json", by_alias=True))
+    # Members of the second version are left out of a first one, which readers of that version take.
+    told = manifest.model_dump(mode="json", by_alias=True, exclude=None if carries else {"weights", "comparison"})
+    text = canonical_json(told)
     signature = private.sign(_message(text))
     part = path.with_name(f"{path.name}.part")
     try:
@@ -195,6 +231,13 @@ def create_pack(
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
     return manifest
+
+
+def _expected_bytes(expected: Expected) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="pitchpipe-pack-") as scratch:
+        path = Path(scratch) / "expected.npz"
+        expected.write(path)
+        return path.read_bytes()
 
 
 def _message(manifest: bytes) -> bytes:
@@ -228,7 +271,7 @@ def _manifest(file: IO[bytes], trusted: dict[str, Ed25519PublicKey] | None) -> P
         manifest = PackManifest.model_validate_json(text)
     except ValidationError as error:
         raise IntegrityError(f"the pack's manifest cannot be read: {error.errors()[0]['msg']}") from error
-    if manifest.version != 1 or (signer is not None and signer != manifest.key):
+    if manifest.version not in (1, 2) or (signer is not None and signer != manifest.key):
         raise IntegrityError("the pack's manifest is not of a version that is known here, or names another key")
     rest = os.fstat(file.fileno()).st_size - _HEAD.size - size
     if rest != sum(member.size for member in manifest.members):

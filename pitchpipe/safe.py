@@ -22,9 +22,12 @@ from pitchpipe.artifact import CompiledModel, cache_dir, intact, linker
 from pitchpipe.building import Recipe, failure
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, NotReady, PitchpipeError
+from pitchpipe.evidence import leave
+from pitchpipe.local import LocalModel
 from pitchpipe.lockfile import locked
 from pitchpipe.proof import open_proved
-from pitchpipe.tune import LocalModel
+from pitchpipe.reference import NoSource
+from pitchpipe.reference.expected import FEWEST
 from pitchpipe.wire.target import Target
 
 DEADLINE_SECS = 2.0
@@ -57,7 +60,8 @@ class Opening:
         report_misses: bool = False,
     ) -> None:
         self.model, self.schedules = model, schedules
-        self.weights = {**model.weights, **(weights or {})}
+        self._more = weights or {}
+        self.weights = {**model.weights, **self._more}
         self.cache = cache or cache_dir()
         self.folder: Path | None = None
         """Of the artifact, once it is known which one it is."""
@@ -94,7 +98,7 @@ class Opening:
                 self._find_folder(until - time.monotonic())
             if self.folder is not None and self.schedules is not None:
                 try:
-                    return open_proved(self.folder, self.schedules.target, self.weights)
+                    return open_proved(self.folder, self.schedules.target, self.weights, source=self.model.source)
                 except (NotFound, IntegrityError):
                     pass  # absent, damaged, or not tried here yet: the child sees to it
             self._work()
@@ -189,9 +193,16 @@ class Opening:
             cache=str(self.cache),
         )
         try:
-            self._background = background.start(order, self.model.data)
+            self._background = background.start(order, self.model.data, self._witness())
         except OSError as error:
             raise PitchpipeError(f"no building beside this program: {error}") from error
+
+    def _witness(self) -> Callable[[Path], None] | None:
+        """Leaves what the proof run compares with; None where there is nothing."""
+        spare = self.schedules.expected(self.model) if self.schedules is not None else None
+        if spare is None and isinstance(self.model.source, NoSource):
+            return None
+        return lambda folder: leave(folder, self.model, self._more, spare, most=FEWEST)
 
 
 class SafeModel:
@@ -264,7 +275,8 @@ def load_safely(
     lock: a lock file whose pins are run, in place of a look-up.
     report_misses: as for `fetch`, once looked up.
     deadline_secs: of looking up, and of waiting for a build. What is not ready by then goes on in a child, and a later
-        call of the model, or a later program, has it. A torch module is exported first, which counts against nothing.
+        call of the model, or a later program, has it. A torch module is exported first, and where its build was never
+        compared with it here, it is run four times: neither counts.
 
     Whatever goes wrong is told by one FallbackWarning and `SafeModel.reason`. Where the service gives no answer but gave
     one to this cache before, that one counts, and the warning says so.

@@ -18,12 +18,18 @@ from pitchpipe import identity, misses
 from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
 from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
+from pitchpipe.comparison import Agreement
 from pitchpipe.deadline import within
-from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
+from pitchpipe.errors import IntegrityError, NotFound, PitchpipeError, WrongResult
+from pitchpipe.evidence import Evidence, compared, gather
+from pitchpipe.local import LocalModel, detect_target
+from pitchpipe.local import local_model as local_model
 from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
-from pitchpipe.tune import LocalModel, detect_target, read_model
-from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
+from pitchpipe.reference import Expected, NoSource
+from pitchpipe.verify import ASKED_NOT_TO, compare_default, with_operator
+from pitchpipe.wire.comparison import Comparison, not_compared
+from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelView
 from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
 
@@ -32,20 +38,6 @@ MAX_WORKLOADS = 4096
 """Of one look-up."""
 _compiling = threading.Lock()
 """Held while a model is compiled in this process: the compiler keeps global state."""
-
-
-def _stablehlo(model: Any, example_inputs: Sequence[Any] | None) -> bytes | None:
-    """What JAX makes of one of its functions, or had made of one that was exported; None for anything else.
-
-    Lowering, unlike exporting, keeps functions such as erfc whole, which is the better kernel.
-    """
-    if hasattr(model, "mlir_module_serialized"):
-        return bytes(model.mlir_module_serialized)
-    if type(model).__module__.partition(".")[0] not in ("jax", "jaxlib") or not hasattr(model, "lower"):
-        return None
-    if example_inputs is None:
-        raise InvalidInput("a function of JAX needs example inputs")
-    return str(model.lower(*example_inputs).as_text()).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,27 +57,9 @@ class Schedules:
     def install(self, recipe: Recipe, cache: Path) -> None:
         """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
 
-
-def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
-    """The graph and the weights of a model: a path, ONNX bytes, a torch module, TorchScript or a jitted function of JAX
-    with example inputs, or what jax.export made.
-    """
-    if isinstance(model, LocalModel):
-        return model
-    if isinstance(model, (str, Path)):
-        return read_model(Path(model), trust=trust, example_inputs=example_inputs)
-    if isinstance(model, bytes):
-        stripped = step("strip_onnx")(model)
-        return LocalModel(name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights)
-    stablehlo = _stablehlo(model, example_inputs)
-    if stablehlo is not None:
-        data, weights = step("convert_local")(stablehlo, ModelFormat.STABLEHLO)
-        name = str(getattr(model, "fun_name", None) or getattr(model, "__name__", "model"))
-        return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights)
-    if example_inputs is None:
-        raise InvalidInput(f"a {type(model).__name__} needs example inputs")
-    data, weights = step("export_torch")(model, tuple(example_inputs))
-    return LocalModel(name=type(model).__name__, format=ModelFormat.RELAX, data=data, weights=weights)
+    def expected(self, model: LocalModel) -> Expected | None:  # noqa: ARG002 - of those that bring some
+        """What the model's framework computes, as whoever ran it elsewhere found; a look-up brings nothing."""
+        return None
 
 
 def submit(
@@ -98,17 +72,25 @@ def submit(
     seed: int = 0,
     client: Client | None = None,
     trust: bool = False,
+    compare: bool = True,
+    cache: Path | None = None,
 ) -> JobView:
-    """Exports the model here, sends its graph without weights, and starts a tuning job; returns at once.
+    """Exports the model, compares it with its framework, sends its graph without weights, and starts a tuning job.
+
+    The comparison builds the model here, once (see verify.py); the service is told of it with the model. `compare=False`
+    leaves it out.
 
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
-    Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target.
+    Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target,
+    WrongResult for a model that, compiled, does not compute what its framework does.
     """
     with service_of(client) as service:
         found = local_model(model, example_inputs, trust=trust)
-        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
         budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
         wanted = target if isinstance(target, Target) else detect_target(target)
+        told = compare_default(found, wanted, cache or cache_dir()) if compare else not_compared(ASKED_NOT_TO)
+        uploaded = service.upload_model(found.data, name=found.name, format=found.format)
+        service.tell_comparison(uploaded.id, told)
         return service.submit(JobRequest(model=uploaded.id, targets=(wanted,), budget=budget, seed=seed))
 
 
@@ -262,8 +244,9 @@ def load(
 
     Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
     the model is compiled in this process, anew each time. What was built is opened and run in another child before this
-    process opens it, once per machine. Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
-    that proof run fails; `load_safely` runs something else instead.
+    process opens it, once per machine, and compared there with the model's framework, where that is installed
+    (`CompiledModel.comparison` tells). Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
+    that proof run fails, WrongResult when the outputs differ; `load_safely` runs something else instead.
     """
     found = local_model(model, example_inputs, trust=trust)
     folder = cache or cache_dir()
@@ -273,15 +256,44 @@ def load(
     recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
     try:
-        return open_proved(recipe.folder(folder), wanted, bound)
+        return open_proved(recipe.folder(folder), wanted, bound, source=found.source)
     except (IntegrityError, NotFound):
-        pass  # absent, damaged, or not tried on this machine
+        pass  # absent, damaged, or not tried and compared on this machine
     if schedules is not None:
         schedules.install(recipe, folder)
+
+    spare = schedules.expected(found) if schedules is not None else None
+
+    def evidence() -> Evidence | Comparison:
+        return gather(found, weights or {}, spare)
+
     if linker() is None and not intact(recipe.folder(folder)):
-        with _compiling:
-            manifest, executable = step("build_here")(
-                found.data, model_format=found.format.value, target=wanted.key, traces=recipe.traces
-            )
-        return CompiledModel(Manifest.model_validate(manifest), executable, bound)
-    return open_proved(make(recipe, folder), wanted, bound)
+        return _built_here(recipe, bound, evidence())
+    alone = isinstance(found.source, NoSource) and spare is None
+    try:
+        made = make(recipe, folder, evidence=None if alone else evidence)
+    except WrongResult as error:
+        raise WrongResult(with_operator(error.detail, found.source, wanted)) from error
+    return open_proved(made, wanted, bound, source=found.source)
+
+
+def _built_here(recipe: Recipe, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:
+    """Compiled and compared in this process. Raises WrongResult."""
+    with _compiling:
+        manifest, executable = step("build_here")(
+            recipe.model.data,
+            model_format=recipe.model.format.value,
+            target=recipe.target.key,
+            traces=recipe.traces,
+        )
+    model = CompiledModel(Manifest.model_validate(manifest), executable, bound)
+    if isinstance(evidence, Evidence):
+        model.bind(evidence.weights)
+        found = compared(model, evidence)
+        model.bind(bound)
+        if isinstance(found, Agreement) and found.difference is not None:
+            raise WrongResult(f"{found.difference}, compared with {evidence.expected.reference}")
+        model.comparison = evidence.expected.comparison(found) if isinstance(found, Agreement) else found
+    else:
+        model.comparison = evidence
+    return model

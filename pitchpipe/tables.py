@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.roofline import Roofline
@@ -39,6 +40,7 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
         ("tuned", f"{milliseconds(result['tuned_secs'])} ms"),
         ("speed-up", f"{result['speedup']:.1f}x"),
         ("largest absolute error", f"{result['max_abs_error']:.2e} against {result['reference']}"),
+        *((f"{build} build", str(Comparison(**told))) for build, told in result["comparison"].items()),
         ("trials", f"{result['trials']} ({result['failed_trials']} failed, {result['reused_tasks']} tasks reused)"),
         ("seconds spent", f"{result['seconds']:.0f}"),
     ]

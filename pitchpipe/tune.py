@@ -1,48 +1,32 @@
-"""`pitchpipe tune MODEL`: submit to the embedded service, watch, then build and compare with the untuned model."""
+"""`pitchpipe tune MODEL`: compare with its framework, submit to the embedded service, watch, build, compare and time."""
 
 from __future__ import annotations
 
-import math
-import re
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.artifact import cache_dir
 from pitchpipe.child import run_step
 from pitchpipe.client import Client
+from pitchpipe.comparison import Agreement
 from pitchpipe.embedded import Embedded
-from pitchpipe.errors import InvalidInput, JobFailed, from_problem
-from pitchpipe.plugins import step
-from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat
+from pitchpipe.errors import JobFailed, WrongResult, from_problem
+from pitchpipe.local import LocalModel as LocalModel
+from pitchpipe.local import detect_target as detect_target
+from pitchpipe.local import parse_input as parse_input
+from pitchpipe.local import read_model
+from pitchpipe.reference import Expected
+from pitchpipe.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
+from pitchpipe.wire.comparison import Comparison, not_compared
+from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
 from pitchpipe.wire.target import Target
 
 DEFAULT_SECONDS = 150.0
 """Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
-MAX_EXAMPLE = 1 << 28
-"""Elements of an example input."""
-SUFFIXES = {
-    ".onnx": ModelFormat.ONNX,
-    ".json": ModelFormat.RELAX,
-    ".mlir": ModelFormat.STABLEHLO,
-    ".pt": ModelFormat.TORCHSCRIPT,
-    ".pt2": ModelFormat.PT2,
-    ".py": ModelFormat.TVMSCRIPT,
-    ".stablehlo": ModelFormat.STABLEHLO,
-    ".tflite": ModelFormat.TFLITE,
-    ".torchscript": ModelFormat.TORCHSCRIPT,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalModel:
-    """A model file as the service takes it (weights stripped), and the weights that stay here."""
-
-    name: str
-    format: ModelFormat
-    data: bytes
-    weights: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,71 +42,29 @@ class TuneOptions:
     trust: bool = False
     inputs: tuple[str, ...] = ()
     """Types and shapes of a TorchScript file's inputs; see parse_input."""
+    compare: bool = True
+    """Whether the framework is asked."""
     log_level: str = "warning"
-
-
-def parse_input(text: str) -> Any:
-    """An array of zeros from a type and a shape, written as float32[1,3,224,224]; raises InvalidInput."""
-    extents = r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})*"
-    found = re.fullmatch(rf"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))\[({extents})?\]", text)
-    if found is None:
-        raise InvalidInput(f"the input {text[:80]!r} is no type and shape; write them as float32[1,3,224,224]")
-    shape = [int(extent) for extent in (found[2] or "").split(",") if extent]
-    if math.prod(shape) > MAX_EXAMPLE:
-        raise InvalidInput(f"the input {text[:80]!r} has more than {MAX_EXAMPLE} elements")
-    import numpy as np
-
-    return np.zeros(shape, found[1])
-
-
-def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None = None) -> LocalModel:
-    """Reads a model file; `example_inputs` are for TorchScript, which does not tell their shapes.
-
-    Raises InvalidInput for an unknown suffix, and for a file that can run code and is not trusted.
-    """
-    model_format = SUFFIXES.get(path.suffix)
-    if model_format is None:
-        raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}") from error
-    if model_format.is_local:
-        if model_format.runs_code and not trust:
-            raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
-        data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
-        return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights)
-    weights = {}
-    if model_format is ModelFormat.ONNX:
-        stripped = step("strip_onnx")(data, external_dir=path.parent)
-        data, weights = stripped.data, stripped.weights
-    return LocalModel(name=path.stem, format=model_format, data=data, weights=weights)
 
 
 def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[str, Any]:
     """Runs the whole chain and returns the object that `--json` prints. Times are in seconds.
 
-    Raises the error of whatever failed; a KeyboardInterrupt leaves the database ready for the next run.
+    Raises WrongResult for a model that does not compute what its framework does, before or after tuning, and the error of
+    whatever else failed; a KeyboardInterrupt leaves the database ready for the next run.
     """
     started = time.monotonic()
     model = read_model(options.path, trust=options.trust, example_inputs=[parse_input(text) for text in options.inputs])
     embedded = Embedded(options.database, options.target, log_level=options.log_level)
     with embedded as client:
         target = embedded.worker.target
-        job = _submit(client, model, target, options)
+        expected = framework_outputs(model) if options.compare else not_compared(ASKED_NOT_TO)
+        default = compare_default(model, target, cache_dir(), expected=expected)
+        job = _submit(client, model, target, options, default)
         view = _watch(client, job, on_progress)
         schedules = client.job_schedules(view.id, target)
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
-    evaluation = run_step(
-        "evaluate",
-        model.data,
-        model.weights,
-        model_format=model.format.value,
-        target=target.key,
-        traces=traces,
-        seed=options.seed,
-        reference_path=str(options.path) if options.path.suffix == ".onnx" else None,
-    )
+    tuned, evaluation = _evaluate(model, target, traces, expected, options.seed)
     return {
         "model": model.name,
         "target": target.attributes(),
@@ -146,6 +88,10 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
             for task in view.tasks
         ],
         **evaluation,
+        "comparison": {
+            "default": default.model_dump(mode="json", exclude_none=True),
+            "tuned": tuned.model_dump(mode="json", exclude_none=True),
+        },
         "trials": view.progress.trials,
         "failed_trials": view.progress.failed_trials,
         "reused_tasks": view.progress.reused_tasks,
@@ -154,9 +100,38 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
     }
 
 
-def _submit(client: Client, model: LocalModel, target: Target, options: TuneOptions) -> JobView:
+def _evaluate(
+    model: LocalModel, target: Target, traces: Mapping[str, str], expected: Expected | Comparison, seed: int
+) -> tuple[Comparison, dict[str, Any]]:
+    """The comparison of the tuned build, and its times beside the untuned one's. Raises WrongResult."""
+    with tempfile.TemporaryDirectory(prefix="pitchpipe-tune-") as scratch:
+        path = Path(scratch) / "expected.npz"
+        if isinstance(expected, Expected):
+            expected.write(path)
+        found = run_step(
+            "evaluate",
+            model.data,
+            model.weights,
+            model_format=model.format.value,
+            target=target.key,
+            traces=dict(traces),
+            seed=seed,
+            expected=str(path) if isinstance(expected, Expected) else None,
+        )
+    judged, incomparable = Agreement(**found.pop("agreement")), found.pop("incomparable")
+    if judged.difference is not None:
+        if isinstance(expected, Comparison) or incomparable:
+            raise WrongResult(f"tuned, {judged.difference}, compared with the untuned build")
+        raise WrongResult(f"tuned, {refusal(model.source, expected, judged, target)}")
+    if isinstance(expected, Comparison):
+        return expected, found
+    return (not_compared(incomparable) if incomparable else expected.comparison(judged)), found
+
+
+def _submit(client: Client, model: LocalModel, target: Target, options: TuneOptions, comparison: Comparison) -> JobView:
     """The interrupted job for the same model, target, budget and seed if there is one, else a new job."""
     uploaded = client.upload_model(model.data, name=model.name, format=model.format)
+    client.tell_comparison(uploaded.id, comparison)
     request = JobRequest(model=uploaded.id, targets=(target,), budget=options.budget, seed=options.seed)
     for job in client.jobs():
         same = (job.model, job.targets, job.budget, job.seed) == (
@@ -179,11 +154,3 @@ def _watch(client: Client, job: JobView, on_progress: Callable[[JobView], None])
     if view.state is not JobState.DONE:
         raise from_problem(500, view.error_code or "", view.error or "the job failed")
     return view
-
-
-def detect_target(value: str) -> Target:
-    """`auto` asks this machine; anything else is JSON with TVM's attribute names."""
-    if value != "auto":
-        return Target.parse(value)
-    found: Target = step("detect_target")("auto")
-    return found

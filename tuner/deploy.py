@@ -12,12 +12,14 @@ from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
 from tuner.fastmath import expand_intrinsics
-from tuner.graph import call_counts, finish, prepare
+from tuner.graph import call_counts, finish, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest
+from tuner.space.default import fixed_trace
 from tuner.tasks import signature, workload_functions
 from tuner.trace import apply_trace
-from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, to_tvm_target, toolchain, tvm
+from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, save_ir, to_tvm_target, toolchain, tvm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,11 @@ class Scheduled:
     """Digest -> reason, of those whose schedule did not apply: it may be another target's."""
 
 
-def schedule_model(model: IngestedModel, target: Target, traces: Mapping[str, str]) -> Scheduled:
-    """Prepares the model and applies a trace (by workload digest) wherever one is given.
+def schedule_model(
+    model: IngestedModel, target: Target, traces: Mapping[str, str], *, fixed: bool = False
+) -> Scheduled:
+    """Prepares the model and applies a trace (by workload digest) wherever one is given, with `fixed` the schedule of a task
+    without trials (tuner/space/default.py) wherever none is.
 
     A trace outside the allow-list, or one that does not apply, is left out: its workload runs the default. One thread at a
     time: TVM builds tensor expressions in global state.
@@ -47,6 +52,9 @@ def schedule_model(model: IngestedModel, target: Target, traces: Mapping[str, st
     refused: dict[str, str] = {}
     for variable, function, digest in workload_functions(prepared):
         trace = traces.get(digest)
+        if trace is None and fixed and target.kind == "llvm":
+            workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
+            trace = fixed_trace(workload, target)
         if trace is None or trace == BASELINE_TRACE:
             untuned.append(digest)
             continue

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from pitchpipe.wire._base import Digest, Instant, Wire
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 
@@ -52,6 +53,9 @@ class ModelView(Wire):
     created_at: Instant
     checked: bool = Field(
         default=False, description="it was read and can be tuned; false: not looked at yet, a job on it waits for that"
+    )
+    comparison: Comparison | None = Field(
+        default=None, description="with the framework that it came from, as a client told it; absent: nobody told"
     )
 
 
@@ -145,6 +149,7 @@ class JobView(Wire):
     id: str
     model: str
     model_name: str
+    comparison: Comparison | None = Field(default=None, description="of the model, as in ModelView")
     targets: tuple[Target, ...]
     budget: Budget
     seed: int

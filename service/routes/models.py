@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.job import ModelFormat, ModelView
 from pitchpipe.wire.page import ModelPage
 from service.auth import User
@@ -122,3 +123,13 @@ def show_model(context: Ctx, principal: User, model_id: str) -> ModelView:
     """One model. One that was stored and then refused answers with the reason, for some minutes."""
     with context.database.reading() as session:
         return models.get(session, principal.project, model_id)
+
+
+@router.put("/{model_id}/comparison", responses=documented(*BODY, 404))
+def tell_comparison(context: Ctx, principal: User, model_id: str, comparison: Comparison) -> ModelView:
+    """Keeps what the client found when it compared the model with the framework that it came from, or why it could not.
+
+    The service believes it, as it believes the model. One that was not compared changes nothing where another was.
+    """
+    with context.database.transaction() as session:
+        return models.compare(session, principal.project, model_id, comparison)

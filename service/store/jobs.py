@@ -9,6 +9,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import IdempotencyConflict, InvalidInput, NotFound
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import json_digest, new_id
 from pitchpipe.wire.job import EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, TaskView
 from pitchpipe.wire.target import Target
@@ -16,6 +17,7 @@ from pitchpipe.wire.task import Task, Workload
 from service import states
 from service.db import clock, instant
 from service.store import batches, events, models, workloads
+from service.store.models import comparison_of
 from service.store.paging import page
 from service.store.values import get_target, insert, put_target, target_key
 from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload, spelled
@@ -82,7 +84,7 @@ def get(session: Session, project: str, job: str) -> JobView:
     tasks = session.scalars(
         select(JobTask).where(JobTask.job == job).order_by(JobTask.position).execution_options(populate_existing=True)
     )
-    return _view(row, _model_names(session, [row])[row.model], tuple(_task_view(session, task) for task in tasks))
+    return _view(row, _models(session, [row])[row.model], tuple(_task_view(session, task) for task in tasks))
 
 
 def list_(
@@ -90,8 +92,8 @@ def list_(
 ) -> tuple[list[JobView], str | None]:
     """Newest first, without tasks."""
     rows, following = page(session, select(Job).where(Job.project == project), Job.id, "job", cursor, limit)
-    names = _model_names(session, rows)
-    return [_view(row, names[row.model], ()) for row in rows], following
+    found = _models(session, rows)
+    return [_view(row, found[row.model], ()) for row in rows], following
 
 
 def active(session: Session) -> list[tuple[str, str, JobState]]:
@@ -242,17 +244,19 @@ def _lock(session: Session, job: str) -> JobState:
     return state
 
 
-def _model_names(session: Session, rows: Sequence[Job]) -> dict[str, str]:
-    found = select(Model.id, Model.name).where(Model.id.in_({row.model for row in rows}))
-    return dict(session.execute(found).all())
+def _models(session: Session, rows: Sequence[Job]) -> dict[str, tuple[str, Comparison | None]]:
+    """Name and comparison of the jobs' models."""
+    found = select(Model.id, Model.name, Model.comparison).where(Model.id.in_({row.model for row in rows}))
+    return {row.id: (row.name, comparison_of(row.comparison)) for row in session.execute(found)}
 
 
-def _view(row: Job, model_name: str, views: tuple[TaskView, ...]) -> JobView:
+def _view(row: Job, model: tuple[str, Comparison | None], views: tuple[TaskView, ...]) -> JobView:
     request = JobRequest.model_validate(row.request)
     return JobView(
         id=row.id,
         model=row.model,
-        model_name=model_name,
+        model_name=model[0],
+        comparison=model[1],
         targets=request.targets,
         budget=request.budget,
         seed=request.seed,

@@ -12,6 +12,7 @@ from sqlalchemy import and_, case, delete, exists, func, literal, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import NotFound, PitchpipeError, from_problem
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import ModelFormat, ModelView
 from service.db import clock, instant, now
@@ -75,6 +76,21 @@ def ingested(session: Session, project: str, model: str) -> str | None:
     row = _row(session, project, model)
     _judged(row)
     return row.ingested
+
+
+def compare(session: Session, project: str, model: str, comparison: Comparison) -> ModelView:
+    """Keeps what a client says of the model. One that could not compare it changes nothing where another did.
+
+    Raises as `get` does.
+    """
+    locked = select(Model.id).where(Model.project == project, Model.id == model).with_for_update()
+    session.execute(locked)
+    row = _row(session, project, model)
+    _judged(row)
+    if comparison.compared or row.comparison is None or not Comparison.model_validate(row.comparison).compared:
+        row.comparison = comparison.model_dump(mode="json", exclude_none=True)
+        session.flush()
+    return _view(row)
 
 
 def list_(
@@ -144,4 +160,10 @@ def _view(row: Model) -> ModelView:
         size_bytes=row.size_bytes,
         created_at=instant(row.created_at),
         checked=row.state is ModelState.VALID,
+        comparison=comparison_of(row.comparison),
     )
+
+
+def comparison_of(stored: dict[str, object] | None) -> Comparison | None:
+    """What `compare` stored."""
+    return None if stored is None else Comparison.model_validate(stored)

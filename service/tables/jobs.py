@@ -80,6 +80,8 @@ class Model(Base):
     error_code: Mapped[str | None]
     """Why it is invalid."""
     checked_at: Mapped[float | None]
+    comparison: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """The Comparison with its framework, as a client told it; null where none did."""
     __table_args__ = (
         UniqueConstraint("project", "digest", "format"),
         Index(None, "project", "id"),

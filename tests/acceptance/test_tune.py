@@ -25,6 +25,7 @@ KEYS = {
     "tuned_secs",
     "speedup",
     "max_abs_error",
+    "comparison",
     "trials",
     "failed_trials",
     "reused_tasks",
@@ -85,6 +86,11 @@ def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_in
     assert first["trials"] == 12 == sum(task["trials"] for task in first["tasks"])
     assert first["reused_tasks"] == 0
     assert first["max_abs_error"] < 1e-3
+    for build in ("default", "tuned"):
+        told = first["comparison"][build]
+        assert told["reference"].startswith("ONNX Runtime")
+        assert told["input_sets"] == 3
+        assert told["error"] <= told["tolerance"] == 1e-3
     assert first["speedup"] == pytest.approx(first["untuned_secs"] / first["tuned_secs"])
     assert all(task["tuned_secs"] <= task["untuned_secs"] for task in first["tasks"])
 

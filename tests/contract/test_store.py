@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import IdempotencyConflict, InvalidInput, InvalidTransition, NotFound, Unauthorized
+from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, EventKind, JobRequest, JobState, ModelFormat, Progress, Scope, TokenRequest
 from pitchpipe.wire.lease import LeaseRequest, Report, WorkerState
@@ -82,6 +83,28 @@ class TestModels:
 
         assert create("a") == create("b")
         assert create("a") != create("a", b"other")
+
+    def test_what_a_client_compared_is_kept_and_not_lost_to_one_that_could_not(self, scene: Scene) -> None:
+        compared = Comparison(reference="PyTorch \x00 2", input_sets=3, error=2e-7, tolerance=1e-3)
+        better = compared.model_copy(update={"error": 1e-7})
+        with scene.database.transaction() as session:
+            made = models.create(
+                session, scene.project, name="m", format=ModelFormat.ONNX, digest=sha256(b"m"), size_bytes=1
+            )
+        assert made.comparison is None
+        for told, kept in [
+            (not_compared("torch is not installed"), not_compared("torch is not installed")),
+            (not_compared("it was asked not to"), not_compared("it was asked not to")),
+            (compared, compared),
+            (not_compared("torch is not installed"), compared),
+            (better, better),
+        ]:
+            with scene.database.transaction() as session:
+                assert models.compare(session, scene.project, made.id, told).comparison == kept
+            with scene.database.reading() as session:
+                assert models.get(session, scene.project, made.id).comparison == kept
+        with pytest.raises(NotFound), scene.database.transaction() as session:
+            models.compare(session, tokens.bootstrap(session, "other"), made.id, compared)
 
     def test_any_text_can_be_a_name(self, scene: Scene) -> None:
         with scene.database.transaction() as session:

@@ -26,6 +26,7 @@ from pitchpipe.errors import (
     TooLarge,
     Unauthorized,
 )
+from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelView, Scope, TokenRequest
 from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration, WorkerState, WorkerView
@@ -252,6 +253,36 @@ def test_a_wrong_token_is_refused_before_the_body_is_read(service: Service) -> N
     assert sent[0]["status"] == 401
 
 
+def test_a_comparison_told_with_a_model_is_shown_with_it_and_its_jobs(service: Service) -> None:
+    job, client = service.job(), service.client("user")
+    model = client.job(job).model
+    assert client.job(job).comparison is None
+    told = Comparison(reference="PyTorch 2.13.0", input_sets=3, error=1e-7, tolerance=1e-3)
+    view = client.tell_comparison(model, told)
+    assert view is not None
+    assert view.comparison == told == client.job(job).comparison
+    assert {view.comparison for view in (*client.models(), *client.jobs())} == {told}
+    assert client.tell_comparison("mdl_" + "0" * 20, told) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"reason": ""},
+        {"reason": "x" * 501},
+        {"reference": "x" * 101, "input_sets": 1, "error": 0, "tolerance": 0},
+        {"reference": "x", "input_sets": 1, "error": "Infinity", "tolerance": 0},
+        {"reference": "x", "input_sets": 10**9, "error": 0, "tolerance": 0},
+        {"reason": "x", "extra": 1},
+    ],
+)
+def test_a_comparison_that_says_neither_is_refused(service: Service, body: dict[str, Any]) -> None:
+    model = service.client("user").job(service.job()).model
+    headers = {"Authorization": f"Bearer {service.tokens['user']}"}
+    assert service.http.put(f"/v1/models/{model}/comparison", json=body, headers=headers).status_code in (400, 422)
+
+
 # --- jobs
 
 
@@ -324,8 +355,8 @@ def test_another_projects_ids_are_not_found(service: Service) -> None:
 
 def test_pages_are_bounded_and_their_cursors_checked(service: Service) -> None:
     headers = {"authorization": f"Bearer {service.tokens['user']}"}
-    assert service.http.get("/v1/jobs?limit=201", headers=headers).status_code == 422
-    assert service.http.get("/v1/jobs?limit=0", headers=headers).status_code == 422
+    assert service.http.get("/v1/jobs?limit=201", headers=headers).status_code in (400, 422)
+    assert service.http.get("/v1/jobs?limit=0", headers=headers).status_code in (400, 422)
     assert service.http.get("/v1/jobs?cursor=nonsense", headers=headers).status_code == 400
     service.worker()
     client, model = service.client("user"), service.model()

@@ -1,0 +1,124 @@
+"""ONNX files: ONNX Runtime where it is installed, else ONNX's own reference evaluator. Needs onnx.
+
+Files do not say which whole numbers their inputs may be. What indexes an axis may be anything up to its extent, found by
+following the input through operators that move data; others are zeros and ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+
+from pitchpipe.comparison import INTEGERS
+from pitchpipe.reference.expected import CannotRun
+from pitchpipe.strip import param_names
+
+MOVES = frozenset(
+    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+"""Operators whose first input's elements are their output's."""
+SEED = 0
+
+
+class OnnxRunner:
+    """A file. Weights that were stripped from it are those given by name, or else drawn."""
+
+    def __init__(self, path: Path, weights: Mapping[str, np.ndarray]) -> None:
+        model = onnx.load(path, load_external_data=False)
+        rng = np.random.default_rng(SEED)
+        kept = {tensor.name for tensor in model.graph.initializer}
+        params = [name for name in param_names(model) if name not in kept]
+        values = {value.name: value for value in model.graph.input if value.name not in kept}
+        self.weights = {name: _weight(values[name], rng) for name in params if name not in weights}
+        self._bound = {name: weights[name] for name in params if name in weights} | self.weights
+        self._names = [name for name in values if name not in params]
+        ranges = index_ranges(model)
+        self.examples = [_example(values[name], ranges.get(name), rng) for name in self._names]
+        self.name, self._run = self._start(path)
+
+    def _start(self, path: Path) -> tuple[str, Any]:
+        try:
+            import onnxruntime
+        except ImportError:
+            pass
+        else:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            try:
+                session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            except Exception:  # noqa: BLE001 - its own errors, none exported; the reference may know what it does not
+                pass
+            else:
+                return f"ONNX Runtime {onnxruntime.__version__}", session.run
+        evaluator = onnx.reference.ReferenceEvaluator(str(path))
+        return f"onnx.reference {onnx.__version__}", evaluator.run
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found = self._run(None, {**self._bound, **dict(zip(self._names, arrays, strict=True))})
+        return [np.asarray(part) for one in found for part in (one if isinstance(one, list) else [one])]
+
+
+def index_ranges(model: Any) -> dict[str, int]:
+    """Largest index that each graph input may hold, of those that index an axis of a tensor of known shape."""
+    graph = model.graph
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for value in [*graph.input, *graph.value_info]:
+        dims = value.type.tensor_type.shape.dim
+        if dims and all(dim.HasField("dim_value") for dim in dims):
+            shapes.setdefault(value.name, [dim.dim_value for dim in dims])
+    for node in graph.node:
+        tensor = next((entry.t for entry in node.attribute if entry.name == "value" and entry.HasField("t")), None)
+        if node.op_type == "Constant" and tensor is not None:
+            shapes.setdefault(node.output[0], list(tensor.dims))
+    origin = {value.name: value.name for value in graph.input}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in MOVES and node.input and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        if node.op_type in ("Gather", "GatherElements") and len(node.input) > 1 and node.input[1] in origin:
+            shape = shapes.get(node.input[0])
+            axis = next((int(entry.i) for entry in node.attribute if entry.name == "axis"), 0)
+            if shape and -len(shape) <= axis < len(shape):
+                name = origin[node.input[1]]
+                found[name] = min(found.get(name, shape[axis] - 1), shape[axis] - 1)
+    return found
+
+
+def _example(value: Any, largest: int | None, rng: np.random.Generator) -> np.ndarray:
+    shape, dtype = _tensor(value)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        low, high = INTEGERS
+        if largest is not None:
+            high = largest
+        elif dtype.itemsize == 1:  # pixels and quantised values; indices are of 32 or 64 bits
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        array: np.ndarray = rng.integers(low, high, shape, endpoint=True).astype(dtype)
+        if array.size > 1:
+            array.flat[0], array.flat[-1] = low, high  # ranges are read off examples
+        return array
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _weight(value: Any, rng: np.random.Generator) -> np.ndarray:
+    """Values that neither vanish nor explode, and none that a variance cannot have."""
+    shape, dtype = _tensor(value)
+    if dtype.kind in "biu":
+        return rng.integers(0, 2, shape).astype(dtype)
+    if len(shape) < 2:
+        return rng.uniform(0.5, 1.5, shape).astype(dtype)
+    values: np.ndarray = rng.standard_normal(shape) / np.sqrt(np.prod(shape) / max(shape))
+    return values.astype(dtype)
+
+
+def _tensor(value: Any) -> tuple[list[int], np.dtype[Any]]:
+    tensor = value.type.tensor_type
+    if not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        raise CannotRun(f"input {value.name!r} has no static shape")
+    return [dim.dim_value for dim in tensor.shape.dim], onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)

@@ -1,0 +1,41 @@
+"""TFLite files: their own interpreter. Needs ai-edge-litert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from pitchpipe.comparison import INTEGERS
+
+
+class TfliteRunner:
+    """The bytes of a file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.name = f"LiteRT {version('ai-edge-litert')}"
+        self.weights: dict[str, np.ndarray] = {}
+        self._interpreter = Interpreter(model_content=data, num_threads=1)
+        self._interpreter.allocate_tensors()
+        rng = np.random.default_rng(0)
+        self.examples = [_example(told, rng) for told in self._interpreter.get_input_details()]
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        for told, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
+            self._interpreter.set_tensor(told["index"], array)
+        self._interpreter.invoke()
+        return [self._interpreter.get_tensor(told["index"]).copy() for told in self._interpreter.get_output_details()]
+
+
+def _example(told: Any, rng: np.random.Generator) -> np.ndarray:
+    shape, dtype = [int(extent) for extent in told["shape"]], np.dtype(told["dtype"])
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        quantised = bool(len(told["quantization_parameters"]["scales"]))
+        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if quantised else INTEGERS
+        return rng.integers(low, high, shape, endpoint=True).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
