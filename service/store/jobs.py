@@ -42,6 +42,7 @@ def submit(
     """
     models.get(session, project, request.model)
     body = request.model_dump(mode="json", by_alias=True)
+    digest = json_digest(body if only is None else [body, origin.value, list(only)])
     job = session.execute(
         insert(session, Job)
         .values(
@@ -58,7 +59,7 @@ def submit(
             spent_secs=0.0,
             last_event=0,
             idempotency_key=idempotency_key,
-            request_digest=json_digest(body),
+            request_digest=digest,
             created_at=clock(session),
         )
         .on_conflict_do_nothing(index_elements=[Job.project, Job.idempotency_key])
@@ -70,7 +71,7 @@ def submit(
     old = session.execute(
         select(Job.id, Job.request_digest).where(Job.project == project, Job.idempotency_key == idempotency_key)
     ).one()
-    if old.request_digest != json_digest(body):
+    if old.request_digest != digest:
         raise IdempotencyConflict(f"the key {idempotency_key!r} was used for another request: job {old.id}")
     return get(session, project, old.id), False
 
