@@ -51,6 +51,7 @@ from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenP
 from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, TuningRecord
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 
 if TYPE_CHECKING:
     import httpx2
@@ -275,6 +276,16 @@ class Client:
     def pinned(self, request: PinRequest) -> PinResponse:
         """The traces of records that a lock file names."""
         return parse(PinResponse, self._connection.call("POST", "/v1/schedules/pinned", json=request))
+
+    def outdated(self, target: Target | None = None, limit: int = 50) -> OutdatedList:
+        """What is served from another toolchain, driver or device class than the workers have, the most valuable first."""
+        params = {"limit": str(limit)} | ({} if target is None else {"target": target.key})
+        return parse(OutdatedList, self._connection.call("GET", "/v1/schedules/outdated", params=params))
+
+    def upgrade(self, request: UpgradeRequest, *, idempotency_key: str | None = None) -> JobView:
+        """Submits a job that replays such workloads. A key is always sent, as with `submit`."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return parse(JobView, self._connection.call("POST", "/v1/schedules/upgrade", json=request, headers=headers))
 
     # --- misses
 

@@ -41,10 +41,33 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
         ("speed-up", f"{result['speedup']:.1f}x"),
         ("largest absolute error", f"{result['max_abs_error']:.2e} against {result['reference']}"),
         *((f"{build} build", str(Comparison(**told))) for build, told in result["comparison"].items()),
-        ("trials", f"{result['trials']} ({result['failed_trials']} failed, {result['reused_tasks']} tasks reused)"),
+        (
+            "trials",
+            f"{result['trials']} ({result['failed_trials']} failed, {result['reused_tasks']} tasks reused, "
+            f"{result['replayed_tasks']} replayed)",
+        ),
         ("seconds spent", f"{result['seconds']:.0f}"),
     ]
     show(console, "whole model", ("", ""), whole, numbers_from=1)
+
+
+def show_upgrade(report: dict[str, Any], console: Console) -> None:
+    """The rows of an upgrade's report, then how many ended how."""
+    rows = [
+        (
+            (row["name"] or row["workload"][:16])[:44],
+            row["outcome"].replace("_", " ") + (", tuned again" if row["tuned_again"] else ""),
+            milliseconds(row["secs_before"]),
+            milliseconds(row["secs_after"]),
+            milliseconds(row["baseline_secs_after"]),
+            str(row["trials"]),
+        )
+        for row in report["rows"]
+    ]
+    show(console, "replayed", ("task", "outcome", "before ms", "now ms", "untuned ms", "trials"), rows, numbers_from=2)
+    whole = [(name.replace("_", " "), str(count)) for name, count in report["summary"].items() if count]
+    whole += [("left", str(report["left"])), ("trials", str(report["trials"])), ("seconds", f"{report['seconds']:.0f}")]
+    show(console, "upgrade", ("", ""), whole, numbers_from=1)
 
 
 def show(

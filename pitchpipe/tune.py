@@ -23,6 +23,7 @@ from pitchpipe.reference import Expected
 from pitchpipe.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
+from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
 
 DEFAULT_SECONDS = 150.0
@@ -84,6 +85,8 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
                 "flops_per_sec": task.flops_per_sec,
                 "bytes_per_sec": task.bytes_per_sec,
                 "bound_share": task.bound_share,
+                "replay": None if task.replay is None else task.replay.value,
+                "replayed_from": _first_found(schedules, task.workload),
             }
             for task in view.tasks
         ],
@@ -95,6 +98,7 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
         "trials": view.progress.trials,
         "failed_trials": view.progress.failed_trials,
         "reused_tasks": view.progress.reused_tasks,
+        "replayed_tasks": sum(task.replay is not None for task in view.tasks),
         "seconds": time.monotonic() - started,
         "job": view.id,
     }
@@ -126,6 +130,13 @@ def _evaluate(
     if isinstance(expected, Comparison):
         return expected, found
     return (not_compared(incomparable) if incomparable else expected.comparison(judged)), found
+
+
+def _first_found(schedules: LookupResponse, workload: str) -> dict[str, Any] | None:
+    """Where the schedule of a workload was found, if that was not where it was confirmed."""
+    bests = (answer.best for answer in schedules.answers if answer.workload == workload)
+    earlier = next((best.replayed_from for best in bests if best is not None), None)
+    return None if earlier is None else earlier.model_dump(mode="json")
 
 
 def _submit(client: Client, model: LocalModel, target: Target, options: TuneOptions, comparison: Comparison) -> JobView:

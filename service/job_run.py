@@ -10,20 +10,23 @@ import structlog
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, StepDied
 from pitchpipe.wire.ids import candidate_digest
-from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress, Replay
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.record import Best, Origin
+from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
 from service.predictor import ProjectPredictor
-from service.store import batches, coordination, donors, events, jobs, models, records, workers, workloads
+from service.store import batches, coordination, donors, events, jobs, models, records, replays, workers, workloads
+from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.bound import bound_secs
 from tuner.budget import BudgetLedger, effort
 from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
+from tuner.replay import ReplayStage, outcome, still_holds
 from tuner.steps import Donor, Proposal, split_ingested
 from tuner.transfer import nearest
 
@@ -104,6 +107,14 @@ class JobRun:
         self.wake.notify()
 
     def _ingest(self, view: JobView) -> bool:
+        if view.origin in (JobOrigin.UPGRADE, JobOrigin.RETUNE):
+            # The workloads as jobs met them: another version may split their model into others.
+            if view.state is JobState.QUEUED:
+                self._enter(JobState.INGESTING)
+            with self.database.reading() as session:
+                wanted = sorted(jobs.only(session, self.job) or ())
+                known = jobs.known_tasks(session, self.project, wanted, view.targets[0])
+            return self._accept(view, [task for _, task in known])
         if self._split is None:
             if view.state is JobState.QUEUED:
                 self._enter(JobState.INGESTING)
@@ -136,45 +147,57 @@ class JobRun:
         if not tasks:
             reason = "computes nothing that can be tuned" if only is None else "has none of the workloads asked for"
             raise InvalidModel(f"the model {reason}")
-        self._accept(view, tasks)
-        return True
+        return self._accept(view, tasks)
 
-    def _accept(self, view: JobView, tasks: list[Task]) -> None:
-        """Stores the tasks and marks those reused that were settled with at least the effort this job offers."""
+    def _accept(self, view: JobView, tasks: list[Task]) -> bool:
+        """Stores the tasks. Marks those reused that were settled on the workers of today with at least the effort this job
+        offers, and those to be replayed that were found under other circumstances.
+
+        False, and nothing is stored, while no worker serves a target for which that has to be known.
+        """
         offered = self._effort(view, tasks)
         with self.database.transaction() as session:
+            found: list[tuple[Target, replays.Found]] = []
+            for target in view.targets:
+                here = workers.circumstances(session, self.project, target)
+                digests = [task.workload.digest for task in tasks if task.target == target and not task.seeds]
+                earlier = replays.found(session, self.project, digests, target, here)
+                if earlier and not here:
+                    return False
+                found += ((target, one) for one in earlier)
             for task in tasks:
                 workloads.put(session, self.project, task.workload)
             jobs.set_tasks(session, self.job, tasks)
-            reused = 0
-            for target in view.targets:
-                digests = [task.workload.digest for task in tasks if task.target == target]
-                settled = records.settled(session, self.project, digests, target)
-                for task in tasks:
-                    key = task.workload.digest
-                    if task.target != target or task.seeds or settled.get(key, -1.0) < offered:
-                        continue
-                    best = records.best(session, self.project, key, target)
-                    if best is not None:
-                        reused += 1
-                        secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
-                        jobs.update_task(session, self.job, key, target, reused=True, **secs)
+            reused = replayed = 0
+            for target, one in found:
+                if not one.current:
+                    replayed += 1
+                    jobs.to_be_replayed(session, self.job, one.workload, target, one.best, one.effort)
+                elif one.best is not None and (one.effort >= offered or view.origin is JobOrigin.UPGRADE):
+                    reused += 1
+                    secs = {"untuned_secs": one.best.baseline_secs, "tuned_secs": one.best.secs}
+                    jobs.update_task(session, self.job, one.workload, target, reused=True, **secs)
             jobs.transition(session, self.job, JobState.TUNING)
             jobs.update_progress(session, self.job, Progress(reused_tasks=reused), self._spent_secs)
-            events.append(session, self.job, EventKind.TASKS, {"tasks": len(tasks), "reused": reused})
+            told = {"tasks": len(tasks), "reused": reused, "to_replay": replayed}
+            events.append(session, self.job, EventKind.TASKS, told)
         self.wake.notify()
+        return True
 
     def _effort(self, view: JobView, tasks: Sequence[Task]) -> float:
         tuned = sum(task.kind is TaskKind.TUNED for task in tasks)
         return effort(tuned, view.budget.trials, view.budget.seconds)
 
     def _build_loop(self, view: JobView) -> TuningLoop:
-        store = records.SqlRecordStore(self.database, self.project)
+        store = records.SqlRecordStore(self.database, self.project, here=self.circumstances)
         with self.database.transaction() as session:
             self._tasks = jobs.tasks(session, self.job)
+            self._here = {target: replays.measured_by(session, self.job, target) for target in view.targets}
+            issued = batches.purposes(session, self.job)
             self._spent_secs = max(self._spent_secs, jobs.spent_secs(session, self.job))
             open_ = batches.open_(session, self.job)
             early = batches.charged_early(session, self.job)
+        self._offered = self._effort(view, self._tasks)
         seconds = view.budget.seconds
         if seconds is not None:
             seconds = max(1.0, seconds - CONFIRM_SECS * len(self._tasks))
@@ -196,10 +219,13 @@ class JobRun:
             for ledger in self._ledger.tasks:
                 ledger.exhausted = True
         done: set[int] = set()
+        replaying: dict[int, ReplayStage] = {}
         for shown in view.tasks:
             at = index[shown.workload, shown.target.key]
             if shown.reused or shown.tuned_secs is not None:
                 done.add(at)
+            elif shown.replay is Replay.DUE and shown.kind is TaskKind.TUNED and not self._confirming:
+                replaying[at] = _stage(issued.get((shown.workload, shown.target.key), set()))
             fastest = store.fastest(shown.workload, shown.target, 1)
             counted_later = early.get((shown.workload, shown.target.key), 0)
             self._ledger.restore(
@@ -225,7 +251,19 @@ class JobRun:
             on_confirmed=self._confirmed,
             donors=self._donors,
             donors_only=self.origin is JobOrigin.TRANSFER,
+            replays=_SqlReplays(self),
+            replaying=replaying,
+            replay_only=self.origin is JobOrigin.UPGRADE,
         )
+
+    def circumstances(self, target: Target) -> frozenset[Circumstances] | None:
+        """Those of all workers that measured for the job or might have; None while there was none.
+
+        A worker that is lost takes nothing with it: what it measured for this job stays comparable with the rest.
+        """
+        with self.database.reading() as session:
+            self._here[target] |= workers.circumstances(session, self.project, target)
+        return self._here[target] or None
 
     def learn_bounds(self) -> None:
         """How fast each task can be on the workers that are active now. While there is none, what was known stays."""
@@ -248,20 +286,43 @@ class JobRun:
         return [Donor(workload=one.workload, trace=one.trace) for one in found]
 
     def _confirmed(self, at: int, best: Best) -> None:
+        self.decide(at, best, last=True)
+
+    def decide(self, at: int, best: Best | None, *, last: bool) -> bool:
+        """Takes a confirming run's verdict on a task, the `last` one or that on a replay; whether the task is settled by it.
+
+        It is where what an earlier effort had found still holds, and that effort is as large as this job's.
+        """
         task = self._tasks[at]
+        digest, target = task.workload.digest, task.target
+        holds, effort, owed = False, 0.0, 0.0
         with self.database.transaction() as session:
-            if self.origin is JobOrigin.TRANSFER and best.record is not None:
+            replay, before, spent = jobs.replay(session, self.job, digest, target)
+            if replay is Replay.DUE:
+                ended = replays.failures(session, self.job, digest, target)
+                holds = still_holds(before, best, ended)
+                effort, owed = (spent, 0.0) if holds else (0.0, spent)
+                jobs.update_task(session, self.job, digest, target, replay=outcome(task, before, best, ended))
+            settled = holds and spent >= self._offered
+            if best is None:
+                return settled
+            refitted = before is not None and before.origin is Origin.TRANSFERRED and not last
+            if (self.origin is JobOrigin.TRANSFER or refitted) and best.record is not None:
                 # After a search the winner is the best that was found, wherever it began.
-                digest = task.workload.digest
                 candidate = candidate_digest(digest, best.trace)
-                source = batches.source(session, self.project, digest, task.target, candidate)
+                source = batches.source(session, self.project, digest, target, candidate)
                 if source is not None:
                     best = best.model_copy(update={"origin": Origin.TRANSFERRED, "source": source})
+            if best.record is not None:
+                first = replays.first_found(session, self.project, digest, target, best)
+                best = best.model_copy(update={"replayed_from": first})
             if self.origin is not JobOrigin.TRANSFER or best.record is not None:
                 # Where nothing that was re-fitted beat the baseline, the search is still to come: a miss stays one.
-                records.set_best(session, self.project, task.workload.digest, task.target, best)
-            secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
-            jobs.update_task(session, self.job, task.workload.digest, task.target, **secs)
+                records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
+            if last or settled or self.origin is JobOrigin.UPGRADE:
+                secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
+                jobs.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
+        return settled
 
     def _publish(self) -> None:
         """Progress for whoever watches, after batches were charged."""
@@ -284,12 +345,52 @@ class JobRun:
 
     def _complete(self) -> None:
         with self.database.transaction() as session:
-            view = jobs.get(session, self.project, self.job)
-            offered = self._effort(view, self._tasks)
-            for task in self._tasks:
-                records.settle(session, self.project, task.workload.digest, task.target, offered)
+            if self.origin is not JobOrigin.UPGRADE:  # What it replayed keeps the effort of before, or none.
+                for workload, target, device_class in jobs.confirmed_on(session, self.job):
+                    records.settle(session, self.project, workload, target, device_class, self._offered)
             jobs.transition(session, self.job, JobState.DONE)
         self.wake.notify()
+
+
+def _stage(issued: set[tuple[Purpose, bool]]) -> ReplayStage:
+    """How far a task's replay has come, from the (purpose, whether observed) of the batches that the job issued for it."""
+    if (Purpose.REPLAY, False) in issued:
+        return ReplayStage.MEASURING
+    if (Purpose.CONFIRM, False) in issued:
+        return ReplayStage.CONFIRMING
+    return ReplayStage.MEASURED if (Purpose.REPLAY, True) in issued else ReplayStage.DUE
+
+
+class _SqlReplays:
+    """Implements tuner.loop.Replays over the records of the project."""
+
+    def __init__(self, run: JobRun) -> None:
+        self.run = run
+
+    def unreplayed(self, task: int, n: int) -> list[Proposal]:
+        """Of candidates that other circumstances have timed: what was served first, then the fastest."""
+        run, of = self.run, self.run._tasks[task]
+        digest = of.workload.digest
+        here = run.circumstances(of.target)
+        if here is None:
+            return []
+        with run.database.reading() as session:
+            _, before, _ = jobs.replay(session, run.job, digest, of.target)
+            known = replays.unreplayed(
+                session,
+                run.project,
+                digest,
+                of.target,
+                here,
+                n,
+                first=None if before is None else candidate_digest(digest, before.trace),
+                without=[candidate_digest(digest, trace) for trace in (of.baseline, of.fixed) if trace is not None],
+            )
+        return [Proposal(candidate=candidate, features=features) for candidate, features in known]
+
+    def confirmed(self, task: int, best: Best | None) -> bool:
+        """Serves the verdict at once; a search that follows may replace it."""
+        return self.run.decide(task, best, last=False)
 
 
 class _SqlMeasurer:

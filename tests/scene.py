@@ -67,6 +67,7 @@ def record(
     workload: str = WORKLOAD.digest,
     target: Target = TARGET,
     device: DeviceFingerprint = DEVICE,
+    toolchain: Toolchain = TOOLCHAIN,
 ) -> TuningRecord:
     """A record of a candidate, timed unless `result` says otherwise."""
     return TuningRecord(
@@ -76,7 +77,7 @@ def record(
         trace=candidate.trace,
         result=result or timed(candidate.digest),
         device=device,
-        toolchain=TOOLCHAIN,
+        toolchain=toolchain,
         worker="test",
         created_at=datetime.now(UTC),
     )
@@ -133,10 +134,11 @@ class Scene:
         *,
         target: Target = TARGET,
         device: DeviceFingerprint = DEVICE,
+        toolchain: Toolchain = TOOLCHAIN,
         roofline: Roofline | None = None,
     ) -> str:
         registration = WorkerRegistration(
-            name=name, device=device, target=target, toolchain=TOOLCHAIN, roofline=roofline
+            name=name, device=device, target=target, toolchain=toolchain, roofline=roofline
         )
         with self.database.transaction() as session:
             worker = workers.register(session, self.project, registration).id

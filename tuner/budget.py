@@ -70,6 +70,8 @@ class TaskLedger:
     bound_secs: float | None = None
     """No schedule is faster on the job's devices; None while that is not known."""
     exhausted: bool = False
+    replaying: bool = False
+    """What was found under other circumstances is replayed first: no search yet."""
     history: list[tuple[int, float | None]] = field(default_factory=list)
     """(trials, best_secs) after each batch."""
 
@@ -77,7 +79,7 @@ class TaskLedger:
     def open(self) -> bool:
         """Whether another batch of it may be searched for."""
         ahead = AHEAD if self.trials else 1
-        return not (self.settled or self.searching or self.flying >= ahead)
+        return not (self.settled or self.replaying or self.searching or self.flying >= ahead)
 
     @property
     def settled(self) -> bool:
@@ -160,13 +162,23 @@ class BudgetLedger:
 
     def finished(self, elapsed_secs: float) -> bool:
         """Nothing is in flight and nothing will be due again."""
-        return not any(task.in_flight for task in self.tasks) and self._due(elapsed_secs) is None
+        return not any(task.in_flight or task.replaying for task in self.tasks) and self._due(elapsed_secs) is None
+
+    def left(self, elapsed_secs: float) -> float:
+        """Trials that may still be handed out; infinite while only seconds are limited and some are left."""
+        if self.seconds_limit is not None and elapsed_secs >= self.seconds_limit:
+            return 0
+        left = math.inf if self.trials_limit is None else self.trials_limit - self.trials
+        return max(0, left - sum(task.in_flight for task in self.tasks))
+
+    def reserve(self, index: int, n: int) -> None:
+        """So many candidates of the task are being measured that no search proposed."""
+        task = self.tasks[index]
+        task.in_flight += n
+        task.flying += 1
 
     def _due(self, elapsed_secs: float) -> tuple[int, int] | None:
-        if self.seconds_limit is not None and elapsed_secs >= self.seconds_limit:
-            return None
-        left = math.inf if self.trials_limit is None else self.trials_limit - self.trials
-        left -= sum(task.in_flight for task in self.tasks)
+        left = self.left(elapsed_secs)
         open_ = [i for i, task in enumerate(self.tasks) if task.open]
         if left < 1 or not open_:
             return None

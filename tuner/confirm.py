@@ -43,6 +43,8 @@ class MeasuredBatch:
     """Of the device that measured the first timed candidate; None when nothing was timed."""
     toolchain: str | None
     """The toolchain's line, likewise."""
+    driver: str | None = None
+    """Of that device; None where nobody told."""
 
 
 def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
@@ -76,6 +78,7 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
         secs_high=high,
         baseline_secs=baseline.secs if isinstance(baseline, Timed) else None,
         device_class=batch.device_class,
+        driver=batch.driver,
         toolchain=batch.toolchain,
         confirmed_at=datetime.now(UTC),
     )

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.comparison import Comparison
+from pitchpipe.wire.record import Earlier
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 
@@ -89,7 +90,7 @@ class JobState(StrEnum):
 
 
 class JobOrigin(StrEnum):
-    """Who wanted a job. Those of the coordinator's own work while no user's job does; see wire/miss.py."""
+    """Who wanted a job. All but a user's work only while no user's job does; see wire/miss.py and wire/upgrade.py."""
 
     USER = "user"
     """Somebody submitted it."""
@@ -97,6 +98,10 @@ class JobOrigin(StrEnum):
     """The first trials of what deployments missed: schedules of similar workloads, re-fitted."""
     MISSES = "misses"
     """A search for what deployments missed."""
+    UPGRADE = "upgrade"
+    """Replays what is served from another toolchain, driver or device class; searches for nothing. See wire/upgrade.py."""
+    RETUNE = "retune"
+    """A search for what an upgrade left worse than it had been."""
 
     @property
     def idle(self) -> bool:
@@ -108,6 +113,23 @@ class JobRequest(Wire):
     targets: tuple[Target, ...] = Field(min_length=1, max_length=8)
     budget: Budget
     seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+class Replay(StrEnum):
+    """What became of schedules that were found with another toolchain, driver or device class."""
+
+    DUE = "due"
+    """They have not been replayed yet."""
+    KEPT = "kept"
+    """What was served still wins."""
+    CHANGED = "changed"
+    """Another schedule wins."""
+    LOST = "lost"
+    """The baseline wins."""
+    FAILED = "failed"
+    """The baseline wins, since none of them could be built, checked and timed."""
+    UNDECIDED = "undecided"
+    """No confirming run came to a verdict."""
 
 
 class TaskView(Wire):
@@ -133,6 +155,12 @@ class TaskView(Wire):
     )
     bytes_per_sec: float | None = Field(default=None, description="bytes over tuned_secs")
     bound_share: float | None = Field(default=None, description="bound_secs over tuned_secs; 1 cannot be improved")
+    replay: Replay | None = Field(
+        default=None,
+        description="what became of schedules from another toolchain, driver or device class; absent where none were",
+    )
+    earlier: Earlier | None = Field(default=None, description="what was served of them when the job began")
+    earlier_baseline_secs: float | None = Field(default=None, description="what the baseline took there")
 
 
 class Progress(Wire):

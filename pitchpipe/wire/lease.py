@@ -65,8 +65,15 @@ class Purpose(StrEnum):
 
     SEARCH = "search"
     """Candidates of the search: each is a trial."""
+    REPLAY = "replay"
+    """What was measured under other circumstances, measured again: each is a trial. To a worker it is a SEARCH."""
     CONFIRM = "confirm"
     """The best candidates and the baseline, timed interleaved; the first candidate is the baseline. Not trials."""
+
+    @property
+    def charged(self) -> bool:
+        """Whether its candidates are trials."""
+        return self is not Purpose.CONFIRM
 
 
 class WorkerStateRequest(Wire):

@@ -53,6 +53,17 @@ class Origin(StrEnum):
     """From another workload's schedule, re-fitted, built, checked and timed for this one."""
 
 
+class Earlier(Wire):
+    """Where a schedule was found before it was replayed: built, checked and timed again under other circumstances."""
+
+    record: str | None = Field(description="record id there; none when the baseline itself had won")
+    secs: float = Field(gt=0, description="median seconds there")
+    device_class: Digest
+    driver: str | None = Field(default=None, description="kernel release or GPU driver; absent where nobody told")
+    toolchain: str
+    measured_at: Instant = Field(description="when it was confirmed there, or measured if it never was confirmed")
+
+
 class Best(Wire):
     """The served record of a (workload, target): verified, and confirmed against the baseline in an interleaved run."""
 
@@ -65,12 +76,31 @@ class Best(Wire):
         gt=0, description="median seconds of the untuned baseline in the same run; none where it ran out of time"
     )
     device_class: Digest
+    driver: str | None = Field(
+        default=None, description="kernel release, or GPU driver version, of the device; absent where nobody told"
+    )
     toolchain: str
     confirmed_at: Instant
     origin: Origin = Origin.TUNED
     source: Digest | None = Field(
         default=None, description="of one that was transferred: the workload whose schedule was re-fitted"
     )
+    replayed_from: Earlier | None = Field(
+        default=None,
+        description="where it was found first, of one that was found with another toolchain, driver or device class "
+        "and replayed for this one; all other fields are of the replay",
+    )
+
+    def provenance(self) -> Earlier:
+        """What is told of this one once its schedule was replayed."""
+        return Earlier(
+            record=self.record,
+            secs=self.secs,
+            device_class=self.device_class,
+            driver=self.driver,
+            toolchain=self.toolchain,
+            measured_at=self.confirmed_at,
+        )
 
 
 class LookupRequest(Wire):
@@ -133,6 +163,7 @@ class NearKey(Wire):
     device_model: str | None = None
     toolchain: str
     secs: float = Field(gt=0, description="median seconds where it was confirmed")
+    replayed_from: Earlier | None = Field(default=None, description="where it was found first, if it was replayed")
     differences: tuple[Difference, ...]
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Query, Response
 
+from pitchpipe.wire.job import JobView
 from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 from service.auth import User
-from service.context import Ctx
+from service.context import Ctx, Limit
 from service.db import Database
 from service.problems import BODY, documented
-from service.store import explanations, lookups, pins
+from service.routes.jobs import IdempotencyKey
+from service.store import explanations, lookups, pins, upgrades
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -66,6 +69,41 @@ def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinR
     request = request.model_copy(update={"target": _complete(request.target)})
     with context.database.reading() as session:
         return pins.resolve(session, principal.project, request)
+
+
+@router.get("/outdated", responses=documented(400))
+def outdated_schedules(
+    context: Ctx,
+    principal: User,
+    target: Annotated[str | None, Query(max_length=8192, description="JSON; only of this one")] = None,
+    limit: Limit = 50,
+) -> OutdatedList:
+    """What is served from another toolchain, driver or device class than the active workers have; most valuable first."""
+    wanted = None if target is None else Target.parse(target)
+    with context.database.reading() as session:
+        return upgrades.outdated(session, principal.project, wanted, limit)
+
+
+@router.post(
+    "/upgrade",
+    status_code=201,
+    responses={**documented(*BODY, 404, 409), 200: {"model": JobView, "description": "The key's job, as it is now"}},
+)
+def upgrade_schedules(
+    context: Ctx,
+    principal: User,
+    request: UpgradeRequest,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Queues a job that replays such workloads, or searches where a replay did not hold; behind every user's job."""
+    request = request.model_copy(update={"target": _complete(request.target)})
+    with context.database.transaction() as session:
+        view, created = upgrades.submit(session, principal.project, request, idempotency_key)
+    if not created:
+        response.status_code = 200
+    context.wake.notify()
+    return view
 
 
 @lru_cache(maxsize=4096)

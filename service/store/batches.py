@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tuner.confirm import MeasuredBatch
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
+_CHARGED = [purpose for purpose in Purpose if purpose.charged]
 PRIORITY = {
     (Purpose.CONFIRM, False): 0,
     (Purpose.SEARCH, False): 1,
@@ -29,7 +30,7 @@ PRIORITY = {
     (Purpose.SEARCH, True): 3,
 }
 """(purpose, idle) -> place in the queue. Confirmations first: they end jobs. What no user waits for comes last: it gives way
-whenever a worker leases, which is between batches."""
+whenever a worker leases, which is between batches. A REPLAY stands where a SEARCH does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ def issue(
 ) -> int:
     """Queues candidates as one batch; how many were new. Zero makes no batch.
 
-    A SEARCH candidate that this project already issued for the workload, target and measure version is skipped.
+    A SEARCH candidate that this project already issued for the workload, target and measure version is skipped; a REPLAY
+    candidate never is, since it was measured under other circumstances.
     `features` by candidate digest go with the record; `sources`, likewise, say from which workloads' traces candidates were
     re-fitted. Raises InvalidTransition when the job has ended.
     """
@@ -113,7 +115,7 @@ def issue(
                 "target_key": batch.target_key,
                 "measure_version": config.version,
                 "purpose": purpose,
-                "priority": PRIORITY[purpose, found.origin.idle],
+                "priority": PRIORITY[Purpose.SEARCH if purpose.charged else purpose, found.origin.idle],
                 "position": position,
                 "digest": candidate.digest,
                 "trace": candidate.trace,
@@ -187,17 +189,29 @@ def open_(session: Session, job: str) -> list[OpenBatch]:
 
 
 def charged_early(session: Session, job: str) -> dict[tuple[str, str], int]:
-    """(workload, Target.key) -> SEARCH candidates already charged to the job whose batch is not observed yet.
+    """(workload, Target.key) -> candidates already charged to the job whose batch is not observed yet.
 
     A coordinator that starts anew sees them twice, in the job's trials and in the batch when it ends; it must count once.
     """
     rows = session.execute(
         select(Batch.workload, Batch.target_key, func.count())
         .join(CandidateRow, CandidateRow.batch == Batch.id)
-        .where(Batch.job == job, ~Batch.observed, Batch.purpose == Purpose.SEARCH, CandidateRow.record.is_not(None))
+        .where(Batch.job == job, ~Batch.observed, Batch.purpose.in_(_CHARGED), CandidateRow.record.is_not(None))
         .group_by(Batch.workload, Batch.target_key)
     )
     return {(workload, get_target(session, key).key): count for workload, key, count in rows}
+
+
+def purposes(session: Session, job: str) -> dict[tuple[str, str], set[tuple[Purpose, bool]]]:
+    """(workload, Target.key) -> (purpose, whether it was observed) of the batches that the job issued."""
+    rows = session.execute(
+        select(Batch.workload, Batch.target_key, Batch.purpose, Batch.observed).where(Batch.job == job).distinct()
+    )
+    found: dict[tuple[str, str], set[tuple[Purpose, bool]]] = {}
+    for row in rows:
+        key = row.workload, get_target(session, row.target_key).key
+        found.setdefault(key, set()).add((row.purpose, row.observed))
+    return found
 
 
 def cancel_job(session: Session, job: str) -> int:
@@ -280,6 +294,7 @@ def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
 
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]
+    device = get_device(session, timed[0].device_key) if timed else None
     return MeasuredBatch(
         task=task,
         purpose=batch.purpose,
@@ -287,7 +302,8 @@ def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
         results=tuple(measurement(record) for _, record in rows),
         records=tuple(record.id for _, record in rows),
         whole=len({candidate.lease for candidate, _ in rows}) == 1,
-        device_class=get_device(session, timed[0].device_key).device_class if timed else None,
+        device_class=device.device_class if device is not None else None,
+        driver=device.driver if device is not None else None,
         toolchain=get_toolchain(session, timed[0].toolchain_key).key if timed else None,
     )
 

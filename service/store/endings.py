@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidReport
 from pitchpipe.wire.ids import json_digest, new_id
-from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.record import TuningRecord
 from service.db import clock, instant
@@ -93,7 +92,7 @@ class Ending:
         if not self._records:
             return
         batch = self.session.get_one(Batch, self.lease.batch)
-        if batch.purpose is not Purpose.SEARCH:
+        if not batch.purpose.charged:
             return
         n, failed = len(self._records), sum(isinstance(record.result, Failed) for record in self._records)
         self.session.execute(

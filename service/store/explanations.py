@@ -16,6 +16,7 @@ from pitchpipe import isa
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import (
     Difference,
+    Earlier,
     ExplainRequest,
     ExplainResponse,
     Explanation,
@@ -117,6 +118,7 @@ def _near_key(
         device_model=model,
         toolchain=row.toolchain,
         secs=row.secs,
+        replayed_from=None if row.replayed_from is None else Earlier.model_validate(row.replayed_from),
         differences=(*shapes, *_of_targets(request.target, target), *_of_circumstances(row, model, request)),
     )
 

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from pitchpipe.errors import IdempotencyConflict, InvalidInput, NotFound
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import json_digest, new_id
-from pitchpipe.wire.job import EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, TaskView
+from pitchpipe.wire.job import EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, Replay, TaskView
+from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
 from service import states
@@ -22,7 +23,9 @@ from service.store.paging import page
 from service.store.values import get_target, insert, put_target, target_key
 from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload, spelled
 
-_TASK_FIELDS = frozenset({"reused", "untuned_secs", "tuned_secs", "bound_secs"})
+_TASK_FIELDS = frozenset(
+    {"reused", "untuned_secs", "tuned_secs", "bound_secs", "device_class", "replay", "earlier", "earlier_effort"}
+)
 
 
 def submit(
@@ -41,6 +44,7 @@ def submit(
     """
     models.get(session, project, request.model)
     body = request.model_dump(mode="json", by_alias=True)
+    digest = json_digest(body if only is None else [body, origin.value, list(only)])
     job = session.execute(
         insert(session, Job)
         .values(
@@ -57,7 +61,7 @@ def submit(
             spent_secs=0.0,
             last_event=0,
             idempotency_key=idempotency_key,
-            request_digest=json_digest(body),
+            request_digest=digest,
             created_at=clock(session),
         )
         .on_conflict_do_nothing(index_elements=[Job.project, Job.idempotency_key])
@@ -69,7 +73,7 @@ def submit(
     old = session.execute(
         select(Job.id, Job.request_digest).where(Job.project == project, Job.idempotency_key == idempotency_key)
     ).one()
-    if old.request_digest != json_digest(body):
+    if old.request_digest != digest:
         raise IdempotencyConflict(f"the key {idempotency_key!r} was used for another request: job {old.id}")
     return get(session, project, old.id), False
 
@@ -205,8 +209,69 @@ def tasks(session: Session, job: str) -> list[Task]:
     ]
 
 
+def known_tasks(session: Session, project: str, workloads: Sequence[str], target: Target) -> list[tuple[str, Task]]:
+    """(model, Task) of the workloads, in their order, as the newest job of the project had them; unknown ones are left out.
+
+    A task of a job that imported traces comes without these.
+    """
+    rows = session.execute(
+        select(JobTask, StoredWorkload, Job.model)
+        .join(Job, Job.id == JobTask.job)
+        .join(
+            StoredWorkload,
+            (StoredWorkload.project == JobTask.project) & (StoredWorkload.digest == JobTask.workload),
+        )
+        .where(
+            JobTask.project == project,
+            JobTask.workload.in_(set(workloads)),
+            JobTask.target_key == target_key(target),
+        )
+        .order_by(Job.id)
+    )
+    found = {
+        stored.digest: (
+            model,
+            Task(
+                workload=Workload(digest=stored.digest, ir=stored.ir, schema_version=stored.schema_version),
+                target=target,
+                **task.body | {"seeds": ()},
+            ),
+        )
+        for task, stored, model in rows
+    }
+    return [found[workload] for workload in dict.fromkeys(workloads) if workload in found]
+
+
+def to_be_replayed(
+    session: Session, job: str, workload: str, target: Target, earlier: Best | None, effort: float
+) -> None:
+    """The task was found under other circumstances; `earlier` is what was served of it, settled with `effort`."""
+    body = None if earlier is None else earlier.model_dump(mode="json")
+    update_task(session, job, workload, target, replay=Replay.DUE, earlier=body, earlier_effort=effort)
+
+
+def replay(session: Session, job: str, workload: str, target: Target) -> tuple[Replay | None, Best | None, float]:
+    """(what became of it, what was served, its effort) of a task that is replayed; (None, None, 0) of another."""
+    row = session.execute(
+        select(JobTask.replay, JobTask.earlier, JobTask.earlier_effort).where(
+            JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_key(target)
+        )
+    ).one()
+    return row.replay, None if row.earlier is None else Best.model_validate(row.earlier), row.earlier_effort or 0.0
+
+
+def confirmed_on(session: Session, job: str) -> list[tuple[str, Target, str]]:
+    """(workload, target, device class) of the tasks whose verdict the job has."""
+    rows = session.execute(
+        select(JobTask.workload, JobTask.target_key, JobTask.device_class).where(
+            JobTask.job == job, JobTask.device_class.is_not(None), JobTask.tuned_secs.is_not(None)
+        )
+    )
+    return [(row.workload, get_target(session, row.target_key), row.device_class) for row in rows]
+
+
 def update_task(session: Session, job: str, workload: str, target: Target, **fields: Any) -> None:
-    """Sets `reused`, `untuned_secs`, `tuned_secs` or `bound_secs`. Trials are charged by reports alone."""
+    """Sets one or some of _TASK_FIELDS. Trials are charged by reports alone."""
     if unknown := fields.keys() - _TASK_FIELDS:
         raise InvalidInput(f"{sorted(unknown)} of a task are not set by hand")
     changed = session.execute(
@@ -274,6 +339,7 @@ def _view(row: Job, model: tuple[str, Comparison | None], views: tuple[TaskView,
 
 def _task_view(session: Session, row: JobTask) -> TaskView:
     secs, bound_secs = row.tuned_secs, row.bound_secs
+    before = None if row.earlier is None else Best.model_validate(row.earlier)
     return TaskView(
         workload=row.workload,
         target=get_target(session, row.target_key),
@@ -286,5 +352,8 @@ def _task_view(session: Session, row: JobTask) -> TaskView:
         flops_per_sec=None if secs is None else row.body["flops"] / secs,
         bytes_per_sec=None if secs is None else row.body["bytes"] / secs,
         bound_share=None if secs is None or bound_secs is None else bound_secs / secs,
+        replay=row.replay,
+        earlier=None if before is None else before.provenance(),
+        earlier_baseline_secs=None if before is None else before.baseline_secs,
         **{name: row.body[name] for name in ("name", "kind", "weight", "flops", "bytes")},
     )

@@ -98,7 +98,7 @@ def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: flo
         lease=lease,
         fence=fence,
         ttl_secs=ttl_secs,
-        purpose=batch.purpose,
+        purpose=Purpose.SEARCH if batch.purpose.charged else batch.purpose,
         workload=batch.workload,
         target=get_target(session, batch.target_key),
         config=MeasureConfig.model_validate(batch.config),

@@ -57,6 +57,7 @@ class Row(NamedTuple):
     target_key: str
     device_class: str
     toolchain: str
+    driver: str | None
     record: str | None
     secs: float
     secs_low: float
@@ -65,6 +66,7 @@ class Row(NamedTuple):
     confirmed_at: float
     origin: Origin
     source: str | None
+    replayed_from: dict[str, Any] | None
     worker: str | None
     trace: str | None
     """Of those for the asked target; the others' are read when one is chosen."""
@@ -117,7 +119,9 @@ def _answer_once(session: Reading, project: str, request: LookupRequest) -> tupl
     traces = _traces(session, project, untraced)
     if any(_key(row) not in traces for row in untraced):
         return None
-    models = device_models(session, {choice.row.device_class for choice in chosen})
+    classes = {choice.row.device_class for choice in chosen}
+    classes |= {choice.row.replayed_from["device_class"] for choice in chosen if choice.row.replayed_from}
+    models = device_models(session, classes)
     answers = []
     for workload in request.workloads:
         choice = choices.get(workload, "no confirmed schedule of this workload")
@@ -278,7 +282,8 @@ def _answer(
     trace = row.trace if row.trace is not None else traces[_key(row)]
     model = models.get(row.device_class)
     here = row.target_key == own and not _misses(row, request)
-    where = "" if here else f"; the seconds are of {model or 'another device'}, not of the asking device"
+    where = "" if row.replayed_from is None else f"; replayed from {_first_found(row.replayed_from, row, models)}"
+    where += "" if here else f"; the seconds are of {model or 'another device'}, not of the asking device"
     return ScheduleAnswer(
         workload=row.workload,
         tier=choice.tier,
@@ -287,6 +292,15 @@ def _answer(
         provenance=Provenance(target=choice.target, device_model=model, worker=row.worker),
         measured_here=here,
     )
+
+
+def _first_found(earlier: Mapping[str, Any], row: Row, models: Mapping[str, str]) -> str:
+    """In what the circumstances in which it was found first differ from those of its replay."""
+    told = []
+    if earlier["device_class"] != row.device_class:
+        told.append(models.get(earlier["device_class"], "another device"))
+    told += [earlier[name] for name in ("toolchain", "driver") if earlier[name] not in (getattr(row, name), None)]
+    return ", ".join(told) or "earlier records"
 
 
 @cache

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, case, cast, func, or_, select, update
+from sqlalchemy import BigInteger, ColumnElement, and_, case, cast, false, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidInput
@@ -17,6 +17,7 @@ from service.db import Database, instant, now
 from service.store import batches
 from service.store.paging import page
 from service.store.values import (
+    Circumstances,
     best_of,
     get_device,
     get_target,
@@ -28,7 +29,7 @@ from service.store.values import (
     put_toolchain,
     target_key,
 )
-from service.tables import BestRow, Project, Record, Settled, spelled
+from service.tables import BestRow, Project, Record, StoredDevice, StoredToolchain, spelled
 
 
 def add(
@@ -79,9 +80,12 @@ def for_task(session: Session, project: str, workload: str, target: Target) -> l
 
 
 def fastest(
-    session: Session, project: str, workload: str, target: Target, n: int
+    session: Session, project: str, workload: str, target: Target, n: int, here: Collection[Circumstances] | None = None
 ) -> tuple[tuple[str, float | None], ...]:
-    """(trace, least median seconds) of the `n` fastest candidates, each once; then those without a time, oldest first."""
+    """(trace, least median seconds) of the `n` fastest candidates, each once; then those without a time, oldest first.
+
+    With `here` only what was measured under one of these circumstances: times of others say little about it.
+    """
     secs, trace = func.min(Record.secs), func.min(Record.trace)
     rows = session.execute(
         select(trace, secs)
@@ -90,6 +94,7 @@ def fastest(
             Record.workload == workload,
             Record.target_key == target_key(target),
             Record.measure_version == MEASURE_VERSION,
+            true() if here is None else measured_under(session, here),
         )
         .group_by(Record.candidate)
         .order_by(secs.asc().nulls_last(), func.min(Record.seq))
@@ -98,8 +103,35 @@ def fastest(
     return tuple((trace, secs) for trace, secs in rows)
 
 
-def set_best(session: Session, project: str, workload: str, target: Target, best: Best) -> None:
+def measured_under(session: Session, circumstances: Collection[Circumstances]) -> ColumnElement[bool]:
+    """Whether a Record was measured under one of the circumstances."""
+    classes = {each.device_class for each in circumstances}
+    devices = session.execute(
+        select(StoredDevice.key, StoredDevice.device_class, StoredDevice.body["driver"].as_string()).where(
+            StoredDevice.device_class.in_(classes)
+        )
+    ).all()
+    labels = {each.toolchain for each in circumstances}
+    toolchains = session.execute(
+        select(StoredToolchain.key, StoredToolchain.label).where(StoredToolchain.label.in_(labels))
+    ).all()
+    by_toolchain = (
+        (key, [d for d, of, driver in devices if any(Circumstances(of, label, driver).same(c) for c in circumstances)])
+        for key, label in toolchains
+    )
+    return or_(
+        false(),
+        *(and_(Record.toolchain_key == toolchain, Record.device_key.in_(keys)) for toolchain, keys in by_toolchain),
+    )
+
+
+def set_best(
+    session: Session, project: str, workload: str, target: Target, best: Best, *, effort: float = 0.0, owed: float = 0.0
+) -> None:
     """Serves `best` from now on, in place of the older one of its device class.
+
+    `effort` and `owed` (see BestRow) are what it begins with; what the older one was settled with under the same
+    circumstances stays, if that is more.
 
     Raises InvalidInput unless its record is a timed one of this project, workload, target, trace and device class, and
     was no slower than the baseline. A `best` without a record says that the baseline won.
@@ -127,8 +159,10 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
         raise InvalidInput("a schedule names the workload that it was transferred from exactly when it was")
     columns = best.model_dump(exclude={"confirmed_at", "device_class"}) | {
         "confirmed_at": best.confirmed_at.timestamp(),
+        "replayed_from": None if best.replayed_from is None else best.replayed_from.model_dump(mode="json"),
         "worker": worker,
     }
+    begun = {"effort": effort, "owed": owed}
     _next_generation(session, project)
     statement = insert(session, BestRow).values(
         project=project,
@@ -137,15 +171,22 @@ def set_best(session: Session, project: str, workload: str, target: Target, best
         measure_version=MEASURE_VERSION,
         device_class=best.device_class,
         **columns,
+        **begun,
     )
+    given = statement.excluded
+    differs = or_(BestRow.toolchain != given.toolchain, BestRow.driver != given.driver)
+    settled = {
+        name: case(
+            (or_(differs, BestRow.__table__.c[name] < given[name]), given[name]), else_=BestRow.__table__.c[name]
+        )
+        for name in begun
+    }
     session.execute(
         statement.on_conflict_do_update(
             index_elements=list(BestRow.__table__.primary_key),
-            set_={name: statement.excluded[name] for name in columns},
+            set_={name: given[name] for name in columns} | settled,
             # What was found by a search never gives way to what was re-fitted from another's.
-            where=or_(
-                statement.excluded.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)
-            ),
+            where=or_(given.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)),
         )
     )
 
@@ -200,33 +241,33 @@ def bests(
     return found
 
 
-def settle(session: Session, project: str, workload: str, target: Target, effort: float) -> None:
-    """A finished job offered `effort` (trials per task) to this task; the largest one is kept."""
-    statement = insert(session, Settled).values(
-        project=project,
-        target_key=put_target(session, target),
-        workload=workload,
-        measure_version=MEASURE_VERSION,
-        effort=effort,
-    )
+def settle(session: Session, project: str, workload: str, target: Target, device_class: str, effort: float) -> None:
+    """A finished job offered `effort` (trials per task) to what it confirmed on the device class; the largest is kept."""
     session.execute(
-        statement.on_conflict_do_update(
-            index_elements=list(Settled.__table__.primary_key),
-            set_={"effort": statement.excluded.effort},
-            where=Settled.effort < statement.excluded.effort,
+        update(BestRow)
+        .where(
+            BestRow.project == project,
+            BestRow.target_key == target_key(target),
+            BestRow.workload == workload,
+            BestRow.measure_version == MEASURE_VERSION,
+            BestRow.device_class == device_class,
         )
+        .values(effort=case((BestRow.effort < effort, effort), else_=BestRow.effort), owed=0.0)
     )
 
 
 def settled(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, float]:
-    """workload -> the largest effort a finished job offered it; those never settled are left out."""
+    """workload -> the largest effort that a finished job offered it, on any device; those never settled are left out."""
     rows = session.execute(
-        select(Settled.workload, Settled.effort).where(
-            Settled.project == project,
-            Settled.target_key == target_key(target),
-            Settled.workload.in_(set(workloads)),
-            Settled.measure_version == MEASURE_VERSION,
+        select(BestRow.workload, func.max(BestRow.effort))
+        .where(
+            BestRow.project == project,
+            BestRow.target_key == target_key(target),
+            BestRow.workload.in_(set(workloads)),
+            BestRow.measure_version == MEASURE_VERSION,
+            BestRow.effort > 0,
         )
+        .group_by(BestRow.workload)
     )
     return dict(rows.all())
 
@@ -234,14 +275,23 @@ def settled(session: Session, project: str, workloads: Sequence[str], target: Ta
 class SqlRecordStore:
     """The tuner's RecordStore on a project's tables. Thread-safe; each call is one transaction, durable on return.
 
-    `device_class` and `toolchain`, where given, decide which of several bests `best` prefers.
+    `device_class` and `toolchain`, where given, decide which of several bests `best` prefers. `here` tells under which
+    circumstances the candidates of a target must have been measured for `fastest` to name them; `best` then names none that
+    failed under these.
     """
 
     def __init__(
-        self, database: Database, project: str, *, device_class: str | None = None, toolchain: str | None = None
+        self,
+        database: Database,
+        project: str,
+        *,
+        device_class: str | None = None,
+        toolchain: str | None = None,
+        here: Callable[[Target], Collection[Circumstances] | None] = lambda _: None,
     ) -> None:
         self._database, self._project = database, project
         self._device_class, self._toolchain = device_class, toolchain
+        self._here = here
 
     def add(self, records: Sequence[TuningRecord]) -> None:
         with self._database.transaction() as session:
@@ -252,13 +302,17 @@ class SqlRecordStore:
             return for_task(session, self._project, workload, target)
 
     def fastest(self, workload: str, target: Target, n: int) -> tuple[tuple[str, float | None], ...]:
+        here = self._here(target)
         with self._database.reading() as session:
-            return fastest(session, self._project, workload, target, n)
+            return fastest(session, self._project, workload, target, n, here)
 
     def best(self, workload: str, target: Target) -> Best | None:
+        here = self._here(target)
         with self._database.reading() as session:
-            found = bests(session, self._project, [workload], target, self._device_class, self._toolchain)
-        return found.get(workload)
+            found = bests(session, self._project, [workload], target, self._device_class, self._toolchain).get(workload)
+            if found is None or here is None or not _failed(session, self._project, target, found, workload, here):
+                return found
+        return None
 
     def set_best(self, workload: str, target: Target, best: Best) -> None:
         with self._database.transaction() as session:
@@ -267,6 +321,23 @@ class SqlRecordStore:
     def seen(self, workload: str, target: Target) -> frozenset[str]:
         with self._database.reading() as session:
             return batches.seen(session, self._project, workload, target)
+
+
+def _failed(
+    session: Session, project: str, target: Target, best: Best, workload: str, here: Collection[Circumstances]
+) -> bool:
+    """Whether the schedule was measured under one of the circumstances, and never had a time there."""
+    times = session.scalars(
+        select(Record.secs).where(
+            Record.project == project,
+            Record.workload == workload,
+            Record.target_key == target_key(target),
+            Record.measure_version == MEASURE_VERSION,
+            Record.candidate == candidate_digest(workload, best.trace),
+            measured_under(session, here),
+        )
+    ).all()
+    return bool(times) and all(secs is None for secs in times)
 
 
 def _row(session: Session, project: str, record: TuningRecord, features: Mapping[str, bytes]) -> dict[str, Any]:

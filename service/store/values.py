@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, select
@@ -14,13 +14,35 @@ from sqlalchemy.orm import Session
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.measure import Measurement
-from pitchpipe.wire.record import Best
+from pitchpipe.wire.record import Best, Earlier
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from service.db import instant
 from service.tables import Base, Record, StoredDevice, StoredTarget, StoredToolchain
 
 _MEASUREMENT: TypeAdapter[Measurement] = TypeAdapter(Measurement)
 Value = TypeVar("Value", bound=Wire)
+
+
+class Circumstances(NamedTuple):
+    """What decides, beside workload and target, how fast a schedule is and whether it can be built at all."""
+
+    device_class: str
+    toolchain: str
+    """Its one comparable line."""
+    driver: str | None
+    """None where nobody told: then it differs from none."""
+
+    def same(self, other: Circumstances) -> bool:
+        """Whether nothing that is known tells them apart."""
+        drivers = {driver for driver in (self.driver, other.driver) if driver is not None}
+        return self[:2] == other[:2] and len(drivers) < 2
+
+    def differences(self, other: Circumstances) -> list[str]:
+        """What tells them apart, by name."""
+        named = zip(("device class", "toolchain", "driver"), self, other, strict=True)
+        return [name for name, mine, its in named if mine != its and None not in (mine, its)]
+
+
 Kept = TypeVar("Kept")
 Stored = StoredTarget | StoredDevice | StoredToolchain
 _MAX_REMEMBERED = 4096
@@ -148,8 +170,10 @@ def best_of(row: Any, trace: str) -> Best:
         secs_high=row.secs_high,
         baseline_secs=row.baseline_secs,
         device_class=row.device_class,
+        driver=row.driver,
         toolchain=row.toolchain,
         confirmed_at=instant(row.confirmed_at),
         origin=row.origin,
         source=row.source,
+        replayed_from=None if row.replayed_from is None else Earlier.model_validate(row.replayed_from),
     )

@@ -17,6 +17,7 @@ from service import states
 from service.db import clock, instant, now
 from service.store.paging import page
 from service.store.values import (
+    Circumstances,
     get_device,
     get_target,
     get_toolchain,
@@ -191,6 +192,24 @@ def rooflines(session: Session, project: str, target: Target) -> list[Roofline |
         )
     ).all()
     return [None if row is None else Roofline.model_validate(row) for row in rows]
+
+
+def circumstances(session: Session, project: str, target: Target) -> frozenset[Circumstances]:
+    """Of the active workers of the target: what is confirmed now is confirmed under one of them."""
+    rows = session.execute(
+        select(WorkerRow.device_key, WorkerRow.toolchain_key)
+        .where(
+            WorkerRow.project == project,
+            WorkerRow.target_key == target_key(target),
+            WorkerRow.state == spelled(WorkerState.ACTIVE),
+        )
+        .distinct()
+    )
+    found = set()
+    for row in rows:
+        device, toolchain = get_device(session, row.device_key), get_toolchain(session, row.toolchain_key)
+        found.add(Circumstances(device.device_class, toolchain.key, device.driver))
+    return frozenset(found)
 
 
 def _find(session: Session, project: str, worker: str, *, lock: bool = False) -> WorkerRow:

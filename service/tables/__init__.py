@@ -3,7 +3,7 @@
     projects ── tokens, models ── jobs ── tasks, events
        │                           └── batches ── candidates ──(leases, lease_results)
        ├── workers ── leases            candidate ──> its record
-       ├── workloads, records, best, settled, cost_models
+       ├── workloads, records, best, cost_models
        ├── misses, miss_reports
     targets, devices, toolchains: values, stored once and pointed to by their digest
     counters: the fence · holders: which coordinator is active
@@ -29,7 +29,7 @@ from service.tables.jobs import (
 )
 from service.tables.misses import Miss, MissReportRow
 from service.tables.queue import Batch, CandidateRow, Counter, Holder, Lease, LeaseResult, WorkerRow
-from service.tables.results import BestRow, CostModelRow, Record, Settled
+from service.tables.results import BestRow, CostModelRow, Record
 
 __all__ = [
     "Base",
@@ -50,7 +50,6 @@ __all__ = [
     "Model",
     "Project",
     "Record",
-    "Settled",
     "StoredDevice",
     "StoredTarget",
     "StoredToolchain",

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase
 
-from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Scope
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Replay, Scope
 from pitchpipe.wire.lease import Purpose, WorkerState
 from pitchpipe.wire.miss import MissStage
 from pitchpipe.wire.record import Origin
@@ -81,6 +81,7 @@ class Base(DeclarativeBase):
         ModelState: _enum(ModelState),
         JobState: _enum(JobState),
         JobOrigin: _enum(JobOrigin),
+        Replay: _enum(Replay),
         MissStage: _enum(MissStage),
         EventKind: _enum(EventKind),
         Purpose: _enum(Purpose),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Scope
+from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Replay, Scope
 from service.states import ModelState
 from service.tables.base import Base, Json, partial
 
@@ -163,6 +163,14 @@ class JobTask(Base):
     tuned_secs: Mapped[float | None]
     bound_secs: Mapped[float | None]
     """What the rooflines of the active workers said when it was last asked."""
+    device_class: Mapped[str | None]
+    """Of the device that confirmed what the job serves for it."""
+    replay: Mapped[Replay | None]
+    """None where nothing was found under other circumstances than those of the job's workers."""
+    earlier: Mapped[Json | None]
+    """The Best that was served under other circumstances when the job began."""
+    earlier_effort: Mapped[float | None]
+    """What that had been settled with."""
     __table_args__ = (
         ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),
         # Which model has a workload that was missed.

@@ -1,4 +1,4 @@
-"""What was found out: records, what is served, what is settled, cost models."""
+"""What was found out: records, what is served, cost models."""
 
 from __future__ import annotations
 
@@ -64,22 +64,20 @@ class BestRow(Base):
     """Digest of the workload whose trace was re-fitted, of one that was transferred."""
     worker: Mapped[str | None]
     """Id of the worker that measured the record."""
+    driver: Mapped[str | None]
+    """Of the device that confirmed it; None of a baseline that won before this was kept."""
+    replayed_from: Mapped[Json | None]
+    """The Earlier, of one that was found under other circumstances and replayed."""
+    effort: Mapped[float] = mapped_column(server_default="0")
+    """The largest effort (trials per task) that a finished job offered under these circumstances: less need not be
+    spent again."""
+    owed: Mapped[float] = mapped_column(server_default="0")
+    """The effort of what was served before a replay that did not hold; 0 once a finished job has searched since."""
     __table_args__ = (
         ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),
         # A look-up asks for some workloads on every target at once, and judges what it finds.
         Index(None, "project", "workload"),
     )
-
-
-class Settled(Base):
-    """The largest effort (trials per task) that a finished job offered a task: less need not be spent again."""
-
-    __tablename__ = "settled"
-    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
-    workload: Mapped[str] = mapped_column(primary_key=True)
-    measure_version: Mapped[int] = mapped_column(primary_key=True)
-    effort: Mapped[float]
 
 
 class CostModelRow(Base):

@@ -27,10 +27,10 @@ from service.store import (
     tokens,
     workloads,
 )
-from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, timed
+from tests.scene import DEVICE, TARGET, WORKLOAD, Scene, best, candidates, record, timed
 
 GROWING = {
-    *("candidates", "records", "best", "leases", "lease_results", "events", "batches", "tasks", "workloads", "settled"),
+    *("candidates", "records", "best", "leases", "lease_results", "events", "batches", "tasks", "workloads"),
     *("tokens", "jobs", "workers", "misses", "miss_reports"),
 }
 
@@ -80,7 +80,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
                 workload=WORKLOAD.digest, operators="", anchor="SSR products", extents=(), arguments=(), flops=1.0
             )
             explanations.explain(session, scene.project, ExplainRequest(**dict(asked), signatures=(signed,)))
-            records.settle(session, scene.project, WORKLOAD.digest, TARGET, 1.0)
+            records.settle(session, scene.project, WORKLOAD.digest, TARGET, DEVICE.device_class, 1.0)
             records.settled(session, scene.project, [WORKLOAD.digest], TARGET)
             records.list_(session, scene.project)
             events.append(session, scene.job, EventKind.PROGRESS, {})

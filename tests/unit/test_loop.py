@@ -7,13 +7,16 @@ import pytest
 
 from pitchpipe.errors import StepDied, StepTimeout
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import BASELINE_TRACE, Failed, FailureKind
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
+from pitchpipe.wire.upgrade import REPLAYED
 from tuner.budget import BudgetLedger
 from tuner.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.records import InMemoryRecordStore
+from tuner.replay import ReplayStage
+from tuner.steps import Proposal
 from tuner.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
 
 TRACES = [json.dumps([["i", n], []]) for n in range(100)]
@@ -40,7 +43,7 @@ class Waiting(Executor):
 
 
 class Scene:
-    def __init__(self, *tasks, trials=64, secs_of=secs, reused=frozenset(), traces=TRACES):
+    def __init__(self, *tasks, trials=64, secs_of=secs, reused=frozenset(), traces=TRACES, **options):
         self.store = InMemoryRecordStore()
         self.measurer = MemoryMeasurer(tasks, self.store, secs_of)
         self.executor = CannedExecutor(traces)
@@ -57,6 +60,7 @@ class Scene:
             self.executor,
             seed=0,
             on_confirmed=self.bests.__setitem__,
+            **options,
         )
 
     def predictor(self, kind):
@@ -234,3 +238,95 @@ def test_each_search_asks_the_cost_model_of_its_own_target_kind():
     scene = Scene(fake_task("a"), fake_task("b").model_copy(update={"target": cuda}), trials=8)
     scene.loop.step(0.0)
     assert sorted(scene.kinds) == ["cuda", "llvm"]
+
+
+class Earlier:
+    """What was found elsewhere of every task: these traces, the first of which was served. Settles what it is told to."""
+
+    def __init__(self, *traces, settles=True):
+        self.traces, self.settles = list(traces), settles
+        self.verdicts = []
+
+    def of(self, scene_task):
+        self.task = scene_task
+        return self
+
+    def unreplayed(self, task, n):
+        taken, self.traces = self.traces[:n], self.traces[n:]
+        return [Proposal(candidate=Candidate.of(self.task.workload.digest, t), features=None) for t in taken]
+
+    def confirmed(self, task, best):
+        self.verdicts.append((task, best))
+        return self.settles
+
+
+def replaying(earlier, trials=64, stage=ReplayStage.DUE, **options):
+    task = fake_task("a")
+    return Scene(task, trials=trials, replays=earlier.of(task), replaying={0: stage}, **options)
+
+
+def submitted(scene):
+    return [(purpose, n) for _, purpose, n in scene.measurer.submitted]
+
+
+def test_what_was_found_elsewhere_is_replayed_and_confirmed_and_that_is_all_where_it_holds():
+    earlier = Earlier(*TRACES[3:9])
+    scene = replaying(earlier).run()
+    assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    ((task, best),) = earlier.verdicts
+    assert (task, best.trace) == (0, TRACES[3])
+    assert scene.ledger.trials == REPLAYED
+    assert scene.bests == {}, "that verdict goes to whoever knows of the replay"
+    assert scene.executor.requests == []
+
+
+def test_where_it_does_not_hold_the_rest_of_the_budget_searches_and_the_task_is_confirmed_again():
+    scene = replaying(Earlier(*TRACES[30:34], settles=False)).run()
+    assert submitted(scene)[:2] == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert scene.ledger.trials == 64
+    assert scene.bests[0].trace == TRACES[0]
+    assert scene.executor.requests[0].donors == ()
+
+
+def test_an_upgrade_ends_with_the_replay_whatever_its_verdict():
+    scene = replaying(Earlier(*TRACES[30:34], settles=False), replay_only=True).run()
+    assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert scene.executor.requests == []
+
+
+def test_a_budget_smaller_than_a_replay_bounds_it():
+    scene = replaying(Earlier(*TRACES[:9], settles=False), trials=2).run()
+    assert submitted(scene) == [(Purpose.REPLAY, 2), (Purpose.CONFIRM, 3), (Purpose.CONFIRM, 3)]
+
+
+def test_a_task_without_anything_to_replay_is_searched_like_any_other():
+    scene = replaying(Earlier(), trials=16).run()
+    assert scene.count(Purpose.SEARCH) == 16
+    assert scene.count(Purpose.REPLAY) == 0
+
+
+def test_a_space_that_has_run_out_still_has_what_was_found_elsewhere():
+    earlier = Earlier(*TRACES[:7], settles=False)
+    scene = replaying(earlier, traces=TRACES[7:9]).run()
+    assert [n for purpose, n in submitted(scene) if purpose is not Purpose.CONFIRM] == [4, 2, 3]
+    assert scene.ledger.trials == 9
+    assert earlier.traces == []
+
+
+def test_a_verdict_on_a_replay_that_decides_nothing_is_asked_for_again():
+    earlier = Earlier(*TRACES[:4])
+    scene = replaying(earlier)
+    scene.measurer.whole = False
+    scene.run()
+    assert scene.count(Purpose.CONFIRM) == MAX_CONFIRMATIONS * (1 + CONFIRMED)
+    assert earlier.verdicts == [(0, None)]
+
+
+def test_a_loop_that_begins_after_the_replay_was_measured_confirms_it():
+    earlier = Earlier(*TRACES[:4])
+    scene = replaying(earlier, stage=ReplayStage.MEASURED)
+    scene.measurer.submit(0, Purpose.REPLAY, earlier.unreplayed(0, 4), None)
+    scene.measurer.collect()
+    scene.run()
+    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert [best.trace for _, best in earlier.verdicts] == [TRACES[0]]

@@ -1,0 +1,105 @@
+"""What a project serves that was confirmed under other circumstances than its workers have now, and jobs that replay it.
+
+Nothing is remembered of an upgrade but what it did: a workload leaves the list when it was confirmed on a worker of today
+and, where that came out worse than before, when a job has searched since. So whatever interrupts it, the next one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from pitchpipe.errors import NoDevice, NotFound
+from pitchpipe.wire.job import Budget, JobOrigin, JobRequest, JobView
+from pitchpipe.wire.measure import MeasureConfig
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.upgrade import REPLAYED, Outdated, OutdatedList, UpgradeRequest, UpgradeStage
+from service.store import jobs, replays, workers
+from service.store.values import Circumstances, best_of, target_key
+from service.tables import BestRow, Job, JobTask
+
+
+def outdated(session: Session, project: str, target: Target | None = None, limit: int = 100) -> OutdatedList:
+    """What is left to do, in the order in which it should be done, for targets that an active worker serves."""
+    served = {worker.target for worker in workers.active(session, project)}
+    found: list[Outdated] = []
+    for wanted in sorted(served, key=str) if target is None else served & {target}:
+        found += _of_target(session, project, wanted)
+    found.sort(key=lambda each: (each.stage is UpgradeStage.RETUNE, -each.value_secs, each.workload, each.target.key))
+    return OutdatedList(items=tuple(found[:limit]), total=len(found))
+
+
+def submit(session: Session, project: str, request: UpgradeRequest, key: str | None = None) -> tuple[JobView, bool]:
+    """A job on the workloads, and whether this call made it; the same key with the same request gives the old job.
+
+    Raises NotFound where no job of the project has met any of them for the target, NoDevice where no worker serves it.
+    """
+    known = jobs.known_tasks(session, project, request.workloads, request.target)
+    if not known:
+        raise NotFound("no job of this project has met these workloads for that target")
+    if not workers.circumstances(session, project, request.target):
+        raise NoDevice(f"no active worker of this project serves {request.target.key}")
+    replayed = request.stage is UpgradeStage.REPLAY
+    trials = len(known) * (REPLAYED if replayed else request.trials)
+    return jobs.submit(
+        session,
+        project,
+        JobRequest(model=known[0][0], targets=(request.target,), budget=Budget(trials=trials)),
+        key,
+        origin=JobOrigin.UPGRADE if replayed else JobOrigin.RETUNE,
+        only=[task.workload.digest for _, task in known],
+    )
+
+
+def _of_target(session: Session, project: str, target: Target) -> list[Outdated]:
+    here = workers.circumstances(session, project, target)
+    left = {
+        workload: (row, current)
+        for workload, (row, current) in replays.standing(session, project, target, here).items()
+        if not current or row.owed > 0
+    }
+    weights = _weights(session, project, target, left.keys())
+    return [
+        Outdated(
+            workload=workload,
+            target=target,
+            stage=UpgradeStage.RETUNE if current else UpgradeStage.REPLAY,
+            value_secs=weights.get(workload, 0.0) * _saved_secs(row),
+            served=best_of(row, row.trace).provenance(),
+            reason="its replay did not hold" if current else _reason(row, here),
+        )
+        for workload, (row, current) in left.items()
+    ]
+
+
+def _weights(session: Session, project: str, target: Target, workloads: Collection[str]) -> dict[str, float]:
+    """How often the workloads occur in one run of every model of the project."""
+    weight = func.max(JobTask.body["weight"].as_integer())
+    rows = session.execute(
+        select(JobTask.workload, weight)
+        .join(Job, Job.id == JobTask.job)
+        .where(
+            JobTask.project == project,
+            JobTask.workload.in_(set(workloads)),
+            JobTask.target_key == target_key(target),
+        )
+        .group_by(JobTask.workload, Job.model)
+    )
+    found: dict[str, float] = {}
+    for workload, occurrences in rows:
+        found[workload] = found.get(workload, 0.0) + occurrences
+    return found
+
+
+def _saved_secs(row: BestRow) -> float:
+    """Of one run; a baseline that ran out of time took at least the limit."""
+    baseline_secs = MeasureConfig().run_timeout_secs if row.baseline_secs is None else row.baseline_secs
+    return max(0.0, baseline_secs - row.secs)
+
+
+def _reason(row: BestRow, here: Collection[Circumstances]) -> str:
+    own = Circumstances(row.device_class, row.toolchain, row.driver)
+    told = min((own.differences(each) for each in here), key=len)
+    return f"confirmed with another {' and '.join(told)}"
