@@ -7,6 +7,8 @@ TFLite file the import names all that it lacks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,9 @@ from pitchpipe.errors import InvalidModel, PitchpipeError
 from pitchpipe.strip import parse_onnx, strip_onnx
 from pitchpipe.wire.finding import Refusal
 from pitchpipe.wire.job import ModelFormat
+
+SURVEY = "tuner.ingest.onnx.survey"
+"""The reader of ONNX files that goes on behind what it refuses."""
 
 
 def refusals(
@@ -62,6 +67,12 @@ def _of_import(model: bytes, kind: ModelFormat, path: Path) -> Iterator[Refusal]
 def _of_onnx(data: bytes, path: Path) -> Iterator[Refusal]:
     from tuner.ingest import DEFAULT_LIMITS
     from tuner.ingest.child import reader
+
+    if find_spec(SURVEY.rpartition(".")[0]) is not None:
+        surveyed = import_module(SURVEY).survey(strip_onnx(data, external_dir=path.parent).data, DEFAULT_LIMITS)
+        for each in surveyed:
+            yield Refusal(operator=each.operator or None, node=each.node or None, reason=each.reason)
+        return
     from tuner.ingest.onnx_reader import _check_operators, _spec
 
     model = parse_onnx(data)
@@ -91,7 +102,7 @@ def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Ite
     import torch
 
     from pitchpipe.torch_operators import inference_decompositions
-    from tuner.ingest.torch_export import from_exported_program
+    from tuner.ingest.torch_export import _quiet, from_exported_program
     from tuner.minify import torch_graph
 
     script = kind is ModelFormat.TORCHSCRIPT
@@ -101,7 +112,7 @@ def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Ite
     except InvalidModel as error:
         yield _refused(error)
         return
-    with torch.no_grad():
+    with _quiet(), torch.no_grad():
         taken_apart = program.run_decompositions(inference_decompositions())
         found = False
         for node in taken_apart.graph.nodes:

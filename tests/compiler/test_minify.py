@@ -20,6 +20,7 @@ ONNX = ("onnx, right", "onnx, wrong converter", "onnx, wrong rewrite")
 OTHERS = ("task, right", "task, wrong", "task, crash", "abort")
 TORCH = ("torch, right", "torch, wrong converter")
 TIMEOUT_SECS = 900
+ENVIRONMENT = {**os.environ, "TVM_NUM_THREADS": "2"}  # schedules that are wrong on a second thread need one
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def played(folder: Path, names: tuple[str, ...]) -> dict[str, Finding]:
     command = [sys.executable, "-W", "ignore", "-m", "tests.compiler.minify_scenes", str(folder), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECS)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECS, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return {name: Finding.model_validate(found) for name, found in json.loads(done.stdout).items()}
 
@@ -52,7 +53,9 @@ def others(folder: Path) -> dict[str, Finding]:
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The script in a fresh process, from another folder."""
     command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=TIMEOUT_SECS)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd="/", env=ENVIRONMENT, timeout=TIMEOUT_SECS
+    )
 
 
 def shown(finding: Finding) -> str:

@@ -16,7 +16,7 @@ from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
 from pitchpipe.torch_operators import inference_decompositions
 from tuner.ingest import TensorSpec
 from tuner.ingest.torch_export import _from_torchscript as from_script
-from tuner.ingest.torch_export import from_exported_program
+from tuner.ingest.torch_export import _quiet, from_exported_program
 from tuner.ingest.torch_fx import _imported as imported
 from tuner.minify import Converted, Node, Part, Source
 from tuner.minify.torch_code import code_of
@@ -30,7 +30,8 @@ class TorchSource(Source):
     def __init__(self, program: Any, inputs: Sequence[np.ndarray]) -> None:
         self._program = program
         if any(_mutates(node) for node in program.graph.nodes):  # values of one node would change after it
-            program = program.run_decompositions(inference_decompositions())
+            with _quiet():
+                program = program.run_decompositions(inference_decompositions())
         self._graph = program.graph
         self._inputs = tuple(np.asarray(array) for array in inputs)
         self._units = self._grouped()
@@ -77,7 +78,7 @@ class TorchSource(Source):
         examples = tuple(self._tensors[name].clone() for name in takes)
 
         def convert() -> Converted:
-            with torch.no_grad():
+            with _quiet(), torch.no_grad():
                 return from_exported_program(torch.export.export(module, examples))
 
         return Part(
@@ -114,7 +115,7 @@ class TorchSource(Source):
                 weights.add(spec.arg.name)
                 arguments.append(held.get(spec.target))
         recorder = _Recorder(program.graph_module)
-        with torch.no_grad():
+        with _quiet(), torch.no_grad():
             try:
                 recorder.run(*arguments)
             except Exception as error:
@@ -207,7 +208,8 @@ def specs_of(program: Any) -> list[TensorSpec]:
 def load_program(path: str) -> Any:
     """A saved exported program. Loading one can run code: the caller trusts it. Raises InvalidModel."""
     try:
-        return torch.export.load(path)
+        with _quiet():
+            return torch.export.load(path)
     except Exception as error:  # zipfile, pickle, JSON and torch errors
         raise InvalidModel(f"the file is not a torch.export archive: {str(error).strip()[:300]}") from error
 
@@ -221,28 +223,28 @@ def program_of_torchscript(path: Path, inputs: Sequence[np.ndarray] | None) -> A
     except Exception as error:  # RuntimeError of the reader, of the unpickler, of the program
         raise InvalidModel(f"{path.name} is not a TorchScript archive: {str(error).strip()[:300]}") from error
     examples = tuple(map(to_tensor, inputs))
-    with torch.no_grad():
+    with _quiet(), torch.no_grad():
         return torch.export.export(from_script(script, examples), examples)
 
 
 def refused(node: Any) -> str | None:
     """Why an operator of a decomposed program is refused, imported alone; None where it is not, or is no operator."""
-    if (
-        node.op != "call_function"
-        or node.target is operator.getitem
-        or not isinstance(node.meta.get("val"), torch.Tensor)
-    ):
-        control = isinstance(node.target, torch._ops.HigherOrderOperator)
-        return f"operator {node.target} is control flow, which a graph cannot hold" if control else None
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"operator {node.target} is control flow, which a graph cannot hold"
     sources = node.all_input_nodes
-    if not sources or not all(isinstance(source.meta.get("val"), torch.Tensor) for source in sources):
+    known = sources and all(isinstance(source.meta.get("val"), torch.Tensor) for source in sources)
+    if node.op != "call_function" or node.target is operator.getitem or not known:
+        return None
+    results = [node] if isinstance(node.meta.get("val"), torch.Tensor) else list(node.users)
+    if not results or not all(each is node or each.target is operator.getitem for each in results):
         return None
     graph, copies = fx.Graph(), {}
     for source in sources:
         copies[source] = graph.placeholder(source.name)
         copies[source].meta = dict(source.meta)
-    copy = graph.node_copy(node, copies.__getitem__)
-    graph.output((copy,))
+    for each in dict.fromkeys([node, *results]):
+        copies[each] = graph.node_copy(each, copies.__getitem__)
+    graph.output(tuple(copies[each] for each in results))
     try:
         imported(graph)
     except InvalidModel as error:
