@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe import commands, deploy_commands, upgrade_command
+from pitchpipe import commands, deploy_commands, minify_commands, upgrade_command
 from pitchpipe.embedded import default_database
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.local import detect_target
@@ -68,6 +68,7 @@ def tune_command(
 commands.add_commands(app)
 deploy_commands.add_commands(app)
 upgrade_command.add_to(commands.schedules)
+minify_commands.add_commands(app)
 for plugin in entry_points(group="pitchpipe.commands"):
     try:
         plugin.load()(app)

@@ -77,12 +77,18 @@ LAYOUT: Sequence[Rewrite] = (simplify, absorb_input_layout, view_slices)
 """Those that come after."""
 
 
-def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> Any:
+def prepare(
+    mod: Any,
+    target: Target,
+    *,
+    without: Collection[Rewrite] = (),
+    watch: Callable[[str, Any], None] = lambda _name, _mod: None,
+) -> Any:
     """A module of main(*inputs, *transformed), main_transform_params(params) -> transformed, and tensor functions.
 
     Depends on nothing but its arguments. `mod` is an ingested module: one function main with `num_input`. `without` are
-    rewrites to leave out, for who wants to know what they buy. Raises UnsupportedOperator when an operator has no
-    implementation.
+    rewrites to leave out, for who wants to know what they buy; `watch` is told of every step its name and the module that it
+    gets, for who wants to know which one is at fault. Raises UnsupportedOperator when an operator has no implementation.
     """
     transform = relax.transform
     clean = tvm.transform.Sequential(
@@ -115,12 +121,19 @@ def prepare(mod: Any, target: Target, *, without: Collection[Rewrite] = ()) -> A
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
         for index, rewrite in enumerate(rewrites):
             if index < len(ALWAYS) or rewrite not in without:
-                mod = rewrite(clean(mod))
+                mod = clean(mod)
+                watch(_name(rewrite), mod)
+                mod = rewrite(mod)
         mod = clean(mod)
         for step in lower:
+            watch(_name(step), mod)
             mod = step(mod)
     _check_lowered(mod)
     return _normalise(mod).with_attr(TARGET_ATTRIBUTE, target.key)
+
+
+def _name(step: Any) -> str:
+    return str(step.info.name if hasattr(step, "info") else getattr(step, "__name__", step))
 
 
 def call_counts(prepared: Any) -> dict[str, int]:

@@ -31,10 +31,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     confine_resources(limits.cpu_secs, limits.memory_bytes)
     try:
-        reader = _reader(ModelFormat(str(header["format"])))
+        read = reader(ModelFormat(str(header["format"])))
         deny_system_calls()
         confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in PACKAGE_ROOTS)])
-        answer = b"+" + reader(data, limits)
+        answer = b"+" + read(data, limits)
     except PitchpipeError as error:
         answer = _problem(error)
     except MemoryError:
@@ -54,7 +54,7 @@ def _problem(error: PitchpipeError) -> bytes:
     return b"-" + json.dumps({"code": error.code, "detail": error.detail}).encode()
 
 
-def _reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
+def reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
     """The reader of a format, everything it needs imported."""
     if format is ModelFormat.METASCHEDULE:
         from tuner.ingest.metaschedule_reader import read_metaschedule

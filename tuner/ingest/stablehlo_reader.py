@@ -29,6 +29,10 @@ BYTECODE = b"ML\xefR"
 _MAX_DEPTH = 100
 MAX_STEPS = 256
 """Of a loop that is unrolled: every step is as many nodes again, and compiling them takes time."""
+STRUCTURE = frozenset(
+    {"func.call", "func.return", "stablehlo.return", "stablehlo.composite", "stablehlo.optimization_barrier"}
+)
+"""Operators that have no method, and need none."""
 
 
 def read_stablehlo(data: bytes, limits: IngestLimits) -> tuple[bytes, bytes]:
@@ -44,6 +48,19 @@ def read_stablehlo(data: bytes, limits: IngestLimits) -> tuple[bytes, bytes]:
         if "main" not in functions:
             raise InvalidModel("the module has no function main")
         return without_weights(*_Importer(functions, limits).convert(), lambda _: None, limits)
+
+
+def missing_operators(data: bytes) -> list[tuple[str, str]]:
+    """(operator, the function that it is in) of everything that has no method, once a function; raises InvalidModel."""
+    known = Operators(relax.BlockBuilder())
+    found: dict[tuple[str, str], None] = {}
+    with _context() as context:
+        for function in filter(_is_function, _parse(context, data).body.operations):
+            for operation in function.regions[0].blocks[0].operations:
+                name = operation.operation.name
+                if name not in STRUCTURE and not known.knows(name):
+                    found[name, function.sym_name.value] = None
+    return list(found)
 
 
 def _context() -> Any:

@@ -1,0 +1,133 @@
+"""A workload and a trace of it: whether the schedule computes what the workload says, and which instruction breaks it.
+
+Measured as a worker measures: the same builds, the same three sets of inputs, the same tolerance (tuner/measure/check.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.errors import InvalidTarget
+from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.ids import canonical_json
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import TensorShape
+from tuner.measure.build import build
+from tuner.measure.candidate import Bench, Running
+from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, mostly_finite
+from tuner.minify.attempts import WALL_SECS, Outcome, Say, in_fork, outcome_of
+from tuner.minify.script_of_task import write_task_script
+from tuner.syscalls import deny_system_calls
+from tuner.trace import apply_trace, decode_trace
+from tuner.tvm_compat import load_intrinsics, load_ir
+
+SEED = 0
+
+
+def minify_task(
+    _model: bytes,
+    _arrays: Mapping[str, Any],
+    *,
+    ir: str,
+    trace: str,
+    target: str,
+    label: str,
+    out: str | None,
+    wall_secs: float = WALL_SECS,
+) -> dict[str, Any]:
+    """Step: a Finding as JSON, of a workload's TVM JSON and a trace, on the CPU target of that key.
+
+    `label` is what the workload is called. Raises InvalidModel, InvalidTrace or InvalidTarget for what cannot be tried.
+    """
+    wanted = Target.parse(target)
+    if wanted.kind != "llvm":
+        raise InvalidTarget(f"tasks are tried on CPUs; a worker tries one for {wanted.kind}")
+    trace = decode_trace(trace)
+    load_intrinsics(wanted)
+    facts = inspect(load_ir(ir))
+    whole = _try(ir, trace, wanted, wall_secs)
+    arguments = tuple(TensorShape(shape=facts.params[i].shape, dtype=facts.params[i].dtype) for i in facts.inputs)
+    finding = Finding(
+        kind=whole.kind,
+        detail=whole.detail or "the schedule builds, runs, and computes what the workload says",
+        reference="the untransformed workload",
+        operator=label,
+        arguments=arguments,
+    )
+    if whole.kind in (FindingKind.NOTHING, FindingKind.REFUSED):
+        return finding.model_dump(mode="json")
+    count = _shortest(ir, trace, wanted, whole, wall_secs)
+    instruction = json.loads(trace)[0][count - 1] if count else ["the untransformed workload"]
+    cause = (
+        f"instruction {count} of the trace, {instruction[0]}" if count else "the workload itself, whatever its schedule"
+    )
+    finding = finding.model_copy(update={"cause": cause, "nodes": tuple(i[0] for i in json.loads(trace)[0][:count])})
+    if out is not None:
+        name_of_set = SETS[whole.at]
+        inputs = make_inputs(facts, name_of_set, SEED)
+        scheduled = apply_trace(load_ir(ir), _prefix(trace, count)).mod
+        path = write_task_script(Path(out), finding, load_ir(ir), scheduled, facts, inputs, wanted, wall_secs)
+        finding = finding.model_copy(update={"script": str(path)})
+    return finding.model_dump(mode="json")
+
+
+def _try(ir: str, trace: str, target: Target, wall_secs: float) -> Outcome:
+    """Builds and runs the scheduled workload beside the untransformed one, in a child."""
+
+    def work(say: Say) -> str:
+        say("reference")
+        bench = Bench(ir, target, seed=SEED)
+        for name in SETS:
+            bench.fill(name)
+        untransformed = Running(bench, build(bench.mod, bench.tvm_target))
+        say("build")
+        deny_system_calls()  # the workload and its trace may be from anyone
+        running = Running(bench, build(apply_trace(load_ir(ir), trace).mod, bench.tvm_target))
+        for at, name in enumerate(SETS):
+            say(f"run {at}")
+            untransformed.run(name)
+            expected = [np.array(array) for array in untransformed.outputs()]
+            if not mostly_finite(expected):
+                continue
+            running.run(name)
+            told = _difference(bench.facts, name, running.outputs(), expected)
+            if told:
+                return told
+        return ""
+
+    return outcome_of(in_fork(work, wall_secs=wall_secs), wall_secs)
+
+
+def _difference(facts: Facts, name: str, found: list[np.ndarray], expected: list[np.ndarray]) -> str:
+    right, error, tolerance = Reference(facts, name, expected).compare(found)
+    if right:
+        return ""
+    return f"on the {name} inputs the error is up to {error:g}, tolerance {tolerance:g}"
+
+
+def _shortest(ir: str, trace: str, target: Target, whole: Outcome, wall_secs: float) -> int:
+    """How many instructions of the trace make the same fault, where one less does not; 0 if none is needed."""
+
+    def fails(count: int) -> bool:
+        return _try(ir, _prefix(trace, count), target, wall_secs).like(whole)
+
+    if fails(0):
+        return 0
+    right, wrong = 0, len(json.loads(trace)[0])
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        if fails(middle):
+            wrong = middle
+        else:
+            right = middle
+    return wrong
+
+
+def _prefix(trace: str, count: int) -> str:
+    instructions, decisions = json.loads(trace)
+    return canonical_json([instructions[:count], [each for each in decisions if each[0] < count]]).decode()
