@@ -70,7 +70,7 @@ def test_an_upgrade_that_is_killed_goes_on_with_what_is_left_and_tune_replays_wh
     tmp_path: Path, this_target: Target
 ) -> None:
     model, database = two_products(tmp_path / "two.onnx"), tmp_path / "p.db"
-    with Embedded(f"sqlite:///{database}", this_target) as client:
+    with Embedded(f"sqlite:///{database}", this_target) as client, client:
         job = client.wait(submit(model, target=this_target, trials=TRIALS, client=client).id)
         assert job.state is JobState.DONE, job.error
     wait_until_nobody_serves(database)
@@ -113,7 +113,7 @@ def test_an_upgrade_that_is_killed_goes_on_with_what_is_left_and_tune_replays_wh
     tasks: list[Any] = tuned["tasks"]  # type: ignore[assignment]
     assert {task["replay"] for task in tasks} <= {"kept", "changed", "lost"}
 
-    with Embedded(f"sqlite:///{database}", this_target) as client:
+    with Embedded(f"sqlite:///{database}", this_target) as client, client:
         workloads = tuple(task["workload"] for task in tasks)
         asked = {
             "device_class": client.workers()[0].device.device_class,

@@ -17,9 +17,12 @@ from sqlalchemy import inspect, text
 import migrations
 from migrations import schema
 from pitchpipe.errors import Overloaded, SchemaMismatch
+from pitchpipe.wire.lease import Purpose
 from service.db import Database
+from service.store import records
 from service.tables import Base
 from tests.postgres import PostgresServer
+from tests.scene import DEVICE, TARGET, WORKLOAD, Scene, best, candidates, record
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -104,6 +107,27 @@ def test_the_first_revision_can_be_undone_and_done_again(empty: Database) -> Non
         assert set(inspect(empty.engine).get_table_names()) <= {"alembic_version"}
         empty.migrate()
     empty.check()
+
+
+def test_an_effort_goes_down_to_workload_and_target_and_up_again_to_each_best_with_its_driver(empty: Database) -> None:
+    empty.migrate()
+    scene = Scene(empty)
+    device = DEVICE.model_copy(update={"driver": "7.1"})
+    found = record(candidates(0, 1)[0], device=device)
+    with empty.transaction() as session:
+        records.add(session, scene.project, [found])
+        records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(found), effort=64.0)
+    scene.issue(candidates(0, 1), Purpose.REPLAY)
+    config = schema.config()
+    with empty.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0008")
+        assert connection.execute(text("SELECT workload, effort FROM settled")).all() == [(WORKLOAD.digest, 64.0)]
+        assert connection.execute(text("SELECT state FROM candidates")).scalars().all() == ["cancelled"]
+    empty.migrate()
+    with empty.reading() as session:
+        rows = session.execute(text("SELECT effort, owed, driver FROM best")).all()
+    assert rows == [(64.0, 0.0, "7.1")]
 
 
 def test_migrations_are_found_from_any_folder(tmp_path: Path) -> None:
