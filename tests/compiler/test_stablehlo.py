@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
 from pitchpipe.sdk import local_model
 from pitchpipe.wire.job import ModelFormat
@@ -20,7 +21,7 @@ jax = pytest.importorskip("jax")
 jnp, lax, nn = jax.numpy, jax.lax, jax.nn
 
 from tuner.ingest.isolation import join_weights, split_weights  # noqa: E402
-from tuner.ingest.stablehlo_reader import read_stablehlo  # noqa: E402  # needs jaxlib
+from tuner.ingest.stablehlo_reader import MAX_STEPS, read_stablehlo  # noqa: E402  # needs jaxlib
 
 RNG = np.random.default_rng(0)
 
@@ -131,6 +132,82 @@ def test_an_operator_means_what_it_means_to_jax(function: Any, shape: tuple[int,
         )
 
 
+def step(carry: Any, row: Any) -> tuple[Any, Any]:
+    return jnp.tanh(carry + row), carry
+
+
+FAMILIES: dict[str, Any] = {
+    "indices beyond the ends": lambda x, i, at, s: (
+        *(jnp.take(x, i, axis=1, mode=mode) for mode in ("clip", "fill", "wrap")),
+        x[i],
+        x[:, -1],
+    ),
+    "several indices": lambda x, i, at, s: (
+        x[at, at + 1],
+        x[at, :, at],
+        jnp.take_along_axis(x, jnp.broadcast_to(at[:1, :, None], (3, 2, 5)), axis=1),
+        jax.vmap(lambda row, first: lax.dynamic_slice(row, (first, 0), (2, 5)))(x, i[:3]),
+    ),
+    "slices at computed places": lambda x, i, at, s: (
+        lax.dynamic_slice(x, (s - 6, s, 0), (2, 3, 5)),
+        lax.dynamic_slice(x, (0, -s, s), (3, 2, 2)),
+        lax.dynamic_index_in_dim(x, s - 9, 0, keepdims=False),
+    ),
+    "updates at computed places": lambda x, i, at, s: (
+        lax.dynamic_update_slice(x, x[:2, :2] * 2, (s, s - 6, 0)),
+        lax.dynamic_update_slice(x, x[:2] * 2, (5, 0, 0)),
+        lax.dynamic_update_slice_in_dim(x, x[:, :1] * 2, s - 5, 1),
+    ),
+    "whole numbers": lambda x, i, at, s: (
+        i // 4,
+        i % 4,
+        lax.div(i, jnp.int32(4)),
+        lax.rem(i, jnp.int32(4)),
+        (i > 0) != (i > 2),
+    ),
+    "paddings": lambda x, i, at, s: (lax.pad(x, 0.5, ((0, 1, 1), (-1, 2, 0), (2, -3, 2))), x[::-1, :, ::-2]),
+    "loops": lambda x, i, at, s: (
+        lax.scan(step, x[0], x),
+        lax.scan(step, x[0], x, reverse=True),
+        lax.fori_loop(0, 3, lambda k, v: v * 0.5 + x[k], x[0]),
+    ),
+    "sequences": lambda x, i, at, s: (
+        lax.conv_general_dilated(x, WIDE[0, :, :5], (2,), [(1, 2)], dimension_numbers=("NWC", "WIO", "NWC")),
+        lax.conv_general_dilated(
+            x, WIDE[0, :, :4], (1,), "SAME", rhs_dilation=(2,), dimension_numbers=("NCW", "WIO", "NCW")
+        ),
+    ),
+    "transposed convolutions": lambda x, i, at, s: (
+        lax.conv_transpose(x[None], WIDE[:, :2, :5], (2, 3), "VALID"),
+        lax.conv_transpose(x[None], WIDE[:2, :, :, :5], (2, 1), "SAME", transpose_kernel=True),
+    ),
+    "along an axis": lambda x, i, at, s: (
+        jnp.cumsum(x, 1),
+        lax.cumsum(x, 2, reverse=True),
+        jnp.argmax(x, -1),
+        jnp.argmin(x, 1),
+        jnp.any(x > 3, axis=1),
+        jnp.all(x > -5, axis=(0, 2)),
+    ),
+}
+WIDE = values(3, 3, 6, 6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_operators_that_index_and_repeat_mean_what_they_mean_to_jax(name: str) -> None:
+    inputs = (
+        jnp.asarray(np.random.default_rng(1).normal(0, 2, (3, 4, 5)), jnp.float32),
+        jnp.asarray([-7, -1, 0, 2, 3, 9], jnp.int32),
+        jnp.asarray([[0, 1], [2, -1]], jnp.int32),
+        jnp.int32(7),
+    )
+    program = jax.export.export(jax.jit(FAMILIES[name], keep_unused=True))(*inputs)
+    data, raw = read_stablehlo(program.mlir_module_serialized, IngestLimits())
+    ingested, weights = split(data, raw)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [np.asarray(one) for one in inputs])
+    assert difference(found, [np.asarray(leaf) for leaf in jax.tree.leaves(program.call(*inputs))]) is None
+
+
 def split(data: bytes, raw: bytes) -> tuple[IngestedModel, dict[str, np.ndarray]]:
     return parse_container(data), split_weights(join_weights(data, raw))[1]
 
@@ -139,13 +216,27 @@ REFUSED: dict[str, tuple[Any, type[PitchpipeError], str]] = {
     "a loop": (
         lambda x: lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, x),
         UnsupportedOperator,
-        "stablehlo.while",
+        "stablehlo.while of a number of steps that data decide",
+    ),
+    "a long loop": (
+        lambda x: lax.scan(lambda v, _: (v + 1, None), x, None, length=MAX_STEPS + 1)[0],
+        UnsupportedOperator,
+        f"stablehlo.while of more than {MAX_STEPS} steps",
+    ),
+    "a scatter": (lambda x: x.at[1].set(0.0), UnsupportedOperator, "stablehlo.scatter"),
+    "a quotient": (
+        lambda x: lax.div(x.astype(int), x.astype(int)),
+        UnsupportedOperator,
+        "stablehlo.divide of integers",
     ),
     "a branch": (lambda x: lax.cond(x.sum() > 0, lambda v: v, lambda v: -v, x), UnsupportedOperator, "stablehlo.case"),
     "a sort": (lambda x: jnp.sort(x), UnsupportedOperator, "stablehlo.sort"),
-    "several results": (lambda x: jnp.argmax(x, -1), UnsupportedOperator, "stablehlo.reduce with 2 results"),
+    "several results": (
+        lambda x: lax.reduce((x, x), (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,)),
+        UnsupportedOperator,
+        "stablehlo.reduce with 2 results",
+    ),
     "a call out": (lambda x: jnp.linalg.cholesky(x), UnsupportedOperator, "custom_call of 'lapack_spotrf"),
-    "a scattered gather": (lambda x: x[jnp.arange(4), jnp.arange(4)], UnsupportedOperator, "stablehlo.gather"),
     "complex numbers": (lambda x: jnp.abs(x + 1j), UnsupportedOperator, "complex"),
 }
 

@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pitchpipe.errors import InvalidModel, UnsupportedOperator
 from tuner.ingest.stablehlo_indexing import Indexing
-from tuner.ingest.stablehlo_values import dtype_of, shape_of
+from tuner.ingest.stablehlo_values import Counted, dtype_of, shape_of
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -24,6 +24,10 @@ REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
     "stablehlo.or": (op.max, op.logical_or),
 }
 """The reducer's one operator -> the reduction, and how its initial value is added to that."""
+
+
+_ARGUMENT = "compare compare or compare compare and or select select return"
+"""The steps by which JAX combines two pairs of an element and its index: NaN, then the larger, then the first of equals."""
 
 
 class Contractions(Indexing):
@@ -56,6 +60,33 @@ class Contractions(Indexing):
             return found
         return self._emit(combine(found, start))
 
+    def extreme(self, operation: Any, operands: list[Any]) -> list[Any]:
+        """A reduction with two results, if it is the largest or smallest element and the first index of it."""
+        value, counted, *starts = operands
+        axes = list(operation.attributes["dimensions"])
+        steps = list(operation.regions[0].blocks[0].operations)
+        direction = ""
+        if [step.operation.name.removeprefix("stablehlo.") for step in steps] == _ARGUMENT.split():
+            compared = [
+                stablehlo.ComparisonDirectionAttr(step.attributes["comparison_direction"]).value
+                for step in steps
+                if step.operation.name == "stablehlo.compare"
+            ]
+            direction = compared[0] if compared[1:] == ["NE", "EQ", "LT"] else ""
+        dtype = dtype_of(operation.results[0].type)
+        reducer, placed = ("stablehlo.maximum", op.argmax) if direction == "GT" else ("stablehlo.minimum", op.argmin)
+        known = (
+            direction in ("GT", "LT") and len(axes) == 1 and isinstance(counted, Counted) and counted.axis == axes[0]
+        )
+        if not known or [self._scalar(start) for start in starts] != [_identity(reducer, dtype), 0.0]:
+            raise UnsupportedOperator(
+                "operator stablehlo.reduce with 2 results is supported for the place of an extreme"
+            )
+        whole = self.whole(value)
+        place = self._emit(placed(whole, axes[0]))
+        found = self._emit(REDUCTIONS[reducer][0](whole, axes))
+        return [found, self._emit(op.astype(place, dtype_of(operation.results[1].type)))]
+
     def _reduced_booleans(self, name: str, value: Any, axes: list[int], start: Any) -> Any:
         """All or any of them: the least or largest of zeros and ones."""
         reduction, combine = REDUCTIONS[name]
@@ -87,6 +118,12 @@ class Contractions(Indexing):
         still = [axis for axis in range(rank) if window[axis] == strides[axis] == 1 and not padding[axis].any()]
         layout = "NHWC" if {0, 3} <= set(still) else "NCHW"
         height, width = (1, 2) if layout == "NHWC" else (2, 3)
+        moving = [axis for axis in range(rank) if axis not in still]
+        if name == "stablehlo.add" and len(moving) == 1 and strides == dilations == base == [1] * rank and start == 0.0:
+            axis, extent = moving[0], shape_of(value)[moving[0]]
+            sides = [int(width) for width in padding[axis]]
+            if window[axis] == extent and sorted(sides) == [0, extent - 1]:
+                return self._summed_along(value, axis, from_end=sides[0] == 0)
         known = (
             rank == 4
             and {axis for axis in range(4) if axis not in (height, width)} <= set(still)
@@ -109,6 +146,12 @@ class Contractions(Indexing):
             return self._emit(op.nn.max_pool2d(value, **options))
         mean = self._emit(op.nn.avg_pool2d(value, **options, count_include_pad=True))
         return self._emit(op.multiply(mean, relax.const(window[height] * window[width], str(value.ty.dtype))))
+
+    def _summed_along(self, value: Any, axis: int, *, from_end: bool) -> Any:
+        """Cumulative sums."""
+        turned = self._emit(op.flip(value, axis)) if from_end else value
+        found = self._emit(op.cumsum(turned, axis, str(value.ty.dtype)))
+        return self._emit(op.flip(found, axis)) if from_end else found
 
     def _dot_general(self, operation: Any, operands: list[Any]) -> Any:
         numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])

@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pitchpipe.errors import UnsupportedOperator
 from tuner.ingest.stablehlo_contractions import Contractions
-from tuner.ingest.stablehlo_values import Patched, Spread, dtype_of, shape_of
+from tuner.ingest.stablehlo_values import Counted, Patched, Spread, dtype_of, shape_of
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -183,6 +183,11 @@ class Operators(Contractions):
 
     def _compare(self, operation: Any, operands: list[Any]) -> Any:
         direction = stablehlo.ComparisonDirectionAttr(operation.attributes["comparison_direction"]).value
+        if dtype_of(operation.operands[0].type) == "bool":  # which LLVM has no comparison of
+            if direction not in ("EQ", "NE"):
+                raise UnsupportedOperator(f"operator stablehlo.compare of booleans by {direction} is not supported")
+            found = self._binary(op.logical_xor, operation, operands)
+            return found if direction == "NE" else self._emit(op.logical_not(found))
         return self._binary(COMPARISONS[direction], operation, operands)
 
     def _exponential_minus_one(self, operation: Any, operands: list[Any]) -> Any:
@@ -243,7 +248,7 @@ class Operators(Contractions):
         axis, shape = int(operation.attributes["iota_dimension"].value), tuple(ty.shape)
         counted = self._emit(op.arange(0, shape[axis], 1, dtype_of(ty)))
         narrow = [shape[axis] if index == axis else 1 for index in range(len(shape))]
-        return Spread(self._emit(op.reshape(counted, narrow)), shape)
+        return Counted(self._emit(op.reshape(counted, narrow)), shape, axis)
 
     def _broadcast(self, operation: Any, operands: list[Any]) -> Any:
         (value,) = operands

@@ -157,10 +157,13 @@ class _Importer:
         if name == "stablehlo.custom_call":
             target = operation.attributes["call_target_name"].value
             raise UnsupportedOperator(f"operator stablehlo.custom_call of {target!r} is not supported")
-        if not self.operators.knows(name) or len(operation.results) != 1:
+        pair = name == "stablehlo.reduce" and len(operation.results) == 2
+        if not pair and (not self.operators.knows(name) or len(operation.results) != 1):
             many = f" with {len(operation.results)} results" if self.operators.knows(name) else ""
             raise UnsupportedOperator(f"operator {name}{many} is not supported")
         try:
+            if pair:
+                return self.operators.extreme(operation, operands)
             return [self.operators.convert(name, operation, operands)]
         except PitchpipeError:
             raise

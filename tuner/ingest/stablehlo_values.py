@@ -28,6 +28,13 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Counted(Spread):
+    """0, 1, 2, ... along `axis`."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
 class Patched:
     """`base`, an expression or a Spread, with `pieces` in place of what it had along `axis`, from each piece's index on.
 

@@ -13,10 +13,10 @@ import tflite
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator
 from tuner.ingest import IngestLimits
 from tuner.ingest.lift import without_weights
+from tuner.ingest.tflite_operators import OperatorConverter
 from tuner.tvm_compat import tflite_frontend, tvm
 
 FRONTEND = tflite_frontend()
-_TvmConverter: Any = FRONTEND.OperatorConverter
 
 
 def read_tflite(data: bytes, limits: IngestLimits) -> tuple[bytes, bytes]:
@@ -35,8 +35,8 @@ def read_tflite(data: bytes, limits: IngestLimits) -> tuple[bytes, bytes]:
     sources: dict[int, str] = {}
     at = ["the graph's inputs"]
 
-    class Converter(_TvmConverter):  # type: ignore[misc]  # TVM has no types
-        """TVM's, which notes what it converts and from which tensor each constant is."""
+    class Converter(OperatorConverter):
+        """Ours, which notes what it converts and from which tensor each constant is."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
