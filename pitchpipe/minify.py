@@ -107,22 +107,24 @@ def _file_of(
         yield None, found.format, found.data, dict(found.weights)
     else:
         with TemporaryDirectory(prefix="pitchpipe-minify-") as folder:
-            path = Path(folder) / "model.pt2"
-            _save(model, example_inputs, path)
-            yield path, ModelFormat.PT2, b"", {}
+            yield (*_saved(model, example_inputs, Path(folder)), b"", {})
 
 
-def _save(model: Any, example_inputs: Sequence[Any] | None, path: Path) -> None:
-    """Writes a program of PyTorch, exported here where it is a module."""
+def _saved(model: Any, example_inputs: Sequence[Any] | None, folder: Path) -> tuple[Path, ModelFormat]:
+    """Where a model of PyTorch was written, exported here where it is a module, and in which format."""
     import torch
 
+    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        model.save(str(folder / "model.pt"))
+        return folder / "model.pt", ModelFormat.TORCHSCRIPT
     program = model
     if not isinstance(model, torch.export.ExportedProgram):
         if example_inputs is None:
             raise InvalidInput(f"a {type(model).__name__} needs example inputs")
         with torch.no_grad():
             program = torch.export.export(model, tuple(torch.as_tensor(each) for each in example_inputs))
-    torch.export.save(program, path)
+    torch.export.save(program, folder / "model.pt2")
+    return folder / "model.pt2", ModelFormat.PT2
 
 
 def _array(example: Any) -> Any:
