@@ -14,7 +14,7 @@ from typing import Any
 from pitchpipe.artifact import cache_dir
 from pitchpipe.child import run_step
 from pitchpipe.errors import InvalidInput, UnsupportedOperator, UnsupportedShape
-from pitchpipe.local import SUFFIXES, LocalModel
+from pitchpipe.local import SUFFIXES, LocalModel, local_model
 from pitchpipe.sdk import resolve_target
 from pitchpipe.wire.finding import Finding, FindingKind, Refusal
 from pitchpipe.wire.job import ModelFormat
@@ -39,12 +39,13 @@ def first_difference(
     """The smallest part of a model that still shows what is wrong with it, and the step of ours at fault.
 
     `model` is a path of any file that `tune` takes, the bytes of an ONNX file, a torch.export.ExportedProgram, a torch
-    module in eval mode or TorchScript with example inputs, or a LocalModel. It is tried on `example_inputs`, arrays or
-    tensors in order (drawn where there are none), on inputs drawn like them and on edge values. `out` is a folder for the
-    standalone script; without it none is written. `wall_secs` is of each attempt, a build and a run; `timeout_secs` of all.
+    module in eval mode or TorchScript with example inputs, a function of JAX, or a LocalModel. It is tried on
+    `example_inputs`, arrays or tensors in order (drawn where there are none), on inputs drawn like them and on edge values.
+    `out` is a folder for the standalone script; without it none is written. `wall_secs` is of each attempt, a build and a
+    run; `timeout_secs` of all.
 
-    A fault is an answer. Raises InvalidInput and its kinds for what cannot be read at all, MeasurementFailed where the
-    framework itself dies of the model, DeadlineExceeded after `timeout_secs`.
+    A fault is an answer. Raises InvalidInput and its kinds for what cannot be read at all, StepDied where the framework
+    itself dies of the model, StepTimeout after `timeout_secs`.
     """
     with _file_of(model, example_inputs, trust=trust) as (path, model_format, data, weights):
         given = None if example_inputs is None else {f"input {at}": _array(x) for at, x in enumerate(example_inputs)}
@@ -101,24 +102,29 @@ def _file_of(
         yield None, model.format, model.data, dict(model.weights)
     elif isinstance(model, bytes):
         yield None, ModelFormat.ONNX, model, {}
+    elif hasattr(model, "lower") or hasattr(model, "mlir_module_serialized"):  # JAX's
+        found = local_model(model, example_inputs)
+        yield None, found.format, found.data, dict(found.weights)
     else:
         with TemporaryDirectory(prefix="pitchpipe-minify-") as folder:
-            path = Path(folder) / "model.pt2"
-            _save(model, example_inputs, path)
-            yield path, ModelFormat.PT2, b"", {}
+            yield (*_saved(model, example_inputs, Path(folder)), b"", {})
 
 
-def _save(model: Any, example_inputs: Sequence[Any] | None, path: Path) -> None:
-    """Writes a program of PyTorch, exported here where it is a module."""
+def _saved(model: Any, example_inputs: Sequence[Any] | None, folder: Path) -> tuple[Path, ModelFormat]:
+    """Where a model of PyTorch was written, exported here where it is a module, and in which format."""
     import torch
 
+    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        model.save(str(folder / "model.pt"))
+        return folder / "model.pt", ModelFormat.TORCHSCRIPT
     program = model
     if not isinstance(model, torch.export.ExportedProgram):
         if example_inputs is None:
             raise InvalidInput(f"a {type(model).__name__} needs example inputs")
         with torch.no_grad():
             program = torch.export.export(model, tuple(torch.as_tensor(each) for each in example_inputs))
-    torch.export.save(program, path)
+    torch.export.save(program, folder / "model.pt2")
+    return folder / "model.pt2", ModelFormat.PT2
 
 
 def _array(example: Any) -> Any:

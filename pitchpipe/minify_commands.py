@@ -11,8 +11,8 @@ from rich.console import Console
 
 from pitchpipe.commands import RETRY_SECS, Inputs, Json, TargetText, Token, Trust, Url, models
 from pitchpipe.errors import InvalidInput
+from pitchpipe.local import detect_target, parse_input
 from pitchpipe.tables import show
-from pitchpipe.tune import detect_target, parse_input
 from pitchpipe.wire.finding import Finding, FindingKind
 
 OUT = Path("minified")

@@ -30,9 +30,12 @@ _MAX_DEPTH = 100
 MAX_STEPS = 256
 """Of a loop that is unrolled: every step is as many nodes again, and compiling them takes time."""
 STRUCTURE = frozenset(
-    {"func.call", "func.return", "stablehlo.return", "stablehlo.composite", "stablehlo.optimization_barrier"}
+    {
+        *("func.call", "func.return", "stablehlo.return", "stablehlo.composite", "stablehlo.optimization_barrier"),
+        *("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.custom_call"),
+    }
 )
-"""Operators that have no method, and need none."""
+"""Operators that the walk knows without a method."""
 
 
 def read_stablehlo(data: bytes, limits: IngestLimits) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ that to be safe this process must never have run either on several threads; driv
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -99,6 +100,7 @@ def _child(work: Callable[[Say], Any], writing: int, complaints: int, parent: in
     """Everything that the fork does; never returns."""
     try:
         end_with_parent(parent)
+        faulthandler.disable()  # a crash here is an answer
         os.dup2(complaints, 2)
         os.dup2(2, 1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
