@@ -77,6 +77,7 @@ def test_the_table_has_every_task_and_the_whole_model():
         "trials": 16,
         "failed_trials": 0,
         "reused_tasks": 0,
+        "replayed_tasks": 0,
         "seconds": 60.0,
     }
     text = io.StringIO()
