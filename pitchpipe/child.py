@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.errors import PitchpipeError, StepDied, StepTimeout, from_problem
 from pitchpipe.lifeline import end_with_parent, ending, kill_group, until_ended
 from pitchpipe.limits import limited
@@ -47,10 +48,7 @@ def run_step(
         (folder / "arguments.json").write_text(json.dumps(arguments))
         (folder / "model").write_bytes(model)
         if arrays:
-            import numpy as np
-
-            np.savez(folder / "arrays.npz", **{f"a{i}": array for i, array in enumerate(arrays.values())})
-            (folder / "names.json").write_text(json.dumps(list(arrays)))
+            save_arrays(folder / "arrays.npz", arrays)
         command = [sys.executable, "-m", "pitchpipe.child", name, scratch, str(os.getpid())]
         with (folder / "words").open("wb") as words:
             child = subprocess.Popen(command, stdout=words, stderr=words, start_new_session=True)
@@ -79,12 +77,7 @@ def _limits(name: str) -> StepLimits:
 
 def _main(name: str, folder: Path) -> None:
     arguments = json.loads((folder / "arguments.json").read_text())
-    arrays: dict[str, Any] = {}
-    if (folder / "arrays.npz").exists():
-        import numpy as np
-
-        with np.load(folder / "arrays.npz", allow_pickle=False) as stored:
-            arrays = {array: stored[f"a{i}"] for i, array in enumerate(json.loads((folder / "names.json").read_text()))}
+    arrays = load_arrays(folder / "arrays.npz") if (folder / "arrays.npz").exists() else {}
     try:
         function = step(name)
         with limited(_limits(name)):

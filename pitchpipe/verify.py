@@ -158,7 +158,7 @@ def weights_digest(weights: Mapping[str, Any]) -> str:
 
     digest = hashlib.sha256()
     for name in sorted(weights):
-        array = np.ascontiguousarray(weights[name])
+        array = np.asarray(weights[name], order="C")
         digest.update(f"{len(name)} {name} {array.dtype} {array.shape};".encode())
         if math.prod(array.shape):
             digest.update(array.reshape(-1).view(np.uint8).data)

@@ -122,7 +122,7 @@ class _Runner:
         return found
 
     def _tensors(self, inputs: Sequence[np.ndarray]) -> list[Any]:
-        return [tvm.runtime.tensor(np.ascontiguousarray(array), self._device) for array in inputs]
+        return [tvm.runtime.tensor(np.asarray(array, order="C"), self._device) for array in inputs]
 
 
 def _flat(result: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe import building, identity, packs, signing
+from pitchpipe import building, identity, packs, signing, verify
 from pitchpipe.client import Client
 from pitchpipe.errors import WrongResult
 from pitchpipe.local import LocalModel, local_model
@@ -69,6 +69,12 @@ def default(this_target: Target) -> Schedules:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the operator's name: the framework is right here, and looking for a fault in it takes a minute."""
+    monkeypatch.setattr(verify, "EXPLAIN_SECS", 1.0)
 
 
 @pytest.fixture
@@ -183,8 +189,9 @@ def test_a_wrong_import_is_not_submitted_and_a_right_one_says_what_it_was_compar
 _TUNE = """
 import sys
 from dataclasses import replace
-from pitchpipe import cli, tune
+from pitchpipe import cli, tune, verify
 
+verify.EXPLAIN_SECS = 1.0
 read = tune.read_model
 
 def wrongly(*arguments, **options):

@@ -1,0 +1,235 @@
+"""Every kind of model is run by the framework that it came from, and its default build agrees with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from pitchpipe.comparison import Agreement
+from pitchpipe.local import LocalModel, local_model
+from pitchpipe.reference import CannotRun, FileSource
+from pitchpipe.reference.onnx_runner import index_ranges
+from pitchpipe.wire.job import ModelFormat
+from tests.compiler import models
+from tests.compiler.models import model, node
+from tests.compiler.programs import TARGET
+from tuner.evaluate import evaluate
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def compared(model: LocalModel, folder: Path) -> tuple[Any, Agreement]:
+    """The framework's outputs, and how the default build agrees with them."""
+    expected = model.source.expected({})
+    expected.write(folder / "expected.npz")
+    answer = evaluate(
+        model.data,
+        model.weights,
+        model_format=model.format.value,
+        target=TARGET.key,
+        traces=None,
+        seed=0,
+        expected=str(folder / "expected.npz"),
+    )
+    return expected, Agreement(**answer["agreement"])
+
+
+@pytest.fixture
+def without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For children."""
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('hidden', name='onnxruntime')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_an_onnx_file_agrees_with_onnx_runtime(tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    path.write_bytes(models.small_network().SerializeToString())
+    expected, found = compared(local_model(path), tmp_path)
+    assert expected.reference.startswith("ONNX Runtime 1.")
+    assert len(expected.inputs) == 3
+    assert (found.difference, found.tolerance) == (None, 1e-3)
+
+
+def test_without_onnx_runtime_it_agrees_with_the_reference_of_onnx(tmp_path: Path, without_onnx_runtime: None) -> None:
+    expected, found = compared(local_model(models.small_network().SerializeToString()), tmp_path)
+    assert expected.reference == f"onnx.reference {onnx.__version__}"
+    assert found.difference is None
+
+
+def embedding() -> Any:
+    table = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
+    nodes = [
+        node("Unsqueeze", ["ids", "axis"], ["rows"]),
+        node("Gather", ["table", "rows"], ["found"]),
+        node("Cast", ["mask"], ["kept"], to=onnx.TensorProto.FLOAT),
+        node("Mul", ["found", "kept"], ["y"]),
+    ]
+    made = model(nodes, {"ids": [6], "mask": [6, 1, 1]}, ["y"], {"table": table, "axis": np.array([1])})
+    for value in made.graph.input:
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT64
+    return made
+
+
+def test_whole_numbers_that_index_are_drawn_from_the_extent_and_masks_from_zero_and_one(tmp_path: Path) -> None:
+    made = embedding()
+    assert index_ranges(made) == {"ids": 499}
+    expected, found = compared(local_model(made.SerializeToString()), tmp_path)
+    for ids, mask in expected.inputs:
+        assert 0 <= ids.min() <= ids.max() <= 499
+        assert set(mask.flat) <= {0, 1}
+    assert max(ids.max() for ids, _ in expected.inputs) > 1
+    assert found.difference is None
+
+
+def test_an_onnx_file_without_its_weights_is_run_with_drawn_ones(tmp_path: Path) -> None:
+    stripped = local_model(models.small_network().SerializeToString()).data
+    expected, found = compared(local_model(stripped), tmp_path)
+    assert expected.weights
+    assert found.difference is None
+
+
+def test_a_file_that_no_framework_takes_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "broken.tflite").write_bytes(b"TFL3 no more")
+    source = FileSource(origin=tmp_path / "broken.tflite", format=ModelFormat.TFLITE)
+    with pytest.raises(CannotRun, match="framework"):
+        source.expected({})
+    with pytest.raises(CannotRun, match="cannot be read"):
+        replace(source, origin=tmp_path / "absent.tflite").expected({})
+
+
+def test_a_tflite_file_agrees_with_its_interpreter(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from tests.compiler.test_tflite import network
+
+    (tmp_path / "net.tflite").write_bytes(network())
+    expected, found = compared(local_model(tmp_path / "net.tflite"), tmp_path)
+    assert expected.reference.startswith("LiteRT 2.")
+    assert found.difference is None
+
+
+class TestJax:
+    def function(self) -> tuple[Any, tuple[Any, ...]]:
+        jax = pytest.importorskip("jax")
+        rng = np.random.default_rng(0)
+        weight = rng.standard_normal((8, 4)).astype(np.float32)
+
+        @jax.jit
+        def forward(x: Any, scale: Any) -> Any:
+            hidden = jax.nn.softmax(x @ weight * scale["s"])
+            return {"y": hidden, "large": hidden > 0.3}
+
+        return forward, (rng.standard_normal((3, 8)).astype(np.float32), {"s": np.float32(2)})
+
+    @pytest.mark.parametrize("suffix", ["mlir", "stablehlo"])
+    def test_a_file_agrees_with_what_xla_makes_of_it(self, suffix: str, tmp_path: Path) -> None:
+        function, inputs = self.function()
+        import jax.export
+
+        exported = jax.export.export(function)(*inputs)
+        data = function.lower(*inputs).as_text().encode() if suffix == "mlir" else exported.mlir_module_serialized
+        (tmp_path / f"net.{suffix}").write_bytes(data)
+        expected, found = compared(local_model(tmp_path / f"net.{suffix}"), tmp_path)
+        assert expected.reference.startswith("JAX ")
+        assert found.difference is None
+
+    def test_a_function_agrees_with_itself_exported_or_not(self, tmp_path: Path) -> None:
+        function, inputs = self.function()
+        import jax.export
+
+        for each, examples in ((function, inputs), (jax.export.export(function)(*inputs), None)):
+            expected, found = compared(local_model(each, examples), tmp_path)
+            assert expected.reference.startswith("JAX ")
+            assert len(expected.outputs[0]) == 2
+            assert found.difference is None
+
+
+class TestTorch:
+    torch: Any = None
+
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> None:
+        self.torch = pytest.importorskip("torch")
+
+    def made(self, forward: Callable[..., Any]) -> Any:
+        torch = self.torch
+
+        class Made(torch.nn.Module):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.layer = torch.nn.Linear(8, 4)
+
+            def forward(self, *inputs: Any) -> Any:
+                return forward(self, *inputs)
+
+        return Made().eval()
+
+    def test_values_that_are_not_numbers_agree_where_both_have_them(self, tmp_path: Path) -> None:
+        module = self.made(lambda self, x: self.layer(x).log())
+        expected, found = compared(local_model(module, (self.torch.randn(5, 8),)), tmp_path)
+        assert any(np.isnan(outputs[0]).any() for outputs in expected.outputs)
+        assert found.difference is None
+
+    def test_whole_numbers_and_nested_results_agree(self, tmp_path: Path) -> None:
+        module = self.made(lambda self, x: {"best": self.layer(x).argmax(-1), "both": (x > 0, [self.layer(x)])})
+        expected, found = compared(local_model(module, (self.torch.randn(5, 8),)), tmp_path)
+        assert [str(one.dtype) for one in expected.outputs[0]] == ["int64", "bool", "float32"]
+        assert found.difference is None
+
+    def test_bfloat16_agrees_within_its_own_tolerance(self, tmp_path: Path) -> None:
+        module = self.made(lambda self, x: (x * x + x).relu())
+        model = local_model(module, (self.torch.randn(5, 8, dtype=self.torch.bfloat16),))
+        expected, found = compared(model, tmp_path)
+        assert str(expected.outputs[0][0].dtype) == "bfloat16"
+        assert (found.difference, found.tolerance) == (None, 6e-2)
+
+    def test_a_wrong_import_is_told(self, tmp_path: Path) -> None:
+        model = local_model(self.made(lambda self, x: self.layer(x).relu()), (self.torch.randn(5, 8),))
+        wrong = replace(model, data=model.data.replace(b"relax.nn.relu", b"relax.tanh"))
+        _, found = compared(wrong, tmp_path)
+        assert found.differs_at == 0
+        assert "output 0" in str(found.difference)
+
+    def test_a_module_that_draws_is_not_compared(self) -> None:
+        torch = self.torch
+        module = self.made(lambda self, x: self.layer(x).relu())
+        source = local_model(module, (torch.randn(5, 8),)).source
+        module.forward = lambda x: x + torch.rand_like(x)
+        with pytest.raises(CannotRun, match="rounding alone"):
+            replace(source, origin=module).expected({})
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+    @pytest.mark.parametrize("suffix", ["pt2", "pt"])
+    def test_a_file_agrees_with_pytorch(self, suffix: str, tmp_path: Path) -> None:
+        torch, x = self.torch, self.torch.randn(5, 8)
+        module = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).eval()
+        path = tmp_path / f"net.{suffix}"
+        if suffix == "pt2":
+            torch.export.save(torch.export.export(module, (x,)), path)
+        else:
+            torch.jit.save(torch.jit.trace(module, (x,)), path)
+        model = local_model(path, (x,) if suffix == "pt" else None, trust=True)
+        expected, found = compared(model, tmp_path)
+        assert expected.reference == f"PyTorch {torch.__version__}"
+        assert found.difference is None
+
+
+def test_what_tells_no_framework_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "net.json").write_bytes(b"{}")
+    with pytest.raises(CannotRun, match="tells no framework"):
+        local_model(tmp_path / "net.json").source.expected({})
+
+
+def test_the_package_imports_no_framework() -> None:
+    code = "import pitchpipe.reference, pitchpipe.evidence, pitchpipe.verify, sys; print(*sys.modules)"
+    import subprocess
+
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"torch", "tvm", "jax", "onnx", "onnxruntime", "numpy"}.isdisjoint(loaded)
