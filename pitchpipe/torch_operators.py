@@ -82,11 +82,13 @@ def flash_attention(
     attn_mask: Any = None,
     scale: float | None = None,
 ) -> tuple[Any, Any]:
-    """The same of [images, heads, rows, size], in the strides of torch's kernel, which programs around it were traced with;
-    and sums of exponentials, [images, heads, rows], for a backward that an inference does not have."""
+    """The same of [images, heads, rows, size], in the order of the query's strides, as programs around it were traced
+    with; and sums of exponentials, [images, heads, rows], for a backward that an inference does not have."""
     gqa = query.size(1) != key.size(1)
     read, _ = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
-    return read.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), query.new_zeros(query.shape[:-1])
+    order = sorted(range(4), key=lambda axis: -query.stride(axis))
+    lies = read.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
+    return lies, query.new_zeros(query.shape[:-1])
 
 
 def cumulative_sum(x: Any, dim: int, *, dtype: Any = None) -> Any:

@@ -63,7 +63,7 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
     if name in _ELEMENTWISE and known:
         found = np.broadcast_to(_ELEMENTWISE[name](*known), shape)
     elif name == "relax.arange":
-        start, stop, step = (int(getattr(bound, "value", bound)) for bound in operands)
+        start, stop, step = (getattr(bound, "value", bound) for bound in operands)
         found = np.arange(start, stop, step)
     elif name in ("relax.zeros", "relax.zeros_like"):
         found = np.zeros(shape)
@@ -88,7 +88,7 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
         found = known[0][_slices(known[0].ndim, operands[1:])]
     if found is None or np.size(found) != math.prod(shape):
         return None
-    return relax.const(np.ascontiguousarray(np.asarray(found).reshape(shape).astype(dtype)), dtype)
+    return relax.const(np.ascontiguousarray(np.asarray(found).astype(dtype)).reshape(shape), dtype)
 
 
 def _slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:

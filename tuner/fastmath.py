@@ -88,7 +88,9 @@ def expand_intrinsics(mod: Any) -> Any:
 
 
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
-    body = tvm_ffi.structural_map(function.body, (ir.Call, _expanded))
+    body = tvm_ffi.structural_map(
+        function.body, [(ir.Call, _expanded), (tirx.Max, _constant_first), (tirx.Min, _constant_first)]
+    )
     return function if body.same_as(function.body) else function.with_body(body)
 
 
@@ -106,6 +108,14 @@ def _expanded(call: Any) -> Any:
     if dtype == "float32":
         return _bound(formula, call.args[0])
     return tirx.Cast(dtype, _bound(formula, tirx.Cast("float32", call.args[0])))
+
+
+def _constant_first(extreme: Any) -> Any:
+    """max(c, x) in place of max(x, c): both are comparisons that give their second operand where they fail, so that NaN
+    stays NaN through rectifiers and clipping, as in the frameworks, at no cost."""
+    if isinstance(extreme.b, tirx.FloatImm) and not isinstance(extreme.a, tirx.FloatImm):
+        return type(extreme)(extreme.b, extreme.a)
+    return extreme
 
 
 def _bound(formula: Formula, argument: Any) -> Any:

@@ -105,7 +105,7 @@ class _Rules(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if _op(made) != "relax.reshape":
             return x, 0
         outer, inner = _shape(x), _shape(made.args[0])
-        if outer is None or inner is None:
+        if not outer or inner is None:
             return x, 0
         count = len(outer) - len(inner)
         if count > 0 and outer == [1] * count + inner:
