@@ -88,6 +88,7 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
         found = known[0][_slices(known[0].ndim, operands[1:])]
     if found is None or np.size(found) != math.prod(shape):
         return None
+    # NumPy makes a vector of a scalar to have it contiguous, so the shape is given last.
     return relax.const(np.ascontiguousarray(np.asarray(found).astype(dtype)).reshape(shape), dtype)
 
 

@@ -11,11 +11,11 @@ from tuner.ingest import IngestedModel, IngestLimits, TensorSpec
 from tuner.tvm_compat import ir, relax, save_ir, tirx, with_function
 
 
-def check_static(name: str, shape: Sequence[int] | None, limits: IngestLimits) -> None:
-    """Raises UnsupportedShape, naming the tensor, for a dynamic, empty or absurd shape."""
+def check_static(name: str, shape: Sequence[int] | None, limits: IngestLimits, *, empty: bool = False) -> None:
+    """Raises UnsupportedShape, naming the tensor, for a dynamic or absurd shape, and for an empty one unless it may be."""
     if shape is None:
         raise UnsupportedShape(f"tensor {name!r} has a dynamic shape: shapes are static")
-    if any(extent < 1 for extent in shape):
+    if any(extent < 0 or (extent == 0 and not empty) for extent in shape):
         raise UnsupportedShape(f"tensor {name!r} of shape {list(shape)} has an empty or negative dimension")
     if math.prod(shape) > limits.elements:
         raise UnsupportedShape(f"tensor {name!r} of shape {list(shape)} has more than {limits.elements} elements")
@@ -58,11 +58,10 @@ def settle(
 
 
 def _check_agrees(spec: TensorSpec, param: Any, limits: IngestLimits) -> None:
-    check_static(spec.name, spec.shape, limits)
+    check_static(spec.name, spec.shape, limits, empty=True)
     if not isinstance(param.ty, relax.TensorType):
         raise InvalidModel(f"main takes {spec.name!r}, which is not a tensor")
-    check_shapes(spec.name, param.ty, limits)
-    if [int(extent) for extent in param.ty.shape.values] != list(spec.shape):
+    if _static_shape(param.ty) != list(spec.shape):
         raise InvalidModel(f"main takes tensor {spec.name!r} in another shape than {list(spec.shape)}")
     if str(param.ty.dtype) != spec.dtype:
         raise InvalidModel(f"main takes tensor {spec.name!r} as {param.ty.dtype}, not {spec.dtype}")

@@ -1,0 +1,176 @@
+"""Element-wise operators that TVM's frontend lacks or has wrong for some types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tuner.ingest.onnx.node import Node, compute
+from tuner.ingest.onnx.registry import reader
+from tuner.ingest.onnx.values import shape_of
+from tuner.tvm_compat import relax, tirx
+
+
+def elementwise(node: Node, function: Callable[..., Any], *operands: Any, name: str | None = None) -> Any:
+    """A function of elements on tensors that broadcast to the shape of the node's first output."""
+    shape = tuple(np.broadcast_shapes(*(shape_of(operand) for operand in operands)))
+
+    def make(*tensors: Any) -> Any:
+        def element(*at: Any) -> Any:
+            return function(
+                *(_at(tensor, shape_of(operand), at) for tensor, operand in zip(tensors, operands, strict=True))
+            )
+
+        return compute(shape, element)
+
+    return node.te(make, *operands, name=name)
+
+
+def _at(tensor: Any, shape: tuple[int, ...], at: tuple[Any, ...]) -> Any:
+    """The element of a tensor that broadcasts, at an index of the result."""
+    lead = len(at) - len(shape)
+    return tensor(*(0 if extent == 1 else i for extent, i in zip(shape, at[lead:], strict=True)))
+
+
+@reader("Mod")
+def remainder(node: Node) -> Any:
+    """Of the divisor's sign, or with `fmod` of the dividend's."""
+    x, y, dtype = node.tensor(0), node.tensor(1), node.dtype(0)
+    truncated = bool(node.attribute("fmod", 0))
+    if not truncated and "float" not in dtype:
+        return None
+    if "float" not in dtype:
+        # A divisor of -1 is taken apart: the smallest number by it does not fit its type.
+        return (
+            elementwise(
+                node,
+                lambda a, b: tirx.if_then_else(
+                    b.equal(tirx.const(-1, dtype)), tirx.const(0, dtype), tirx.truncmod(a, b)
+                ),
+                x,
+                y,
+            )
+            if not dtype.startswith("uint")
+            else elementwise(node, tirx.truncmod, x, y)
+        )
+    wide = dtype if dtype in ("float32", "float64") else "float32"
+
+    def rest(a: Any, b: Any) -> Any:
+        a, b = a.astype(wide), b.astype(wide)
+        found = tirx.fmod(a, b)
+        if not truncated:
+            other = tirx.Or(tirx.And(found < 0, b > 0), tirx.And(found > 0, b < 0))
+            found = tirx.Select(other, found + b, found)
+        return found.astype(dtype)
+
+    return elementwise(node, rest, x, y)
+
+
+@reader("BitShift")
+def bit_shift(node: Node) -> Any:
+    """By the width of the type or more, all bits are shifted out."""
+    dtype = node.dtype(0)
+    if dtype.startswith("uint") and (known := node.known(1)) is not None and known.size and known.max() < 8:
+        return None
+    bits = np.dtype(dtype).itemsize * 8
+    left = str(node.attribute("direction")) == "LEFT"
+    signed = not dtype.startswith("uint")
+
+    def shifted(a: Any, b: Any) -> Any:
+        width = tirx.const(bits, dtype)
+        inside = b < width
+        if signed:
+            inside = tirx.And(inside, b >= tirx.const(0, dtype))
+        # Masked, not chosen: the compiler reads a shift of nothing by a chosen constant where there is none.
+        safe = tirx.bitwise_and(b, tirx.const(bits - 1, dtype))
+        found = tirx.shift_left(a, safe) if left else tirx.shift_right(a, safe)
+        beyond = tirx.const(0, dtype)
+        if signed and not left:
+            beyond = tirx.Select(a < tirx.const(0, dtype), tirx.const(-1, dtype), beyond)
+        return tirx.Select(inside, found, beyond)
+
+    return elementwise(node, shifted, node.tensor(0), node.tensor(1))
+
+
+@reader("IsInf")
+def is_infinite(node: Node) -> Any:
+    positive, negative = bool(node.attribute("detect_positive", 1)), bool(node.attribute("detect_negative", 1))
+    x = node.tensor(0)
+    if positive and negative and node.dtype(0) in ("float32", "float64", "float16"):
+        return None
+    wide = node.cast(x, "float32") if node.dtype(0) in ("float16", "bfloat16") else x
+    kind = str(wide.ty.dtype)
+
+    def found(a: Any) -> Any:
+        infinity = tirx.infinity(kind)
+        signs = [a.equal(infinity)] if positive else []
+        signs += [a.equal(-infinity)] if negative else []
+        return tirx.any(*signs) if signs else tirx.const(False, "bool")
+
+    return elementwise(node, found, wide)
+
+
+@reader("Pow")
+def power(node: Node) -> Any:
+    """Of the type of the base, whatever the exponent's."""
+    base, exponent = node.dtype(0), node.dtype(1)
+    if base == exponent and "float" in base:
+        return None
+    x, y = node.tensor(0), node.tensor(1)
+    if "float" in base:
+        return relax.op.power(x, node.cast(y, base))
+    if "float" not in exponent:
+        return _whole_power(node)
+    wide = elementwise(node, lambda a, b: tirx.pow(a.astype("float64"), b.astype("float64")), x, y)
+    return relax.op.astype(wide, base)
+
+
+def _whole_power(node: Node) -> Any:
+    """By squaring, exact for every result that the type holds.
+
+    A negative exponent gives one for a base of 1, one or minus one for -1, and else zero: the fraction's whole part.
+    """
+    dtype, exponent = node.dtype(0), node.dtype(1)
+    shape = tuple(np.broadcast_shapes(node.shape(0), node.shape(1)))
+    known = node.known(1)
+    bits = np.dtype(exponent).itemsize * 8
+    if known is not None and known.size:
+        bits = max(int(np.abs(known.astype(object)).max()).bit_length(), 1)
+
+    def make(x: Any, y: Any) -> Any:
+        one = tirx.const(1, exponent)
+        # Each step is a stage of its own: nested in one expression, steps would double its size each.
+        square = compute(shape, lambda *at: _at(x, node.shape(0), at), "square")
+        found = compute(shape, lambda *_at: tirx.const(1, dtype), "found")
+        for bit in range(bits):
+            last, factor = found, square
+
+            def with_bit(*at: Any, bit: int = bit, last: Any = last, factor: Any = factor) -> Any:
+                power = _at(y, node.shape(1), at)
+                odd = tirx.bitwise_and(tirx.shift_right(power, tirx.const(bit, exponent)), one).equal(one)
+                return tirx.Select(odd, last(*at) * factor(*at), last(*at))
+
+            found = compute(shape, with_bit, "found")
+            square = compute(shape, lambda *at, factor=factor: factor(*at) * factor(*at), "square")
+
+        def element(*at: Any) -> Any:
+            a, b = _at(x, node.shape(0), at), _at(y, node.shape(1), at)
+            if exponent.startswith("uint"):
+                return found(*at)
+            odd = tirx.bitwise_and(b, one).equal(one)
+            part = tirx.Select(a.equal(tirx.const(1, dtype)), tirx.const(1, dtype), tirx.const(0, dtype))
+            if not dtype.startswith("uint"):
+                sign = tirx.Select(odd, tirx.const(-1, dtype), tirx.const(1, dtype))
+                part = tirx.Select(a.equal(tirx.const(-1, dtype)), sign, part)
+            return tirx.Select(b < tirx.const(0, exponent), part, found(*at))
+
+        return compute(shape, element)
+
+    return node.te(make, node.tensor(0), node.tensor(1))
+
+
+@reader("Not")
+def negation(node: Node) -> Any:
+    return relax.op.logical_not(node.tensor(0))

@@ -1,0 +1,203 @@
+"""Operators on images and maps that TVM's frontend lacks, by plain loops as the standard describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tuner.ingest.onnx.node import Node, compute
+from tuner.ingest.onnx.registry import reader
+from tuner.tvm_compat import te, tirx
+
+
+def _i64(value: int) -> Any:
+    return tirx.const(value, "int64")
+
+
+@reader("Col2Im")
+def columns_to_image(node: Node) -> Any:
+    """Each element of the image is the sum of the block elements that lie on it."""
+    n_c, result, dtype = node.shape(0), node.result_shape(), node.dtype(0)
+    spatial, channels = len(result) - 2, result[1]
+    positions = n_c[1] // channels
+    strides = list(node.attribute("strides") or [1] * spatial)
+    dilations = list(node.attribute("dilations") or [1] * spatial)
+    pads = list(node.attribute("pads") or [0] * (2 * spatial))
+    block = node.cast(node.tensor(2), "int64")
+
+    def make(columns: Any, extents: Any) -> Any:
+        p = te.reduce_axis((0, positions), "p")
+
+        def element(n: Any, c: Any, *at: Any) -> Any:
+            rest, place, inside = p.var, _i64(0), tirx.const(True, "bool")
+            offsets: list[Any] = []
+            for d in range(spatial - 1, -1, -1):
+                offsets.insert(0, tirx.floormod(rest, extents(d)))
+                rest = tirx.floordiv(rest, extents(d))
+            for d in range(spatial):
+                count = tirx.floordiv(
+                    _i64(result[2 + d] + pads[d] + pads[d + spatial] - 1) - _i64(dilations[d]) * (extents(d) - 1),
+                    _i64(strides[d]),
+                ) + _i64(1)
+                begin = at[d].astype("int64") + pads[d] - offsets[d] * dilations[d]
+                step = tirx.floordiv(begin, _i64(strides[d]))
+                fits = tirx.And(tirx.floormod(begin, _i64(strides[d])).equal(0), tirx.And(begin >= 0, step < count))
+                inside = tirx.And(inside, fits)
+                place = place * count + step
+            value = columns(n, c * positions + p, tirx.Select(inside, place, _i64(0)))
+            return te.sum(tirx.Select(inside, value, tirx.const(0, dtype)), axis=p)
+
+        return compute(result, element)
+
+    return node.te(make, node.tensor(0), block)
+
+
+@reader("DeformConv")
+def deformable_convolution(node: Node) -> Any:
+    """A convolution whose taps are moved by offsets and read between pixels; outside of the image there is zero."""
+    shape, weight, result, dtype = node.shape(0), node.shape(1), node.result_shape(), node.dtype(0)
+    if len(shape) != 4 or dtype not in ("float32", "float64"):
+        node.refuse("but for images in single or double precision")
+    (height, width), (kh, kw) = shape[2:], weight[2:]
+    strides, dilations = (list(node.attribute(name) or [1, 1]) for name in ("strides", "dilations"))
+    pads = list(node.attribute("pads") or [0] * 4)
+    groups, moved = int(node.attribute("group", 1)), int(node.attribute("offset_group", 1))
+    each, outputs, per_offset = weight[1], weight[0] // groups, shape[1] // moved
+    operands = [node.tensor(position) for position in (0, 1, 2)]
+    operands += [node.tensor(position) for position in (3, 4) if node.given(position)]
+    has_bias, has_mask = node.given(3), node.given(4)
+
+    def make(x: Any, w: Any, offset: Any, *given: Any) -> Any:
+        bias, mask = (given[0] if has_bias else None), (given[-1] if has_mask else None)
+
+        def pixel(n: Any, c: Any, i: Any, j: Any) -> Any:
+            inside = tirx.And(tirx.And(i >= 0, i < height), tirx.And(j >= 0, j < width))
+            return tirx.if_then_else(inside, x(n, c, i, j), tirx.const(0, dtype))
+
+        def sampled(n: Any, channel: Any, a: Any, b: Any, i: Any, j: Any) -> Any:
+            group = tirx.indexdiv(channel, per_offset)
+            tap = (group * kh + a) * kw + b
+            y = (i * strides[0] - pads[0] + a * dilations[0]).astype(dtype) + offset(n, tap * 2, i, j)
+            z = (j * strides[1] - pads[1] + b * dilations[1]).astype(dtype) + offset(n, tap * 2 + 1, i, j)
+            top, left = te.floor(y), te.floor(z)
+            down, right = y - top, z - left
+            t, s = top.astype("int64"), left.astype("int64")
+            one = tirx.const(1, dtype)
+            found = (
+                pixel(n, channel, t, s) * (one - down) * (one - right)
+                + pixel(n, channel, t, s + 1) * (one - down) * right
+            )
+            found += pixel(n, channel, t + 1, s) * down * (one - right) + pixel(n, channel, t + 1, s + 1) * down * right
+            return found if mask is None else found * mask(n, tap, i, j)
+
+        samples = compute((shape[0], shape[1], kh, kw, *result[2:]), sampled, "samples")
+        c, a, b = te.reduce_axis((0, each), "c"), te.reduce_axis((0, kh), "a"), te.reduce_axis((0, kw), "b")
+        total = compute(
+            result,
+            lambda n, o, i, j: te.sum(
+                samples(n, tirx.indexdiv(o, outputs) * each + c, a, b, i, j) * w(o, c, a, b), axis=[c, a, b]
+            ),
+            "total",
+        )
+        return total if bias is None else compute(result, lambda n, o, i, j: total(n, o, i, j) + bias(o))
+
+    return node.te(make, *operands)
+
+
+@reader("TensorScatter")
+def tensor_scatter(node: Node) -> Any:
+    """An update written along an axis from an index of each batch on, around the end where it is circular."""
+    shape, update = node.shape(0), node.shape(1)
+    axis, circular = (
+        node.axis(int(node.attribute("axis", -2)), len(shape)),
+        str(node.attribute("mode", "linear")) == "circular",
+    )
+    begins = node.cast(node.tensor(2), "int64") if node.given(2) else node.constant(np.zeros(shape[0], np.int64))
+
+    def make(past: Any, new: Any, first: Any) -> Any:
+        def element(*at: Any) -> Any:
+            i = at[axis].astype("int64") - first(at[0])
+            if circular:
+                i = tirx.floormod(i, _i64(shape[axis]))
+            inside = tirx.And(i >= 0, i < update[axis])
+            safe = te.max(_i64(0), te.min(i, _i64(update[axis] - 1)))
+            return tirx.if_then_else(inside, new(*at[:axis], safe, *at[axis + 1 :]), past(*at))
+
+        return compute(shape, element)
+
+    return node.te(make, node.tensor(0), node.tensor(1), begins)
+
+
+@reader("ConvTranspose")
+def transposed_convolution(node: Node) -> Any:
+    """With `output_shape`, the padding that gives it; TVM's converter knows paddings only."""
+    wanted = node.attribute("output_shape")
+    automatic = str(node.attribute("auto_pad", "NOTSET"))
+    if not wanted and not automatic.startswith("SAME"):
+        return None
+    shape, weight, result = node.shape(0), node.shape(1), node.result_shape()
+    spatial = len(shape) - 2
+    strides = list(node.attribute("strides") or [1] * spatial)
+    dilations = list(node.attribute("dilations") or [1] * spatial)
+    extra = list(node.attribute("output_padding") or [0] * spatial)
+    begins, ends = [], []
+    for d in range(spatial):
+        full = strides[d] * (shape[2 + d] - 1) + extra[d] + (weight[2 + d] - 1) * dilations[d] + 1
+        total = full - result[2 + d]
+        if total < 0:
+            # More is asked for than the operands give: zeros, at the end.
+            extra[d] -= total
+            total = 0
+        first = total - total // 2 if automatic != "SAME_UPPER" else total // 2
+        begins.append(first)
+        ends.append(total - first)
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        node.refuse("results larger than its operands give")
+    for entry in list(node.proto.attribute):
+        if entry.name in ("output_shape", "auto_pad", "pads", "output_padding"):
+            node.proto.attribute.remove(entry)
+    node.proto.attribute.append(_integers("pads", [*begins, *ends]))
+    node.proto.attribute.append(_integers("output_padding", extra))
+    return None
+
+
+def _integers(name: str, values: list[int]) -> Any:
+    from onnx import helper
+
+    return helper.make_attribute(name, values)
+
+
+@reader("MaxUnpool")
+def max_unpool(node: Node) -> Any:
+    """Each element at the index that its pool had; the rest is zero."""
+    result, dtype = node.result_shape(), node.dtype(0)
+    if not node.given(2):
+        return None
+    shape = node.shape(0)
+    spatial = len(shape) - 2
+    kernel = list(node.attribute("kernel_shape"))
+    strides = list(node.attribute("strides") or [1] * spatial)
+    pads = list(node.attribute("pads") or [0] * (2 * spatial))
+    # Indices count the elements of the tensor that was pooled, whatever larger one the results are written into.
+    pooled = [*shape[:2]]
+    for d in range(spatial):
+        pooled.append((shape[2 + d] - 1) * strides[d] + kernel[d] - pads[d] - pads[d + spatial])
+    if any(a > b for a, b in zip(pooled, result, strict=True)):
+        raise ValueError(f"results of shape {list(result)} for a pool over {pooled}")
+    flat_indices = np.full(result, -1, np.int64)
+    flat_indices[tuple(slice(extent) for extent in pooled)] = np.arange(int(np.prod(pooled))).reshape(pooled)
+    flat = node.constant(flat_indices)
+    count = int(np.prod(shape))
+    if count * int(np.prod(result)) > 1 << 28:
+        node.refuse("tensors of so many elements")
+    values, indices = node.reshape(node.tensor(0), [count]), node.reshape(node.cast(node.tensor(1), "int64"), [count])
+
+    def make(x: Any, at_index: Any, numbers: Any) -> Any:
+        k = te.reduce_axis((0, count), "k")
+        return compute(
+            result,
+            lambda *at: te.sum(tirx.Select(at_index(k).equal(numbers(*at)), x(k), tirx.const(0, dtype)), axis=k),
+        )
+
+    return node.te(make, values, indices, flat)
