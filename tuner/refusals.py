@@ -6,22 +6,19 @@ TFLite file the import names all that it lacks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from pitchpipe.errors import InvalidModel, PitchpipeError
-from pitchpipe.strip import parse_onnx, strip_onnx
+from pitchpipe.strip import strip_onnx
 from pitchpipe.wire.finding import Refusal
 from pitchpipe.wire.job import ModelFormat
-
-SURVEY = "tuner.ingest.onnx.survey"
-"""The reader of ONNX files that goes on behind what it refuses."""
+from tuner.ingest import DEFAULT_LIMITS
+from tuner.ingest.isolation import run_child
 
 
 def refusals(
@@ -65,37 +62,9 @@ def _of_import(model: bytes, kind: ModelFormat, path: Path) -> Iterator[Refusal]
 
 
 def _of_onnx(data: bytes, path: Path) -> Iterator[Refusal]:
-    from tuner.ingest import DEFAULT_LIMITS
-    from tuner.ingest.child import reader
-
-    if find_spec(SURVEY.rpartition(".")[0]) is not None:
-        surveyed = import_module(SURVEY).survey(strip_onnx(data, external_dir=path.parent).data, DEFAULT_LIMITS)
-        for each in surveyed:
-            yield Refusal(operator=each.operator or None, node=each.node or None, reason=each.reason)
-        return
-    from tuner.ingest.onnx_reader import _check_operators, _spec
-
-    model = parse_onnx(data)
-    stored = {tensor.name for tensor in model.graph.initializer}
-    found: list[Refusal] = []
-    for value in model.graph.input:
-        try:
-            if value.name not in stored:
-                _spec(value, DEFAULT_LIMITS)
-        except InvalidModel as error:
-            found.append(_refused(error))
-    for index, node in enumerate(model.graph.node):
-        node.name = node.name or f"number {index}, output {node.output[0] if node.output else ''}"
-        try:
-            _check_operators(SimpleNamespace(node=[node]))
-        except InvalidModel as error:
-            found.append(_refused(error, node.op_type, node.name))
-    if not found:
-        try:
-            reader(ModelFormat.ONNX)(strip_onnx(data, external_dir=path.parent).data, DEFAULT_LIMITS)
-        except InvalidModel as error:
-            found.append(_refused(error))
-    yield from found
+    stripped = strip_onnx(data, external_dir=path.parent).data
+    for each in json.loads(run_child(stripped, ModelFormat.ONNX, DEFAULT_LIMITS, survey=True)):
+        yield Refusal(operator=each["operator"] or None, node=each["node"] or None, reason=each["reason"])
 
 
 def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Iterator[Refusal]:

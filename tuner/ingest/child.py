@@ -31,7 +31,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     confine_resources(limits.cpu_secs, limits.memory_bytes)
     try:
-        read = reader(ModelFormat(str(header["format"])))
+        read = _survey() if header["survey"] else reader(ModelFormat(str(header["format"])))
         deny_system_calls()
         confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in PACKAGE_ROOTS)])
         answer = b"+" + read(data, limits)
@@ -75,6 +75,12 @@ def reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
     from tuner.ingest.relax_reader import read_relax, read_tvmscript
 
     return _contained(read_tvmscript if format is ModelFormat.TVMSCRIPT else read_relax)
+
+
+def _survey() -> Callable[[bytes, IngestLimits], bytes]:
+    from tuner.ingest.onnx.survey import survey_bytes
+
+    return survey_bytes
 
 
 def _contained(reader: Callable[[bytes, IngestLimits], IngestedModel]) -> Callable[[bytes, IngestLimits], bytes]:

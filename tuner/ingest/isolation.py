@@ -46,14 +46,17 @@ _STDERR_BYTES = 4096
 _FRAME = struct.Struct("<Q")
 
 
-def run_child(data: bytes, format: ModelFormat, limits: IngestLimits) -> bytes:
+def run_child(data: bytes, format: ModelFormat, limits: IngestLimits, *, survey: bool = False) -> bytes:
     """What the child made of the model: the `relax` format, followed by weights where the file held them.
 
-    Raises the error that the child names.
+    With `survey`, of an ONNX file, the list of all that would be refused (onnx/survey.py). Raises the error that the
+    child names.
     """
     if len(data) > limits.data_bytes:
         raise TooLarge(f"the model has {len(data)} bytes; the limit is {limits.data_bytes}")
-    header = json.dumps({"format": format.value, "limits": asdict(limits), "parent": os.getpid()}).encode()
+    header = json.dumps(
+        {"format": format.value, "limits": asdict(limits), "parent": os.getpid(), "survey": survey}
+    ).encode()
     start = f"import sys; sys.path[:0] = {PACKAGE_ROOTS!r}; from tuner.ingest.child import main; main()"
     with tempfile.TemporaryDirectory(prefix="pitchpipe-ingest-") as folder, tempfile.TemporaryFile() as stdin:
         stdin.write(_FRAME.pack(len(header)) + header)

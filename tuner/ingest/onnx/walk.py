@@ -25,7 +25,7 @@ from tuner.ingest import IngestLimits
 from tuner.ingest.onnx import control, sequences
 from tuner.ingest.onnx.expansion import body_of
 from tuner.ingest.onnx.folding import DATA_DEPENDENT, evaluate, foldable
-from tuner.ingest.onnx.frontend import convert, has_converter
+from tuner.ingest.onnx.frontend import MICROSOFT, convert, has_converter
 from tuner.ingest.onnx.node import CONSTANT_TYPES, Node
 from tuner.ingest.onnx.readers import READERS
 from tuner.ingest.onnx.registry import BODY
@@ -125,9 +125,11 @@ class Walker:
 
     def _node(self, proto: Any, scope: Scope) -> Sequence[Value | None]:
         inputs = [scope.find(name) if name else None for name in proto.input]
-        if any(value is UNREAD for value in inputs):
-            return [UNREAD] * len(proto.output)
         opset = scope.opsets.get(domain_of(proto), 1)
+        if any(value is UNREAD for value in inputs):
+            if not _is_known(proto, opset):
+                raise UnsupportedOperator(f"operator {domain_of(proto)}::{proto.op_type} is not supported")
+            return [UNREAD] * len(proto.output)
         proto = _resolved(proto, scope)
         title = f"operator {proto.op_type} (node {proto.name!r})"
         try:
@@ -309,6 +311,12 @@ class Walker:
 def domain_of(proto: Any) -> str:
     """The domain of a node; ONNX's own is the empty one, whichever of its two names is written."""
     return "" if proto.domain in MAIN_DOMAINS else str(proto.domain)
+
+
+def _is_known(proto: Any, opset: int) -> bool:
+    """Whether anybody has heard of a node's operator: the standard, ONNX Runtime, or a reader of ours."""
+    domain = domain_of(proto)
+    return domain == MICROSOFT or (domain, proto.op_type) in READERS or onnx.defs.has(proto.op_type, opset, domain)
 
 
 def infer(proto: Any, inputs: Sequence[Value | None], opset: int, scope: Scope) -> dict[str, Any]:
