@@ -9,7 +9,7 @@ name (ADR 0025 says why TVM's frontend is not used).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -29,10 +29,12 @@ BYTECODE = b"ML\xefR"
 _MAX_DEPTH = 100
 MAX_STEPS = 256
 """Of a loop that is unrolled: every step is as many nodes again, and compiling them takes time."""
-STRUCTURE = frozenset(
+CONTROL = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
+"""Operators that are gone once it is known which way they go."""
+STRUCTURE = CONTROL | frozenset(
     {
         *("func.call", "func.return", "stablehlo.return", "stablehlo.composite", "stablehlo.optimization_barrier"),
-        *("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.custom_call"),
+        "stablehlo.custom_call",
     }
 )
 """Operators that the walk knows without a method."""
@@ -59,11 +61,20 @@ def missing_operators(data: bytes) -> list[tuple[str, str]]:
     found: dict[tuple[str, str], None] = {}
     with _context() as context:
         for function in filter(_is_function, _parse(context, data).body.operations):
-            for operation in function.regions[0].blocks[0].operations:
+            for operation in _operations(function):
                 name = operation.operation.name
                 if name not in STRUCTURE and not known.knows(name):
                     found[name, function.sym_name.value] = None
     return list(found)
+
+
+def _operations(function: Any) -> Iterator[Any]:
+    """Those of a function, and of the loops and branches in it."""
+    for block in (block for region in function.regions for block in region.blocks):
+        for operation in block.operations:
+            yield operation
+            if operation.operation.name in CONTROL:
+                yield from _operations(operation)
 
 
 def _context() -> Any:
