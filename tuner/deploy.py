@@ -15,7 +15,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.fastmath import expand_intrinsics
 from tuner.graph import call_counts, finish, prepare, workload_module
-from tuner.ingest import IngestedModel, ingest
+from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.space.default import fixed_trace
 from tuner.tasks import signature, workload_functions
 from tuner.trace import apply_trace
@@ -87,10 +87,16 @@ def compile_scheduled(scheduled: Scheduled, *, cuda_graphs: bool = False) -> Any
         raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
 
 
-def identify(model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str) -> dict[str, Any]:
-    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key."""
+def identify(
+    model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str, own: bool = False
+) -> dict[str, Any]:
+    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key.
+
+    own: the caller made the model itself, in the `relax` format, so that it is read without a child.
+    """
     wanted = Target.parse(target)
-    prepared = prepare(load_ir(ingest(model, ModelFormat(model_format)).ir), wanted)
+    read = parse_container(model) if own else ingest(model, ModelFormat(model_format))
+    prepared = prepare(load_ir(read.ir), wanted)
     counts, weights, signatures = call_counts(prepared), Counter[str](), {}
     for variable, function, digest in workload_functions(prepared):
         weights[digest] += counts[variable.name_hint]

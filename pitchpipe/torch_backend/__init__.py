@@ -1,17 +1,20 @@
 """`torch.compile(model, backend="pitchpipe")`: look schedules up, else run what PyTorch would. It never tunes by itself.
 
 torch finds this package through the entry-point group "torch_dynamo_backends" and imports it when it is asked for by name.
-A graph's way: Dynamo -> AOTAutograd with decompositions to core ATen (decompositions.py) -> what TVM can take is cut out
-(partition.py; dynamic.py for symbolic sizes) -> its workloads are looked up (schedules.py) -> a library from the local
-cache, or built in a child (part.py) -> right and faster than PyTorch by a measurement on the first call's tensors (duel.py),
-or not used -> run on the program's own memory (run.py).
+A graph's way: Dynamo -> AOTAutograd with decompositions to core ATen (decompositions.py, program.py) -> beside the program,
+whose calls run as they would without: what TVM can take is cut out by a child (cutting.py; dynamic.py for symbolic sizes),
+its workloads are looked up (schedules.py), libraries come from the cache or are built in children (part.py), all of that in
+graphs.py -> right and faster than PyTorch by a measurement on a later call's own tensors (chosen.py, duel.py), or not used
+-> run on the program's own memory (run.py).
 
 Whatever goes wrong in here, the program runs as it would without, after one warning. Only options that are not known raise.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,16 +26,22 @@ from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
 from torch.utils._pytree import tree_leaves
 
 from pitchpipe.torch_backend import schedules
+from pitchpipe.torch_backend.beside import allowance
+from pitchpipe.torch_backend.chosen import Chosen
 from pitchpipe.torch_backend.decompositions import for_training
 from pitchpipe.torch_backend.options import Options, parse
-from pitchpipe.torch_backend.program import Chosen, Program
+from pitchpipe.torch_backend.program import Program
 from pitchpipe.torch_backend.report import Explanation, ProgramReport
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
 from pitchpipe.torch_operators import inference_decompositions
 
-__all__ = ["BackendWarning", "Explanation", "backend", "explain", "recompile"]
+__all__ = ["BackendWarning", "Explanation", "backend", "explain", "recompile", "reports"]
 
 Run = Callable[..., Any]
+
+_programs: weakref.WeakValueDictionary[int, Chosen] = weakref.WeakValueDictionary()
+"""In the order in which they were compiled."""
+_numbers = itertools.count()
 
 
 def backend(
@@ -84,10 +93,17 @@ def _run_backward(model: Any, given: Sequence[Any], found: Any) -> None:
         torch.autograd.grad(results, wanted, [torch.ones_like(one) for one in results], allow_unused=True)
 
 
+def reports() -> list[ProgramReport]:
+    """What has become so far of the programs that this process compiled and still has."""
+    return [chosen.report for _, chosen in sorted(_programs.items())]
+
+
 def recompile() -> None:
     """Forgets what was compiled in this process: the next calls look schedules up and weights at anew."""
     torch._dynamo.reset()
     schedules.forget_failures()
+    allowance.forgive()
+    _programs.clear()
     forget_warnings()
 
 
@@ -103,16 +119,17 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     elif not schedules.has_source(options) and options.on_miss != "default":
         report.reason = "there is no service and no local database"
         return _otherwise(module, inputs, options, report)
-    schedules.probe(options)
     program = Program(options, report)
     steps = torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
     try:
-        compiled = aot_autograd(
-            fw_compiler=program.forward,
-            bw_compiler=program.backward,
-            inference_compiler=program.inference,
-            decompositions=for_training() if steps else inference_decompositions(),
-        )(module, inputs)
+        # The backward graph is built beside the program, too; and no buffers are donated, see program.py.
+        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
+            compiled = aot_autograd(
+                fw_compiler=program.forward,
+                bw_compiler=program.backward,
+                inference_compiler=program.inference,
+                decompositions=_faithful(for_training() if steps else inference_decompositions(), training=steps),
+            )(module, inputs)
     except RestartAnalysis:
         raise
     except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
@@ -122,10 +139,25 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     if isinstance(module, GmWrapper):
         boxed = compiled
         compiled = lambda *arguments: boxed(list(arguments))  # noqa: E731 - one line, one use
-    if options.on_miss == "inductor" and not (program.covered or program.deferred):
+    chosen = Chosen(program, module, compiled, inputs, float("inf") if record is not None else options.patience_secs)
+    if options.on_miss == "inductor" and not chosen.found_something():
         report.reason = "none of its schedules is there"
         return _otherwise(module, inputs, options, report)
-    return Chosen(program, module, compiled)
+    _programs[next(_numbers)] = chosen
+    return chosen
+
+
+def _faithful(decompositions: Mapping[Any, Any], *, training: bool) -> dict[Any, Any]:
+    """Without those that change what a program computes.
+
+    What draws random numbers would draw others. Of attention on a CPU torch's decomposition gives the scores where the
+    operator gives sums of exponentials, which the backward operator reads.
+    """
+    seeded, attention = torch.Tag.nondeterministic_seeded, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    kept = {op: rule for op, rule in decompositions.items() if seeded not in getattr(op, "tags", ())}
+    if training:
+        kept.pop(attention.default, None)
+    return kept
 
 
 def _flat(module: Any, inputs: Sequence[Any], options: Options, record: list[ProgramReport] | None) -> Run:

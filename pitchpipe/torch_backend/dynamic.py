@@ -1,29 +1,25 @@
 """Symbolic sizes: one compiled graph per bucket, behind the one graph that Dynamo keeps.
 
 Compiled code has fixed shapes. A graph with symbolic dimensions is fixed to sizes when they first occur. Sizes along which
-the graph is independent row by row (a batch, mostly; `padded` proves it, operator by operator) go up to the next power of
+the graph is independent row by row (a batch, mostly; rows.py proves it, operator by operator) go up to the next power of
 two: arguments are padded with zeros, results cut. Others are taken as they are. So a new batch size costs a build once per
-bucket, and Dynamo, whose guards allow every size, never captures again. Past MOST sets of sizes the rest runs eagerly.
+bucket, and Dynamo, whose guards allow every size, never captures again.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pitchpipe.torch_backend.rows import independent
-from pitchpipe.torch_backend.warning import warn_once
 
-MOST = 8
-"""Sets of sizes of one graph that are compiled."""
-
-Build = Callable[[Any, dict[str, int]], Any]
-"""A graph module of fixed shapes, and what its symbols are -> what runs it."""
+SMALLEST = 2
+"""Size from which a graph with a symbol there is compiled: it was traced for sizes that are not 0, and with a size of 1
+what is broadcast would be another axis. Smaller ones run as they are."""
 
 
 def bucket(size: int) -> int:
@@ -32,74 +28,79 @@ def bucket(size: int) -> int:
 
 
 class Sizes:
-    """Runs a graph with symbolic sizes. Thread-safe. Called with its flat arguments, sizes among them as integers."""
+    """The symbols of a graph whose flat arguments have symbolic sizes, or are such sizes. Changes nothing of the graph."""
 
-    def __init__(self, module: Any, build: Build) -> None:
-        """Changes nothing of the module, which runs what is not compiled."""
-        self._module, self._build = module, build
+    def __init__(self, module: Any) -> None:
+        """Raises ValueError for a symbol that no argument tells."""
+        self._module = module
         self._arguments = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         (output,) = module.graph.find_nodes(op="output")
         self._one = not isinstance(output.args[0], (tuple, list))
         results = (output.args[0],) if self._one else output.args[0]
-        self._results = [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in results]
-        self._symbols = _symbols(self._arguments)
-        self._padded = frozenset(str(symbol) for symbol in self._symbols if independent(module, symbol))
+        self._results = [node.meta.get("val") if isinstance(node, fx.Node) else node for node in results]
+        places = symbols(self._arguments)
+        self.places = {str(symbol): place for symbol, place in places.items()}
+        """Symbol -> the argument, and its axis, that tells its size."""
+        self.padded = frozenset(str(symbol) for symbol in places if independent(module, symbol))
+        """Symbols along which rows may be added."""
         if any(_is_size(one) for one in self._results):
-            self._padded = frozenset()  # a result that is a size would be the bucket's
-        self._runs: dict[tuple[tuple[str, int], ...], Any] = {}
-        self._lock = threading.RLock()
+            self.padded = frozenset()  # a result that is a size would be the bucket's
 
-    def __call__(self, *arguments: Any) -> Any:
-        sizes = self._sizes_of(arguments)
-        rounded = {name: bucket(size) if name in self._padded else size for name, size in sizes.items()}
-        key = tuple(sorted(rounded.items()))
-        run = self._runs.get(key)
-        if run is None:
-            with self._lock:
-                run = self._runs.get(key) or self._runs.setdefault(key, self._made(rounded))
-        if run is self._module:
-            return run(*arguments)
-        if rounded == sizes:
-            return run(*arguments)
-        found = run(*self._grown(arguments, rounded))
+    def of(self, arguments: Sequence[Any]) -> dict[str, int]:
+        """What the symbols are in a call."""
+        return read(self.places, arguments)
+
+    def rounded(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Of all symbols of the program, those of this graph, as the graph is fixed to them."""
+        return {name: bucket(sizes[name]) if name in self.padded else sizes[name] for name in self.places}
+
+    def run(self, compiled: Callable[..., Any], arguments: Sequence[Any], sizes: Mapping[str, int]) -> Any:
+        """What the graph gives for the arguments, by what was compiled for the sizes rounded."""
+        rounded = self.rounded(sizes)
+        if all(sizes[name] == extent for name, extent in rounded.items()):
+            return compiled(*arguments)
+        grown = [_grown(one, wanted, rounded) for one, wanted in zip(arguments, self._arguments, strict=True)]
+        found = compiled(*grown)
         results = [found] if self._one else list(found)
         cut = [_cut(one, wanted, sizes) for one, wanted in zip(results, self._results, strict=True)]
         return cut[0] if self._one else cut
 
-    def _sizes_of(self, arguments: Sequence[Any]) -> dict[str, int]:
-        found = {}
-        for symbol, (at, axis) in self._symbols.items():
-            found[str(symbol)] = int(arguments[at] if axis is None else arguments[at].shape[axis])
-        return found
-
-    def _made(self, sizes: dict[str, int]) -> Any:
-        if len(self._runs) >= MOST:
-            warn_once("sizes", f"more than {MOST} sizes of one graph: others run in eager mode")
-            return self._module
-        try:
-            return self._build(self._fixed(sizes), sizes)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
-            warn_once("fixed", f"sizes {sizes} run in eager mode: {error}")
-            return self._module
-
-    def _fixed(self, sizes: dict[str, int]) -> Any:
-        """The graph with these sizes, traced anew."""
-        with FakeTensorMode(), torch.no_grad():
-            given = [_of_size(one, sizes) for one in self._arguments]
-            module = make_fx(self._module)(*given)
-        for node, value in zip(module.graph.find_nodes(op="placeholder"), given, strict=True):
-            node.meta.setdefault("val", value)  # sizes have none
-        return module
-
-    def _grown(self, arguments: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
-        return [_grown(one, wanted, sizes) for one, wanted in zip(arguments, self._arguments, strict=True)]
+    def fixed(self, rounded: Mapping[str, int]) -> Any:
+        """A copy of the graph in which the symbols are these sizes and all shapes are known. Takes milliseconds an
+        operator. Raises whatever an operator raises for such sizes."""
+        graph = fx.Graph()
+        values: dict[fx.Node, Any] = {}
+        copies: dict[fx.Node, Any] = {}
+        shapes = iter(self._arguments)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            for node in self._module.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = _of_size(next(shapes), rounded)
+                elif node.op == "get_attr":
+                    values[node] = _attribute(self._module, node.target)
+                elif node.op == "call_function":
+                    given = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*given[0], **given[1])
+                value = values.get(node)
+                if node.op in ("call_function", "get_attr") and isinstance(value, (int, float, torch.SymInt)):
+                    copies[node] = int(value) if isinstance(value, torch.SymInt) else value
+                    continue
+                copies[node] = graph.node_copy(node, lambda one: _constant(one, values, copies))
+                copies[node].meta = {"val": value}
+        return fx.GraphModule(self._module, graph)
 
 
-def _is_size(one: Any) -> bool:
-    return isinstance(one, torch.SymInt)
+def copy_of(module: Any) -> Any:
+    """A copy of a graph module that can be cut without changing it; attributes are shared."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta = {"val": node.meta.get("val")}
+    return fx.GraphModule(module, graph)
 
 
-def _symbols(arguments: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
+def symbols(arguments: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
     """Symbol -> the argument, and its axis, whose size it is (no axis: the argument is the size). Raises ValueError."""
     found: dict[Any, tuple[int, int | None]] = {}
     free: set[Any] = set()
@@ -118,7 +119,14 @@ def _symbols(arguments: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
     return found
 
 
-def size(extent: Any, sizes: dict[str, int]) -> int:
+def read(places: Mapping[str, tuple[int, int | None]], arguments: Sequence[Any]) -> dict[str, int]:
+    """What the symbols are in a call."""
+    return {
+        name: int(arguments[at] if axis is None else arguments[at].shape[axis]) for name, (at, axis) in places.items()
+    }
+
+
+def size(extent: Any, sizes: Mapping[str, int]) -> int:
     """What a symbolic extent is."""
     if not _is_size(extent):
         return int(extent)
@@ -126,7 +134,23 @@ def size(extent: Any, sizes: dict[str, int]) -> int:
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 
-def _of_size(one: Any, sizes: dict[str, int]) -> Any:
+def _is_size(one: Any) -> bool:
+    return isinstance(one, torch.SymInt)
+
+
+def _constant(node: fx.Node, values: Mapping[fx.Node, Any], copies: Mapping[fx.Node, Any]) -> Any:
+    """What a user of the node is given: the size that it is, or its copy."""
+    value = values[node]
+    return value if isinstance(value, int) and not isinstance(value, bool) else copies[node]
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _of_size(one: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(one, torch.Tensor):
         shape = [size(extent, sizes) for extent in one.shape]
         stride = [size(extent, sizes) for extent in one.stride()]
@@ -134,7 +158,7 @@ def _of_size(one: Any, sizes: dict[str, int]) -> Any:
     return size(one, sizes) if _is_size(one) else one
 
 
-def _grown(one: Any, wanted: Any, sizes: dict[str, int]) -> Any:
+def _grown(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
     if not isinstance(wanted, torch.Tensor):
         return size(wanted, sizes) if _is_size(wanted) else one
     shape = [size(extent, sizes) for extent in wanted.shape]
@@ -145,10 +169,15 @@ def _grown(one: Any, wanted: Any, sizes: dict[str, int]) -> Any:
     return grown
 
 
-def _cut(one: Any, wanted: Any, sizes: dict[str, int]) -> Any:
+def _cut(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
+    """The first rows of a result, in the strides that the graph was traced with, for these sizes."""
     if not isinstance(wanted, torch.Tensor):
         return one
     shape = [size(extent, sizes) for extent in wanted.shape]
     if list(one.shape) == shape:
         return one
-    return one[tuple(slice(0, extent) for extent in shape)].contiguous()
+    stride = [size(extent, sizes) for extent in wanted.stride()]
+    rows = one[tuple(slice(0, extent) for extent in shape)]
+    if 0 in stride:
+        return rows.contiguous()
+    return torch.empty_strided(shape, stride, dtype=one.dtype, device=one.device).copy_(rows)

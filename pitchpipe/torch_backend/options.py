@@ -14,7 +14,7 @@ from pitchpipe.wire.target import Target
 OnMiss = Literal["eager", "inductor", "default"]
 MODES = ("default", "reduce-overhead", "max-autotune")
 DEADLINE_SECS = 2.0
-"""Longest wait for a service in the compile path."""
+"""Longest that a process waits for look-ups and builds."""
 TIERS = tuple(Tier)
 """Best first."""
 
@@ -32,13 +32,19 @@ class Options:
     on_miss: OnMiss = "eager"
     """What runs a partition none of whose schedules is there: eager, inductor, or TVM's default schedules."""
     deadline_secs: float = DEADLINE_SECS
-    """For everything that waits for a service, except in mode max-autotune."""
+    """What a process waits for look-ups and builds in all, and what one call is delayed by trials of both sides at most,
+    except in mode max-autotune. Until the compiled program is there and won, calls run as PyTorch runs them."""
     trials: int | None = None
     """Of the job that mode max-autotune submits; default: as many as fit its seconds."""
     tune: bool = False
     """Mode max-autotune: what is missing is tuned first."""
     cuda_graphs: bool = False
     """Mode reduce-overhead, on a GPU."""
+
+    @property
+    def patience_secs(self) -> float:
+        """What a process waits for: who asks for tuning waits for all of it."""
+        return float("inf") if self.tune else self.deadline_secs
 
     def accepts(self, tier: Tier) -> bool:
         """Whether a schedule of this tier is to be used."""
@@ -52,6 +58,8 @@ NAMES = ("mode", *(field.name for field in fields(Options) if field.name not in 
 def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
     """Raises InvalidInput naming what is not known, and what is."""
     given = dict(options or {})
+    if "deadline" in given:
+        given["deadline_secs"] = given.pop("deadline")
     mode = mode or given.pop("mode", None) or "default"
     if mode not in MODES:
         raise InvalidInput(f"unknown mode {mode!r}: one of {', '.join(MODES)}")

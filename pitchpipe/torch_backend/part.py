@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,21 +12,34 @@ import torch
 from pitchpipe.artifact import cache_dir, linker, open_library
 from pitchpipe.building import Recipe, failure, make
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.torch_backend.duel import Verdict, duel, known, settled, verdict_file
+from pitchpipe.identity import write_json
+from pitchpipe.torch_backend.beside import in_native_code, process_ends
+from pitchpipe.torch_backend.duel import Duel, Outcome, Verdict, known, turn_of, verdict_file
 from pitchpipe.torch_backend.report import PartitionReport
 from pitchpipe.torch_backend.warning import warn_once
 
 Run = Callable[..., Any]
 
 
+class Trials:
+    """Whether a program is being tried at the moment, and until when; shared by it and its partitions."""
+
+    until: float | None = None
+    """Of the monotonic clock; None: it runs for its caller, who is not to wait."""
+
+
 class Part(torch.nn.Module):  # type: ignore[misc]
-    """Takes the place of a partition's submodule. What runs it is decided at its first call."""
+    """Takes the place of a partition's submodule, and runs as that one does until it is decided what runs it.
+
+    First `build`, in a thread that may wait; then, while the program is tried, a contest in which its calls take part.
+    """
 
     def __init__(
         self,
         eager: Any,
         recipe: Recipe | None,
         report: PartitionReport,
+        trials: Trials,
         *,
         is_weight: Sequence[bool],
         results: Sequence[Any],
@@ -40,52 +54,106 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         """
         super().__init__()
         self._eager = [eager]  # in a list: not a submodule
-        self.recipe, self.report = recipe, report
+        self.recipe, self.report, self._trials = recipe, report, trials
         self._is_weight, self._results, self._device = is_weight, results, device
         self._stepping, self._alone, self._otherwise = training, alone, otherwise
         (output,) = eager.graph.find_nodes(op="output")
         self._one = not isinstance(output.args[0], (tuple, list))
         self._run: Run | None = None
         self._runner: Any = None
-        self._deciding = threading.RLock()
+        self._duel = Duel()
+        self._deciding = threading.Lock()
 
     def forward(self, *tensors: Any) -> Any:
-        if self._run is None:
-            with self._deciding:
-                if self._run is None:
-                    self._run = self._decided(tensors)
-        return self._run(*tensors)
+        if self._run is None and self._trials.until is not None:
+            self._try(tensors)
+        return (self._run or self._eager[0])(*tensors)
 
     @property
     def compiled(self) -> bool:
-        """Whether it runs compiled code of ours. Before the first call: whether it may."""
+        """Whether it runs compiled code of ours. Until that is decided: whether it may."""
         return self.recipe is not None if self._run is None else self._runner is not None
+
+    @property
+    def decided(self) -> bool:
+        return self._run is not None
 
     def forget_weights(self) -> None:
         """The weights are laid out again at the next call, as after a step of an optimiser."""
         if self._runner is not None:
             self._runner.forget()
 
-    def _decided(self, tensors: Sequence[Any]) -> Run:
+    def build(self) -> None:
+        """Builds the library, or takes it from the cache, and opens it. Takes seconds; raises nothing."""
         if self.recipe is None:
-            return self._inductor(tensors) if self._otherwise == "inductor" else self._by_eager(self.report.reason)
-        file = verdict_file(cache_dir(), "partition", self.recipe.key, self._stepping)
-        verdict = known(file)
+            if self._otherwise != "inductor":
+                self._run = self._by_eager(self.report.reason)
+            return
+        verdict = known(self._verdict_file())
         if verdict is not None and not verdict.use:
-            return self._by_eager(verdict.reason, verdict)
+            self._run = self._by_eager(verdict.reason, verdict)
+            return
         try:
-            self._runner = self._opened()
-            if verdict is None and not self._alone:
-                verdict = settled(file, lambda: self._tried(tensors))
-            if verdict is not None and not verdict.use:
-                self._runner = None
-                return self._by_eager(verdict.reason, verdict)
+            runner = self._opened()
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
-            self._runner = None
-            warn_once(self.recipe.key, f"a part of the model runs in eager mode: {error}")
-            return self._by_eager(str(error))
+            self._fail("a part of the model runs in eager mode", error)
+            return
+        self._runner = runner
+        if verdict is not None or self._alone:
+            self._use(verdict)
+
+    def _use(self, verdict: Verdict | None) -> None:
         self._tell("pitchpipe", "" if verdict is None else verdict.reason, verdict)
-        return self._guarded
+        self._run = self._guarded
+
+    def _fail(self, what: str, error: Exception) -> None:
+        assert self.recipe is not None
+        self._runner = None
+        if not process_ends():
+            warn_once(self.recipe.key, f"{what}: {error}")
+        self._run = self._by_eager(str(error))
+
+    def _verdict_file(self) -> Any:
+        assert self.recipe is not None
+        return verdict_file(cache_dir(), "partition", self.recipe.key, self._stepping)
+
+    def _try(self, tensors: Sequence[Any]) -> None:
+        """Goes on with the contest while there is time, unless another thread or process does."""
+        until = self._trials.until
+        if until is None or not self._deciding.acquire(blocking=False):
+            return
+        try:
+            if self._run is None and self.recipe is None:
+                self._run = self._inductor(tensors)
+            elif self._run is None and self._runner is not None and time.monotonic() < until:
+                self._go_on(tensors, until)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail("a part of the model runs in eager mode", error)
+        finally:
+            self._deciding.release()
+
+    def _go_on(self, tensors: Sequence[Any], until: float) -> None:
+        def ours() -> Outcome:
+            if self._stepping:
+                self._runner.forget()
+            return Outcome(tensors=self._runner(*tensors))
+
+        def theirs() -> Outcome:
+            found = self._eager[0](*tensors)
+            return Outcome(tensors=(found,) if self._one else tuple(found))
+
+        file = self._verdict_file()
+        with turn_of(file) as mine, torch.no_grad():
+            verdict = known(file)
+            if verdict is None and mine:
+                verdict = self._duel.go_on(ours, theirs, until=until)
+                if verdict is not None:
+                    write_json(file, verdict)
+        if verdict is not None and verdict.use:
+            self._use(verdict)
+        elif verdict is not None:
+            self._runner = None
+            self._run = self._by_eager(verdict.reason, verdict)
 
     def _opened(self) -> Any:
         assert self.recipe is not None
@@ -94,34 +162,22 @@ class Part(torch.nn.Module):  # type: ignore[misc]
             raise PitchpipeError(failed.detail)
         if linker() is None and not folder.exists():
             raise PitchpipeError("no linker was found, and the cache holds no library")
-        from pitchpipe.torch_backend.run import Runner
+        made = make(self.recipe, cache_dir())
+        with in_native_code():
+            from pitchpipe.torch_backend.run import Runner
 
-        manifest, library = open_library(make(self.recipe, cache_dir()), self.recipe.target)
-        return Runner(manifest, library, self._device, self._is_weight, self._results, self.recipe.cuda_graphs)
-
-    def _tried(self, tensors: Sequence[Any]) -> Verdict:
-        def ours() -> Sequence[Any]:
-            if self._stepping:
-                self._runner.forget()
-            found: Sequence[Any] = self._runner(*tensors)
-            return found
-
-        def theirs() -> Sequence[Any]:
-            found = self._eager[0](*tensors)
-            return (found,) if self._one else tuple(found)
-
-        with torch.no_grad():
-            return duel(ours, theirs)
+            manifest, library = open_library(made, self.recipe.target)
+            return Runner(manifest, library, self._device, self._is_weight, self._results, self.recipe.cuda_graphs)
 
     def _guarded(self, *tensors: Any) -> Any:
+        runner = self._runner
+        if runner is None:
+            return self._eager[0](*tensors)
         try:
-            found = self._runner(*tensors)
+            found = runner(*tensors)
         except Exception as error:  # noqa: BLE001 - as above
-            assert self.recipe is not None
-            warn_once(self.recipe.key, f"a part of the model goes on in eager mode: {error}")
-            self._runner = None
-            self._run = self._by_eager(str(error))
-            return self._run(*tensors)
+            self._fail("a part of the model goes on in eager mode", error)
+            return self._eager[0](*tensors)
         return found[0] if self._one else found
 
     def _inductor(self, tensors: Sequence[Any]) -> Run:

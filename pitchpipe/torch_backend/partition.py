@@ -8,7 +8,7 @@ there PyTorch makes them for nothing, with the strides that the program expects.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 PREFIX = "pitchpipe_"
 FEWEST = 4
 """Operators that compute in a partition without a heavy one."""
-HEAVY = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul"})
+HEAVY = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul", "recurrent_layer"})
 VIEWS = frozenset(
     {
         *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "alias", "detach"),
@@ -37,6 +37,8 @@ class Split:
     """A GraphModule; the partitions are its submodules named in `weights`."""
     weights: dict[str, frozenset[str]] = field(default_factory=dict)
     """Partition -> those of its placeholders that hold weights."""
+    nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Partition -> the names that its nodes had in the graph, in order."""
     operators: int = 0
     """That compute, in the whole graph."""
     left: dict[str, int] = field(default_factory=dict)
@@ -65,15 +67,26 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
         if node not in inside and computes(node):
             why = reason or "too little beside it to compile"
             found.left[why] = found.left.get(why, 0) + 1
-    if chosen:
-        found.module = fx.passes.utils.fuser_utils.fuse_by_partitions(module, chosen, prefix=PREFIX)
-    for node in found.module.graph.find_nodes(op="call_module"):
-        inner = found.module.get_submodule(node.target)
-        pairs = zip(inner.graph.find_nodes(op="placeholder"), node.args, strict=True)
-        found.weights[node.target] = frozenset(
+    names = [tuple(node.name for node in nodes) for nodes in chosen]
+    fuse(module, names)
+    for at, inner in enumerate(names):
+        name = f"{PREFIX}{at}"
+        (node,) = [one for one in module.graph.find_nodes(op="call_module") if one.target == name]
+        pairs = zip(module.get_submodule(name).graph.find_nodes(op="placeholder"), node.args, strict=True)
+        found.nodes[name] = inner
+        found.weights[name] = frozenset(
             mine.name for mine, given in pairs if given.op == "placeholder" and given.name in weights
         )
     return found
+
+
+def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
+    """Moves the nodes of each partition, by name, into a submodule of the graph module: PREFIX and its number."""
+    nodes = {node.name: node for node in module.graph.nodes}
+    chosen = [{nodes[name]: None for name in names} for names in partitions]
+    if chosen:
+        fx.passes.utils.fuser_utils.fuse_by_partitions(module, chosen, prefix=PREFIX)
+        module.recompile()
 
 
 def name_of(node: Any) -> str:

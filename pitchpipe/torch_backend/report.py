@@ -44,12 +44,33 @@ class GraphReport:
 
 
 @dataclass(kw_only=True)
+class BucketReport:
+    """One set of sizes that a program is compiled for."""
+
+    sizes: dict[str, int]
+    """Its symbolic dimensions, rounded; empty where it has none."""
+    built: bool = False
+    """Whether its partitions have been built, beside the program."""
+    tried: list[dict[str, int]] = field(default_factory=list)
+    """The caller's own sizes at which there was a verdict, in order; what follows is of the last."""
+    runs: str = "undecided"
+    """pitchpipe or eager."""
+    reason: str = ""
+    secs: float | None = None
+    eager_secs: float | None = None
+
+
+@dataclass(kw_only=True)
 class ProgramReport:
     """One graph that Dynamo captured, and what it became."""
 
     graphs: list[GraphReport] = field(default_factory=list)
+    buckets: list[BucketReport] = field(default_factory=list)
+    """One, where sizes are known."""
+    eager_calls: int = 0
+    """Calls that ran as PyTorch runs them because the compiled program was not ready, not decided on, or slower there."""
     runs: str = "undecided"
-    """pitchpipe (its partitions, as they say), eager or inductor."""
+    """pitchpipe (its partitions, as they say), eager or inductor; with symbolic sizes, at the sizes that were tried last."""
     reason: str = ""
     secs: float | None = None
     eager_secs: float | None = None
@@ -69,14 +90,28 @@ class Explanation:
         lines += [f"  break: {_short(reason)} ({times} times)" for reason, times in self.graph_breaks.items()]
         for index, program in enumerate(self.programs):
             lines.append(f"Graph {index}: {program.runs}{_because(program.reason)}{_times(program)}")
+            for bucket in program.buckets:
+                lines += _bucket_lines(bucket)
             for graph in program.graphs:
                 lines += _graph_lines(graph)
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
 
+def _bucket_lines(bucket: BucketReport) -> list[str]:
+    if not bucket.sizes:
+        return []
+    tried = ", ".join(_sizes(sizes) for sizes in bucket.tried) or "none"
+    last = f"{bucket.runs}{_because(bucket.reason)}{_times(bucket)}"
+    return [f"  sizes{_sizes(bucket.sizes)}: tried with{tried}: {last}"]
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return "".join(f" {name}={size}" for name, size in sizes.items())
+
+
 def _graph_lines(graph: GraphReport) -> list[str]:
-    at = "".join(f" {name}={size}" for name, size in graph.sizes.items())
-    lines = [f"  {graph.kind}{at}: {graph.operators} operators, {len(graph.partitions)} partitions; {graph.source}"]
+    size = f"{graph.operators} operators, {len(graph.partitions)} partitions"
+    lines = [f"  {graph.kind}{_sizes(graph.sizes)}: {size}; {graph.source}"]
     for part in graph.partitions:
         tiers = ", ".join(f"{tier.value} {count}" for tier, count in part.tiers.items()) or "not looked up"
         lines.append(f"    {part.name}: {part.operators} operators, {part.workloads} workloads ({tiers})")
@@ -90,7 +125,7 @@ def _because(reason: str) -> str:
     return f", since {reason}" if reason else ""
 
 
-def _times(found: ProgramReport | PartitionReport) -> str:
+def _times(found: ProgramReport | BucketReport | PartitionReport) -> str:
     if found.secs is None or found.eager_secs is None:
         return ""
     return f"; measured {_ms(found.secs)}, eager {_ms(found.eager_secs)}"

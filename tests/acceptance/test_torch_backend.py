@@ -15,26 +15,25 @@ from typing import Any
 
 import pytest
 
-from pitchpipe import building, identity
 from pitchpipe.answers import KeptAnswer
 from pitchpipe.artifact import cache_dir
 from pitchpipe.errors import InvalidInput, MeasurementFailed
-from pitchpipe.plugins import step
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import JobState
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.record import Best, LookupResponse, ScheduleAnswer, Tier
-from tuner import deploy
-from tuner.ingest import parse_container
+from tests.torch_here import never_slow, steps_here
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import duel, misses, part, program, run, schedules, threads  # noqa: E402
+from pitchpipe.torch_backend import cutting, duel, graphs, misses, part, run, schedules, threads  # noqa: E402
 from pitchpipe.torch_backend.options import parse  # noqa: E402
 
-DEFAULT = {"on_miss": "default"}
+WAITING = 600
+"""Seconds: calls wait for everything, so that the first one is decided."""
+DEFAULT = {"on_miss": "default", "deadline_secs": WAITING}
 """Compiles without schedules."""
 NOWHERE, AWAY = "http://127.0.0.1:9", "http://127.0.0.1:10"
 """Nobody listens on either; at AWAY the fake service is taken to have been."""
@@ -45,8 +44,7 @@ def alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No service, no local database, nothing compiled before; a compiled side never loses for being slow."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("PITCHPIPE_URL", raising=False)
-    monkeypatch.setattr(duel, "MARGIN", float("inf"))
-    monkeypatch.setattr(duel, "BUDGET_SECS", 0.0)
+    never_slow(monkeypatch)
     torch.manual_seed(0)
     torch_backend.recompile()
     shutil.rmtree(cache_dir() / "verdicts", ignore_errors=True)  # of other rules; libraries are shared
@@ -58,18 +56,8 @@ def alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps run in this process, which has imported TVM, in place of children; libraries are not tried first.
-
-    Children are tested with the SDK and load_safely, which have them in common with this.
-    """
-
-    def run_here(name: str, data: bytes, **arguments: Any) -> Any:
-        return step(name)(data, {}, **arguments)
-
-    monkeypatch.setattr(identity, "run_step", run_here)
-    monkeypatch.setattr(building, "run_step", run_here)
-    monkeypatch.setattr(deploy, "ingest", lambda data, _format: parse_container(data))
-    monkeypatch.setattr(building, "prove", lambda *_args, **_options: SimpleNamespace(ok=True))
+    """Without children."""
+    steps_here(monkeypatch)
 
 
 class Small(nn.Module):
@@ -208,13 +196,14 @@ def test_compiled_autograd_works(warm: None, monkeypatch: pytest.MonkeyPatch) ->
 def fixed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     """The sizes that graphs were compiled for."""
     seen: list[dict[str, int]] = []
-    original = program.Program.fixed
+    original = graphs.Graph.prepare
 
-    def recording(self: Any, module: Any, kind: str, weights: Any, sizes: dict[str, int]) -> Any:
-        seen.append(sizes)
-        return original(self, module, kind, weights, sizes)
+    def recording(self: Any, sizes: dict[str, int]) -> Any:
+        found = original(self, sizes)
+        seen.append(found[1].sizes)
+        return found
 
-    monkeypatch.setattr(program.Program, "fixed", recording)
+    monkeypatch.setattr(graphs.Graph, "prepare", recording)
     return seen
 
 
@@ -291,7 +280,7 @@ def test_with_nobody_to_ask_the_program_runs_as_it_is(monkeypatch: pytest.Monkey
 
 def test_a_service_that_is_down_costs_one_warning(warm: None) -> None:
     model, x = mlp(), torch.randn(4, 8)
-    options = {"url": NOWHERE, "deadline_secs": 1}
+    options = {"url": NOWHERE, "deadline_secs": 30}
 
     def run_twice() -> list[Any]:
         found = []
@@ -312,10 +301,9 @@ def test_a_service_that_is_down_costs_one_warning(warm: None) -> None:
 
 
 def test_a_service_that_is_down_is_not_prepared_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "run_step", failing)
-    monkeypatch.setattr(program, "identify", failing)
+    monkeypatch.setattr(cutting, "run_step", failing)
     model, x = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8)).eval(), torch.randn(4, 8)
-    compiled = torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": 1})
+    compiled = torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": 30})
     with torch.no_grad(), pytest.warns(torch_backend.BackendWarning, match="gives no schedules") as caught:
         assert torch.equal(compiled(x), model(x))
     assert len([one for one in caught if one.category is torch_backend.BackendWarning]) == 1
@@ -365,15 +353,15 @@ def test_a_result_may_be_as_far_off_as_rounding_makes_eagers_own() -> None:
 
 def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = duel.duel
+    real = duel.compared
 
-    def strict(ours: Any, theirs: Any, **more: Any) -> Any:
-        if more.get("nudged") is not None:
-            asked.append(duel.difference(theirs(), more["nudged"]()))
+    def strict(ours: Any, theirs: Any, nudged: Any = None) -> Any:
+        if nudged is not None:
+            asked.append(duel.difference(theirs().tensors, nudged().tensors))
             monkeypatch.setitem(duel.TOLERANCE, torch.float32, 1e-12)
-        return real(ours, theirs, **more)
+        return real(ours, theirs, nudged)
 
-    monkeypatch.setattr(duel, "duel", strict)
+    monkeypatch.setattr(duel, "compared", strict)
     model, x = Small().train(), torch.randn(4, 3, 9, 9)
     explained = torch_backend.explain(model, (x,), options=DEFAULT)
     assert asked == [None], "the nudge is of the size of rounding"
@@ -381,13 +369,13 @@ def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, m
 
 
 def test_what_is_slower_than_eager_stays_eager_and_is_timed_once(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duel, "MARGIN", 0.0)
+    monkeypatch.setattr(duel, "MARGIN", 1e-9)
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
         first = torch_backend.explain(model, (x,), options=DEFAULT)
         assert first.programs[0].runs == "eager"
         assert first.programs[0].eager_secs is not None
-        monkeypatch.setattr(duel, "duel", failing)
+        monkeypatch.setattr(duel.Duel, "go_on", failing)
         monkeypatch.setattr(part, "make", failing)
         again = torch_backend.explain(model, (x,), options=DEFAULT)
     assert again.programs[0].eager_secs == first.programs[0].eager_secs
@@ -503,7 +491,7 @@ def test_what_is_missing_is_reported(warm: None, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FakeService, "tiers", staticmethod(lambda index: Tier.NONE if index == 0 else Tier.EXACT))
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
-        torch.compile(model, backend="pitchpipe", options={"url": NOWHERE})(x)
+        torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": WAITING})(x)
     assert told.get(timeout=10) == ("relax", "llvm", 1, 1)
 
 
@@ -540,7 +528,7 @@ def test_small_operators_beside_compiled_code_take_one_thread(warm: None, monkey
             node.target = lambda *given: (seen.append(torch.get_num_threads()), embedding(*given))[1]
         threads.run_small_ones_alone(module)
 
-    monkeypatch.setattr(program, "run_small_ones_alone", looked_at)
+    monkeypatch.setattr(graphs, "run_small_ones_alone", looked_at)
     model, x = Words().eval(), torch.arange(6)
     with torch.no_grad():
         assert close(torch.compile(model, backend="pitchpipe", options=DEFAULT)(x), model(x))

@@ -53,13 +53,13 @@ def launches(call: Any) -> collections.Counter[str]:
 @torch.no_grad()
 def test_reduce_overhead_replays_graphs_that_see_changed_weights() -> None:
     model, x = deep(), torch.randn(64, 256, device="cuda")
-    plain = torch.compile(model, backend="pitchpipe", options={"on_miss": "default"})
+    plain = torch.compile(model, backend="pitchpipe", options={"on_miss": "default", "deadline_secs": 600})
     assert torch.allclose(plain(x), model(x), atol=1e-6)
     one_by_one = launches(lambda: plain(x))
     assert one_by_one["cudaGraphLaunch"] == 0
     assert one_by_one.total() >= CALLS * LAYERS
     torch._dynamo.reset()
-    options = {"on_miss": "default", "mode": "reduce-overhead"}
+    options = {"on_miss": "default", "mode": "reduce-overhead", "deadline_secs": 600}
     replayed = torch.compile(model, backend="pitchpipe", options=options)
     for _ in range(3):
         found = replayed(x)
@@ -75,7 +75,7 @@ def test_reduce_overhead_replays_graphs_that_see_changed_weights() -> None:
 @torch.no_grad()
 def test_kernels_run_on_the_current_stream() -> None:
     model, x = deep(), torch.randn(64, 256, device="cuda")
-    compiled = torch.compile(model, backend="pitchpipe", options={"on_miss": "default"})
+    compiled = torch.compile(model, backend="pitchpipe", options={"on_miss": "default", "deadline_secs": 600})
     compiled(x)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,0 +1,307 @@
+"""What torch.compile's backend must not change: state, random numbers, memory; and sizes, one bucket at a time."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.torch_here import never_slow, steps_here
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as f  # noqa: E402
+
+from pitchpipe import torch_backend  # noqa: E402
+from pitchpipe.torch_backend import duel, rehearsal, run  # noqa: E402
+
+OPTIONS = {"on_miss": "default", "deadline_secs": 600}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("right")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("PITCHPIPE_CACHE_DIR", str(cache / tmp_path.name))
+    monkeypatch.delenv("PITCHPIPE_URL", raising=False)
+    steps_here(monkeypatch)
+    never_slow(monkeypatch)
+    torch.manual_seed(0)
+    torch_backend.recompile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
+        yield
+    torch_backend.recompile()
+
+
+def compiled(function: Any, **more: Any) -> Any:
+    return torch.compile(function, backend="pitchpipe", options=OPTIONS, **more)
+
+
+def check_equal(found: Any, expected: Any) -> None:
+    assert len(found) == len(expected)
+    for a, r in zip(found, expected, strict=True):
+        assert torch.allclose(a, r, rtol=1e-3, atol=1e-5)
+        assert a.stride() == r.stride()
+        assert a.requires_grad == r.requires_grad
+
+
+class Dropping(nn.Module):  # type: ignore[misc]
+    """Dropout between two halves that can be compiled, and a norm with statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 8)
+
+    def forward(self, x: Any) -> Any:
+        y = f.dropout(f.gelu(self.norm(self.up(x))), 0.5, self.training)
+        return self.down(f.dropout(y, 0.3, self.training))
+
+
+def test_a_training_step_with_dropout_draws_what_eager_draws() -> None:
+    model, x = Dropping().train(), torch.randn(6, 8)
+    twin = copy.deepcopy(model)
+    step = compiled(twin)
+    for seed in (3, 4):
+        outcomes = []
+        for one, call in ((model, model), (twin, step)):
+            one.zero_grad()
+            torch.manual_seed(seed)
+            loss = call(x).square().mean()
+            loss.backward()
+            outcomes.append([loss.detach(), *(p.grad for p in one.parameters()), *one.buffers(), torch.rand(3)])
+        for a, r in zip(*outcomes, strict=True):
+            assert torch.allclose(a.float(), r.float(), rtol=1e-3, atol=1e-5)
+    (report,) = torch_backend.reports()
+    assert report.runs == "pitchpipe", report
+    assert any("draws random numbers" in reason for graph in report.graphs for reason in graph.left), report
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        torch.rand_like,
+        torch.randn_like,
+        lambda y: torch.bernoulli(torch.sigmoid(y)),
+        lambda y: torch.empty_like(y).exponential_(),
+        lambda y: torch.randint(0, 9, y.shape).to(y.dtype),
+    ],
+    ids=["uniform", "normal", "bernoulli", "exponential", "integers"],
+)
+def test_random_operators_stay_with_pytorch_and_keep_their_order(draws: Callable[[Any], Any]) -> None:
+    weight, x = torch.randn(8, 8), torch.randn(4, 8)
+
+    def program(x: Any) -> Any:
+        y = torch.relu(x @ weight)
+        z = y + draws(y)
+        return (f.gelu(z @ weight) + torch.rand(8),)
+
+    outcomes = []
+    for function in (program, compiled(program)):
+        with torch.no_grad():
+            torch.manual_seed(1)
+            outcomes.append([*function(x), *function(x), torch.rand(2)])
+    check_equal(outcomes[1], outcomes[0])
+
+
+def test_what_is_written_into_arguments_is_compared_and_kept() -> None:
+    weight = torch.randn(8, 8)
+
+    def program(x: Any, total: Any) -> Any:
+        y = torch.relu(x @ weight) @ weight
+        total.add_(y.sum(0))
+        return y * total, x
+
+    states = [torch.zeros(8), torch.zeros(8)]
+    outcomes = []
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        for function, state in zip((program, compiled(program)), states, strict=True):
+            outcomes.append([*function(x, state), *function(x, state)])
+    check_equal(outcomes[1], outcomes[0])
+    check_equal(states[1:], states[:1])
+    assert outcomes[1][1] is x or outcomes[1][1].data_ptr() == x.data_ptr()
+
+
+def test_a_compiled_side_that_forgets_a_write_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(8, 8)
+
+    def program(x: Any, total: Any) -> Any:
+        y = torch.relu(x @ weight) @ weight
+        total.add_(1)
+        return (y,)
+
+    original = rehearsal.Rehearsal.__call__
+
+    def forgetful(self: Any, function: Any) -> Any:
+        found = original(self, function)
+        if hasattr(function, "graph"):  # what Dynamo captured
+            return found
+        return duel.Outcome(tensors=[*found.tensors[:-1], found.tensors[-1] - 1], facts=found.facts)
+
+    monkeypatch.setattr(rehearsal.Rehearsal, "__call__", forgetful)
+    total = torch.zeros(8)
+    with torch.no_grad(), pytest.warns(torch_backend.BackendWarning, match="off eager's"):
+        compiled(program)(torch.randn(4, 8), total)
+    assert torch.equal(total, torch.ones(8))
+    (report,) = torch_backend.reports()
+    assert report.runs == "eager"
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_is_right(kind: Any) -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).to(kind).eval(),
+        torch.randn(4, 16).to(kind),
+    )
+    with torch.no_grad():
+        found, expected = compiled(model)(x), model(x)
+    assert duel.difference([found], [expected]) is None
+    assert found.dtype is kind
+
+
+def test_a_graph_can_be_run_backwards_twice() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)), torch.randn(2, 8)
+    loss = compiled(model)(x).sum()
+    loss.backward(retain_graph=True)
+    first = [one.grad.clone() for one in model.parameters()]
+    loss.backward()
+    for one, once in zip(model.parameters(), first, strict=True):
+        assert torch.allclose(one.grad, 2 * once)
+
+
+def test_attention_in_training_has_eagers_gradients() -> None:
+    weight = torch.randn(3, 16, 16)
+
+    def program(x: Any) -> Any:
+        q, k, v = (torch.relu(x @ one).unflatten(-1, (2, 8)).transpose(1, 2) for one in weight)
+        return f.scaled_dot_product_attention(q, k, v)
+
+    gradients = []
+    for function in (program, compiled(program)):
+        torch.manual_seed(0)
+        x = torch.randn(2, 6, 16, requires_grad=True)
+        function(x).square().sum().backward()
+        gradients.append(x.grad)
+    check_equal(gradients[1:], gradients[:1])
+    (report,) = torch_backend.reports()
+    assert report.runs == "pitchpipe", report
+
+
+def rows(model: Any, *sizes: int) -> list[Any]:
+    return [torch.randn(size, 8) for size in sizes]
+
+
+def mlp() -> Any:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.Softmax(-1)).eval()
+
+
+def test_each_bucket_competes_at_the_callers_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = rehearsal.Rehearsal.__call__
+
+    def looked_at(self: Any, function: Any) -> Any:
+        seen.extend(
+            len(one)
+            for one in self._arguments
+            if isinstance(one, torch.Tensor) and one.dim() == 2 and one.shape[1] == 8 and len(one) in (5, 11)
+        )
+        return original(self, function)
+
+    monkeypatch.setattr(rehearsal.Rehearsal, "__call__", looked_at)
+    model = mlp()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for x in rows(model, 5, 11):
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+    (report,) = torch_backend.reports()
+    assert [list(bucket.sizes.values()) for bucket in report.buckets] == [[8], [16]]
+    assert [[list(sizes.values()) for sizes in bucket.tried] for bucket in report.buckets] == [[[5]], [[11]]]
+    assert set(seen) == {5, 11}, "both sides ran unpadded arguments"
+
+
+def test_a_bucket_that_loses_stays_eager_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duel, "MARGIN", 0.98)
+    ratios = {8: 0.5, 16: 2.0}
+    judged: list[int] = []
+
+    def judge(ours: Any, theirs: Any) -> float:
+        (rows_,) = {len(one) for one in theirs().tensors}
+        judged.append(rows_)
+        assert duel.difference(ours().tensors, theirs().tensors) is None
+        return ratios[8 if rows_ <= 8 else 16]
+
+    def go_on(_self: Any, ours: Any, theirs: Any, **_: Any) -> duel.Verdict:
+        ratio = judge(ours, theirs)
+        return duel.Verdict(use=ratio > 1, reason="a test says so", secs=1.0, eager_secs=ratio, ratio=ratio)
+
+    monkeypatch.setattr(duel.Duel, "go_on", go_on)
+    ran: list[int] = []
+    original = run.Runner.__call__
+    monkeypatch.setattr(
+        run.Runner, "__call__", lambda self, *given: ran.append(len(given[-1])) or original(self, *given)
+    )
+    model = mlp()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for x in rows(model, 6, 12):
+            fast(x)
+        assert judged == [6, 12]
+        ran.clear()
+        for x in rows(model, 6, 5, 12, 13):
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+        assert judged == [6, 12], "fewer rows lose, more rows win: nobody asks again"
+        assert ran, "the winner runs compiled"
+        (report,) = torch_backend.reports()
+        assert [bucket.runs for bucket in report.buckets] == ["eager", "pitchpipe"]
+        ran.clear()
+        fast(rows(model, 6)[0])
+        assert not ran, "the loser runs eagerly"
+        fast(rows(model, 9)[0])
+        assert judged == [6, 12], "a lead of 2 pays for a padding of 16 / 9"
+
+
+def test_strides_of_cut_results_are_eagers() -> None:
+    weight = torch.randn(8, 8)
+
+    def program(x: Any) -> Any:
+        y = torch.relu(x @ weight)
+        return y.t(), (y @ weight).unsqueeze(1).expand(-1, 2, -1), y.t().contiguous().t()
+
+    fast = compiled(program, dynamic=True)
+    with torch.no_grad():
+        for size in (5, 7, 8):
+            x = torch.randn(size, 8)
+            check_equal(fast(x), program(x))
+
+
+def test_sizes_of_one_and_none_are_right() -> None:
+    model = mlp()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for size in (5, 1, 0, 2, 1):
+            x = torch.randn(size, 8)
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+            assert fast(x).shape == (size, 8)
+
+
+def test_a_training_step_with_a_size_that_varies_is_right() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    fast = compiled(model, dynamic=True)
+    for size in (5, 6, 5):
+        x = torch.randn(size, 8)
+        gradients = []
+        for call in (model, fast):
+            model.zero_grad()
+            call(x).square().sum().backward()
+            gradients.append([one.grad.clone() for one in model.parameters()])
+        for a, r in zip(*reversed(gradients), strict=True):
+            assert torch.allclose(a, r, rtol=1e-3, atol=1e-5)

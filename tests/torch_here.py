@@ -1,0 +1,38 @@
+"""For tests of the torch.compile backend that are about its results: what children do is done in this process.
+
+Children are tested by test_torch_beside.py and test_torch_tuned.py, and with the SDK, which has them in common with this.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pitchpipe import building
+from pitchpipe.plugins import step
+from tuner import deploy
+from tuner.ingest import parse_container
+
+
+def steps_here(patch: pytest.MonkeyPatch) -> None:
+    """Steps run in this process, which imports TVM once, in place of children; libraries are not tried first."""
+    from pitchpipe.torch_backend import cutting
+
+    def run_here(name: str, data: bytes, *, timeout_secs: float | None = None, **arguments: Any) -> Any:
+        del timeout_secs
+        return step(name)(data, {}, **arguments)
+
+    patch.setattr(cutting, "run_step", run_here)
+    patch.setattr(building, "run_step", run_here)
+    patch.setattr(deploy, "ingest", lambda data, _format: parse_container(data))
+    patch.setattr(building, "prove", lambda *_args, **_options: SimpleNamespace(ok=True, wrong=None))
+
+
+def never_slow(patch: pytest.MonkeyPatch) -> None:
+    """A compiled side never loses for being slow, and is timed as briefly as can be."""
+    from pitchpipe.torch_backend import duel
+
+    patch.setattr(duel, "MARGIN", float("inf"))
+    patch.setattr(duel, "BUDGET_SECS", 0.0)
