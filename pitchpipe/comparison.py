@@ -6,8 +6,9 @@ elements of r that are finite, and S the largest s of all outputs of the model, 
     max |a - r| / max(|r| + s, CANCELLED * S).
 
 The scale holds s, since an element near zero carries the rounding of the large terms that cancelled in it, and S, since an
-output that is zero but for rounding does as well. Whole numbers and booleans must be equal; infinities and values that are
-not numbers must stand in the same places.
+output that is zero but for rounding does as well. Whole numbers and booleans must be equal. An output on the grid of a
+quantised model may be one step off, as frameworks round differently among themselves. Infinities and values that are not
+numbers must stand in the same places.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ for which exponentials and sigmoids saturate. Infinities are not among them: rew
 norm folded into weights, Winograd's algorithm) carry them elsewhere, and no model is fed them."""
 
 
-def difference(found: Sequence[Any], expected: Sequence[Any]) -> str | None:
+def difference(found: Sequence[Any], expected: Sequence[Any], *, steps: Sequence[float] = ()) -> str | None:
     """How `found` differs from `expected`, arrays of the framework, by more than TOLERANCE; None where it does not.
 
-    Where several outputs differ the worst is told.
+    `steps` is what each output may be off besides, absolutely: of a quantised one the step of its grid. Where several
+    outputs differ the worst is told.
     """
     if len(found) != len(expected):
         return f"there are {len(found)} outputs, not {len(expected)}"
     errors: list[tuple[float, str]] = []
-    for at, (a, r, error) in enumerate(_errors(found, expected)):
+    for at, (a, r, error) in enumerate(_errors(found, expected, steps)):
         if isinstance(error, str):
             return f"output {at} {error}"
         limit = TOLERANCE.get(str(r.dtype), 0.0)
@@ -68,14 +70,16 @@ class Agreement:
     """How they differ there."""
 
 
-def agreement(found: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]]) -> Agreement:
-    """Compares the outputs of ours with the framework's, both by input set and output."""
+def agreement(
+    found: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]], *, steps: Sequence[float] = ()
+) -> Agreement:
+    """Compares the outputs of ours with the framework's, both by input set and output; see `difference`."""
     shares: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
     for at, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        told = difference(ours, theirs)
+        told = difference(ours, theirs, steps=steps)
         if told is not None:
             return Agreement(error=float("inf"), tolerance=0.0, differs_at=at, difference=told)
-        for _, r, error in _errors(ours, theirs):
+        for _, r, error in _errors(ours, theirs, steps):
             limit = TOLERANCE.get(str(r.dtype))
             if limit is not None and not isinstance(error, str):
                 shares.append((error / limit, error, limit))
@@ -92,12 +96,15 @@ def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     return max((float("inf") if isinstance(error, str) else error for error in errors), default=0.0)
 
 
-def _errors(found: Sequence[Any], expected: Sequence[Any]) -> list[tuple[Any, Any, float | str]]:
+def _errors(
+    found: Sequence[Any], expected: Sequence[Any], steps: Sequence[float] = ()
+) -> list[tuple[Any, Any, float | str]]:
     """(ours, the framework's, the error, or how they cannot be compared) of each output."""
     import numpy as np
 
     pairs = [(np.asarray(a), np.asarray(r)) for a, r in zip(found, expected, strict=True)]
-    exact = [_exact(a, r) for a, r in pairs]
+    steps = [*steps, *[0.0] * (len(pairs) - len(steps))]
+    exact = [_exact(a, r, step) for (a, r), step in zip(pairs, steps, strict=True)]
     wide = [
         None if told is not None or r.dtype.kind in "biu" else (a.astype(np.float64), r.astype(np.float64))
         for (a, r), told in zip(pairs, exact, strict=True)
@@ -105,25 +112,26 @@ def _errors(found: Sequence[Any], expected: Sequence[Any]) -> list[tuple[Any, An
     sizes = [0.0 if pair is None else _size(pair[1]) for pair in wide]
     least = CANCELLED * max(sizes, default=0.0) or NO_SIZE
     results: list[tuple[Any, Any, float | str]] = []
-    for (a, r), told, pair, size in zip(pairs, exact, wide, sizes, strict=True):
+    for (a, r), told, pair, size, step in zip(pairs, exact, wide, sizes, steps, strict=True):
         error: float | str = told or 0.0
         if pair is not None:
             finite = np.isfinite(pair[1])
             if finite.any():
                 scale = np.maximum(np.abs(pair[1][finite]) + size, least)
-                error = float((np.abs(pair[0][finite] - pair[1][finite]) / scale).max())
+                off = np.maximum(np.abs(pair[0][finite] - pair[1][finite]) - step, 0.0)
+                error = float((off / scale).max())
         results.append((a, r, error))
     return results
 
 
-def _exact(a: np.ndarray, r: np.ndarray) -> str | None:
+def _exact(a: np.ndarray, r: np.ndarray, step: float) -> str | None:
     """How shapes, types, whole numbers or places of infinities differ."""
     import numpy as np
 
     if a.shape != r.shape or a.dtype != r.dtype:
         return f"is {a.dtype}{list(a.shape)}, not {r.dtype}{list(r.shape)}"
     if r.dtype.kind in "biu":
-        wrong = int((a != r).sum())
+        wrong = int((np.abs(a.astype(np.float64) - r.astype(np.float64)) > step).sum() if step else (a != r).sum())
         return f"({r.dtype}{list(r.shape)}) differs in {wrong} of {r.size} elements" if wrong else None
     ours, theirs = a.astype(np.float64), r.astype(np.float64)
     same = (np.isnan(ours) == np.isnan(theirs)) & (np.isinf(ours) == np.isinf(theirs))

@@ -64,14 +64,15 @@ def evaluate(
         if source is None:
             return {"incomparable": incomparable}
         default = _Runner(schedule_model(ingested, wanted, {}, fixed=True), weights)
-        return {"agreement": asdict(agreement([default.outputs(one) for one in source.inputs], source.outputs))}
+        found = [default.outputs(one) for one in source.inputs]
+        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
     scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
     with ThreadPoolExecutor(2) as threads:
         untuned, tuned = threads.map(lambda ready: _Runner(ready, weights), scheduled)
     outputs = source.outputs if source is not None else [untuned.outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
-    judged = agreement(found, outputs)
+    judged = agreement(found, outputs, steps=source.steps if source is not None else ())
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer

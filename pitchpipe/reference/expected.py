@@ -50,6 +50,10 @@ class Runner(Protocol):
     def weights(self) -> Mapping[str, np.ndarray]:
         """Drawn by the runner, of a model whose weights are not there."""
 
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """See Expected.steps; empty where nothing is quantised."""
+
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All tensors that the model gives. Raises whatever the framework does."""
 
@@ -65,6 +69,8 @@ class Expected:
     outputs: tuple[tuple[np.ndarray, ...], ...]
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     """To be used in place of the model's, where it has none of these names."""
+    steps: tuple[float, ...] = ()
+    """What each output may be off, absolutely: of a quantised one the step of its grid (`comparison.difference`)."""
     note: str | None = None
     """Why there are fewer input sets than there should be."""
 
@@ -86,7 +92,9 @@ class Expected:
         """Into one file."""
         import numpy as np
 
-        told = np.frombuffer(canonical_json({"reference": self.reference, "note": self.note}), np.uint8)
+        told = np.frombuffer(
+            canonical_json({"reference": self.reference, "note": self.note, "steps": self.steps}), np.uint8
+        )
         arrays: dict[str, Any] = {"told": told}
         for kind, sets in (("i", self.inputs), ("o", self.outputs)):
             arrays |= {f"{kind} {at} {nth}": one for at, given in enumerate(sets) for nth, one in enumerate(given)}
@@ -110,6 +118,7 @@ class Expected:
         return cls(
             reference=told["reference"],
             note=told["note"],
+            steps=tuple(told.get("steps", ())),
             inputs=tuple(tuple(sets["i"].get(at, ())) for at in sorted(sets["o"])),
             outputs=tuple(tuple(found) for _, found in sorted(sets["o"].items())),
             weights=weights,
@@ -135,7 +144,7 @@ def expect(runner: Runner, seed: int = 0, most: int = INPUT_SETS) -> Expected:
                 slow = slow or time.monotonic() - started > SLOW_SECS
                 if not outputs:
                     raise CannotRun(f"{runner.name} gives no tensor")
-                if slow or difference(runner(_rounded(given, rng)), outputs) is None:
+                if slow or difference(runner(_rounded(given, rng)), outputs, steps=runner.steps) is None:
                     kept.append((given, outputs))
                     break
                 lost = f"{runner.name} gives other outputs for inputs that differ by rounding alone"
@@ -151,6 +160,7 @@ def expect(runner: Runner, seed: int = 0, most: int = INPUT_SETS) -> Expected:
         inputs=tuple(tuple(inputs) for inputs, _ in kept),
         outputs=tuple(tuple(outputs) for _, outputs in kept),
         weights=dict(runner.weights),
+        steps=runner.steps,
         note=note,
     )
 

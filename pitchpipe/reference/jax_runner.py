@@ -16,6 +16,8 @@ from pitchpipe.reference.expected import CannotRun
 class FunctionRunner:
     """What jax.jit or jax.export made. Of the latter, without arguments, they are drawn."""
 
+    steps: tuple[float, ...] = ()
+
     def __init__(self, function: Any, arguments: Sequence[Any] | None) -> None:
         self.name = f"JAX {jax.__version__}"
         self.weights: dict[str, np.ndarray] = {}
@@ -36,6 +38,8 @@ class FunctionRunner:
 
 class ModuleRunner:
     """A StableHLO module, text or a portable artifact. `specs` are the shapes and types of what its main takes."""
+
+    steps: tuple[float, ...] = ()
 
     def __init__(self, data: bytes, specs: Sequence[tuple[Sequence[int], str]]) -> None:
         self.name = f"JAX {jax.__version__}"

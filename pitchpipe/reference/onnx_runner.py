@@ -28,6 +28,8 @@ SEED = 0
 class OnnxRunner:
     """A file. Weights that were stripped from it are those given by name, or else drawn."""
 
+    steps: tuple[float, ...] = ()
+
     def __init__(self, path: Path, weights: Mapping[str, np.ndarray]) -> None:
         model = onnx.load(path, load_external_data=False)
         rng = np.random.default_rng(SEED)

@@ -17,6 +17,8 @@ from pitchpipe.reference.expected import CannotRun
 class TorchRunner:
     """A callable of PyTorch on a copy of its module: buffers, attributes, random numbers and inputs stay the caller's."""
 
+    steps: tuple[float, ...] = ()
+
     def __init__(self, module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:
         self.name = f"PyTorch {torch.__version__}"
         self.weights: dict[str, np.ndarray] = {}

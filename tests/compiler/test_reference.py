@@ -233,3 +233,19 @@ def test_the_package_imports_no_framework() -> None:
 
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"torch", "tvm", "jax", "onnx", "onnxruntime", "numpy"}.isdisjoint(loaded)
+
+
+def test_quantised_outputs_may_be_one_step_off(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    pytest.importorskip("tflite")
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    try:
+        from frontends.tflite_files import FILES, STEPS
+    finally:
+        sys.path.pop(0)
+    for name in ("int8 element by element", *STEPS):
+        path = tmp_path / "quantised.tflite"
+        path.write_bytes(FILES[name]())
+        expected, found = compared(local_model(path), tmp_path)
+        assert found.difference is None, name
+        assert max(expected.steps) > 0, name

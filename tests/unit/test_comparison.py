@@ -117,6 +117,7 @@ class Framework:
 
     name = "Framework 1"
     weights: dict[str, np.ndarray] = {}
+    steps: tuple[float, ...] = ()
 
     def __init__(self, function: Callable[..., Sequence[Any]], *examples: Any) -> None:
         self.function, self.examples = function, examples
@@ -204,3 +205,13 @@ def test_a_comparison_reads_as_a_sentence() -> None:
     assert str(told) == "compared with PyTorch 2.13.0 on 2 input sets: largest relative error 1.5e-06, 1e-03 is allowed"
     assert str(not_compared("it has\nno framework")) == "not compared: it has no framework"
     assert len(not_compared("x" * 9000).reason or "") == MAX_REASON
+
+
+def test_an_output_may_be_off_by_the_step_of_its_grid_and_no_more() -> None:
+    r = np.array([0, 5, -7], np.int8)
+    assert difference([r + np.int8(1)], [r]) is not None
+    assert difference([r + np.int8(1)], [r], steps=[1.0]) is None
+    assert difference([r + np.int8(2)], [r], steps=[1.0]) is not None
+    grid = np.array([0.0, 0.5, -0.7], np.float32)
+    assert difference([grid + np.float32(0.1)], [grid], steps=[0.1]) is None
+    assert difference([grid + np.float32(0.2)], [grid], steps=[0.1]) is not None
