@@ -134,16 +134,21 @@ def _whole_power(node: Node) -> Any:
         # Each step is a stage of its own: nested in one expression, steps would double its size each.
         square = compute(shape, lambda *at: _at(x, node.shape(0), at), "square")
         found = compute(shape, lambda *_at: tirx.const(1, dtype), "found")
-        for bit in range(bits):
-            last, factor = found, square
 
-            def with_bit(*at: Any, bit: int = bit, last: Any = last, factor: Any = factor) -> Any:
+        def chosen(bit: int, last: Any, factor: Any) -> Any:
+            def with_bit(*at: Any) -> Any:
                 power = _at(y, node.shape(1), at)
                 odd = tirx.bitwise_and(tirx.shift_right(power, tirx.const(bit, exponent)), one).equal(one)
                 return tirx.Select(odd, last(*at) * factor(*at), last(*at))
 
-            found = compute(shape, with_bit, "found")
-            square = compute(shape, lambda *at, factor=factor: factor(*at) * factor(*at), "square")
+            return compute(shape, with_bit, "found")
+
+        def squared(factor: Any) -> Any:
+            return compute(shape, lambda *at: factor(*at) * factor(*at), "square")
+
+        for bit in range(bits):
+            found = chosen(bit, found, square)
+            square = squared(square) if bit < bits - 1 else square
 
         def element(*at: Any) -> Any:
             a, b = _at(x, node.shape(0), at), _at(y, node.shape(1), at)
