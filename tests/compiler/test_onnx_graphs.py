@@ -13,9 +13,10 @@ from onnx.reference import ReferenceEvaluator
 from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import strip_onnx
+from pitchpipe.wire.job import ModelFormat
 from tests.compiler.models import model, node, small_network
 from tuner.deploy import compile_scheduled, schedule_model
-from tuner.ingest import IngestLimits
+from tuner.ingest import IngestLimits, ingest
 from tuner.ingest.onnx.survey import survey
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.tvm_compat import load_ir, relax, tvm
@@ -130,6 +131,11 @@ def test_shapes_computed_by_any_operator_are_constants() -> None:
         "scale": np.array([[3.0]], np.float32),
     }
     agree(model(nodes, {"x": [2, 3, 4]}, ["y"], weights), normal(2, 3, 4))
+
+
+def test_the_confined_child_folds_as_the_process_itself_does() -> None:
+    data = recurrent_classifier("LSTM").SerializeToString()
+    assert ingest(data, ModelFormat.ONNX) == read_onnx(data, LIMITS)
 
 
 def _branch(value: str, name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.reference.ops  # here, as the child may read no file once it is confined
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 

@@ -10,7 +10,7 @@ import numpy as np
 from tuner.ingest.onnx.node import Node, compute
 from tuner.ingest.onnx.registry import reader
 from tuner.ingest.onnx.values import shape_of
-from tuner.tvm_compat import relax, tirx
+from tuner.tvm_compat import relax, te, tirx
 
 
 def elementwise(node: Node, function: Callable[..., Any], *operands: Any, name: str | None = None) -> Any:
@@ -36,36 +36,26 @@ def _at(tensor: Any, shape: tuple[int, ...], at: tuple[Any, ...]) -> Any:
 
 @reader("Mod")
 def remainder(node: Node) -> Any:
-    """Of the divisor's sign, or with `fmod` of the dividend's."""
-    x, y, dtype = node.tensor(0), node.tensor(1), node.dtype(0)
-    truncated = bool(node.attribute("fmod", 0))
-    if not truncated and "float" not in dtype:
+    """Of the divisor's sign, for floating-point numbers; TVM's for whole ones and for that of the dividend's sign.
+
+    TVM's own has no answer for an infinite divisor. Quotients are rounded in double precision, so single ones are exact
+    while the quotient is below 2^29.
+    """
+    dtype = node.dtype(0)
+    if node.attribute("fmod", 0) or "float" not in dtype:
         return None
-    if "float" not in dtype:
-        # A divisor of -1 is taken apart: the smallest number by it does not fit its type.
-        return (
-            elementwise(
-                node,
-                lambda a, b: tirx.if_then_else(
-                    b.equal(tirx.const(-1, dtype)), tirx.const(0, dtype), tirx.truncmod(a, b)
-                ),
-                x,
-                y,
-            )
-            if not dtype.startswith("uint")
-            else elementwise(node, tirx.truncmod, x, y)
-        )
-    wide = dtype if dtype in ("float32", "float64") else "float32"
 
     def rest(a: Any, b: Any) -> Any:
-        a, b = a.astype(wide), b.astype(wide)
-        found = tirx.fmod(a, b)
-        if not truncated:
-            other = tirx.Or(tirx.And(found < 0, b > 0), tirx.And(found > 0, b < 0))
-            found = tirx.Select(other, found + b, found)
-        return found.astype(dtype)
+        a, b = a.astype("float64"), b.astype("float64")
+        zero = tirx.const(0, "float64")
+        finite = tirx.isfinite(a)
+        found = tirx.Select(tirx.And(tirx.isinf(b), finite), a, a - te.trunc(a / b) * b)
+        other = tirx.Or(tirx.And(found < zero, b > zero), tirx.And(found > zero, b < zero))
+        # A remainder of zero has the divisor's sign, as NumPy's.
+        zeroed = tirx.Select(found.equal(zero), tirx.Select(b < zero, -zero, zero), found)
+        return tirx.Select(other, found + b, zeroed).astype(dtype)
 
-    return elementwise(node, rest, x, y)
+    return elementwise(node, rest, node.tensor(0), node.tensor(1))
 
 
 @reader("BitShift")
@@ -144,16 +134,21 @@ def _whole_power(node: Node) -> Any:
         # Each step is a stage of its own: nested in one expression, steps would double its size each.
         square = compute(shape, lambda *at: _at(x, node.shape(0), at), "square")
         found = compute(shape, lambda *_at: tirx.const(1, dtype), "found")
-        for bit in range(bits):
-            last, factor = found, square
 
-            def with_bit(*at: Any, bit: int = bit, last: Any = last, factor: Any = factor) -> Any:
+        def chosen(bit: int, last: Any, factor: Any) -> Any:
+            def with_bit(*at: Any) -> Any:
                 power = _at(y, node.shape(1), at)
                 odd = tirx.bitwise_and(tirx.shift_right(power, tirx.const(bit, exponent)), one).equal(one)
                 return tirx.Select(odd, last(*at) * factor(*at), last(*at))
 
-            found = compute(shape, with_bit, "found")
-            square = compute(shape, lambda *at, factor=factor: factor(*at) * factor(*at), "square")
+            return compute(shape, with_bit, "found")
+
+        def squared(factor: Any) -> Any:
+            return compute(shape, lambda *at: factor(*at) * factor(*at), "square")
+
+        for bit in range(bits):
+            found = chosen(bit, found, square)
+            square = squared(square) if bit < bits - 1 else square
 
         def element(*at: Any) -> Any:
             a, b = _at(x, node.shape(0), at), _at(y, node.shape(1), at)

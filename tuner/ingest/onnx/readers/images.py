@@ -15,6 +15,14 @@ def _i64(value: int) -> Any:
     return tirx.const(value, "int64")
 
 
+@reader("RoiAlign")
+def region_align(node: Node) -> Any:
+    """The mean, as TVM has it. The maximum is one of weighted corners in the standard's reference, of samples elsewhere."""
+    if str(node.attribute("mode", "avg")) != "avg":
+        node.refuse("the maximum of a region")
+    return None
+
+
 @reader("Col2Im")
 def columns_to_image(node: Node) -> Any:
     """Each element of the image is the sum of the block elements that lie on it."""
