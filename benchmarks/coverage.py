@@ -185,7 +185,8 @@ def _prepare_process() -> None:
     from pitchpipe.torch_backend import duel
     from tuner import deploy
     from tuner.graph import prepare
-    from tuner.ingest import parse_container
+    from tuner.ingest import DEFAULT_LIMITS, parse_container
+    from tuner.ingest.relax_reader import read_relax
     from tuner.ingest.torch_export import from_torch
     from tuner.tvm_compat import load_intrinsics, load_ir
 
@@ -204,7 +205,7 @@ def _prepare_process() -> None:
     building.run_step = here
     building.prove = lambda *_args, **_given: SimpleNamespace(ok=True)  # type: ignore[assignment,return-value]
     sdk.linker = lambda: None  # type: ignore[assignment]
-    deploy.ingest = lambda data, _format: parse_container(data)  # type: ignore[assignment]
+    deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = sdk.detect_target("auto")
     load_intrinsics(target)
