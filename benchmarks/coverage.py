@@ -203,7 +203,7 @@ def _prepare_process() -> None:
 
     identity.run_step = here  # type: ignore[assignment]
     building.run_step = here
-    building.prove = lambda *_args, **_given: SimpleNamespace(ok=True)  # type: ignore[assignment,return-value]
+    building.prove = lambda *_args, **_given: SimpleNamespace(ok=True, wrong=False, detail="")  # type: ignore[assignment,return-value]
     sdk.linker = lambda: None  # type: ignore[assignment]
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
