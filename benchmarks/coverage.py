@@ -9,7 +9,7 @@ Architectures are those of architectures/: small, batch two, random weights whos
 each, on the example inputs, on inputs drawn like them and on edge values (pitchpipe/comparison.py says what is equal):
 
 * `load`: exported, built with the compiler's default schedules and run, as pitchpipe.load does where there is no linker;
-* `compile`: torch.compile(backend="pitchpipe", options={"on_miss": "default"}), every partition used that is right;
+* `compile`: torch.compile(backend="pitchpipe"), without schedules and waited for, every partition used that is right;
 * `train`: a training step by the same, its loss and all gradients.
 
 Each is right, refused (by name, before anything was computed), wrong, failed (raised something else, or ended its
@@ -63,6 +63,8 @@ QUICK = (
 )
 LIMIT_SECS = 600.0
 """Of one model, on a busy machine."""
+COMPILED = {"on_miss": "default", "deadline_secs": LIMIT_SECS}
+"""The backend's options: default schedules, and calls that wait for the compiled program."""
 REFUSED = (UnsupportedOperator, UnsupportedShape, InvalidModel)
 
 
@@ -185,7 +187,8 @@ def _prepare_process() -> None:
     from pitchpipe.torch_backend import duel
     from tuner import deploy
     from tuner.graph import prepare
-    from tuner.ingest import parse_container
+    from tuner.ingest import DEFAULT_LIMITS, parse_container
+    from tuner.ingest.relax_reader import read_relax
     from tuner.ingest.torch_export import from_torch
     from tuner.tvm_compat import load_intrinsics, load_ir
 
@@ -202,9 +205,9 @@ def _prepare_process() -> None:
 
     identity.run_step = here  # type: ignore[assignment]
     building.run_step = here
-    building.prove = lambda *_args, **_given: SimpleNamespace(ok=True)  # type: ignore[assignment,return-value]
+    building.prove = lambda *_args, **_given: SimpleNamespace(ok=True, wrong=False, detail="")  # type: ignore[assignment,return-value]
     sdk.linker = lambda: None  # type: ignore[assignment]
-    deploy.ingest = lambda data, _format: parse_container(data)  # type: ignore[assignment]
+    deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = sdk.detect_target("auto")
     load_intrinsics(target)
@@ -277,7 +280,7 @@ def _compile(module: Any, _examples: Any, sets: Any, expected: Any) -> float | s
     from pitchpipe import torch_backend
 
     torch_backend.recompile()
-    compiled = torch.compile(module, backend="pitchpipe", options={"on_miss": "default"})
+    compiled = torch.compile(module, backend="pitchpipe", options=COMPILED)
     with torch.no_grad():
         return _worst([(_arrays(compiled(*one)), good) for one, good in zip(sets, expected, strict=True)])
 
@@ -289,7 +292,7 @@ def _train(module: Any, _examples: Any, sets: Any, _expected: Any) -> float | st
     module.train()
     try:
         pairs = []
-        compiled = torch.compile(module, backend="pitchpipe", options={"on_miss": "default"})
+        compiled = torch.compile(module, backend="pitchpipe", options=COMPILED)
         state = {name: value.clone() for name, value in module.state_dict().items()}
         for one in sets[:2]:
             found = []
@@ -347,22 +350,22 @@ def _arrays(outputs: Any) -> list[Any]:
 @contextlib.contextmanager
 def _wrong_parts() -> Iterator[list[str]]:
     """What duels find to be wrong meanwhile."""
-    from pitchpipe.torch_backend import duel, part
+    from pitchpipe.torch_backend import duel
 
     found: list[str] = []
-    fought = duel.duel
+    compared = duel.compared
 
-    def watched(*arguments: Any, **given: Any) -> Any:
-        verdict = fought(*arguments, **given)
-        if verdict.secs is None:
-            found.append(verdict.reason[:200])
-        return verdict
+    def watched(*arguments: Any, **given: Any) -> str | None:
+        wrong = compared(*arguments, **given)
+        if wrong is not None:
+            found.append(wrong[:200])
+        return wrong
 
-    duel.duel = part.duel = watched
+    duel.compared = watched
     try:
         yield found
     finally:
-        duel.duel = part.duel = fought
+        duel.compared = compared
 
 
 def _short(error: BaseException) -> str:

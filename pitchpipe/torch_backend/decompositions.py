@@ -37,7 +37,10 @@ def for_training() -> dict[Any, Callable[..., Any]]:
     """For the joint graph of a forward and its backward."""
     further = {operator: decomposition_table[operator] for operator in FURTHER if operator in decomposition_table}
     own = {aten.convolution_backward.default: convolution_backward, aten.var_mean.correction: var_mean}
-    return {**torch.export.default_decompositions().materialize(), **further, **own}
+    found = {**torch.export.default_decompositions().materialize(), **further, **own}
+    # torch's gives weights in place of the logarithm of their sums, which the backward, PyTorch's own, goes by.
+    found.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
+    return found
 
 
 def var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

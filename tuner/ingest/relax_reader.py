@@ -53,7 +53,7 @@ TYPES = frozenset(
         *("relax.expr.BindingBlock", "relax.expr.DataTypeImm", "relax.expr.DataflowBlock", "relax.expr.DataflowVar"),
         *("relax.expr.Function", "relax.expr.SeqExpr", "relax.expr.ShapeExpr", "relax.expr.VarBinding"),
         *("s_tir.SBlock", "s_tir.SBlockRealize", "tirx.BufferRegionType", "tirx.BufferStore", "tirx.BufferType"),
-        *("tirx.For", "tirx.IterVar", "tirx.PrimFunc", "tirx.SeqStmt"),
+        *("tirx.Axis", "tirx.For", "tirx.Iter", "tirx.IterVar", "tirx.PrimFunc", "tirx.SeqStmt", "tirx.TileLayout"),
     }
 )
 TYPE_PREFIXES = ("prim.", "relax.attrs.")
@@ -239,6 +239,10 @@ class _Judge:
             if not known or not (text == "None" or text.startswith("meta_schedule.")):
                 raise InvalidModel(f"the annotation {str(name)!r} on a block is not allowed")
 
+    def _axis(self, axis: Any, _depth: int) -> None:
+        if str(axis.name) != "m":
+            raise InvalidModel(f"a buffer along {str(axis.name)!r} is not allowed: buffers lie in memory")
+
     def _iterator(self, variable: Any, _depth: int) -> None:
         if variable.thread_tag:
             raise InvalidModel(f"the thread {variable.thread_tag!r} is not allowed: models are not scheduled")
@@ -249,6 +253,7 @@ _CHECKS = {
     "ir.Call": _Judge._call,
     "ir.DictAttrs": _Judge._attributes,
     "ir.GlobalVar": _Judge._function_name,
+    "tirx.Axis": _Judge._axis,
     "tirx.For": _Judge._loop,
     "s_tir.SBlock": _Judge._block,
     "tirx.IterVar": _Judge._iterator,
