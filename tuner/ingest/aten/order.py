@@ -73,23 +73,31 @@ def median(to: Emitter, x: Any) -> Any:
 
 @converter("nanmedian.default", "nanmedian.dim")
 def nanmedian(to: Emitter, x: Any, dim: Any = None, **_: Any) -> Any:
-    """The middle of the numbers, the lower of two; sorted, what is no number is behind them."""
+    """The middle of the numbers, the lower of two; no number where there is none."""
     if not is_float(dtype_of(x)):
         return median(to, x) if dim is None else median_dim(to, x, dim)
     shape = [math.prod(shape_of(x))] if dim is None or not shape_of(x) else shape_of(x)
     axis = 0 if dim is None else dim % len(shape)
     x = to.reshape(x, shape)
-    values, places = _sorted(to, x, axis, False)
-    numbers = to.cast(to.emit(op.logical_not(op.isnan(to.cast(x, "float32")))), "int64")
-    count = to.emit(op.sum(numbers, axis, keepdims=True))
+    none, keys = _numbers_first(to, x)
+    values, places = _sorted(to, keys, axis, False)
+    count = to.emit(op.sum(to.cast(to.emit(op.logical_not(none)), "int64"), axis, keepdims=True))
     middle = to.emit(
         op.maximum(
             op.floor_divide(op.subtract(count, to.const(1, "int64")), to.const(2, "int64")), to.const(0, "int64")
         )
     )
-    found = _gathered_at(to, values, axis, middle), _gathered_at(to, places, axis, middle)
+    nothing = to.emit(op.equal(count, to.const(0, "int64")))
+    value = to.emit(op.where(nothing, to.const(math.nan, dtype_of(x)), _gathered_at(to, values, axis, middle)))
+    found = value, _gathered_at(to, places, axis, middle)
     results = [to.reshape(each, [int(n) for n in one.shape]) for each, one in zip(found, to.results, strict=False)]
     return results[0] if dim is None else tuple(results)
+
+
+def _numbers_first(to: Emitter, x: Any) -> tuple[Any, Any]:
+    """Where x is no number, and x with infinity there: comparisons sort it behind the others."""
+    none = to.emit(op.isnan(to.cast(x, wide(dtype_of(x)))))
+    return none, to.emit(op.where(none, to.const(math.inf, dtype_of(x)), x))
 
 
 def _gathered_at(to: Emitter, x: Any, dim: int, places: Any) -> Any:
@@ -107,15 +115,16 @@ def _nth(to: Emitter, x: Any, dim: int, n: int, *, spreads: bool = False) -> tup
     shape = shape_of(x) or [1]
     dim %= len(shape)
     x = to.reshape(x, shape)
-    values, places = _sorted(to, x, dim, False)
+    spreads = spreads and is_float(dtype_of(x))
+    none, keys = _numbers_first(to, x) if spreads else (None, x)
+    values, places = _sorted(to, keys, dim, False)
     result = [int(extent) for extent in to.results[0].shape]
     value, place = (to.emit(op.strided_slice(each, [dim], [n], [n + 1])) for each in (values, places))
-    if spreads and is_float(dtype_of(x)):
-        last, last_place = (
-            to.emit(op.strided_slice(each, [dim], [shape[dim] - 1], [shape[dim]])) for each in (values, places)
-        )
-        none = to.emit(op.isnan(to.cast(last, "float32")))
-        value, place = to.emit(op.where(none, last, value)), to.emit(op.where(none, last_place, place))
+    if spreads:
+        some, first = arg_extremum(to, to.cast(none, "int32"), dim, True)
+        found = to.cast(some, "bool")
+        value = to.emit(op.where(found, to.const(math.nan, dtype_of(x)), value))
+        place = to.emit(op.where(found, first, place))
     return to.reshape(value, result), to.reshape(place, result)
 
 

@@ -36,8 +36,8 @@ def function(name: str, *operators: str) -> Callable[[Callable[..., Any]], Calla
     """Registers a function of float64 numbers for operators of elements."""
 
     def register(body: Callable[..., Any]) -> Callable[..., Any]:
-        def convert(to: Emitter, x: Any, other: Any = None, **_: Any) -> Any:
-            return elementwise(to, name, body, WORK, *([x] if other is None else [x, other]))
+        def convert(to: Emitter, **arguments: Any) -> Any:
+            return elementwise(to, name, body, WORK, *arguments.values())
 
         converter(*operators)(convert)
         return body
