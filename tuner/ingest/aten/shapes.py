@@ -34,7 +34,7 @@ def permute(to: Emitter, x: Any, dims: Sequence[int]) -> Any:
     rank = len(to.shape)
     if not rank:
         return x
-    return to.emit(op.permute_dims(x, list(dims)))
+    return to.emit(op.permute_dims(x, [axis % rank for axis in dims]))
 
 
 @converter("transpose.int", "transpose_copy.int", "swapaxes.default")
