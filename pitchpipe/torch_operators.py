@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pitchpipe import torch_linalg
 from pitchpipe.torch_recurrent import whole_layers
 
 aten = torch.ops.aten
@@ -30,6 +31,38 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
         aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
         aten.cumsum.default: cumulative_sum,
     }
+
+
+@cache
+def further_decompositions() -> dict[Any, Callable[..., Any]]:
+    """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
+    return {aten.addbmm.default: sum_of_products, aten._trilinear.default: trilinear, **torch_linalg.decompositions()}
+
+
+def sum_of_products(x: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta x + alpha times the sum of the products of a batch, [b, n, k] and [b, k, m]."""
+    flat1, flat2 = batch1.transpose(0, 1).flatten(1), batch2.flatten(0, 1)
+    return aten.addmm.default(x, flat1, flat2, beta=beta, alpha=alpha)
+
+
+def trilinear(
+    i1: Any,
+    i2: Any,
+    i3: Any,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The sum over `sumdim` of the product of three tensors, each with axes of extent 1 put in at `expand`."""
+    del unroll_dim  # how PyTorch computes it
+    factors = []
+    for factor, axes in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for axis in sorted(axes):
+            factor = factor.unsqueeze(axis)
+        factors.append(factor)
+    return (factors[0] * factors[1] * factors[2]).sum(sumdim)
 
 
 def attention(

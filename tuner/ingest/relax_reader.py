@@ -53,7 +53,8 @@ TYPES = frozenset(
         *("relax.expr.BindingBlock", "relax.expr.DataTypeImm", "relax.expr.DataflowBlock", "relax.expr.DataflowVar"),
         *("relax.expr.Function", "relax.expr.SeqExpr", "relax.expr.ShapeExpr", "relax.expr.VarBinding"),
         *("s_tir.SBlock", "s_tir.SBlockRealize", "tirx.BufferRegionType", "tirx.BufferStore", "tirx.BufferType"),
-        *("tirx.Axis", "tirx.For", "tirx.Iter", "tirx.IterVar", "tirx.PrimFunc", "tirx.SeqStmt", "tirx.TileLayout"),
+        *("tirx.Axis", "tirx.Bind", "tirx.For", "tirx.Iter", "tirx.IterVar", "tirx.PrimFunc", "tirx.SeqStmt"),
+        "tirx.TileLayout",
     }
 )
 TYPE_PREFIXES = ("prim.", "relax.attrs.")

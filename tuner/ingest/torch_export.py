@@ -3,6 +3,8 @@
 TorchScript (`torch.jit.trace` or `script`, in memory or in a file) goes through torch's own converter to an exported
 program; what that converter cannot take is refused with its reason.
 
+Random and stateful programs are refused by the operator's or the buffer's name.
+
 Every parameter, buffer and lifted constant becomes a parameter of the model under its name in the state dict, except
 what strip.py would also keep in an ONNX file: single elements, and integers and booleans of at most 1024 elements.
 """
@@ -14,21 +16,21 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._export.converter import TS2EPConverter
-from torch.export.graph_signature import InputKind, InputSpec
-from tvm.relax.frontend.torch import exported_program_translator
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator, UnsupportedShape
+from pitchpipe.errors import InvalidInput, InvalidModel, PitchpipeError, UnsupportedOperator
 from pitchpipe.strip import KEPT_INTEGERS
-from pitchpipe.torch_operators import inference_decompositions
+from pitchpipe.torch_operators import further_decompositions, inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
+from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
 from tuner.ingest.settle import check_static, settle
-from tuner.ingest.torch_recurrent import recurrent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,71 +109,96 @@ def from_pt2(path: Path) -> Converted:
 
 
 def from_exported_program(program: Any) -> Converted:
-    """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch."""
+    """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch.
+
+    Results are the tensors among the program's results, in order; those that are None are left out.
+    """
     with _quiet(), torch.no_grad():
-        program = program.run_decompositions(inference_decompositions())
         for node in program.graph.nodes:
-            if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
-                raise UnsupportedOperator(f"operator {node.target} is control flow, which a graph cannot hold")
-        view, weights, names = _weights_as_parameters(program)
+            if node.op == "call_function" and (reason := randomness(node)) is not None:
+                raise UnsupportedOperator(f"operator {operator_name(node)} ({node.name}) {reason}")
         try:
-            module = exported_program_translator.ExportedProgramImporter().from_exported_program(
-                view, True, True, False, {"recurrent_layer.default": recurrent}
-            )
-        except (AssertionError, NotImplementedError) as error:
-            raise UnsupportedOperator(f"the program cannot be converted: {_first_line(error)}") from error
-        except Exception as error:  # converters raise whatever they met: ValueError, KeyError, InternalError, ...
-            raise InvalidModel(f"the program cannot be converted: {_first_line(error)}") from error
+            program = program.run_decompositions(export_decompositions())
+        except PitchpipeError:
+            raise
+        except Exception as error:  # decompositions raise whatever they met
+            raise InvalidModel(f"the program cannot be taken apart: {_first_line(error)}") from error
+        _check_state(program)
+        inputs, weights, names, bound = _placeholders(program)
+        module = import_graph(program.graph, [*inputs, *names], bound, _user_results(program))
     variables, specs = list(module["main"].params), []
-    num_input = len(variables) - len(weights)
     for variable in variables:
         name = names.get(variable.name, variable.name)
-        shape = getattr(variable.ty.shape, "values", None)
-        if shape is None or not all(hasattr(extent, "value") for extent in shape):
-            raise UnsupportedShape(f"tensor {name!r} has a dynamic shape: export with static shapes")
-        check_static(name, [int(extent) for extent in shape], DEFAULT_LIMITS)
-        spec = TensorSpec(name=name, shape=tuple(int(extent) for extent in shape), dtype=str(variable.ty.dtype))
-        specs.append(spec)
-    return container(settle(module, variables, specs, num_input, DEFAULT_LIMITS)), weights
+        shape = tuple(int(extent) for extent in variable.ty.shape.values)
+        check_static(name, shape, DEFAULT_LIMITS)
+        specs.append(TensorSpec(name=name, shape=shape, dtype=str(variable.ty.dtype)))
+    return container(settle(module, variables, specs, len(inputs), DEFAULT_LIMITS)), weights
 
 
-def _weights_as_parameters(program: Any) -> tuple[Any, dict[str, np.ndarray], dict[str, str]]:
-    """A view of the program in which every tensor that is to be a weight is a parameter, its weights, and their names.
+@cache
+def export_decompositions() -> dict[Any, Any]:
+    """Of inference, and further ones of what has no converter: PyTorch's own, and ours in pitchpipe/torch_operators.py."""
+    found = dict(inference_decompositions())
+    for target, decomposition in {**decomposition_table, **further_decompositions()}.items():
+        if isinstance(target, torch._ops.OpOverload) and not has_converter(target):
+            found.setdefault(target, decomposition)
+    found.pop(torch.ops.aten.take.default, None)  # PyTorch's asks the index for its value
+    return found
 
-    TVM's importer keeps parameters as arguments and binds buffers, a batch norm's statistics among them, as constants.
-    The names are state-dict name by argument name.
+
+def _check_state(program: Any) -> None:
+    """Raises UnsupportedOperator where a run changes what the next one reads, or what the caller has given.
+
+    A buffer that is written and never read, or that is written with what it held, changes no result.
     """
+    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    by_target = {
+        spec.target: placeholders[spec.arg.name] for spec in program.graph_signature.input_specs if spec.target
+    }
+    (output,) = program.graph.find_nodes(op="output")
+    for spec, value in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            raise UnsupportedOperator(f"the program writes into its input {spec.target!r}")
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            source = by_target[spec.target]
+            if value is not source and source.users:
+                raise UnsupportedOperator(
+                    f"the program writes into its buffer {spec.target!r} and reads it: it is stateful"
+                )
+
+
+def _user_results(program: Any) -> list[Any]:
+    """What the user sees of a program's results: nodes, constants and None."""
+    kept = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    (output,) = program.graph.find_nodes(op="output")
+    specs = program.graph_signature.output_specs
+    return [one for spec, one in zip(specs, output.args[0], strict=True) if spec.kind in kept]
+
+
+def _placeholders(program: Any) -> tuple[list[str], dict[str, np.ndarray], dict[str, str], dict[str, Any]]:
+    """Names of the placeholders that are inputs; weights by state-dict name; those names by placeholder; other tensors."""
     tensors = {**program.state_dict, **program.constants}
     read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
-    specs, weights, names = [], {}, {}
-    bound: dict[str, Any] = {}
+    inputs, weights, names, bound = [], {}, {}, {}
     for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.TOKEN:
+            continue  # orders checks that may raise, on which no result depends
         if spec.kind is InputKind.USER_INPUT:
-            specs.append(spec)
+            if not isinstance(spec.arg, TensorArgument):
+                if spec.arg.name in read:
+                    raise InvalidModel(f"{spec.arg.name!r} is not a tensor")
+                continue
+            inputs.append(spec.arg.name)
             continue
         tensor = tensors.get(spec.target)
         if not isinstance(tensor, torch.Tensor):
             raise InvalidModel(f"{spec.target!r} is not a tensor")
         if spec.arg.name not in read or not _is_weight(tensor):
-            bound[spec.target] = tensor
-            kind = InputKind.BUFFER
+            bound[spec.arg.name] = tensor
         else:
             weights[spec.target] = _array(tensor)
             names[spec.arg.name] = spec.target
-            kind = InputKind.PARAMETER
-        specs.append(InputSpec(kind=kind, arg=spec.arg, target=spec.target, persistent=True))
-    view = SimpleNamespace(
-        range_constraints=program.range_constraints,
-        graph=program.graph,
-        graph_module=program.graph_module,
-        graph_signature=SimpleNamespace(input_specs=specs, output_specs=program.graph_signature.output_specs),
-        state_dict=tensors,
-        constants={},
-        tensor_constants={},
-        named_buffers=bound.items,
-        named_parameters=tuple,
-    )
-    return view, weights, names
+    return inputs, weights, names, bound
 
 
 def _is_weight(tensor: Any) -> bool:

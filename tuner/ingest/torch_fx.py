@@ -1,46 +1,47 @@
 """ATen graphs, as torch.compile captures them, to the `relax` format. Runs in the program that compiles; needs torch.
 
 A graph is a torch.fx.GraphModule of functional ATen operators with static shapes; every placeholder has a fake tensor as
-meta["val"]. Which operators can be taken is asked of TVM's importer itself, operator by operator, with a module of that
-operator alone: what the importer raises, gives another type for, or has no tensor function for stays with PyTorch.
+meta["val"]. Which operators can be taken is asked of the importer itself (tuner/ingest/aten), operator by operator, with a
+module of that operator alone: what the importer refuses, or has no tensor function for, stays with PyTorch.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
-from types import SimpleNamespace
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
-from torch.export.graph_signature import InputKind
-from tvm.relax.frontend.torch import exported_program_translator
 
-from pitchpipe.errors import InvalidModel, UnsupportedOperator
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
+from tuner.ingest.aten import import_graph, randomness
 from tuner.ingest.settle import settle
 from tuner.tvm_compat import relax, tvm
 
-MISTRANSLATED = frozenset(
+LEFT = frozenset(
     {
-        "_native_batch_norm_legit_functional.default",  # gives zeros as the saved statistics
-        "_native_batch_norm_legit.no_stats",
-        "max_pool3d_with_indices.default",  # gives zeros as the indices
-        "empty.memory_format",
-        "empty_like.default",
-        "empty_permuted.default",
-        "round.decimals",
-        "_assert_tensor_metadata.default",
+        *("empty.memory_format", "empty_like.default", "empty_permuted.default", "_assert_tensor_metadata.default"),
         "as_strided.default",  # reads memory, which a compiled program arranges as it likes
     }
 )
-"""Operators that TVM's importer takes and that then compute something else."""
+"""Operators that are left to PyTorch: they compute nothing, or are about memory."""
 INDEXED = frozenset({"embedding", "gather", "index", "index_put", "index_select", "scatter", "take"})
 """Operators for which an index out of range is an error in PyTorch, and memory of others in compiled code."""
 LOWERED = frozenset({"relax.call_tir", "relax.reshape"})
-HALF = frozenset({torch.float16, torch.bfloat16})
-DTYPES = frozenset({torch.float32, torch.float64, *HALF, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool})
+DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 
 _known: dict[str, str | None] = {}
 
@@ -109,14 +110,14 @@ def _unusable(node: Any) -> str | None:
 def _tried(node: Any) -> str | None:
     target = node.target
     name = target.__name__
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return f"{name} draws random numbers"
+    if (reason := randomness(node)) is not None:
+        return f"{name} {reason}"
     if target._schema.is_mutable:
         return f"{name} writes into its arguments"
     if name.partition(".")[0] in INDEXED:
         return f"{name} checks its indices"
-    if name in MISTRANSLATED:
-        return f"{name} is not translated faithfully"
+    if name in LEFT:
+        return f"{name} is about memory"
     graph, results = fx.Graph(), _results(node)
     copies: dict[Any, Any] = {}
     for source in node.all_input_nodes:
@@ -176,50 +177,9 @@ def _renamed(graph: Any, weights: Collection[str]) -> tuple[Any, dict[str, Any]]
 
 def _imported(graph: Any) -> Any:
     """The Relax module of a graph: main takes its placeholders in order and gives a tensor, or a tuple of several."""
-    placeholders = graph.find_nodes(op="placeholder")
-    specs = [
-        SimpleNamespace(kind=InputKind.USER_INPUT, arg=SimpleNamespace(name=node.name), target=node.target)
-        for node in placeholders
-    ]
-    view = SimpleNamespace(
-        graph=graph,
-        graph_module=fx.GraphModule({}, graph),
-        graph_signature=SimpleNamespace(input_specs=specs, output_specs=()),
-        state_dict={},
-        constants={},
-        tensor_constants={},
-        named_buffers=tuple,
-        named_parameters=tuple,
-    )
-    importer = exported_program_translator.ExportedProgramImporter()
-    half = any(getattr(node.meta.get("val"), "dtype", None) in HALF for node in graph.nodes)
-    try:
-        return importer.from_exported_program(view, True, True, False, HALF_PRODUCTS if half else None)
-    except (AssertionError, NotImplementedError) as error:
-        raise UnsupportedOperator(f"the graph cannot be converted: {_first_line(error)}") from error
-    except Exception as error:  # converters raise whatever they met: ValueError, KeyError, InternalError, ...
-        raise InvalidModel(f"the graph cannot be converted: {_first_line(error)}") from error
-
-
-def _product(node: Any, importer: Any) -> Any:
-    """A matrix product in the type of its operands; TVM's own converter makes float32 of every type."""
-    return _matmul(importer, *node.args[:2])
-
-
-def _addmm(node: Any, importer: Any) -> Any:
-    if node.kwargs:
-        raise NotImplementedError("addmm with factors")
-    product = _matmul(importer, *node.args[1:3])
-    return importer.block_builder.emit(relax.op.add(importer.env[node.args[0]], product))
-
-
-def _matmul(importer: Any, left: Any, right: Any) -> Any:
-    dtype = str(left.meta["val"].dtype).removeprefix("torch.")
-    operands: Sequence[Any] = (importer.env[left], importer.env[right])
-    return importer.block_builder.emit(relax.op.matmul(*operands, out_dtype=dtype))
-
-
-HALF_PRODUCTS = {"mm.default": _product, "bmm.default": _product, "matmul.default": _product, "addmm.default": _addmm}
+    (output,) = graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    return import_graph(graph, [node.name for node in graph.find_nodes(op="placeholder")], {}, results)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,164 @@
+"""Operators of torch's own database: exported, built and run, they give what PyTorch gives, or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks.torch_operator_cases import (  # noqa: E402  # needs torch
+    Call,
+    calls,
+    database,
+    exported,
+    judged,
+    name_of,
+    outside,
+    through_load,
+)
+from pitchpipe.comparison import difference  # noqa: E402
+from pitchpipe.errors import UnsupportedOperator  # noqa: E402
+from tests.compiler.programs import TARGET  # noqa: E402
+from tuner.ingest.torch_export import from_torch  # noqa: E402
+
+nn, functional = torch.nn, torch.nn.functional
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ONCE_WRONG = (
+    *("index_select", "select_scatter", "take", "nn.functional.softplus", "nn.functional.selu", "masked.mean"),
+    *("nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "native_layer_norm"),
+    *("nn.functional.max_pool2d", "nn.functional.max_pool3d", "nn.functional.grid_sample", "lerp", "round.decimals_3"),
+    *("nn.functional.interpolate.bicubic", "nn.functional.instance_norm", "nn.functional.upsample_bilinear"),
+)
+ONCE_REFUSED = (
+    *("clamp_min", "clamp_max", "addmv", "fmin", "fmax", "cdist", "cummax", "unfold", "nn.functional.unfold"),
+    *("nn.functional.adaptive_max_pool2d", "scatter_reduce.amax", "index_add", "searchsorted"),
+    *("logcumsumexp", "nn.functional.pixel_shuffle", "mode", "median", "kthvalue", "nn.functional.pad.reflect"),
+    *("remainder", "floor_divide", "masked_scatter", "as_strided", "diagonal_scatter", "cumsum", "split", "block_diag"),
+)
+WHOLE = ("add", "floor_divide", "pow", "sum", "sort", "where", "remainder")
+HALF = ("softmax", "matmul", "sum", "native_layer_norm", "nn.functional.conv2d", "exp")
+
+
+@pytest.fixture(scope="module")
+def operators() -> dict[str, Any]:
+    return {name_of(operator): operator for operator in database()}
+
+
+def check(operator: Any, dtype: str) -> None:
+    found = exported(calls(operator, dtype), TARGET)
+    assert [one for one in found if one.kind not in ("right", "outside")] == []
+
+
+@pytest.mark.parametrize("name", [*ONCE_WRONG, *ONCE_REFUSED])
+def test_an_operator_gives_what_pytorch_gives(operators: dict[str, Any], name: str) -> None:
+    check(operators[name], "float32")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_are_promoted_as_in_pytorch(operators: dict[str, Any], name: str) -> None:
+    check(operators[name], "int64")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_is_summed_in_float32(operators: dict[str, Any], name: str, dtype: str) -> None:
+    check(operators[name], dtype)
+
+
+class Of(nn.Module):  # type: ignore[misc,name-defined]
+    """A module of a function and the tensors to call it with."""
+
+    def __init__(self, function: Callable[..., Any], *tensors: Any) -> None:
+        super().__init__()
+        self.function, self.tensors = function, tensors
+
+    def forward(self, *tensors: Any) -> Any:
+        return self.function(*tensors)
+
+
+X = torch.linspace(-2, 2, 24).reshape(4, 6)
+RIGHT: dict[str, Of] = {
+    "a result twice, an input and a constant": Of(lambda x: (x, x * 2, x, torch.ones(3)), X),
+    "a result that is nothing": Of(lambda x: (x + 1, None), X),
+    "scalars": Of(lambda x: (x * x + 1, torch.exp(x)), torch.tensor(1.5)),
+    "nothing joined with something": Of(lambda x: torch.cat([x.new_zeros(0), x[:, :0], x], 1), X),
+    "places from the end": Of(lambda x, i: (x[:, -1], x[i], x[:, i]), X, torch.tensor([-1, 0, 2])),
+    "places among whole axes": Of(lambda x, i: x.reshape(2, 2, 3, 2)[:, i, :, i], X, torch.tensor([0, 1, -1])),
+    "logarithms of whole numbers": Of(torch.log, torch.arange(1, 9)),
+    "several types": Of(lambda x, n: (x + n, n / 2, n * 2.5, x > n), X, torch.arange(6)),
+    "a Fourier transform": Of(lambda x: torch.fft.fftn(x, dim=(0, 1)).real, X),
+    "extrema and their places": Of(lambda x: (*x.max(1), *x.min(0), x.argmax()), X),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_program_gives_what_pytorch_gives(kind: str) -> None:
+    module = RIGHT[kind].eval()
+    results = [one for one in torch.utils._pytree.tree_leaves(module(*module.tensors)) if one is not None]
+    assert difference(through_load(module, TARGET), [one.numpy() for one in results]) is None
+
+
+class Counts(nn.Module):  # type: ignore[misc,name-defined]
+    """Reads what it wrote in its last run, or only writes."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Any) -> Any:
+        if self.reads:
+            self.seen.add_(x.sum(0))
+            return x + self.seen
+        self.seen.copy_(x.sum(0))
+        return x * 2
+
+
+def writes_into_its_input(x: Any) -> Any:
+    return x.add_(1)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "dropout": (Of(lambda x: functional.dropout(x, 0.5, True)), "dropout"),
+    "drawing": (Of(lambda x: x + torch.rand_like(x)), "rand_like"),
+    "attention that drops": (
+        Of(lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3)),
+        "attention",
+    ),
+    "state": (Counts(True), "seen"),
+    "written inputs": (Of(writes_into_its_input), "input"),
+    "a number": (Of(lambda x: (x, 3)), "no tensor"),
+    "complex results": (Of(lambda x: torch.fft.fft(x)), "complex"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_graph_cannot_hold_is_refused_by_name(kind: str) -> None:
+    module, named = REFUSED[kind]
+    with pytest.raises(UnsupportedOperator, match=named):
+        from_torch(module.eval(), (X,))
+
+
+def test_a_buffer_that_is_only_written_changes_no_result() -> None:
+    module = Counts(False).eval()
+    module.tensors = (X,)
+    assert difference(through_load(module, TARGET), [(X * 2).numpy()]) is None
+
+
+def test_dropout_of_nothing_and_at_inference_is_no_draw() -> None:
+    from_torch(Of(lambda x: functional.dropout(functional.dropout(x, 0.0, True), 0.5, False)).eval(), (X,))
+
+
+def test_a_wrong_answer_is_told(operators: dict[str, Any]) -> None:
+    call: Call = calls(operators["add"], "float32")[0]
+    reason, expected = outside(call)
+    assert reason is None
+    assert judged(lambda: [one + 1 for one in expected], expected).kind == "wrong"
+
+
+def test_draws_are_told_from_what_is_decided(operators: dict[str, Any]) -> None:
+    assert outside(calls(operators["bernoulli"], "float32")[0])[0] == "random"

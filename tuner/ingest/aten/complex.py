@@ -1,0 +1,257 @@
+"""Complex numbers between a program's real inputs and outputs: two real tensors, followed while a graph is converted.
+
+Fourier transforms of static extents are products with constant matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, shape_of
+from tuner.tvm_compat import relax
+
+op = relax.op
+
+
+class Pair(NamedTuple):
+    """re + i im."""
+
+    re: Any
+    im: Any
+
+
+PARTWISE = frozenset(
+    {
+        *(
+            "alias.default",
+            "clone.default",
+            "detach.default",
+            "view.default",
+            "reshape.default",
+            "_unsafe_view.default",
+        ),
+        *("permute.default", "transpose.int", "t.default", "expand.default", "unsqueeze.default", "squeeze.default"),
+        *("squeeze.dim", "squeeze.dims", "slice.Tensor", "select.int", "cat.default", "stack.default", "flip.default"),
+        *("roll.default", "repeat.default", "diagonal.default", "unfold.default", "as_strided.default", "neg.default"),
+        *("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "index_select.default", "gather.default"),
+        *("constant_pad_nd.default", "tril.default", "triu.default", "index.Tensor", "add.Tensor", "sub.Tensor"),
+        *("slice_scatter.default", "select_scatter.default", "where.self", "copy.default"),
+    }
+)
+"""Operators that do the same to both parts; a real argument has an imaginary part of zero."""
+
+
+def split_parts(argument: Any) -> tuple[Any, Any]:
+    """The same argument for the real and for the imaginary part."""
+    if isinstance(argument, Pair):
+        return argument.re, argument.im
+    if isinstance(argument, list):
+        parts = [split_parts(each) for each in argument]
+        return [re for re, _ in parts], [im for _, im in parts]
+    if isinstance(argument, complex):
+        return argument.real, argument.imag
+    return argument, argument
+
+
+def is_complex(argument: Any) -> bool:
+    return isinstance(argument, (Pair, complex)) or (isinstance(argument, list) and any(map(is_complex, argument)))
+
+
+COMPLEX: dict[str, Callable[..., Any]] = {}
+"""Converters of operators that take or give complex tensors; they take precedence."""
+
+
+def of_complex(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        COMPLEX.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def as_pair(to: Emitter, x: Any, dtype: str) -> Pair:
+    """A tensor or number as complex, its parts of type `dtype`."""
+    if isinstance(x, Pair):
+        return Pair(to.cast(x.re, dtype), to.cast(x.im, dtype))
+    if isinstance(x, complex):
+        return Pair(to.const(x.real, dtype), to.const(x.imag, dtype))
+    re = to.tensor(x, dtype)
+    return Pair(re, to.emit(op.zeros(relax.ShapeExpr(shape_of(re)), dtype)))
+
+
+@of_complex("_to_copy.default", "convert_element_type.default")
+def to_copy(to: Emitter, x: Any, **_: Any) -> Any:
+    if to.gives_complex:
+        return as_pair(to, x, to.dtype)
+    return to.cast(x.re, to.dtype)
+
+
+@of_complex("view_as_real.default", "view_as_real_copy.default")
+def view_as_real(to: Emitter, x: Pair) -> Any:
+    return to.emit(op.concat([to.emit(op.expand_dims(part, -1)) for part in x], axis=-1))
+
+
+@of_complex("view_as_complex.default", "view_as_complex_copy.default")
+def view_as_complex(to: Emitter, x: Any) -> Pair:
+    last = len(shape_of(x)) - 1
+    return Pair(*(to.emit(op.take(x, relax.const(at, "int64"), last)) for at in (0, 1)))
+
+
+@of_complex("complex.default")
+def make(to: Emitter, x: Any, imag: Any = None, real: Any = None) -> Pair:
+    return Pair(*(to.broadcast(each, to.shape) for each in (x if real is None else real, imag)))
+
+
+@of_complex("_conj.default", "_conj_physical.default", "conj_physical.default")
+def conjugate(to: Emitter, x: Pair) -> Pair:
+    return Pair(x.re, to.emit(op.negative(x.im)))
+
+
+@of_complex("resolve_conj.default", "resolve_neg.default")
+def same(_: Emitter, x: Any) -> Any:
+    return x
+
+
+@of_complex("mul.Tensor", "mul.Scalar")
+def multiply(to: Emitter, x: Any, other: Any) -> Pair:
+    if not isinstance(x, Pair):
+        x, other = other, x
+    if not isinstance(other, (Pair, complex)):
+        real = to.tensor(other, to.dtype)
+        return Pair(to.emit(op.multiply(x.re, real)), to.emit(op.multiply(x.im, real)))
+    a, b = as_pair(to, x, to.dtype), as_pair(to, other, to.dtype)
+    return _times(to, a, b, op.multiply)
+
+
+def _times(to: Emitter, a: Pair, b: Pair, product: Callable[..., Any]) -> Pair:
+    re = op.subtract(to.emit(product(a.re, b.re)), to.emit(product(a.im, b.im)))
+    im = op.add(to.emit(product(a.re, b.im)), to.emit(product(a.im, b.re)))
+    return Pair(to.emit(re), to.emit(im))
+
+
+@of_complex("mm.default", "bmm.default")
+def matmul(to: Emitter, x: Any, mat2: Any) -> Pair:
+    return _times(to, as_pair(to, x, to.dtype), as_pair(to, mat2, to.dtype), op.matmul)
+
+
+@of_complex("div.Tensor", "div.Scalar")
+def divide(to: Emitter, x: Any, other: Any) -> Pair:
+    if not isinstance(other, (Pair, complex)):
+        real = to.tensor(other, to.dtype)
+        return Pair(to.emit(op.divide(x.re, real)), to.emit(op.divide(x.im, real)))
+    a, b = as_pair(to, x, to.dtype), as_pair(to, other, to.dtype)
+    over = to.emit(op.add(to.emit(op.multiply(b.re, b.re)), to.emit(op.multiply(b.im, b.im))))
+    found = _times(to, a, Pair(b.re, to.emit(op.negative(b.im))), op.multiply)
+    return Pair(to.emit(op.divide(found.re, over)), to.emit(op.divide(found.im, over)))
+
+
+@of_complex("abs.default")
+def size(to: Emitter, x: Pair) -> Any:
+    return to.emit(op.sqrt(to.emit(op.add(to.emit(op.multiply(x.re, x.re)), to.emit(op.multiply(x.im, x.im))))))
+
+
+@of_complex("angle.default")
+def angle(to: Emitter, x: Any) -> Any:
+    return to.emit(op.atan2(x.im, x.re))
+
+
+@of_complex("exp.default")
+def exponential(to: Emitter, x: Pair) -> Pair:
+    length = to.emit(op.exp(x.re))
+    return Pair(to.emit(op.multiply(length, op.cos(x.im))), to.emit(op.multiply(length, op.sin(x.im))))
+
+
+# Fourier transforms
+
+
+def _scale(kind: int, count: int) -> float:
+    """Of PyTorch's normalizations: none, by the root of the number of elements, by that number."""
+    return (1.0, 1 / math.sqrt(count), 1.0 / count)[kind]
+
+
+def _waves(rows: int, columns: int, extent: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of sign * 2 pi r c / extent; the product is reduced before it is rounded."""
+    angles = (np.outer(np.arange(rows), np.arange(columns)) % extent) * (sign * 2 * math.pi / extent)
+    return np.cos(angles), np.sin(angles)
+
+
+def _along(to: Emitter, x: Any, dim: int, matrix: np.ndarray) -> Any:
+    """The product of an axis with a matrix [extent, new extent]."""
+    rank = len(shape_of(x))
+    axes = [axis for axis in range(rank) if axis != dim] + [dim]
+    moved = to.permute(x, axes)
+    found = to.emit(op.matmul(moved, to.const(matrix, dtype_of(x))))
+    return to.permute(found, np.argsort(axes).tolist())
+
+
+def _transformed(to: Emitter, x: Pair, dims: Sequence[int], forward: bool) -> Pair:
+    for dim in dims:
+        extent = shape_of(x.re)[dim]
+        cos, sin = _waves(extent, extent, extent, -1 if forward else 1)
+        re = op.subtract(_along(to, x.re, dim, cos), _along(to, x.im, dim, sin))
+        im = op.add(_along(to, x.re, dim, sin), _along(to, x.im, dim, cos))
+        x = Pair(to.emit(re), to.emit(im))
+    return x
+
+
+def _scaled(to: Emitter, x: Pair, factor: float) -> Pair:
+    if factor == 1:
+        return x
+    number = to.const(factor, dtype_of(x.re))
+    return Pair(to.emit(op.multiply(x.re, number)), to.emit(op.multiply(x.im, number)))
+
+
+def _count(x: Any, dims: Sequence[int]) -> int:
+    return math.prod(shape_of(x)[dim] for dim in dims)
+
+
+@of_complex("_fft_c2c.default")
+def complex_to_complex(to: Emitter, x: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
+    dims = [axis % len(to.shape) for axis in dim]
+    return _scaled(to, _transformed(to, x, dims, forward), _scale(normalization, _count(x.re, dims)))
+
+
+@of_complex("_fft_r2c.default")
+def real_to_complex(to: Emitter, x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
+    rank = len(to.shape)
+    dims = [axis % rank for axis in dim]
+    last = dims[-1]
+    extent = shape_of(x)[last]
+    cos, sin = _waves(extent, extent // 2 + 1 if onesided else extent, extent, -1)
+    factor = _scale(normalization, _count(x, dims))
+    found = Pair(_along(to, x, last, cos), _along(to, x, last, sin))
+    return _scaled(to, _transformed(to, found, dims[:-1], True), factor)
+
+
+@of_complex("_fft_c2r.default")
+def complex_to_real(to: Emitter, x: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
+    """The last axis holds half of a spectrum whose other half is its conjugate."""
+    dims = [axis % len(to.shape) for axis in dim]
+    last = dims[-1]
+    x = _transformed(to, x, dims[:-1], False)
+    extent, half = last_dim_size, last_dim_size // 2 + 1
+    have = shape_of(x.re)[last]
+    cos, sin = _waves(have, extent, extent, 1)
+    times = np.full(have, 2.0)
+    times[0] = 1.0
+    if extent % 2 == 0 and have >= half:
+        times[half - 1] = 1.0
+    times[half:] = 0.0
+    re = _along(to, x.re, last, cos * times[:, None])
+    im = _along(to, x.im, last, sin * times[:, None])
+    count = _count(x.re, dims[:-1]) * extent
+    real = to.emit(op.subtract(re, im))
+    factor = _scale(normalization, count)
+    return real if factor == 1 else to.emit(op.multiply(real, to.const(factor, dtype_of(real))))
+
+
+@converter("angle.default")
+def angle_of_real(to: Emitter, x: Any) -> Any:
+    dtype = to.dtype
+    x = to.cast(x, dtype)
+    negative = op.where(op.less(x, to.const(0, dtype)), to.const(math.pi, dtype), to.const(0, dtype))
+    return to.emit(op.where(op.isnan(x), x, negative)) if "float" in dtype else to.emit(negative)

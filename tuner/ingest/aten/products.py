@@ -1,0 +1,194 @@
+"""Matrix products and convolutions. Half precision is multiplied as it is; Relax sums such products in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.ingest.aten.emitter import HALF, Emitter, converter, dtype_of, is_float, shape_of, wide
+from tuner.ingest.aten.reductions import sum_over
+from tuner.tvm_compat import relax, te, tirx
+
+op = relax.op
+
+
+def matmul(to: Emitter, x: Any, y: Any) -> Any:
+    """A product in the operands' type, with sums of half precision and of small whole numbers in 32 bits."""
+    return to.emit(op.matmul(x, y, out_dtype=dtype_of(x)))
+
+
+@converter("mm.default", "bmm.default", "matmul.default")
+def mm(to: Emitter, x: Any, mat2: Any = None, other: Any = None) -> Any:
+    return matmul(to, x, other if mat2 is None else mat2)
+
+
+@converter("mv.default")
+def mv(to: Emitter, x: Any, vec: Any) -> Any:
+    return matmul(to, x, vec)
+
+
+@converter("dot.default", "vdot.default")
+def dot(to: Emitter, x: Any, tensor: Any = None, other: Any = None) -> Any:
+    y = other if tensor is None else tensor
+    (size,) = shape_of(x)
+    return to.reshape(matmul(to, to.reshape(x, [1, size]), to.reshape(y, [size, 1])), [])
+
+
+@converter("addmm.default", "baddbmm.default", "addmv.default")
+def addmm(to: Emitter, x: Any, beta: Any = 1, alpha: Any = 1, **operands: Any) -> Any:
+    """beta x + alpha (left right); what is multiplied by zero is not read, though it be infinite."""
+    left, right = operands.values()
+    if to.dtype == "bool":
+        raise NotImplementedError("booleans")
+    half = to.dtype in HALF and (alpha != 1 or beta != 1)
+    if half:
+        left, right, x = (to.cast(one, "float32") for one in (left, right, x))
+    dtype = dtype_of(left)
+    found = matmul(to, left, right) if alpha != 0 else None
+    if found is not None and alpha != 1:
+        found = to.emit(op.multiply(found, to.const(alpha, dtype)))
+    if beta != 0:
+        scaled = x if beta == 1 else to.emit(op.multiply(x, to.const(beta, dtype)))
+        if found is None:
+            found = to.broadcast(scaled, to.shape)
+        elif "bmm" in str(to.node.target):
+            found = to.emit(op.add(found, scaled))
+        else:
+            found = to.emit(op.add(scaled, found))
+    if found is None:
+        return to.emit(op.zeros(relax.ShapeExpr(to.shape), to.dtype))
+    return to.cast(found, to.dtype)
+
+
+PLAIN = {3: (op.nn.conv1d, "NCW", "OIW"), 4: (op.nn.conv2d, "NCHW", "OIHW"), 5: (op.nn.conv3d, "NCDHW", "OIDHW")}
+TRANSPOSED = {3: (op.nn.conv1d_transpose, "NCW", "IOW"), 4: (op.nn.conv2d_transpose, "NCHW", "IOHW")}
+
+
+@converter("convolution.default")
+def convolution(
+    to: Emitter,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    rank = len(shape_of(x))
+    result = to.dtype
+    if not is_float(result):
+        raise NotImplementedError("whole numbers")
+    dtype = wide(result)
+    x, weight = to.cast(x, dtype), to.cast(weight, dtype)
+    if transposed and not _has_transposed(rank, stride, output_padding):
+        found = _transposed(to, x, weight, stride, padding, dilation, groups)
+    else:
+        make, layout, kernel_layout = (TRANSPOSED if transposed else PLAIN)[rank]
+        more = {"output_padding": list(output_padding)} if transposed else {}
+        found = to.emit(
+            make(
+                x,
+                weight,
+                strides=list(stride),
+                padding=list(padding),
+                dilation=list(dilation),
+                groups=groups,
+                data_layout=layout,
+                kernel_layout=kernel_layout,
+                out_dtype=dtype,
+                **more,
+            )
+        )
+    if bias is not None:
+        channels = op.reshape(to.cast(bias, dtype), [1, -1, *[1] * (rank - 2)])
+        found = to.emit(op.add(found, channels))
+    return to.cast(found, result)
+
+
+def _has_transposed(rank: int, stride: Sequence[int], output_padding: Sequence[int]) -> bool:
+    """Whether Relax has such a transposed convolution: its output padding is less than the stride."""
+    return rank in TRANSPOSED and all(more < step for more, step in zip(output_padding, stride, strict=True))
+
+
+def _transposed(
+    to: Emitter,
+    x: Any,
+    weight: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Any:
+    """The sum over taps and channels of the inputs that reach an output; weight [c, o / groups, ...]."""
+    have, kernel = shape_of(x), shape_of(weight)
+    channels = have[1] // groups
+    per_group = kernel[1]
+    dtype = dtype_of(x)
+
+    def body(given: Any, at: Any) -> Any:
+        image, out = at[0], at[1]
+        group = tirx.floordiv(out, per_group)
+
+        def term(c: Any, *taps: Any) -> Any:
+            inside, index = [], []
+            for axis, tap in enumerate(taps):
+                place = at[2 + axis] + padding[axis] - tap * dilation[axis]
+                source = tirx.floordiv(place, stride[axis])
+                inside += [tirx.floormod(place, stride[axis]) == 0, source >= 0, source < have[2 + axis]]
+                last = tirx.const(have[2 + axis] - 1, "int64")
+                index.append(tirx.max(tirx.min(source, last), tirx.const(0, "int64")))
+            channel = group * channels + c
+            product = given[0](image, channel, *index) * given[1](channel, tirx.floormod(out, per_group), *taps)
+            return tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype))
+
+        return sum_over([channels, *kernel[2:]], term)
+
+    return to.compute("conv_transpose", body, to.shape, x, weight)
+
+
+@converter("_cdist_forward.default")
+def cdist(to: Emitter, x1: Any, x2: Any, p: float, **_: Any) -> Any:
+    """[..., p, m], [..., r, m] -> the distances of all pairs of rows, [..., p, r]."""
+    dtype = wide(to.dtype)
+    batch = to.shape[:-2]
+    first, second = (to.broadcast(to.cast(one, dtype), [*batch, *shape_of(one)[-2:]]) for one in (x1, x2))
+    return to.cast(
+        _distances(to, first, second, p, dtype, to.shape, lambda at: (at[:-1], (*at[:-2], at[-1]))), to.dtype
+    )
+
+
+@converter("_pdist_forward.default")
+def pdist(to: Emitter, x: Any, p: float = 2.0) -> Any:
+    """The distances of rows i < j, in the order of (i, j)."""
+    import numpy as np
+
+    dtype = wide(to.dtype)
+    count = shape_of(x)[0]
+    rows, columns = (relax.const(each.astype(np.int64)) for each in np.triu_indices(count, 1))
+    x = to.cast(x, dtype)
+    first, second = (to.emit(op.take(x, each, axis=0)) for each in (rows, columns))
+    return to.cast(_distances(to, first, second, p, dtype, to.shape, lambda at: (at, at)), to.dtype)
+
+
+def _distances(to: Emitter, first: Any, second: Any, p: float, dtype: str, shape: Sequence[int], rows: Any) -> Any:
+    size = shape_of(first)[-1]
+
+    def body(given: Any, at: Any) -> Any:
+        left, right = rows(at)
+        k = te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", size)), "k")
+        gap = tirx.abs(given[0](*left, k.var) - given[1](*right, k.var))
+        if p == 0:
+            return te.sum((gap != tirx.const(0, dtype)).astype(dtype), axis=k)
+        if p == float("inf"):
+            return te.max(gap, axis=k)
+        return te.sum(gap if p == 1 else gap * gap if p == 2 else tirx.pow(gap, tirx.const(p, dtype)), axis=k)
+
+    found = to.compute("distances", body, shape, first, second)
+    if p in (0, 1, float("inf")):
+        return found
+    if p == 2:
+        return to.emit(op.sqrt(found))
+    return to.emit(op.power(found, to.const(1 / p, dtype)))

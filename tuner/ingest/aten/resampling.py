@@ -1,0 +1,259 @@
+"""Resizing of images and sampling at computed places. Weights are computed in float32."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, shape_of, wide
+from tuner.tvm_compat import relax, te, tirx
+
+op = relax.op
+CUBIC, CUBIC_SMOOTH = -0.75, -0.5
+"""Coefficients of R. Keys's cubic convolution (1981): PyTorch's, and the one that it takes when it smooths."""
+
+
+def _int64(value: int) -> Any:
+    return tirx.const(value, "int64")
+
+
+# Resizing: along each axis a row of the result is a weighted sum of few rows, whose places and weights are constants.
+
+
+def _scales(size: Sequence[int], have: Sequence[int], align: bool, given: Any) -> list[float]:
+    scales = []
+    for at, (out, extent) in enumerate(zip(size, have, strict=True)):
+        factor = given[at] if given is not None and len(given) > at else None
+        if align:
+            scales.append((extent - 1) / (out - 1) if out > 1 else 0.0)
+        else:
+            scales.append(1 / factor if factor else extent / out)
+    return scales
+
+
+def _taps(extent: int, out: int, scale: float, align: bool, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Places [out, taps] and weights [out, taps] along an axis."""
+    rows = np.arange(out, dtype=np.float32)
+    scale32 = np.float32(scale)
+    if kind == "nearest":
+        places = np.minimum(np.floor(rows * scale32), extent - 1).astype(np.int64)
+        return places[:, None], np.ones((out, 1), np.float32)
+    if kind == "nearest-exact":
+        places = np.minimum(np.floor((rows + np.float32(0.5)) * scale32), extent - 1).astype(np.int64)
+        return places[:, None], np.ones((out, 1), np.float32)
+    source = rows * scale32 if align else (rows + np.float32(0.5)) * scale32 - np.float32(0.5)
+    if kind == "linear":
+        source = np.maximum(source, 0)
+        low = np.minimum(np.floor(source).astype(np.int64), extent - 1)
+        part = np.clip(source - low, 0, 1).astype(np.float32)
+        return np.stack([low, np.minimum(low + 1, extent - 1)], 1), np.stack([1 - part, part], 1)
+    low = np.floor(source).astype(np.int64)
+    part = source - low
+    places = np.clip(low[:, None] + np.arange(-1, 3), 0, extent - 1)
+    weights = np.stack([_keys(part - offset, CUBIC) for offset in range(-1, 3)], 1)
+    return places, weights.astype(np.float32)
+
+
+def _keys(t: np.ndarray, a: float) -> np.ndarray:
+    t = np.abs(t)
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+
+
+def _smooth_taps(extent: int, out: int, scale: float, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """With a filter as wide as what becomes one row, so that nothing is skipped (antialiasing)."""
+    width = {"linear": 1.0, "cubic": 2.0}[kind]
+    stretch = max(scale, 1.0)
+    support = width * stretch
+    count = math.ceil(support) * 2 + 1
+    places, weights = np.zeros((out, count), np.int64), np.zeros((out, count), np.float32)
+    for row in range(out):
+        centre = scale * (row + 0.5)
+        first = max(int(centre - support + 0.5), 0)
+        size = min(int(centre + support + 0.5), extent) - first
+        at = (np.arange(size) + first - centre + 0.5) / stretch
+        found = np.maximum(1 - np.abs(at), 0) if kind == "linear" else _keys(at, CUBIC_SMOOTH)
+        places[row] = min(max(first, 0), extent - 1)
+        places[row, :size] = first + np.arange(size)
+        weights[row, :size] = found / (found.sum() or 1)
+    return places, weights
+
+
+def _resized(
+    to: Emitter, x: Any, kind: str, size: Sequence[int], scales: Sequence[float], align: bool, smooth: bool
+) -> Any:
+    rank = len(size)
+    have = shape_of(x)
+    result = to.dtype
+    if not is_float(result):
+        if not kind.startswith("nearest"):
+            return _of_bytes(to, x, kind, size, scales, align, smooth)
+        dtype = result
+    else:
+        dtype = wide(result)
+    x = to.cast(x, dtype)
+    for axis in range(rank):
+        at = len(have) - rank + axis
+        extent, out = shape_of(x)[at], size[axis]
+        if smooth:
+            places, weights = _smooth_taps(extent, out, scales[axis], kind)
+        else:
+            places, weights = _taps(extent, out, scales[axis], align, kind)
+        if extent == out and (places[:, 0] == np.arange(out)).all() and (weights[:, 0] == 1).all():
+            continue
+        x = _mixed(to, x, at, places, weights)
+    return to.cast(x, result)
+
+
+def _mixed(to: Emitter, x: Any, axis: int, places: np.ndarray, weights: np.ndarray) -> Any:
+    shape = shape_of(x)
+    shape[axis] = len(places)
+    dtype = dtype_of(x)
+    if weights.shape[1] == 1:
+        return to.emit(op.take(x, relax.const(places[:, 0]), axis=axis))
+
+    def body(given: Any, at: Any) -> Any:
+        k = te.reduce_axis((_int64(0), _int64(weights.shape[1])), "k")
+        row = at[axis]
+        return te.sum(given[0](*at[:axis], given[1](row, k.var), *at[axis + 1 :]) * given[2](row, k.var), axis=k)
+
+    return to.compute("resize", body, shape, x, relax.const(places), relax.const(weights.astype(dtype)))
+
+
+def _of_bytes(
+    to: Emitter, x: Any, kind: str, size: Sequence[int], scales: Sequence[float], align: bool, smooth: bool
+) -> Any:
+    raise NotImplementedError(f"{kind} resizing of whole numbers")
+
+
+def _resize(kind: str, rank: int, smooth: bool) -> Callable[..., Any]:
+    def convert(
+        to: Emitter,
+        x: Any,
+        align_corners: bool | None = False,
+        scale_factors: Any = None,
+        **more: Any,
+    ) -> Any:
+        size = to.shape[-rank:]
+        given = scale_factors
+        if given is None and any(name.startswith("scales") for name in more):
+            given = [more.get(name) for name in ("scales_d", "scales_h", "scales_w", "scales") if name in more]
+            given = given[-rank:]
+        scales = _scales(size, shape_of(x)[-rank:], bool(align_corners), given)
+        return _resized(to, x, kind, size, scales, bool(align_corners), smooth)
+
+    return convert
+
+
+for _kind, _ranks in {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1, 2, 3), "cubic": (2,)}.items():
+    for _rank in _ranks:
+        _name = {
+            "nearest": f"upsample_nearest{_rank}d",
+            "nearest-exact": f"_upsample_nearest_exact{_rank}d",
+            "linear": f"upsample_{('', 'linear1d', 'bilinear2d', 'trilinear3d')[_rank]}",
+            "cubic": "upsample_bicubic2d",
+        }[_kind]
+        converter(f"{_name}.vec", f"{_name}.default")(_resize(_kind, _rank, False))
+for _kind, _name in (("linear", "_upsample_bilinear2d_aa"), ("cubic", "_upsample_bicubic2d_aa")):
+    converter(f"{_name}.vec", f"{_name}.default")(_resize(_kind, 2, True))
+
+
+# Sampling at places of the grid
+
+
+@converter("grid_sampler_2d.default", "grid_sampler_3d.default", "grid_sampler.default")
+def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+    """x [n, c, (d,) h, w], grid [n, ..., 2 or 3] in [-1, 1], its last axis from the innermost -> [n, c, ...].
+
+    Modes: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 the border, 2 reflection.
+    """
+    have = shape_of(x)
+    spatial = have[2:]
+    rank = len(spatial)
+    result = to.dtype
+    dtype = wide(result)
+    x, grid = to.cast(x, dtype), to.cast(grid, dtype)
+
+    def number(value: float) -> Any:
+        return tirx.const(value, dtype)
+
+    def in_pixels(value: Any, extent: int) -> Any:
+        if align_corners:
+            return (value + number(1)) * number((extent - 1) / 2)
+        return ((value + number(1)) * number(extent) - number(1)) * number(0.5)
+
+    def bounded(place: Any, extent: int) -> Any:
+        if padding_mode == 2:
+            place = reflected(place, extent)
+        if padding_mode:
+            place = tirx.max(tirx.min(place, number(extent - 1)), number(0))
+        return place
+
+    def reflected(place: Any, extent: int) -> Any:
+        low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
+        if span == 0:
+            return number(0)
+        away = tirx.abs(place - number(low))
+        times = tirx.floor(away / number(span))
+        rest = away - times * number(span)
+        even = tirx.floormod(times.astype("int64"), 2) == 0
+        return tirx.if_then_else(even, rest + number(low), number(span + low) - rest)
+
+    def read(given: Any, at: Any, places: Sequence[Any]) -> Any:
+        inside, index = [], []
+        for place, extent in zip(places, spatial, strict=True):
+            inside += [place >= number(0), place <= number(extent - 1)]
+            safe = tirx.max(tirx.min(place, number(extent - 1)), number(0))
+            index.append(safe.astype("int64"))
+        return tirx.if_then_else(tirx.all(*inside), given[0](at[0], at[1], *index), number(0))
+
+    def body(given: Any, at: Any) -> Any:
+        raw = [
+            in_pixels(given[1](at[0], *at[2:], _int64(rank - 1 - axis)), extent) for axis, extent in enumerate(spatial)
+        ]
+        if interpolation_mode == 2:
+            return _cubic(given, at, raw, spatial, bounded, read, number)
+        places = [bounded(place, extent) for place, extent in zip(raw, spatial, strict=True)]
+        if interpolation_mode == 1:
+            return read(given, at, [tirx.nearbyint(place) for place in places])
+        lows = [tirx.floor(place) for place in places]
+        total = number(0)
+        for corner in itertools.product((0, 1), repeat=rank):
+            weight = number(1)
+            for place, low, side in zip(places, lows, corner, strict=True):
+                weight = weight * (place - low if side else number(1) - (place - low))
+            total = total + weight * read(
+                given, at, [low + number(side) for low, side in zip(lows, corner, strict=True)]
+            )
+        return total
+
+    return to.cast(to.compute("grid_sample", body, to.shape, x, grid), result)
+
+
+def _cubic(given: Any, at: Any, raw: Any, spatial: Any, bounded: Any, read: Any, number: Any) -> Any:
+    a = CUBIC
+
+    def weights(t: Any) -> list[Any]:
+        def near(v: Any) -> Any:
+            return ((number(a + 2) * v - number(a + 3)) * v * v) + number(1)
+
+        def far(v: Any) -> Any:
+            return ((number(a) * v - number(5 * a)) * v + number(8 * a)) * v - number(4 * a)
+
+        one, two = number(1), number(2)
+        return [far(t + one), near(t), near(one - t), far(two - t)]
+
+    lows = [tirx.floor(place) for place in raw]
+    parts = [weights(place - low) for place, low in zip(raw, lows, strict=True)]
+    total = number(0)
+    for y, x in itertools.product(range(4), repeat=2):
+        places = [
+            bounded(low + number(offset - 1), extent) for low, offset, extent in zip(lows, (y, x), spatial, strict=True)
+        ]
+        total = total + parts[0][y] * parts[1][x] * read(given, at, places)
+    return total
