@@ -70,8 +70,7 @@ def _of_onnx(data: bytes, path: Path) -> Iterator[Refusal]:
 def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Iterator[Refusal]:
     import torch
 
-    from pitchpipe.torch_operators import inference_decompositions
-    from tuner.ingest.torch_export import _quiet, from_exported_program
+    from tuner.ingest.torch_export import _quiet, export_decompositions, from_exported_program
     from tuner.minify import torch_graph
 
     script = kind is ModelFormat.TORCHSCRIPT
@@ -82,7 +81,7 @@ def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Ite
         yield _refused(error)
         return
     with _quiet(), torch.no_grad():
-        taken_apart = program.run_decompositions(inference_decompositions())
+        taken_apart = program.run_decompositions(export_decompositions())
         found = False
         for node in taken_apart.graph.nodes:
             reason = torch_graph.refused(node)

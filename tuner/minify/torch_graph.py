@@ -13,10 +13,9 @@ from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
-from pitchpipe.torch_operators import inference_decompositions
 from tuner.ingest import TensorSpec
 from tuner.ingest.torch_export import _from_torchscript as from_script
-from tuner.ingest.torch_export import _quiet, from_exported_program
+from tuner.ingest.torch_export import _quiet, export_decompositions, from_exported_program
 from tuner.ingest.torch_fx import _imported as imported
 from tuner.minify import Converted, Node, Part, Source
 from tuner.minify.torch_code import code_of
@@ -31,7 +30,7 @@ class TorchSource(Source):
         self._program = program
         if any(_mutates(node) for node in program.graph.nodes):  # values of one node would change after it
             with _quiet():
-                program = program.run_decompositions(inference_decompositions())
+                program = program.run_decompositions(export_decompositions())
         self._graph = program.graph
         self._inputs = tuple(np.asarray(array) for array in inputs)
         self._units = self._grouped()
