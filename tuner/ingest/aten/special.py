@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tuner.ingest.aten.emitter import Emitter, converter, elementwise
 from tuner.tvm_compat import tirx
 
@@ -92,87 +94,63 @@ def digamma(x: Any) -> Any:
     return choose(zero, at_zero, pole, number(math.nan), value)
 
 
-def zeta_of(s: Any, q: Any) -> Any:
-    """Hurwitz's zeta function for s > 1 by Euler and Maclaurin: ten terms, then an integral and its corrections."""
-    bernoulli = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
+def trigamma_above(x: Any) -> Any:
+    """The sum of 1 / (x + k)^2 for x >= 1/2, by Euler and Maclaurin: ten terms, then an integral and its corrections."""
     total = number(0)
     for at in range(10):
-        total = total + tirx.pow(q + number(at), -s)
-    w = q + number(10)
-    power = tirx.pow(w, -s)
-    total = total + power * w / (s - number(1)) + power * number(0.5)
-    factor = s
-    term = power / w
-    for at, coefficient in enumerate(bernoulli):
-        total = total + number(coefficient) * factor * term
-        factor = factor * (s + number(2 * at + 1)) * (s + number(2 * at + 2))
-        term = term / (w * w)
-    return total
+        total = total + number(1) / ((x + number(at)) * (x + number(at)))
+    z = x + number(10)
+    inverse = number(1) / (z * z)
+    series = polynomial(inverse, [1 / 42, -1 / 30, 1 / 6])
+    return total + number(1) / z + inverse * number(0.5) + series * inverse / z
 
 
-@function("zeta", "special_zeta.default", "special_zeta.self_scalar", "special_zeta.other_scalar", "zeta.default")
-def zeta(s: Any, q: Any) -> Any:
-    whole = q == tirx.floor(q)
+def trigamma(x: Any) -> Any:
+    """Below 1/2 by reflection: the two values add up to (pi / sin(pi x))^2."""
+    mirrored = x < number(0.5)
+    sine = tirx.sin(number(math.pi) * (x - tirx.floor(x)))
+    value = trigamma_above(tirx.Select(mirrored, number(1) - x, x))
     return choose(
-        s == number(1), number(math.inf),
-        s < number(1), number(math.nan),
-        tirx.all(q <= number(0), whole), number(math.inf),
-        tirx.all(q <= number(0), s != tirx.floor(s)), number(math.nan),
-        zeta_negative(s, q),
+        tirx.all(x <= number(0), x == tirx.floor(x)), number(math.inf),
+        mirrored, number(math.pi**2) / (sine * sine) - value,
+        value,
     )  # fmt: skip
-
-
-def zeta_negative(s: Any, q: Any) -> Any:
-    """Below zero terms are added until q is above: as many as there are within the reach of the loop."""
-    total = number(0)
-    for at in range(16):
-        moved = q + number(at)
-        total = total + tirx.if_then_else(moved < number(0), tirx.pow(tirx.abs(moved), -s) * _sign_power(s), number(0))
-    up = tirx.if_then_else(q < number(0), q - tirx.floor(q), q)
-    far = q < number(-16)
-    return tirx.if_then_else(far, number(math.nan), total + zeta_of(s, up))
-
-
-def _sign_power(s: Any) -> Any:
-    """(-1)^-s for a whole s."""
-    return number(1) - number(2) * (s - number(2) * tirx.floor(s * number(0.5)))
 
 
 @converter("polygamma.default")
 def polygamma(to: Emitter, n: int, x: Any) -> Any:
-    """(-1)^(n + 1) n! zeta(n + 1, x); at negative x by the sum over the terms there."""
-    if n == 0:
-        return elementwise(to, "digamma", digamma, WORK, x)
-    sign = (-1.0) ** (n + 1) * math.factorial(n)
-
-    def body(v: Any) -> Any:
-        return number(sign) * zeta(number(n + 1.0), v)
-
-    return elementwise(to, "polygamma", body, WORK, x)
+    if n > 1:
+        raise NotImplementedError("derivatives beyond the first")
+    return elementwise(to, "polygamma", trigamma if n else digamma, WORK, x)
 
 
 # The error function's relatives
 
 
-def erfc_of(x: Any) -> Any:
-    """W. Press et al.'s rational Chebyshev approximation, relative error below 1.2e-7 everywhere."""
-    z = tirx.abs(x)
+def _erfc_exponent(z: Any) -> tuple[Any, Any]:
+    """t and P of erfc(z) = t exp(-z^2 + P), t = 2 / (2 + z), z >= 0.
+
+    W. Press et al.'s Chebyshev series, relative error below 1.2e-7 everywhere, as a polynomial of 2 t - 1.
+    """
     t = number(2) / (number(2) + z)
-    ty = number(4) * t - number(2)
-    d, dd = number(0), number(0)
-    for coefficient in reversed(ERFC[1:]):
-        d, dd = ty * d - dd + number(coefficient), d
-    value = t * tirx.exp(-z * z + number(0.5) * (number(ERFC[0]) + ty * d) - dd)
-    return tirx.if_then_else(x >= number(0), value, number(2) - value)
+    return t, polynomial(number(2) * t - number(1), ERFC)
 
 
-ERFC = (
-    *(-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3),
+_SERIES = (
+    *(-1.3026537197817094 / 2, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3),
     *(-9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5, -1.624290004647e-6),
     *(1.303655835580e-6, 1.5626441722e-8, -8.5238095915e-8, 6.529054439e-9, 5.059343495e-9, -9.91364156e-10),
-    *(-2.27365122e-10, 9.6467911e-11, 2.394038e-12, -6.886027e-12, 8.94487e-13, 3.13092e-13, -1.12708e-13),
-    *(3.81e-16, 7.106e-15, -1.523e-15, -9.4e-17, 1.21e-16, -2.8e-17),
 )
+ERFC = tuple(float(one) for one in np.polynomial.chebyshev.cheb2poly(_SERIES)[::-1])
+"""Coefficients from the highest power down."""
+
+
+def erfc_of(x: Any) -> Any:
+    z = tirx.abs(x)
+    t, exponent = _erfc_exponent(z)
+    value = t * tirx.exp(exponent - z * z)
+    return tirx.if_then_else(x >= number(0), value, number(2) - value)
+
 
 function("erfc", "erfc.default", "special_erfc.default")(erfc_of)
 
@@ -180,19 +158,20 @@ function("erfc", "erfc.default", "special_erfc.default")(erfc_of)
 @function("erfcx", "special_erfcx.default", "erfcx.default")
 def erfcx(x: Any) -> Any:
     """exp(x^2) erfc(x): the exponentials of erfc's form cancel."""
-    z = tirx.abs(x)
-    t = number(2) / (number(2) + z)
-    ty = number(4) * t - number(2)
-    d, dd = number(0), number(0)
-    for coefficient in reversed(ERFC[1:]):
-        d, dd = ty * d - dd + number(coefficient), d
-    value = t * tirx.exp(number(0.5) * (number(ERFC[0]) + ty * d) - dd)
+    t, exponent = _erfc_exponent(tirx.abs(x))
+    value = t * tirx.exp(exponent)
     return tirx.if_then_else(x >= number(0), value, number(2) * tirx.exp(x * x) - value)
 
 
-@function("erfinv", "erfinv.default", "special_erfinv.default", "erf_inv.default")
-def erfinv(y: Any) -> Any:
-    """M. Giles's approximation (2010), and two steps of Newton's method."""
+@function("log_ndtr", "special_log_ndtr.default")
+def log_ndtr(x: Any) -> Any:
+    t = x * number(math.sqrt(0.5))
+    below = tirx.log(erfcx(-t) * number(0.5)) - t * t
+    return tirx.if_then_else(x < number(-1), below, tirx.log(erfc_of(-t) * number(0.5)))
+
+
+def _first_erfinv(y: Any) -> Any:
+    """M. Giles's approximation (2010)."""
     w = -tirx.log((number(1) - y) * (number(1) + y))
     near = polynomial(
         w - number(2.5),
@@ -205,24 +184,20 @@ def erfinv(y: Any) -> Any:
          1.00167406, 2.83297682],
     )  # fmt: skip
     x = tirx.if_then_else(w < number(5), near, far) * y
-    for _ in range(2):
-        x = x - (number(1) - erfc_of(x) - y) / (number(2 / math.sqrt(math.pi)) * tirx.exp(-x * x))
     return choose(tirx.abs(y) == number(1), y * number(math.inf), tirx.abs(y) > number(1), number(math.nan), x)
 
 
-@function("ndtri", "special_ndtri.default", "ndtri.default")
-def ndtri(p: Any) -> Any:
-    return choose(
-        p == number(0), number(-math.inf), p == number(1), number(math.inf),
-        number(math.sqrt(2)) * erfinv(number(2) * p - number(1)),
-    )  # fmt: skip
+@converter("erfinv.default", "special_erfinv.default", "erf_inv.default")
+def erfinv(to: Emitter, x: Any) -> Any:
+    return elementwise(to, "erfinv", _first_erfinv, WORK, x)
 
 
-@function("log_ndtr", "special_log_ndtr.default")
-def log_ndtr(x: Any) -> Any:
-    t = x * number(math.sqrt(0.5))
-    below = tirx.log(erfcx(-t) * number(0.5)) - t * t
-    return tirx.if_then_else(x < number(-1), below, tirx.log(erfc_of(-t) * number(0.5)))
+@converter("special_ndtri.default", "ndtri.default")
+def ndtri(to: Emitter, x: Any) -> Any:
+    def body(p: Any) -> Any:
+        return number(math.sqrt(2)) * _first_erfinv(number(2) * p - number(1))
+
+    return elementwise(to, "ndtri", body, WORK, x)
 
 
 # Bessel functions of the first kind with imaginary argument: power series, and their asymptotic expansions.
@@ -230,21 +205,18 @@ def log_ndtr(x: Any) -> Any:
 
 def _i_series(x: Any, order: int) -> Any:
     quarter = x * x * number(0.25)
-    term = number(1)
     total = number(1)
-    for k in range(1, 40):
-        term = term * quarter / number(k * (k + order))
-        total = total + term
+    for k in range(40, 0, -1):
+        total = number(1) + quarter * number(1 / (k * (k + order))) * total
     return total if order == 0 else total * x * number(0.5)
 
 
 def _i_scaled(x: Any, order: int) -> Any:
-    """exp(-x) I(x) sqrt(2 pi x) for x beyond 15."""
+    """exp(-x) I(x) for x beyond 15."""
     mu = 4.0 * order * order
-    term, total = number(1), number(1)
-    for k in range(1, 12):
-        term = -term * number((mu - (2 * k - 1) ** 2) / (8 * k)) / x
-        total = total + term
+    inverse, total = number(1) / x, number(1)
+    for k in range(12, 0, -1):
+        total = number(1) - inverse * number((mu - (2 * k - 1) ** 2) / (8 * k)) * total
     return total / tirx.sqrt(number(2 * math.pi) * x)
 
 
@@ -277,58 +249,3 @@ def _spherical_j0(x: Any) -> Any:
 
 
 function("spherical_bessel_j0", "special_spherical_bessel_j0.default", "spherical_bessel_j0.default")(_spherical_j0)
-
-
-# Orthogonal polynomials: the recurrence p(k + 1) = (a x + b) p(k) - c p(k - 1), for degrees up to HIGHEST
-
-HIGHEST = 24
-
-
-def _family(start: Callable[[Any], Any], step: Callable[[Any, int, Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def body(x: Any, degree: Any) -> Any:
-        n = tirx.trunc(degree)
-        before, now = number(1), start(x)
-        result = tirx.if_then_else(n == number(1), now, number(1))
-        for k in range(1, HIGHEST):
-            before, now = now, step(x, k, now, before)
-            result = tirx.if_then_else(n == number(k + 1), now, result)
-        return choose(n < number(0), number(0), n > number(HIGHEST), number(math.nan), result)
-
-    return body
-
-
-def _chebyshev(first: Callable[[Any], Any], argument: Callable[[Any], Any] = lambda x: x) -> Callable[[Any, Any], Any]:
-    inner = _family(first, lambda x, _, now, before: number(2) * x * now - before)
-    return lambda x, n: inner(argument(x), n)
-
-
-def _shifted(x: Any) -> Any:
-    return x + x - number(1)
-
-
-for _letter, _first in {
-    "t": lambda x: x,
-    "u": lambda x: x + x,
-    "v": lambda x: x + x - number(1),
-    "w": lambda x: x + x + number(1),
-}.items():
-    for _prefix, _argument in (("", lambda x: x), ("shifted_", _shifted)):
-        _operator = f"special_{_prefix}chebyshev_polynomial_{_letter}"
-        function("chebyshev", f"{_operator}.default", f"{_operator}.x_scalar", f"{_operator}.n_scalar")(
-            _chebyshev(_first, _argument)
-        )
-_FAMILIES = {
-    "hermite_polynomial_h": _family(
-        lambda x: x + x, lambda x, k, now, before: number(2) * x * now - number(2 * k) * before
-    ),
-    "hermite_polynomial_he": _family(lambda x: x, lambda x, k, now, before: x * now - number(k) * before),
-    "laguerre_polynomial_l": _family(
-        lambda x: number(1) - x,
-        lambda x, k, now, before: ((number(2 * k + 1) - x) * now - number(k) * before) / number(k + 1),
-    ),
-    "legendre_polynomial_p": _family(
-        lambda x: x, lambda x, k, now, before: (number(2 * k + 1) * x * now - number(k) * before) / number(k + 1)
-    ),
-}
-for _operator, _body in _FAMILIES.items():
-    function("polynomial", *(f"special_{_operator}.{each}" for each in ("default", "x_scalar", "n_scalar")))(_body)
