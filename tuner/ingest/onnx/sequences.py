@@ -28,8 +28,7 @@ def _at(node: Node) -> list[Any]:
 
 def _insert(node: Node) -> list[Any]:
     items = list(_items(node))
-    place = _position(node, 2, len(items) + 1) if node.given(2) else len(items)
-    items.insert(place, node.inputs[1])
+    items.insert(_place(node, 2, len(items)) if node.given(2) else len(items), node.inputs[1])
     return [Sequence(tuple(items), common_type(items))]
 
 
@@ -123,12 +122,21 @@ def _items(node: Node) -> tuple[Any, ...]:
 
 
 def _position(node: Node, operand: int, count: int) -> int:
+    """Of an element of a sequence of `count`."""
+    found = _place(node, operand, count)
+    if found == count:
+        raise ValueError(f"position {found} of a sequence of {count}")
+    return found
+
+
+def _place(node: Node, operand: int, count: int) -> int:
+    """Before an element of a sequence of `count`, counted from the end where it is negative, or behind the last."""
     found = node.integers(operand)
     if found is None or len(found) != 1:
         node.refuse("its position is not constant")
-    if not -count <= found[0] < count:
+    if not -count <= found[0] <= count:
         raise ValueError(f"position {found[0]} of a sequence of {count}")
-    return found[0] % count
+    return found[0] + count if found[0] < 0 else found[0]
 
 
 OPERATORS: Mapping[str, Callable[[Node], list[Any] | None]] = {

@@ -32,7 +32,7 @@ def pairwise(node: Node) -> Any:
 
 @reader("Dropout")
 def dropout(node: Node) -> Any:
-    """What it is when nothing is trained: its input, and a mask of ones for whoever asks."""
+    """What it is when nothing is trained: its input, and a mask of ones for whoever asks, of the input's type before 10."""
     training = node.known(2)
     if (node.given(2) and (training is None or bool(training.any()))) or (
         node.opset < 7 and not node.attribute("is_test", 0)
@@ -40,7 +40,7 @@ def dropout(node: Node) -> Any:
         node.refuse("it draws, in training mode")
     if not node.wants(1):
         return [node.inputs[0]]
-    return [node.inputs[0], np.ones(node.shape(0), bool)]
+    return [node.inputs[0], np.ones(node.shape(0), bool if node.opset >= 10 else node.dtype(0))]
 
 
 @reader("PRelu")
