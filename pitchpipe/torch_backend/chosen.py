@@ -189,11 +189,11 @@ class Chosen:
                 raise NothingCompiled(_reasons(found.parts))
             found.report.built = True
         except NothingCompiled as error:
-            found.never(str(error))
+            self._give_up(found, str(error))
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
             if not process_ends():
                 warn_once("prepare", f"a graph runs in eager mode: {error}")
-            found.never(str(error))
+            self._give_up(found, str(error))
 
     def _find_out(self, found: Bucket, sizes: dict[str, int], share: float, arguments: Sequence[Any]) -> None:
         """As much as the allowance is enough for."""
@@ -229,15 +229,22 @@ class Chosen:
                 if verdict is None:
                     return
         except (NothingCompiled, Shared) as error:
-            found.never(str(error))
+            self._give_up(found, str(error))
             return
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
             warn_once("duel", f"the model runs in eager mode: {error}")
-            found.never(str(error))
+            self._give_up(found, str(error))
             return
         found.compared.add(key)
         if verdict is not None:
             self._learn(found, sizes, share, verdict)
+
+    def _give_up(self, found: Bucket, reason: str) -> None:
+        """The bucket runs as PyTorch would; so does the program, as long as no other bucket says otherwise."""
+        found.never(reason)
+        told = self._program.report
+        if told.runs == "undecided":
+            told.runs, told.reason = "eager", reason
 
     def _learn(self, found: Bucket, sizes: dict[str, int], share: float, verdict: duel.Verdict) -> None:
         report = found.report
