@@ -91,6 +91,7 @@ RIGHT: dict[str, Of] = {
     "logarithms of whole numbers": Of(torch.log, torch.arange(1, 9)),
     "several types": Of(lambda x, n: (x + n, n / 2, n * 2.5, x > n), X, torch.arange(6)),
     "a Fourier transform": Of(lambda x: torch.fft.fftn(x, dim=(0, 1)).real, X),
+    "one number in half precision": Of(lambda x: x + torch.full_like(x.bfloat16(), 0.5).float(), X),
     "extrema and their places": Of(lambda x: (*x.max(1), *x.min(0), x.argmax()), X),
 }
 

@@ -342,7 +342,10 @@ def full(to: Emitter, fill_value: Any = None, value: Any = None, **_: Any) -> An
     number = value if fill_value is None else fill_value
     if not to.shape:
         return to.tensor(number, to.dtype)
-    return to.emit(op.full(relax.ShapeExpr(to.shape), to.tensor(number, to.dtype), to.dtype))
+    one = to.tensor(number, to.dtype)
+    if to.dtype == "bfloat16":  # TVM has no tensor function for `full` of this type
+        return to.emit(op.broadcast_to(one, relax.ShapeExpr(to.shape)))
+    return to.emit(op.full(relax.ShapeExpr(to.shape), one, to.dtype))
 
 
 @converter("zeros.default", "zeros_like.default", "new_zeros.default")
