@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pitchpipe.artifact import CompiledModel, Manifest
 from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, UnsupportedOperator, UnsupportedShape
+from pitchpipe.torch_arrays import to_array
 from pitchpipe.wire.target import Target
 from tuner.ingest import DEFAULT_LIMITS, parse_container
 from tuner.ingest.relax_reader import read_relax
@@ -173,23 +174,10 @@ def outside(call: Call) -> tuple[str | None, list[Any]]:
     ):
         return "it writes into its inputs", []
     again = tree_leaves(call.results(*(tensor.clone() for tensor in call.tensors)))
-    arrays = _arrays(results)
-    if difference(_arrays([one for one in again if one is not None]), arrays) is not None:
+    arrays = [*map(to_array, results)]
+    if difference([to_array(one) for one in again if one is not None], arrays) is not None:
         return "memory that nobody has written", []
     return None, arrays
-
-
-def _arrays(tensors: Sequence[Any]) -> list[Any]:
-    """NumPy has no bfloat16: such results are compared as ml_dtypes has them."""
-    import ml_dtypes
-
-    def one(tensor: Any) -> Any:
-        tensor = tensor.detach().resolve_neg().contiguous()
-        if tensor.dtype is torch.bfloat16:
-            return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
-
-    return [one(tensor) for tensor in tensors]
 
 
 def through_load(module: Any, target: Target) -> list[Any]:
@@ -217,7 +205,7 @@ def through_load(module: Any, target: Target) -> list[Any]:
             "toolchain": toolchain(target.kind).model_dump(),
         }
     )
-    found = CompiledModel(manifest, executable, weights)(*_arrays(module.tensors))
+    found = CompiledModel(manifest, executable, weights)(*map(to_array, module.tensors))
     return list(found) if isinstance(found, tuple) else [found]
 
 
@@ -257,26 +245,25 @@ def exported(given: Sequence[Call], target: Target) -> list[Outcome]:
     return [one for one in outcomes if one is not None]
 
 
-def compiled(given: Sequence[Call]) -> list[Outcome]:
+def _results(run: Callable[..., Any], call: Call) -> list[Any]:
+    """The arrays of what it gives for copies of the call's tensors."""
+    return [to_array(one) for one in tree_leaves(run(*(t.clone() for t in call.tensors))) if one is not None]
+
+
+def compiled(given: Sequence[Call]) -> Iterator[Outcome]:
     """Of each call through torch.compile."""
-    return list(_compiled(given))
-
-
-def _compiled(given: Sequence[Call]) -> Iterator[Outcome]:
     for call in given:
         reason, expected = outside(call)
         if reason in ("random", "memory that nobody has written") or (reason or "").startswith("eager mode raises"):
             yield Outcome(kind="outside", detail=str(reason))
             continue
         if reason is not None:
-            expected = _arrays(
-                [one for one in tree_leaves(call.results(*(t.clone() for t in call.tensors))) if one is not None]
-            )
+            expected = _results(call.results, call)
         torch._dynamo.reset()
         run = torch.compile(call, backend="pitchpipe", options={"on_miss": "default"})
 
         def results(run: Any = run, call: Call = call) -> list[Any]:
-            return _arrays([one for one in tree_leaves(run(*(t.clone() for t in call.tensors))) if one is not None])
+            return _results(run, call)
 
         yield judged(results, expected)
 

@@ -97,7 +97,7 @@ def preparation() -> str:
     """
     here, tuner = Path(__file__).parent, importlib.util.find_spec("tuner")
     folders = [Path(folder) for folder in (tuner.submodule_search_locations or [])] if tuner is not None else []
-    return code_digest([*folders, here / "strip.py", here / "torch_operators.py"])
+    return code_digest([*folders, here / "strip.py", *sorted(here.glob("torch_*.py"))])
 
 
 def code_digest(places: Sequence[Path]) -> str:

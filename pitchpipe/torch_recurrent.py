@@ -55,39 +55,15 @@ def _(x: Any, *given: Any) -> tuple[Any, Any, Any]:
 
 def whole_layers() -> dict[Any, Callable[..., Any]]:
     """Decompositions of torch's recurrent operators, by operator, into layers that stay whole."""
-    return {
-        aten.lstm.input: _lstm,
-        aten.gru.input: partial(_one_state, "gru"),
-        aten.rnn_tanh.input: partial(_one_state, "tanh"),
-        aten.rnn_relu.input: partial(_one_state, "relu"),
-    }
+    cells = {aten.lstm.input: "lstm", aten.gru.input: "gru", aten.rnn_tanh.input: "tanh", aten.rnn_relu.input: "relu"}
+    return {operator: partial(_decomposed, operator, cell) for operator, cell in cells.items()}
 
 
-def _lstm(
-    x: Any,
-    states: Sequence[Any],
-    params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    """(outputs, last states, last cell states), as torch.lstm gives them."""
-    directions = 2 if bidirectional else 1
-    h, c = states
-    if h.shape[-1] != c.shape[-1] or not _fits(x, dropout, train):  # a projection of the states
-        return _written_out(aten.lstm.input)(
-            x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-    return _layers("lstm", x, h, c, params, has_biases, num_layers, directions, batch_first)
-
-
-def _one_state(
+def _decomposed(
+    operator: Any,
     cell: str,
     x: Any,
-    h: Any,
+    states: Any,
     params: Sequence[Any],
     has_biases: bool,
     num_layers: int,
@@ -96,21 +72,16 @@ def _one_state(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """(outputs, last states), as torch.gru and torch.rnn_tanh give them."""
-    if not _fits(x, dropout, train):
-        operator = {"gru": aten.gru.input, "tanh": aten.rnn_tanh.input, "relu": aten.rnn_relu.input}[cell]
-        return _written_out(operator)(x, h, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    """(outputs, last states, and of an LSTM last cell states), as the operator gives them; `states` are h, of an LSTM h
+    and c. What is no plain layer of float32 is written out step by step, as torch decomposes it."""
+    h, c = states if cell == "lstm" else (states, states)
+    is_plain = h.shape[-1] == c.shape[-1]  # else the states are projected
+    if not is_plain or x.dtype is not torch.float32 or x.dim() != 3 or (train and dropout):
+        written_out = torch._decomp.decomposition_table[operator]
+        return written_out(x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     directions = 2 if bidirectional else 1
-    return _layers(cell, x, h, h, params, has_biases, num_layers, directions, batch_first)[:2]
-
-
-def _fits(x: Any, dropout: float, train: bool) -> bool:
-    return x.dtype is torch.float32 and x.dim() == 3 and not (train and dropout)
-
-
-def _written_out(operator: Any) -> Callable[..., Any]:
-    found: Callable[..., Any] = torch._decomp.decomposition_table[operator]
-    return found
+    found = _layers(cell, x, h, c, params, has_biases, num_layers, directions, batch_first)
+    return found if cell == "lstm" else found[:2]
 
 
 def _layers(

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pitchpipe.reference.expected import CannotRun
+from pitchpipe.torch_arrays import to_array, to_tensor
 
 
 class TorchRunner:
@@ -25,7 +26,7 @@ class TorchRunner:
         self._module = _own(module)
         self._leaves, self._spec = pytree.tree_flatten((tuple(arguments), dict(keywords or {})))
         self._tensors = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
-        self.examples = [to_array(self._leaves[at]) for at in self._tensors]
+        self.examples = [to_array(self._leaves[at]).copy() for at in self._tensors]
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         leaves = list(self._leaves)
@@ -35,7 +36,7 @@ class TorchRunner:
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
             found = self._module(*arguments, **keywords)
-        return [to_array(leaf) for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 
 def _own(module: Any) -> Any:
@@ -79,22 +80,3 @@ def from_file(path: Path, *, script: bool, examples: Sequence[np.ndarray]) -> To
         loaded = torch.jit.load(str(path), map_location="cpu").eval()
         return TorchRunner(loaded, [to_tensor(example) for example in examples])
     return exported_program(torch.export.load(path))
-
-
-def to_array(tensor: Any) -> np.ndarray:
-    """A copy on the host; bfloat16 as ml_dtypes knows it."""
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        view: np.ndarray = tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return view.copy()
-    array: np.ndarray = tensor.numpy()
-    return array.copy()
-
-
-def to_tensor(array: np.ndarray) -> Any:
-    """A tensor with the array's values, its own memory."""
-    if str(array.dtype) == "bfloat16":
-        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))

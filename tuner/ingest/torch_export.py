@@ -27,6 +27,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from pitchpipe.errors import InvalidInput, InvalidModel, PitchpipeError, UnsupportedOperator
 from pitchpipe.strip import KEPT_INTEGERS
+from pitchpipe.torch_arrays import to_array
 from pitchpipe.torch_operators import further_decompositions, inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
@@ -196,7 +197,7 @@ def _placeholders(program: Any) -> tuple[list[str], dict[str, np.ndarray], dict[
         if spec.arg.name not in read or not _is_weight(tensor):
             bound[spec.arg.name] = tensor
         else:
-            weights[spec.target] = _array(tensor)
+            weights[spec.target] = to_array(tensor)
             names[spec.arg.name] = spec.target
     return inputs, weights, names, bound
 
@@ -204,17 +205,6 @@ def _placeholders(program: Any) -> tuple[list[str], dict[str, np.ndarray], dict[
 def _is_weight(tensor: Any) -> bool:
     limit = 1 if tensor.is_floating_point() else KEPT_INTEGERS
     return bool(tensor.numel() > limit)
-
-
-def _array(tensor: Any) -> np.ndarray:
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        view: np.ndarray = tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return view
-    array: np.ndarray = tensor.numpy()
-    return array
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from tuner.graph import MAIN, finish, prepare
 from tuner.ingest import parse_container
 from tuner.minify import Part
 from tuner.minify.attempts import Say, in_fork, run_naively
+from tuner.minify.reduction import bisected
 from tuner.tvm_compat import load_ir, save_ir, to_tvm_target
 
 IMPORT = "the import"
@@ -88,14 +89,7 @@ def _first_wrong(count: int, wrong: Callable[[int], bool]) -> int | None:
         return 0
     if not wrong(count - 1):
         return None
-    right, found = 0, count - 1
-    while found - right > 1:
-        middle = (right + found) // 2
-        if wrong(middle):
-            found = middle
-        else:
-            right = middle
-    return found
+    return bisected(0, count - 1, wrong)
 
 
 def readable(text: str, most: int = 60) -> Sequence[str]:

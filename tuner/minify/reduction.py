@@ -23,11 +23,11 @@ def reduce(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     Costs about 2 log2(n) calls, and up to DROPPED_ONE_BY_ONE more.
     """
     kept = list(items)
-    kept = kept[: _first(kept, lambda count: fails(kept[:count]))]
+    kept = kept[: bisected(0, len(kept), lambda count: fails(kept[:count]))]
     if len(kept) < 2 or fails(kept[-1:]):
         return kept[-1:]
     # From the other end: the shortest suffix that fails.
-    kept = kept[len(kept) - _first(kept, lambda count: fails(kept[len(kept) - count :])) :]
+    kept = kept[len(kept) - bisected(0, len(kept), lambda count: fails(kept[len(kept) - count :])) :]
     if len(kept) > DROPPED_ONE_BY_ONE:
         return kept
     at = 0
@@ -40,9 +40,9 @@ def reduce(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return kept
 
 
-def _first(items: Sequence[T], fails: Callable[[int], bool]) -> int:
-    """A count that fails where one less does not; none of them does not, and all of them do."""
-    right, wrong = 0, len(items)
+def bisected(right: int, wrong: int, fails: Callable[[int], bool]) -> int:
+    """A number above `right`, `wrong` at most, that fails where one less does not. `right` is known not to fail, `wrong` is
+    known to."""
     while wrong - right > 1:
         middle = (right + wrong) // 2
         if fails(middle):

@@ -21,6 +21,7 @@ from tuner.measure.build import build
 from tuner.measure.candidate import Bench, Running
 from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, mostly_finite
 from tuner.minify.attempts import WALL_SECS, Outcome, Say, in_fork, outcome_of
+from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
 from tuner.syscalls import deny_system_calls
 from tuner.trace import apply_trace, decode_trace
@@ -116,16 +117,7 @@ def _shortest(ir: str, trace: str, target: Target, whole: Outcome, wall_secs: fl
     def fails(count: int) -> bool:
         return _try(ir, _prefix(trace, count), target, wall_secs).like(whole)
 
-    if fails(0):
-        return 0
-    right, wrong = 0, len(json.loads(trace)[0])
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        if fails(middle):
-            wrong = middle
-        else:
-            right = middle
-    return wrong
+    return 0 if fails(0) else bisected(0, len(json.loads(trace)[0]), fails)
 
 
 def _prefix(trace: str, count: int) -> str:

@@ -13,6 +13,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
+from pitchpipe.torch_arrays import to_array, to_tensor
 from tuner.ingest import TensorSpec
 from tuner.ingest.torch_export import _from_torchscript as from_script
 from tuner.ingest.torch_export import _quiet, export_decompositions, from_exported_program
@@ -160,25 +161,6 @@ def operator_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}.{target.__name__}"
     return str(getattr(target, "__name__", target))
-
-
-def to_array(tensor: Any) -> np.ndarray:
-    """NumPy's array of a tensor; bfloat16 is that of ml_dtypes."""
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        view: np.ndarray = tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return view
-    array: np.ndarray = tensor.numpy()
-    return array
-
-
-def to_tensor(array: np.ndarray) -> Any:
-    """torch's tensor of an array, its own copy."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array, order="C"))
 
 
 def example_arrays(program: Any) -> list[np.ndarray] | None:

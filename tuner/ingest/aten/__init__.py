@@ -5,8 +5,7 @@ A program is taken apart into operators that have converters first (pitchpipe/to
 
 from __future__ import annotations
 
-from tuner.ingest import torch_recurrent
-from tuner.ingest.aten import (
+from tuner.ingest.aten import (  # noqa: F401  # modules register their converters when they are imported
     activations,
     binary,
     complex,
@@ -15,6 +14,7 @@ from tuner.ingest.aten import (
     order,
     pooling,
     products,
+    recurrent,
     reductions,
     resampling,
     shapes,
@@ -24,21 +24,3 @@ from tuner.ingest.aten import (
 from tuner.ingest.aten.importer import has_converter, import_graph, operator_name, randomness
 
 __all__ = ["has_converter", "import_graph", "operator_name", "randomness"]
-
-CONVERTING = (
-    activations,
-    binary,
-    complex,
-    indexing,
-    norms,
-    order,
-    pooling,
-    products,
-    reductions,
-    resampling,
-    shapes,
-    special,
-    unary,
-    torch_recurrent,
-)
-"""Modules that register converters when they are imported."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pitchpipe.torch_arrays import to_array
 from tuner.tvm_compat import relax, te, tirx
 
 Converter = Callable[..., Any]
@@ -156,12 +157,7 @@ class Emitter:
 def tvm_array(value: Any, dtype: str) -> Any:
     """A number, array or torch tensor as a NumPy array of that type; bfloat16 by ml_dtypes."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous()
-        if value.dtype is torch.bfloat16:
-            import ml_dtypes
-
-            return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return value.numpy()
+        return to_array(value)
     if dtype == "bfloat16":
         import ml_dtypes
 
