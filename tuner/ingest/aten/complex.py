@@ -107,7 +107,7 @@ def make(to: Emitter, x: Any, imag: Any = None, real: Any = None) -> Pair:
 
 
 @of_complex("polar.default")
-def polar(to: Emitter, abs: Any, angle: Any) -> Pair:  # noqa: A002  # the schema's name
+def polar(to: Emitter, abs: Any, angle: Any) -> Pair:
     parts = (to.emit(op.multiply(abs, to.emit(part(angle)))) for part in (op.cos, op.sin))
     return Pair(*(to.broadcast(part, to.shape) for part in parts))
 
