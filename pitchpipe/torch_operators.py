@@ -20,6 +20,14 @@ from pitchpipe.torch_recurrent import whole_layers
 aten = torch.ops.aten
 
 
+def qualified_name(target: Any) -> str:
+    """An operator's name with its overload, as `add.Tensor`; with its library before it, `its::add.Tensor`, unless that is
+    PyTorch: another library's operator may have the name of one of PyTorch's and compute something else."""
+    name = str(getattr(target, "__name__", target))
+    library = getattr(target, "namespace", "aten")
+    return name if library in ("aten", "prims") else f"{library}::{name}"
+
+
 @cache
 def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator. Shared: a caller that changes it copies it first."""

@@ -84,6 +84,13 @@ def tokens(length: int = LENGTH, batch: int = BATCH, least: int = 3) -> torch.Te
     return torch.randint(least, VOCABULARY, (batch, length))
 
 
+def mask(length: int = LENGTH, batch: int = BATCH) -> torch.Tensor:
+    """1 where a sequence has a token; the last one ends earlier."""
+    found = torch.ones(batch, length, dtype=torch.int64)
+    found[-1, length // 2 :] = 0
+    return found
+
+
 def image(size: int = IMAGE, channels: int = 3, batch: int = BATCH) -> torch.Tensor:
     return torch.randn(batch, channels, size, size)
 

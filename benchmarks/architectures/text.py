@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .small import DEFAULT, LENGTH, Builder, architecture, tokens
+from .small import DEFAULT, LENGTH, Builder, architecture, mask, tokens
 
 
 def _reads(model: str, options: dict[str, Any] | None = None, **config: Any) -> Builder:
@@ -13,6 +13,14 @@ def _reads(model: str, options: dict[str, Any] | None = None, **config: Any) -> 
 
 def _translates(model: str, **config: Any) -> Builder:
     return architecture(model, {"input_ids": tokens, "decoder_input_ids": tokens}, {"use_cache": False}, **config)
+
+
+def _translates_unpadded(model: str, **config: Any) -> Builder:
+    """With masks, which the model would otherwise leave out where it is traced."""
+    masks = {"attention_mask": mask, "decoder_attention_mask": mask}
+    return architecture(
+        model, {"input_ids": tokens, "decoder_input_ids": tokens, **masks}, {"use_cache": False}, **config
+    )
 
 
 _NO_CACHE = {"use_cache": False}
@@ -197,7 +205,7 @@ TRANSLATORS: dict[str, Builder] = {
     "blenderbot_small": _translates("BlenderbotSmallModel"),
     "fsmt": _translates("FSMTModel", langs=["en", "de"], src_vocab_size=128, tgt_vocab_size=128),
     "led": _translates("LEDModel", attention_window=4),
-    "longt5": _translates("LongT5Model", local_radius=3, global_block_size=4),
+    "longt5": _translates_unpadded("LongT5Model", local_radius=3, global_block_size=4),
     "m2m_100": _translates("M2M100Model"),
     "marian": _translates("MarianModel", pad_token_id=0),
     "mbart": _translates("MBartModel"),
@@ -225,6 +233,7 @@ MIXTURES: dict[str, Builder] = {
     "deepseek_v2": _writes(
         "DeepseekV2Model",
         head_dim=DEFAULT,
+        num_key_value_heads=4,
         q_lora_rank=16,
         kv_lora_rank=8,
         qk_nope_head_dim=8,
@@ -238,6 +247,7 @@ MIXTURES: dict[str, Builder] = {
     "deepseek_v3": _writes(
         "DeepseekV3Model",
         head_dim=DEFAULT,
+        num_key_value_heads=4,
         q_lora_rank=16,
         kv_lora_rank=8,
         qk_nope_head_dim=8,
@@ -259,7 +269,7 @@ MIXTURES: dict[str, Builder] = {
     "phimoe": _writes("PhimoeModel"),
     "qwen2_moe": _writes("Qwen2MoeModel", shared_expert_intermediate_size=32),
     "qwen3_moe": _writes("Qwen3MoeModel"),
-    "switch_transformers": _translates(
+    "switch_transformers": _translates_unpadded(
         "SwitchTransformersModel", num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, expert_capacity=8
     ),
 }

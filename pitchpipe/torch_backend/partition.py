@@ -17,10 +17,12 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from pitchpipe.torch_operators import qualified_name
+
 PREFIX = "pitchpipe_"
 FEWEST = 4
 """Operators that compute in a partition without a heavy one."""
-HEAVY = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul", "recurrent_layer"})
+HEAVY = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul", "pitchpipe::recurrent_layer"})
 VIEWS = frozenset(
     {
         *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "alias", "detach"),
@@ -91,7 +93,8 @@ def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
 
 def name_of(node: Any) -> str:
     """An operator's name without its overload."""
-    return str(getattr(node.target, "_opname", getattr(node.target, "__name__", node.target)))
+    name = qualified_name(node.target)
+    return name.partition(".")[0] if isinstance(node.target, torch._ops.OpOverload) else name
 
 
 class _Known(OperatorSupportBase):  # type: ignore[misc]

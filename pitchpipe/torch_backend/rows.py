@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from pitchpipe.torch_backend.partition import name_of
+
 SAME = frozenset({"clone", "alias", "detach", "_to_copy", "relu", "contiguous", "where"})
 """Element by element, besides what torch tags as pointwise."""
 MADE = frozenset({"full", "zeros", "ones", "empty", "expand"})
@@ -83,7 +85,7 @@ def _row_axis(node: Any, symbol: Any) -> int | None:
 
 def _check(node: Any, symbol: Any) -> None:
     """Raises _NotProved unless the operator keeps rows apart."""
-    name = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
+    name = name_of(node)
     if isinstance(node.meta.get("val"), (torch.SymInt, int)):
         return  # sizes: a result that is one is looked at in the end, an operator that takes one here
     if node.target is operator.getitem:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
@@ -210,3 +211,38 @@ def test_a_norm_by_root_mean_square_is_two_kernels() -> None:
 
 def test_inputs_that_are_views_of_one_tensor_are_of_static_shapes() -> None:
     check(Of(lambda x, y: x @ y), *torch.randn(2, 4, 4).unbind())
+
+
+def test_rows_are_multiplied_by_the_matrix_of_their_group() -> None:
+    torch.manual_seed(0)
+    weight = torch.randint(-4, 5, (4, 16, 8)).bfloat16()
+    rows = torch.randint(-4, 5, (12, 16)).float()
+    module = Of(lambda x, ends: torch._grouped_mm(x.bfloat16(), weight, offs=ends).float())
+    for ends in ([3, 3, 7, 12], [0, 0, 0, 12], [12, 12, 12, 12]):
+        check(module, rows, torch.tensor(ends, dtype=torch.int32))
+
+
+def test_an_operator_of_another_library_is_not_pytorchs_of_that_name() -> None:
+    @torch.library.custom_op("pitchpipe_tests::relu", mutates_args=())  # type: ignore[untyped-decorator]
+    def relu(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    relu.register_fake(torch.empty_like)
+    with pytest.raises(UnsupportedOperator, match="pitchpipe_tests::relu"):
+        from_torch(Of(torch.ops.pitchpipe_tests.relu).eval(), (torch.ones(2, 3),))
+
+
+def test_a_number_read_out_of_constants_stands_in_the_program() -> None:
+    def cut(x: Any) -> Any:
+        positions = torch.arange(x.shape[0])
+        return x[: positions.max().item()] * positions.sum().item()
+
+    check(Of(cut), torch.randn(5, 3))
+
+
+def test_polar_coordinates_turn_a_row() -> None:
+    def turned(x: Any, angle: Any) -> Any:
+        turn = torch.polar(torch.full_like(angle, 2.0), angle)
+        return torch.view_as_real(torch.view_as_complex(x) * turn)
+
+    check(Of(turned), torch.randn(3, 4, 2), torch.randn(3, 4))

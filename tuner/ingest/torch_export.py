@@ -32,6 +32,7 @@ from pitchpipe.torch_operators import further_decompositions, inference_decompos
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
 from tuner.ingest.settle import check_static, settle
+from tuner.ingest.torch_numbers import settle_numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,6 +121,8 @@ def from_exported_program(program: Any) -> Converted:
                 raise UnsupportedOperator(f"operator {operator_name(node)} ({node.name}) {reason}")
         try:
             program = program.run_decompositions(export_decompositions())
+            if settle_numbers(program):
+                program = program.run_decompositions({})
         except PitchpipeError:
             raise
         except Exception as error:  # decompositions raise whatever they met

@@ -9,6 +9,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     activations,
     binary,
     complex,
+    grouped,
     indexing,
     norms,
     order,

@@ -106,6 +106,12 @@ def make(to: Emitter, x: Any, imag: Any = None, real: Any = None) -> Pair:
     return Pair(*(to.broadcast(each, to.shape) for each in (x if real is None else real, imag)))
 
 
+@of_complex("polar.default")
+def polar(to: Emitter, abs: Any, angle: Any) -> Pair:
+    parts = (to.emit(op.multiply(abs, to.emit(part(angle)))) for part in (op.cos, op.sin))
+    return Pair(*(to.broadcast(part, to.shape) for part in parts))
+
+
 @of_complex("_conj.default", "_conj_physical.default", "conj_physical.default")
 def conjugate(to: Emitter, x: Pair) -> Pair:
     return Pair(x.re, to.emit(op.negative(x.im)))

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from pitchpipe.errors import PitchpipeError, UnsupportedOperator, UnsupportedShape
+from pitchpipe.torch_operators import qualified_name
 from tuner.ingest.aten.complex import COMPLEX, PARTWISE, Pair, is_complex, split_parts
 from tuner.ingest.aten.emitter import CONVERTERS, Emitter, dtype_name, is_tensor, tvm_array
 from tuner.ingest.aten.nothing import Nothing
@@ -54,12 +55,12 @@ def refuse(node: Any, reason: str) -> UnsupportedOperator:
 
 
 def operator_name(node: Any) -> str:
-    return str(getattr(node.target, "__name__", node.target))
+    return qualified_name(node.target)
 
 
 def has_converter(target: Any) -> bool:
     """Whether an operator is taken as it is."""
-    name = getattr(target, "__name__", "")
+    name = qualified_name(target)
     return name in CONVERTERS or name in COMPLEX or name in IGNORED or target is operator.getitem
 
 

@@ -8,7 +8,7 @@ from tuner.ingest.aten.emitter import Emitter, converter
 from tuner.ingest.recurrent import recurrent_layer
 
 
-@converter("recurrent_layer.default")
+@converter("pitchpipe::recurrent_layer.default")
 def recurrent(
     to: Emitter,
     x: Any,
