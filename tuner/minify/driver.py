@@ -14,7 +14,7 @@ import numpy as np
 
 from pitchpipe.comparison import INTEGERS, input_sets
 from pitchpipe.strip import parse_onnx
-from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
@@ -22,7 +22,7 @@ from tuner.ingest import TensorSpec, parse_container
 from tuner.ingest.local import convert_local
 from tuner.measure.check import numpy_dtype
 from tuner.minify import Node, Part, Source
-from tuner.minify.attempts import WALL_SECS, Outcome, Say, attempt, in_fork, outcome_of, run_naively
+from tuner.minify.attempts import Outcome, Say, attempt, in_fork, outcome_of, run_naively
 from tuner.minify.blame import CODE, IMPORT, Blame, blame
 from tuner.minify.reduction import reduce
 from tuner.minify.relax_graph import RelaxSource

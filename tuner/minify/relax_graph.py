@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.wire.finding import WALL_SECS
 from tuner.ingest import IngestedModel, TensorSpec, container
 from tuner.measure.check import numpy_dtype
 from tuner.minify import Node, Part, Source
-from tuner.minify.attempts import WALL_SECS, Say, in_fork, run_naively
+from tuner.minify.attempts import Say, in_fork, run_naively
 from tuner.tvm_compat import IRModule, ir, load_ir, relax, save_ir, tvm_ffi
 
 
