@@ -13,8 +13,8 @@ from rich.console import Console
 from pitchpipe.client import Client
 from pitchpipe.commands import HERE, RETRY_SECS, Json, TargetText, Token, Url
 from pitchpipe.errors import InvalidInput, NotFound
-from pitchpipe.local import detect_target
-from pitchpipe.sdk import fetch, local_model, resolve_target
+from pitchpipe.local import detect_target, local_model
+from pitchpipe.sdk import fetch, resolve_target
 from pitchpipe.tables import milliseconds, share, show
 from pitchpipe.wire.target import Target
 
