@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pitchpipe.comparison import INTEGERS, input_sets
+from pitchpipe.comparison import drawn, input_sets
 from pitchpipe.strip import parse_onnx
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.job import ModelFormat
@@ -169,10 +169,7 @@ def _in_words(found: Blame | None, told: Outcome, part: Part) -> str | None:
 
 def _drawn(spec: TensorSpec) -> np.ndarray:
     """An example input: standard normal, or whole numbers that any embedding, mask or class takes."""
-    rng, dtype = np.random.default_rng(0), numpy_dtype(spec.dtype)
-    if dtype.kind in "biu":
-        return rng.integers(*INTEGERS, spec.shape, endpoint=True).astype(dtype)
-    return rng.standard_normal(spec.shape).astype(dtype)
+    return drawn(spec.shape, numpy_dtype(spec.dtype), np.random.default_rng(0))
 
 
 def _opened(
