@@ -176,7 +176,7 @@ class Chosen:
         return found
 
     def _build(self, found: Bucket) -> None:
-        """Beside the program."""
+        """Prepares and builds the bucket's graphs, in a thread beside the program."""
         try:
             prepared = self._program.prepare(found.sizes)
             found.parts = [part for one in prepared for part in one.parts]
