@@ -48,7 +48,7 @@ from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, 
 from pitchpipe.plugins import step
 from pitchpipe.wire.ids import json_digest
 
-FAMILIES = ("text", "vision", "audio", "recurrent", "layers")
+FAMILIES = ("text", "vision", "audio", "recurrent", "images", "layers")
 QUICK = (
     "bert",
     "falcon",

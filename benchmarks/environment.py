@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from workers.device import fingerprint
+from workers.device import fingerprint, usable_cores
 
 SHOWN = ("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "torch", "transformers", "onnxruntime", "openvino")
 
@@ -31,15 +31,21 @@ def environment(**budget: object) -> dict[str, Any]:
         "kernel": device.driver,
         "python": platform.python_version(),
         "versions": found,
-        "threads": int(os.environ.get("TVM_NUM_THREADS", device.cores)),
+        "threads": kernel_threads(),
         "load_before": os.getloadavg()[0],
         "date": datetime.now(UTC).date().isoformat(),
         "budget": budget,
     }
 
 
+def kernel_threads() -> int:
+    """Threads of a compiled program here and in processes that this one starts: TVM_NUM_THREADS, or as many as cores."""
+    return int(os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores())))
+
+
 def parser(text: str | None) -> argparse.ArgumentParser:
-    """A parser with the two options of every script."""
+    """A parser with the two options of every script. From here on it is settled how many threads a program has."""
+    kernel_threads()
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="one JSON object on stdout: environment, rows, summary")
     made.add_argument("--quick", action="store_true", help="a smaller run with the same keys")

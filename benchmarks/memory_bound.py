@@ -240,7 +240,6 @@ def _mean_secs(side: Callable[[], Any], secs: float) -> float:
 def main() -> None:
     options = parser(__doc__).parse_args()
     target = detect_target("auto")
-    os.environ.setdefault("TVM_NUM_THREADS", str(target.num_cores or 1))
     os.environ |= OPENMP
     rounds = 5 if options.quick else 11
     names = QUICK if options.quick else tuple(CASES)

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -50,7 +49,7 @@ from pitchpipe.wire.task import Task
 from tuner.budget import BudgetLedger
 from tuner.engine import LocalEngine
 from tuner.loop import TuningLoop
-from workers.device import detect_target, usable_cores
+from workers.device import detect_target
 from workers.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 64, 16
@@ -241,7 +240,6 @@ def main() -> None:
     arguments.add_argument("--target", help="with --side: its JSON")
     arguments.add_argument("--seconds", type=float, help="with --side: its budget")
     options = arguments.parse_args()
-    os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
     if options.side:
         print(json.dumps(ours(options.side, Target.parse(options.target), options.seconds, options.trials)))
         return

@@ -19,7 +19,7 @@ from environment import environment, parser, show
 
 from pitchpipe.comparison import difference, input_sets, largest_error
 from pitchpipe.errors import InvalidModel, UnsupportedOperator, UnsupportedShape
-from pitchpipe.sdk import local_model
+from pitchpipe.local import local_model
 from pitchpipe.tune import detect_target
 from pitchpipe.wire.job import ModelFormat
 from tuner.deploy import compile_scheduled, schedule_model

@@ -1,6 +1,6 @@
 """What the machine's arithmetic units give at most, measured: the denominator of every share of peak.
 
-    TVM_NUM_THREADS=2 python benchmarks/peak.py          # prints FLOPs a second in float32
+    python benchmarks/peak.py          # prints FLOPs a second in float32, of TVM_NUM_THREADS threads or as many as cores
 
 Every thread keeps some vectors in registers and adds a product to each in turn: no load, no store, no dependence closer
 than their number, so that the units never wait. A multiply-add takes about 4 cycles, in two units of x86 cores and up to
@@ -15,6 +15,8 @@ import os
 import subprocess
 import sys
 from typing import Any
+
+from environment import kernel_threads
 
 SHAPES = ((12, 16), (12, 8), (24, 4))
 """(vectors in registers, floats in a vector)."""
@@ -69,7 +71,7 @@ def main() -> None:
     import numpy as np
     import tvm
 
-    threads = int(os.environ["TVM_NUM_THREADS"])
+    threads = kernel_threads()
     target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
     found = []
     for vectors, lanes in SHAPES:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from environment import environment, parser, show
 
-from pitchpipe.tune import detect_target
+from pitchpipe.local import detect_target
 from pitchpipe.wire.task import Task, TaskKind
 from tuner.graph import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, finish, prepare, workload_module
 from tuner.heads import split_heads

@@ -110,13 +110,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    os.environ.setdefault("TVM_NUM_THREADS", "1")
     arguments = parser(__doc__)
     arguments.add_argument("--only", help="operators, with commas between; default: all")
     arguments.add_argument("--types", default=",".join(TYPES))
     arguments.add_argument("--work", type=Path, help="folder where rows are kept; default: a new one, removed")
     arguments.add_argument("--compile", action="store_true", help="through torch.compile instead of torch.export")
     options = arguments.parse_args()
-    os.environ.setdefault("TVM_NUM_THREADS", "1")
     way = "compile" if options.compile else "export"
     child = Child(way)
     child.start()

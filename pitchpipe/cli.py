@@ -45,7 +45,7 @@ def tune_command(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
-    """Tunes a model on this machine and compares it with the untuned build."""
+    """Compares a model with its framework, tunes it on this machine, and compares it again."""
     options = TuneOptions(
         path=model,
         database=database or default_database(),

@@ -25,6 +25,8 @@ from pitchpipe.wire.target import Target
 
 RETRY_SECS = 5.0
 """How long a command goes on trying to reach the service; whoever watches a job waits longer, for a restart."""
+HERE = "http://127.0.0.1:8734"
+"""Where `pitchpipe server` listens unless it is told otherwise."""
 
 Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
 Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
@@ -73,7 +75,7 @@ def _print(items: BaseModel | Sequence[BaseModel]) -> None:
 @jobs.command("submit")
 def submit_job(
     model: Path,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     trials: Annotated[int | None, typer.Option(min=0)] = None,
@@ -101,7 +103,7 @@ def submit_job(
 
 
 @jobs.command("list")
-def list_jobs(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
+def list_jobs(url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Jobs of the project, newest first."""
     with _client(url, token) as client:
         found = list(client.jobs())
@@ -116,7 +118,7 @@ def list_jobs(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Js
 
 
 @jobs.command("show")
-def show_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
+def show_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """One job with its tasks."""
     with _client(url, token) as client:
         view = client.job(job)
@@ -145,7 +147,7 @@ def show_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as
 @jobs.command("watch")
 def watch_job(
     job: str,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     timeout: Annotated[float | None, typer.Option(min=0, help="seconds")] = None,
     as_json: Json = False,
@@ -162,7 +164,7 @@ def watch_job(
 
 
 @jobs.command("cancel")
-def cancel_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
+def cancel_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Cancels a job; what it measured stays."""
     with _client(url, token) as client:
         view = client.cancel(job)
@@ -172,7 +174,7 @@ def cancel_job(job: str, url: Url = "http://127.0.0.1:8734", token: Token = "", 
 @schedules.command("lookup")
 def look_up(
     model_or_job: str,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     as_json: Json = False,
@@ -199,7 +201,7 @@ def look_up(
 @schedules.command("explain")
 def explain_schedules(
     model: Path,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     trust: Annotated[bool, typer.Option(help="accept a file that can run code (.pt2, .py)")] = False,
@@ -225,7 +227,7 @@ def explain_schedules(
 def export_schedules(
     model_or_job: str,
     folder: Path,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
 ) -> None:
@@ -247,7 +249,7 @@ def export_schedules(
 @schedules.command("import")
 def import_schedules(
     folder: Path,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     as_json: Json = False,
@@ -268,7 +270,7 @@ def import_schedules(
 
 
 @workers.command("list")
-def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
+def list_workers(url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Workers of the project."""
     with _client(url, token) as client:
         found = client.workers()
@@ -293,7 +295,7 @@ def list_workers(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json:
 
 
 @models.command("list")
-def list_models(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: Json = False) -> None:
+def list_models(url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Models of the project."""
     with _client(url, token) as client:
         found = list(client.models())
@@ -306,7 +308,7 @@ def list_models(url: Url = "http://127.0.0.1:8734", token: Token = "", as_json: 
 
 @misses.command("list")
 def list_misses(
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: Annotated[str | None, typer.Option(help="only of this one; auto, or JSON")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
@@ -329,7 +331,7 @@ def list_misses(
 @misses.command("budget")
 def idle_budget(
     trials_per_day: Annotated[int | None, typer.Argument(min=0, help="0 is off; left out, nothing changes")] = None,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     as_json: Json = False,
 ) -> None:

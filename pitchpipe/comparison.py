@@ -146,6 +146,16 @@ def _size(r: np.ndarray) -> float:
     return float(np.sqrt(np.square(usable).mean())) if usable.size else 0.0
 
 
+def drawn(
+    shape: Sequence[int], dtype: np.dtype[Any], rng: np.random.Generator, integers: tuple[int, int] = INTEGERS
+) -> np.ndarray:
+    """An array of which nothing else is known: standard normal, or whole numbers of that range, both ends included."""
+    if dtype.kind in "biu":
+        low, high = INTEGERS if dtype.kind == "b" else integers
+        return rng.integers(low, high, shape, endpoint=True).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
 def drawn_like(example: Any, rng: np.random.Generator) -> np.ndarray:
     """An array of the example's shape and type: normal with its mean and deviation, or whole numbers of its range."""
     import numpy as np

@@ -16,6 +16,7 @@ from pitchpipe import identity, sdk
 from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput
+from pitchpipe.local import local_model
 from pitchpipe.lockfile import Locked
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.record import ScheduleAnswer, Tier
@@ -81,7 +82,7 @@ def coverage(
     """
     cache = cache_dir()
     wanted = schedules.target if schedules is not None else sdk.resolve_target(target, cache)
-    known = identity.identify(cache, sdk.local_model(model, example_inputs, trust=trust), wanted)
+    known = identity.identify(cache, local_model(model, example_inputs, trust=trust), wanted)
     if isinstance(schedules, Locked):
         raise InvalidInput("schedules of a lock file have no tiers: ask for the coverage of what is served")
     if schedules is not None:

@@ -11,18 +11,14 @@ import typer
 from rich.console import Console
 
 from pitchpipe.client import Client
+from pitchpipe.commands import HERE, RETRY_SECS, Json, TargetText, Token, Url
 from pitchpipe.errors import InvalidInput, NotFound
-from pitchpipe.local import detect_target
-from pitchpipe.sdk import fetch, local_model, resolve_target
+from pitchpipe.local import detect_target, local_model
+from pitchpipe.sdk import fetch, resolve_target
 from pitchpipe.tables import milliseconds, share, show
 from pitchpipe.wire.target import Target
 
-RETRY_SECS = 5.0
 FILE_NAME = "pitchpipe.lock"
-Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
-Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-TargetText = Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")]
 Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt2, .py)")]
 Trusted = Annotated[
     list[Path] | None, typer.Option(help="a public key's file; default: those in PITCHPIPE_TRUSTED_KEYS")
@@ -55,7 +51,7 @@ def create_pack(
     key: Annotated[Path, typer.Option(help="a private key's file; see `pitchpipe keys create`")],
     objects: Annotated[bool, typer.Option("--objects", help="with the compiled model, built here")] = False,
     days: Annotated[int, typer.Option(min=1, max=36500, help="until it expires")] = 365,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,
@@ -112,7 +108,7 @@ def lock(
         bool, typer.Option("--upgrade", help="pin what is served now in place of what is pinned")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="write nothing; exit 1 if the file would change")] = False,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,
@@ -148,7 +144,7 @@ def show_coverage(
     model: Path,
     pack: Annotated[Path | None, typer.Option(help="of a pack, in place of the service")] = None,
     trusted: Trusted = None,
-    url: Url = "http://127.0.0.1:8734",
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,

@@ -106,28 +106,16 @@ class Embedded:
         else:
             environment.setdefault("PITCHPIPE_BLOB_URL", f"file://{platformdirs.user_data_dir('pitchpipe')}/blobs")
         listening, registered = scratch / "port", scratch / "worker"
+        parent = ["--parent", str(os.getpid())]
         # The socket is made here, so that the worker starts beside the server: its first call waits in the backlog.
         with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as bound:
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # see service/server.py
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-            serve = ["server", "--embedded", "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
+            serve = ["--embedded", *parent, "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
             server = self._spawn("server", serve, environment, bound)
-        worker = self._spawn(
-            "worker",
-            [
-                *(
-                    "worker",
-                    "--url",
-                    url,
-                    "--name",
-                    WORKER_NAME,
-                    "--target",
-                    self._asked.key if self._asked else "auto",
-                ),
-                *("--max-candidates", "32", "--die-with-parent", "--ready-file", str(registered)),
-            ],
-            environment,
-        )
+        target = "auto" if self._asked is None else self._asked.key
+        work = ["--url", url, "--name", WORKER_NAME, "--target", target, "--max-candidates", "32", *parent]
+        worker = self._spawn("worker", [*work, "--ready-file", str(registered)], environment)
         deadline = time.monotonic() + START_SECS
         while not (listening.exists() and registered.exists()):
             self._check(server, "server", deadline)
@@ -141,7 +129,7 @@ class Embedded:
     ) -> subprocess.Popen[bytes]:
         with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pitchpipe.cli", *arguments],
+                [sys.executable, "-m", "pitchpipe.cli", name, *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

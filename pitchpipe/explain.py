@@ -8,7 +8,8 @@ from typing import Any
 from pitchpipe import identity
 from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
-from pitchpipe.sdk import MAX_WORKLOADS, device_class, local_model, resolve_target, service_of
+from pitchpipe.local import local_model
+from pitchpipe.sdk import MAX_WORKLOADS, device_class, resolve_target, service_of
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, Explanation
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import SignedWorkload

@@ -34,7 +34,10 @@ def end_with_parent(parent: int) -> None:
 
 
 def watch_parent(parent: int, orphaned: Callable[[], object]) -> None:
-    """Calls `orphaned` from a thread once the parent is gone, whichever of its threads started this process."""
+    """Calls `orphaned` from a thread once the parent is gone, whichever of its threads started this process.
+
+    `parent` is the number that the parent told, so that one which died before this is called is missed, too.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

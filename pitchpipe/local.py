@@ -61,16 +61,8 @@ def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None 
 
     Raises InvalidInput for an unknown suffix, and for a file that can run code and is not trusted.
     """
-    model_format = SUFFIXES.get(path.suffix)
-    if model_format is None:
-        raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}") from error
+    model_format, data = read_file(path, trust=trust)
     if model_format.is_local:
-        if model_format.runs_code and not trust:
-            raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
         data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
         source = _file_source(path, model_format, data, tuple(example_inputs or ()), trust)
         return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
@@ -80,6 +72,23 @@ def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None 
         stripped = step("strip_onnx")(data, external_dir=path.parent)
         data, weights, source = stripped.data, stripped.weights, FileSource(origin=path, format=model_format)
     return LocalModel(name=path.stem, format=model_format, data=data, weights=weights, source=source)
+
+
+def read_file(path: Path, *, trust: bool) -> tuple[ModelFormat, bytes]:
+    """A model file's format, which its suffix tells, and its bytes.
+
+    Raises InvalidInput for an unknown suffix, for a file that cannot be read, and for one that can run code and is not
+    trusted.
+    """
+    model_format = SUFFIXES.get(path.suffix)
+    if model_format is None:
+        raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
+    if model_format.runs_code and not trust:
+        raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
+    try:
+        return model_format, path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from error
 
 
 def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:

@@ -14,16 +14,13 @@ from typing import Any
 from pitchpipe.artifact import cache_dir
 from pitchpipe.child import run_step
 from pitchpipe.errors import InvalidInput, UnsupportedOperator, UnsupportedShape
-from pitchpipe.local import SUFFIXES, LocalModel, local_model
+from pitchpipe.local import LocalModel, local_model, read_file
 from pitchpipe.sdk import resolve_target
-from pitchpipe.wire.finding import Finding, FindingKind, Refusal
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind, Refusal
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 
 __all__ = ["Finding", "FindingKind", "Refusal", "first_difference", "refusals"]
-
-WALL_SECS = 120.0
-"""Of one build with its run: one that is still going then hangs."""
 
 
 def first_difference(
@@ -87,17 +84,7 @@ def _file_of(
 ) -> Iterator[tuple[Path | None, ModelFormat, bytes, dict[str, Any]]]:
     """Where the model lies, in which format, and its bytes and weights where it lies in memory."""
     if isinstance(model, (str, Path)):
-        path = Path(model)
-        model_format = SUFFIXES.get(path.suffix)
-        if model_format is None:
-            raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
-        if model_format.runs_code and not trust:
-            raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InvalidInput(f"{path}: {error.strerror}") from error
-        yield path, model_format, data, {}
+        yield (Path(model), *read_file(Path(model), trust=trust), {})
     elif isinstance(model, LocalModel):
         yield None, model.format, model.data, dict(model.weights)
     elif isinstance(model, bytes):

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pitchpipe.commands import RETRY_SECS, Inputs, Json, TargetText, Token, Trust, Url, models
+from pitchpipe.commands import HERE, RETRY_SECS, Inputs, Json, TargetText, Token, Trust, Url, models
 from pitchpipe.errors import InvalidInput
 from pitchpipe.local import detect_target, parse_input
 from pitchpipe.tables import show
-from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 
 OUT = Path("minified")
 
@@ -30,8 +30,8 @@ def minify(
         str | None, typer.Option(help="in place of a model: a workload's digest, or a JSON file of its ir and trace")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the script")] = OUT,
-    seconds: Annotated[float, typer.Option(min=1, help="of one build with its run, after which it hangs")] = 120.0,
-    url: Url = "http://127.0.0.1:8734",
+    seconds: Annotated[float, typer.Option(min=1, help="of one build with its run, after which it hangs")] = WALL_SECS,
+    url: Url = HERE,
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,

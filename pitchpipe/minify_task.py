@@ -13,7 +13,7 @@ from pitchpipe.child import run_step
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.sdk import resolve_target
-from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.measure import BASELINE_TRACE, Failed
 from pitchpipe.wire.record import LookupRequest
 from pitchpipe.wire.target import Target
@@ -23,7 +23,7 @@ FAILURES = 4
 
 
 def minify_task(
-    task: str, *, target: Target | str = "auto", client: Client, out: Path | None, wall_secs: float = 120.0
+    task: str, *, target: Target | str = "auto", client: Client, out: Path | None, wall_secs: float = WALL_SECS
 ) -> Finding:
     """What is wrong with a schedule: the served one of the workload with the digest `task`, else its latest failures.
 

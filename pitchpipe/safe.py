@@ -23,7 +23,7 @@ from pitchpipe.building import Recipe, failure
 from pitchpipe.client import Client
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, NotReady, PitchpipeError
 from pitchpipe.evidence import leave
-from pitchpipe.local import LocalModel
+from pitchpipe.local import LocalModel, local_model
 from pitchpipe.lockfile import locked
 from pitchpipe.proof import open_proved
 from pitchpipe.reference import NoSource
@@ -286,7 +286,7 @@ def load_safely(
             raise InvalidInput("a model that is no torch module needs a fallback")
         fallback = _module_runner(model)
     try:
-        found = sdk.local_model(model, example_inputs, trust=trust)
+        found = local_model(model, example_inputs, trust=trust)
         given = schedules() if callable(schedules) else schedules
         pins = Path(lock) if lock is not None else None
         opening = Opening(

@@ -22,8 +22,7 @@ from pitchpipe.comparison import Agreement
 from pitchpipe.deadline import within
 from pitchpipe.errors import IntegrityError, NotFound, PitchpipeError, WrongResult
 from pitchpipe.evidence import Evidence, compared, gather
-from pitchpipe.local import LocalModel, detect_target
-from pitchpipe.local import local_model as local_model
+from pitchpipe.local import LocalModel, detect_target, local_model
 from pitchpipe.plugins import step
 from pitchpipe.proof import open_proved
 from pitchpipe.reference import Expected, NoSource

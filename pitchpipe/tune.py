@@ -15,10 +15,7 @@ from pitchpipe.client import Client
 from pitchpipe.comparison import Agreement
 from pitchpipe.embedded import Embedded
 from pitchpipe.errors import JobFailed, WrongResult, from_problem
-from pitchpipe.local import LocalModel as LocalModel
-from pitchpipe.local import detect_target as detect_target
-from pitchpipe.local import parse_input as parse_input
-from pitchpipe.local import read_model
+from pitchpipe.local import LocalModel, parse_input, read_model
 from pitchpipe.reference import Expected
 from pitchpipe.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
 from pitchpipe.wire.comparison import Comparison, not_compared

@@ -7,7 +7,6 @@ schedules that tasks without trials get. Agreement is kept in the cache, by what
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 import math
 import tempfile
@@ -51,7 +50,7 @@ def compare_default(
 
     It is built for `target` where this machine runs such code, else for this machine. Raises WrongResult for a model that
     differs, DeadlineExceeded when there is no verdict within VERIFY_SECS, InvalidModel and its kinds for one that cannot
-    be built, MeasurementFailed for one that crashes.
+    be built, StepDied for one that crashes.
     """
     if isinstance(model.source, NoSource):
         return not_compared(model.source.reason)
@@ -99,14 +98,12 @@ def with_operator(told: str, source: Source, target: Target, inputs: Sequence[An
 
 
 def _first_operator(source: Source, inputs: Sequence[Any] | None, target: Target) -> str | None:
-    try:
-        first_difference = importlib.import_module("pitchpipe.minify").first_difference
-    except ImportError:
-        return None
+    from pitchpipe.minify import first_difference  # which imports this module
+
     try:
         given = inputs if inputs is not None else getattr(source, "examples", None)
         found = first_difference(source.origin, given, target=target, trust=source.trust, timeout_secs=EXPLAIN_SECS)
-        return str(found.sentence()) if found.operator else None
+        return found.sentence() if found.operator else None
     except Exception as error:  # noqa: BLE001 - the model is refused whether or not we find out why
         log.info("the first operator that differs was not found: %s", error)
         return None

@@ -66,8 +66,11 @@ def serve(
     database: DatabaseOption = None,
     blob_url: BlobOption = None,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="with the coordinator, and ending with the parent process")
+        bool, typer.Option("--embedded", help="with the coordinator, on a database that is migrated first")
     ] = False,
+    parent: Annotated[
+        int | None, typer.Option(help="end when the process of this number, which started this one, is gone")
+    ] = None,
     with_coordinator: Annotated[bool, typer.Option("--with-coordinator", help="run the coordinator in here")] = False,
     socket_fd: Annotated[
         int | None, typer.Option(min=0, help="a listening socket that this process inherited, instead of host and port")
@@ -82,7 +85,8 @@ def serve(
     server.run(
         settings,
         with_coordinator=embedded or with_coordinator,
-        end_with_parent=embedded,
+        embedded=embedded,
+        parent=parent,
         port_file=port_file,
         socket_fd=socket_fd,
     )

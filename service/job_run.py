@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 
 import structlog
 
@@ -12,30 +13,27 @@ from pitchpipe.errors import InvalidModel, PitchpipeError, StepDied
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress, Replay
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.record import Best, Origin
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.db import Database
+from service.job_queue import JobQueue, JobReplays, JobRows
 from service.predictor import ProjectPredictor
-from service.store import batches, coordination, donors, events, jobs, models, records, replays, workers, workloads
+from service.store import batches, donors, events, jobs, models, records, replays, workers, workloads
 from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.bound import bound_secs
 from tuner.budget import BudgetLedger, effort
-from tuner.confirm import MeasuredBatch
 from tuner.loop import TuningLoop
 from tuner.replay import ReplayStage, outcome, still_holds
-from tuner.steps import Donor, Proposal, split_ingested
+from tuner.steps import Donor, split_ingested
 from tuner.transfer import nearest
 
 log = structlog.get_logger()
 
 BATCH_CANDIDATES = 32
 """Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
-BATCHES_AHEAD = 2
-"""Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
 DONORS = 4
 """Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/budget.py, FEWEST)."""
 CONFIRM_SECS = 1.5
@@ -189,7 +187,7 @@ class JobRun:
         return effort(tuned, view.budget.trials, view.budget.seconds)
 
     def _build_loop(self, view: JobView) -> TuningLoop:
-        store = records.SqlRecordStore(self.database, self.project, here=self.circumstances)
+        store = records.SqlRecordStore(self.database, self.project, here=self._circumstances)
         with self.database.transaction() as session:
             self._tasks = jobs.tasks(session, self.job)
             self._here = {target: replays.measured_by(session, self.job, target) for target in view.targets}
@@ -236,13 +234,23 @@ class JobRun:
                 in_flight=in_flight[at] + counted_later,
                 flying=flying[at],
             )
-        self.targets, self.origin = frozenset(view.targets), view.origin
-        self.learn_bounds()
+        self._targets, self._origin = frozenset(view.targets), view.origin
+        self._learn_bounds()
+        rows = JobRows(
+            project=self.project,
+            job=self.job,
+            holder=self.holder,
+            origin=view.origin,
+            targets=self._targets,
+            tasks=self._tasks,
+            database=self.database,
+            wake=self.wake,
+        )
         return TuningLoop(
             self._tasks,
             frozenset(done),
             self._ledger,
-            _SqlMeasurer(self),
+            JobQueue(rows, on_collected=self._learn_bounds),
             store,
             lambda kind: self.predictor(self.project, kind),
             self.executor,
@@ -250,13 +258,13 @@ class JobRun:
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
             donors=self._donors,
-            donors_only=self.origin is JobOrigin.TRANSFER,
-            replays=_SqlReplays(self),
+            donors_only=self._origin is JobOrigin.TRANSFER,
+            replays=JobReplays(rows, self._circumstances, partial(self._decide, last=False)),
             replaying=replaying,
-            replay_only=self.origin is JobOrigin.UPGRADE,
+            replay_only=self._origin is JobOrigin.UPGRADE,
         )
 
-    def circumstances(self, target: Target) -> frozenset[Circumstances] | None:
+    def _circumstances(self, target: Target) -> frozenset[Circumstances] | None:
         """Those of all workers that measured for the job or might have; None while there was none.
 
         A worker that is lost takes nothing with it: what it measured for this job stays comparable with the rest.
@@ -265,10 +273,10 @@ class JobRun:
             self._here[target] |= workers.circumstances(session, self.project, target)
         return self._here[target] or None
 
-    def learn_bounds(self) -> None:
+    def _learn_bounds(self) -> None:
         """How fast each task can be on the workers that are active now. While there is none, what was known stays."""
         with self.database.reading() as session:
-            rooflines = {target: workers.rooflines(session, self.project, target) for target in self.targets}
+            rooflines = {target: workers.rooflines(session, self.project, target) for target in self._targets}
         learnt = []
         for task, ledger in zip(self._tasks, self._ledger.tasks, strict=True):
             if rooflines[task.target] and ledger.bound_secs != (secs := bound_secs(task, rooflines[task.target])):
@@ -286,9 +294,9 @@ class JobRun:
         return [Donor(workload=one.workload, trace=one.trace) for one in found]
 
     def _confirmed(self, at: int, best: Best) -> None:
-        self.decide(at, best, last=True)
+        self._decide(at, best, last=True)
 
-    def decide(self, at: int, best: Best | None, *, last: bool) -> bool:
+    def _decide(self, at: int, best: Best | None, *, last: bool) -> bool:
         """Takes a confirming run's verdict on a task, the `last` one or that on a replay; whether the task is settled by it.
 
         It is where what an earlier effort had found still holds, and that effort is as large as this job's.
@@ -307,7 +315,7 @@ class JobRun:
             if best is None:
                 return settled
             refitted = before is not None and before.origin is Origin.TRANSFERRED and not last
-            if (self.origin is JobOrigin.TRANSFER or refitted) and best.record is not None:
+            if (self._origin is JobOrigin.TRANSFER or refitted) and best.record is not None:
                 # After a search the winner is the best that was found, wherever it began.
                 candidate = candidate_digest(digest, best.trace)
                 source = batches.source(session, self.project, digest, target, candidate)
@@ -316,10 +324,10 @@ class JobRun:
             if best.record is not None:
                 first = replays.first_found(session, self.project, digest, target, best)
                 best = best.model_copy(update={"replayed_from": first})
-            if self.origin is not JobOrigin.TRANSFER or best.record is not None:
+            if self._origin is not JobOrigin.TRANSFER or best.record is not None:
                 # Where nothing that was re-fitted beat the baseline, the search is still to come: a miss stays one.
                 records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
-            if last or settled or self.origin is JobOrigin.UPGRADE:
+            if last or settled or self._origin is JobOrigin.UPGRADE:
                 secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
                 jobs.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
         return settled
@@ -345,7 +353,7 @@ class JobRun:
 
     def _complete(self) -> None:
         with self.database.transaction() as session:
-            if self.origin is not JobOrigin.UPGRADE:  # What it replayed keeps the effort of before, or none.
+            if self._origin is not JobOrigin.UPGRADE:  # What it replayed keeps the effort of before, or none.
                 for workload, target, device_class in jobs.confirmed_on(session, self.job):
                     records.settle(session, self.project, workload, target, device_class, self._offered)
             jobs.transition(session, self.job, JobState.DONE)
@@ -359,87 +367,3 @@ def _stage(issued: set[tuple[Purpose, bool]]) -> ReplayStage:
     if (Purpose.CONFIRM, False) in issued:
         return ReplayStage.CONFIRMING
     return ReplayStage.MEASURED if (Purpose.REPLAY, True) in issued else ReplayStage.DUE
-
-
-class _SqlReplays:
-    """Implements tuner.loop.Replays over the records of the project."""
-
-    def __init__(self, run: JobRun) -> None:
-        self.run = run
-
-    def unreplayed(self, task: int, n: int) -> list[Proposal]:
-        """Of candidates that other circumstances have timed: what was served first, then the fastest."""
-        run, of = self.run, self.run._tasks[task]
-        digest = of.workload.digest
-        here = run.circumstances(of.target)
-        if here is None:
-            return []
-        with run.database.reading() as session:
-            _, before, _ = jobs.replay(session, run.job, digest, of.target)
-            known = replays.unreplayed(
-                session,
-                run.project,
-                digest,
-                of.target,
-                here,
-                n,
-                first=None if before is None else candidate_digest(digest, before.trace),
-                without=[candidate_digest(digest, trace) for trace in (of.baseline, of.fixed) if trace is not None],
-            )
-        return [Proposal(candidate=candidate, features=features) for candidate, features in known]
-
-    def confirmed(self, task: int, best: Best | None) -> bool:
-        """Serves the verdict at once; a search that follows may replace it."""
-        return self.run.decide(task, best, last=False)
-
-
-class _SqlMeasurer:
-    """Implements tuner.loop.Measurer over the candidate queue of one job."""
-
-    def __init__(self, run: JobRun) -> None:
-        self.run = run
-
-    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
-        """Queues the proposals that were never issued before."""
-        run, of = self.run, self.run._tasks[task]
-        with run.database.transaction() as session:
-            coordination.assure(session, run.holder)
-            issued = batches.issue(
-                session,
-                run.job,
-                of.workload.digest,
-                of.target,
-                purpose,
-                [proposal.candidate for proposal in proposals],
-                MeasureConfig(),
-                incumbent_secs,
-                {p.candidate.digest: p.features for p in proposals if p.features is not None},
-                {p.candidate.digest: p.source for p in proposals if p.source is not None},
-            )
-        run.wake.notify()
-        return issued
-
-    def collect(self) -> list[MeasuredBatch]:
-        """Ended batches, marked observed in the transaction that reads them: a restart counts from the job's rows."""
-        run = self.run
-        with run.database.transaction() as session:
-            found = batches.finished(session, run.job)
-            if found:
-                coordination.assure(session, run.holder)
-                batches.observed(session, [batch.batch for batch in found])
-        if found:
-            run.learn_bounds()
-        return [batch.measured for batch in found]
-
-    def hungry(self, waiting: int) -> bool:
-        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured.
-
-        A job that no user waits for is not hungry while its workers are wanted by one that a user waits for.
-        """
-        run = self.run
-        with run.database.reading() as session:
-            if run.origin.idle and jobs.waited_for(session, run.project) & {target.key for target in run.targets}:
-                return False
-            open_ = len(batches.open_(session, run.job))
-            ready = [worker for worker in workers.active(session, run.project) if worker.target in run.targets]
-        return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))

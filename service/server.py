@@ -7,8 +7,8 @@ import gc
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import structlog
 import uvicorn
 
 from pitchpipe.errors import InvalidInput
+from pitchpipe.lifeline import watch_parent
 from pitchpipe.wire.job import Scope, TokenRequest
 from service.app import create_app
 from service.blobs import Blobs
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("pitchpipe.server")
 BACKLOG = 2048
 """Connections that wait to be accepted; shedding happens after that, with an answer."""
-PARENT_POLL_SECS = 0.5
 READERS = 2
 """Uploaded models read at once: one that takes all the time it may have does not keep the next one waiting."""
 
@@ -91,15 +91,16 @@ def run(
     settings: Settings,
     *,
     with_coordinator: bool = False,
-    end_with_parent: bool = False,
+    embedded: bool = False,
+    parent: int | None = None,
     port_file: Path | None = None,
     socket_fd: int | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, or until the parent process is gone."""
+    """Serves until SIGTERM or SIGINT, or until process `parent` is not, or no longer, the one that started this one."""
     with contextlib.ExitStack() as stack:
         database = Database(settings.database_url)
         stack.callback(database.close)
-        if database.is_sqlite or end_with_parent:
+        if database.is_sqlite or embedded:
             # Nobody else can be surprised by a migration: one process owns a SQLite file, one command an embedded
             # server. A fleet's PostgreSQL is migrated when its operator says so: `pitchpipe db upgrade`.
             database.migrate()
@@ -127,8 +128,8 @@ def run(
             stack.callback(coordinator.stop)
             coordinator.start()
         with stopping_on_signals(server):
-            if end_with_parent:
-                _end_with_parent(server)
+            if parent is not None:
+                watch_parent(parent, partial(_orphaned, server))
             server.run(sockets=[bound])
     log.info("stopped")
 
@@ -176,16 +177,7 @@ def _write(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _end_with_parent(server: Server) -> None:
-    """A server whose command was killed has nobody left to serve. Polls, since no signal tells it portably."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while not server.should_exit:
-            if os.getppid() != parent:
-                log.warning("the parent process is gone, stopping")
-                server.should_exit = True
-            stop.wait(PARENT_POLL_SECS)
-
-    stop = threading.Event()
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+def _orphaned(server: Server) -> None:
+    """A server whose command was killed has nobody left to serve."""
+    log.warning("the parent process is gone, stopping")
+    server.should_exit = True

@@ -44,6 +44,14 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(scope="module")
+def quiet_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A lock of the tests' own: another test session on this host does not delay this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A running server; one per session."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pitchpipe.comparison import agreement
+from pitchpipe.comparison import agreement, drawn
 from pitchpipe.reference.expected import Expected
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
@@ -76,23 +76,29 @@ def evaluate(
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer
+    slow, fast = _timed(untuned, tuned, inputs[0])
+    pairs = [pair for ours, theirs in zip(found, outputs, strict=True) for pair in zip(ours, theirs, strict=True)]
+    return answer | {
+        "untuned_secs": slow,
+        "tuned_secs": fast,
+        "speedup": slow / fast,
+        "max_abs_error": max((_difference(ours, theirs) for ours, theirs in pairs), default=0.0),
+        "reference": source.reference if source is not None else UNTUNED,
+    }
+
+
+def _timed(untuned: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Median seconds of the two models, which run in turn."""
     slow: list[float] = []
     fast: list[float] = []
-    untuned.bind(inputs[0])
-    tuned.bind(inputs[0])
+    untuned.bind(inputs)
+    tuned.bind(inputs)
     started = time.monotonic()
     while not slow or (time.monotonic() - started < UNTUNED_SECS and len(slow) < MAX_ROUNDS):
         fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
         slow += untuned.secs(1)
         fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
-    pairs = [pair for ours, theirs in zip(found, outputs, strict=True) for pair in zip(ours, theirs, strict=True)]
-    return answer | {
-        "untuned_secs": statistics.median(slow),
-        "tuned_secs": statistics.median(fast),
-        "speedup": statistics.median(slow) / statistics.median(fast),
-        "max_abs_error": max((_difference(ours, theirs) for ours, theirs in pairs), default=0.0),
-        "reference": source.reference if source is not None else UNTUNED,
-    }
+    return statistics.median(slow), statistics.median(fast)
 
 
 class _Runner:
@@ -146,10 +152,7 @@ def _other_inputs(model: IngestedModel, source: Expected) -> str | None:
 
 
 def _random(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
-    """Standard normal floats; integers are 0 or 1, which any embedding or mask accepts."""
-    if np.dtype(spec.dtype).kind not in "biu":
-        return rng.standard_normal(spec.shape).astype(spec.dtype)
-    return rng.integers(0, 2, spec.shape).astype(spec.dtype)
+    return drawn(spec.shape, np.dtype(spec.dtype), rng)
 
 
 def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 `prepare` (before tuning) works in this order:
 
 1. Indices are wrapped and kept within bounds (tuner/guard_indices.py). Attention is written out (tuner/attention.py),
-   constants are folded and the graph simplified (tuner/simplify.py).
+   constants are folded and the graph simplified (tuner/simplify).
 2. Batch norms become arithmetic on their parameters (tuner/fold.py). Stock FoldBatchnormToConv2D wants constants;
    weights here are arguments.
 3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (tuner/brackets.py), heads are split

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.facts import Emit, Facts, Recipe, op_name, replaced, reshaped, static_shape
-from tuner.simplify import BINARY, UNARY
+from tuner.simplify.rewriter import BINARY, UNARY
 from tuner.tvm_compat import relax
 
 MIN_SIZE = 16

@@ -123,14 +123,19 @@ class LocalEngine(Executor):
 
     def _widen(self) -> None:
         """Opens a place if a queued step may have one. The lock is held."""
-        idle, counted = (sum(not getattr(place, what) for place in self._places) for what in ("busy", "slow"))
-        if len(self._turns) > idle and counted < self.processes and len(self._places) < 2 * self.processes:
+        idle = sum(not place.busy for place in self._places)
+        if len(self._turns) > idle and self._counted < self.processes and len(self._places) < 2 * self.processes:
             place = _Place()
             # Not one that the interpreter waits for at its end: the kernel ends the children with their threads.
             thread = threading.Thread(target=self._serve, args=(place,), name="step", daemon=True)
             self._places.add(place)
             self._threads.add(thread)
             thread.start()
+
+    @property
+    def _counted(self) -> int:
+        """Places that count as steps at once: those of steps that are slow do not. The lock is held."""
+        return sum(not place.slow for place in self._places)
 
     def _serve(self, place: _Place) -> None:
         children: dict[bool, StepChild] = {}
@@ -152,7 +157,7 @@ class LocalEngine(Executor):
     def _next(self, place: _Place) -> tuple[Owner, _Step, float] | None:
         """Waits for a step; None when the place is closed."""
         with self._changed:
-            while not self._killed and sum(not other.slow for other in self._places) <= self.processes:
+            while not self._killed and self._counted <= self.processes:
                 now = time.monotonic()
                 if (taken := self._turns.take(now)) is not None:
                     place.busy = True

@@ -70,7 +70,7 @@ def _of_onnx(data: bytes, path: Path) -> Iterator[Refusal]:
 def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Iterator[Refusal]:
     import torch
 
-    from tuner.ingest.torch_export import _quiet, export_decompositions, from_exported_program
+    from tuner.ingest.torch_export import export_decompositions, from_exported_program, quiet
     from tuner.minify import torch_graph
 
     script = kind is ModelFormat.TORCHSCRIPT
@@ -80,7 +80,7 @@ def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Ite
     except InvalidModel as error:
         yield _refused(error)
         return
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         taken_apart = program.run_decompositions(export_decompositions())
         found = False
         for node in taken_apart.graph.nodes:

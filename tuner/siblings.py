@@ -18,7 +18,7 @@ import numpy as np
 
 from tuner.constants import constant_value
 from tuner.facts import Emit, Facts, Recipe, item_bytes, op_name, replaced, reshaped, static_shape
-from tuner.simplify import BINARY, UNARY
+from tuner.simplify.rewriter import BINARY, UNARY
 from tuner.tvm_compat import relax
 from tuner.views import ALIGNMENT
 

@@ -99,6 +99,7 @@ PANELS: Mapping[str, tuple[int, int, int, bool]] = {
 }
 """Name of a rewrite -> rows and units of a panel, units of a vector, and whether panels are divided among threads. See
 tuner/recurrence.py."""
+REWRITES = WINOGRAD.keys() | PANELS.keys()
 
 _VARIABLE = re.compile(r"^[blv][0-9]{1,6}$")
 _NAME = re.compile(r"^[A-Za-z0-9_.\-]{0,512}$")
@@ -260,7 +261,7 @@ def _check_rewrite(index: int, kind: str, inputs: list[Any]) -> None:
     """A rewrite is what a trace begins with: `apply_trace` looks for it nowhere else. Block b0 is the only one yet."""
     if index != 1 or kind != "Annotate" or len(inputs) != 2 or inputs[0] != "b0":
         raise InvalidTrace(f"instruction {index} ({kind}): a rewrite is named by the second instruction and no other")
-    if not isinstance(inputs[1], str) or inputs[1].strip('"') not in WINOGRAD.keys() | PANELS.keys():
+    if not isinstance(inputs[1], str) or inputs[1].strip('"') not in REWRITES:
         raise InvalidTrace(f"instruction {index} ({kind}): there is no rewrite {str(inputs[1])[:64]}")
 
 

@@ -34,9 +34,9 @@ def work(
     parallel_builds: Annotated[
         int | None, typer.Option(min=1, max=256, help="compilations at a time; default: one per core")
     ] = None,
-    die_with_parent: Annotated[
-        bool, typer.Option("--die-with-parent", help="drain when the process that started this one ends")
-    ] = False,
+    parent: Annotated[
+        int | None, typer.Option(help="drain when the process of this number, which started this one, is gone")
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(help="write what the service knows of this worker here")] = None,
     log_level: Annotated[
         str, typer.Option(envvar="PITCHPIPE_LOG_LEVEL", help="debug, info, warning or error")
@@ -46,8 +46,6 @@ def work(
 
     The first SIGTERM or SIGINT drains: what is measured is reported, the rest handed back. The second ends at once.
     """
-    parent = os.getppid() if die_with_parent else None
-
     from pitchpipe.client import Client
     from pitchpipe.plugins import MissingExtra
     from pitchpipe.wire.lease import WorkerRegistration

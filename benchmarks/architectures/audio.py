@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .small import Builder, architecture, tokens
-
-
-def _normal(*shape: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.randn(*shape)
-
+from .small import Builder, architecture, normal, tokens
 
 _WAVES = {
     "conv_dim": [16, 16, 16],
@@ -25,13 +19,13 @@ _WAVES = {
 
 
 def _hears(model: str, **config: Any) -> Builder:
-    return architecture(model, {"input_values": _normal(2, 640)}, **{**_WAVES, **config})
+    return architecture(model, {"input_values": normal(2, 640)}, **{**_WAVES, **config})
 
 
 MODELS: dict[str, Builder] = {
     "audio_spectrogram_transformer": architecture(
         "ASTModel",
-        {"input_values": _normal(2, 24, 16)},
+        {"input_values": normal(2, 24, 16)},
         max_length=24,
         num_mel_bins=16,
         frequency_stride=8,
@@ -39,7 +33,7 @@ MODELS: dict[str, Builder] = {
     ),
     "encodec": architecture(
         "EncodecModel",
-        {"input_values": _normal(1, 1, 320)},
+        {"input_values": normal(1, 1, 320)},
         num_filters=8,
         hidden_size=16,
         codebook_size=16,
@@ -56,7 +50,7 @@ MODELS: dict[str, Builder] = {
     "sew_d": _hears("SEWDModel", squeeze_factor=2, position_buckets=16, norm_rel_ebd="layer_norm"),
     "speech_to_text": architecture(
         "Speech2TextModel",
-        {"input_features": _normal(2, 24, 16), "decoder_input_ids": tokens},
+        {"input_features": normal(2, 24, 16), "decoder_input_ids": tokens},
         {"use_cache": False},
         input_feat_per_channel=16,
         num_mel_bins=16,
@@ -66,7 +60,7 @@ MODELS: dict[str, Builder] = {
     ),
     "speecht5_hifigan": architecture(
         "SpeechT5HifiGan",
-        {"spectrogram": _normal(2, 12, 16)},
+        {"spectrogram": normal(2, 12, 16)},
         model_in_dim=16,
         upsample_initial_channel=16,
         upsample_rates=[4, 2],
@@ -81,7 +75,7 @@ MODELS: dict[str, Builder] = {
     "wav2vec2_stable": _hears("Wav2Vec2Model", do_stable_layer_norm=True, feat_extract_norm="layer"),
     "wav2vec2_bert": architecture(
         "Wav2Vec2BertModel",
-        {"input_features": _normal(2, 12, 16)},
+        {"input_features": normal(2, 12, 16)},
         feature_projection_input_dim=16,
         conv_depthwise_kernel_size=5,
         left_max_position_embeddings=8,
@@ -91,7 +85,7 @@ MODELS: dict[str, Builder] = {
     "wavlm": _hears("WavLMModel", num_buckets=16, max_bucket_distance=32),
     "whisper": architecture(
         "WhisperModel",
-        {"input_features": _normal(2, 16, 24), "decoder_input_ids": tokens},
+        {"input_features": normal(2, 16, 24), "decoder_input_ids": tokens},
         {"use_cache": False},
         num_mel_bins=16,
         max_source_positions=12,
@@ -100,7 +94,7 @@ MODELS: dict[str, Builder] = {
     ),
     "whisper_lm": architecture(
         "WhisperForConditionalGeneration",
-        {"input_features": _normal(2, 16, 24), "decoder_input_ids": tokens},
+        {"input_features": normal(2, 16, 24), "decoder_input_ids": tokens},
         {"use_cache": False},
         num_mel_bins=16,
         max_source_positions=12,
@@ -109,7 +103,7 @@ MODELS: dict[str, Builder] = {
     ),
     "moonshine": architecture(
         "MoonshineModel",
-        {"input_values": _normal(2, 2000), "decoder_input_ids": tokens},
+        {"input_values": normal(2, 2000), "decoder_input_ids": tokens},
         {"use_cache": False},
         encoder_num_hidden_layers=1,
         decoder_num_hidden_layers=1,
@@ -120,7 +114,7 @@ MODELS: dict[str, Builder] = {
     ),
     "patchtst": architecture(
         "PatchTSTForPrediction",
-        {"past_values": _normal(2, 24, 3)},
+        {"past_values": normal(2, 24, 3)},
         context_length=24,
         prediction_length=6,
         num_input_channels=3,
@@ -130,7 +124,7 @@ MODELS: dict[str, Builder] = {
     ),
     "patchtsmixer": architecture(
         "PatchTSMixerForPrediction",
-        {"past_values": _normal(2, 24, 3)},
+        {"past_values": normal(2, 24, 3)},
         context_length=24,
         prediction_length=6,
         num_input_channels=3,
@@ -140,10 +134,10 @@ MODELS: dict[str, Builder] = {
     "timesfm_like_decision_transformer": architecture(
         "DecisionTransformerModel",
         {
-            "states": _normal(2, 5, 4),
-            "actions": _normal(2, 5, 3),
-            "rewards": _normal(2, 5, 1),
-            "returns_to_go": _normal(2, 5, 1),
+            "states": normal(2, 5, 4),
+            "actions": normal(2, 5, 3),
+            "rewards": normal(2, 5, 1),
+            "returns_to_go": normal(2, 5, 1),
             "timesteps": lambda: torch.arange(5).repeat(2, 1),
         },
         state_dim=4,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from .small import VOCABULARY, Builder, scaled, tokens
+from .small import VOCABULARY, Builder, built, tokens
 
 KINDS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 STEPS, WIDTH = 7, 16
-
-
-def _built(make: Callable[[], nn.Module], *inputs: Callable[[], torch.Tensor]) -> Builder:
-    return lambda: (scaled(make()).eval(), tuple(one() for one in inputs))
 
 
 def _sequence() -> torch.Tensor:
@@ -175,35 +170,35 @@ class _Sums(nn.Module):
 
 
 MODELS: dict[str, Builder] = {
-    **{f"{kind}_last_step": _built(lambda kind=kind: _Classifier(kind), tokens) for kind in KINDS},
+    **{f"{kind}_last_step": built(lambda kind=kind: _Classifier(kind), tokens) for kind in KINDS},
     **{
-        f"{kind}_bidirectional_last_step": _built(lambda kind=kind: _Classifier(kind, bidirectional=True), tokens)
+        f"{kind}_bidirectional_last_step": built(lambda kind=kind: _Classifier(kind, bidirectional=True), tokens)
         for kind in KINDS
     },
-    **{f"{kind}_steps_first": _built(lambda kind=kind: _Layer(kind), _sequence) for kind in KINDS},
+    **{f"{kind}_steps_first": built(lambda kind=kind: _Layer(kind), _sequence) for kind in KINDS},
     **{
-        f"{kind}_bidirectional": _built(lambda kind=kind: _Layer(kind, batch_first=True, bidirectional=True), _sequence)
+        f"{kind}_bidirectional": built(lambda kind=kind: _Layer(kind, batch_first=True, bidirectional=True), _sequence)
         for kind in KINDS
     },
     **{
-        f"{kind}_stacked": _built(lambda kind=kind: _Layer(kind, batch_first=True, num_layers=3), _sequence)
+        f"{kind}_stacked": built(lambda kind=kind: _Layer(kind, batch_first=True, num_layers=3), _sequence)
         for kind in KINDS
     },
-    **{f"{kind}_last_state": _built(lambda kind=kind: _LastState(kind), _sequence) for kind in KINDS},
-    "lstm_without_bias": _built(lambda: _Layer("lstm", bias=False, batch_first=True), _sequence),
-    "lstm_projected": _built(lambda: _Layer("lstm", proj_size=6, batch_first=True), _sequence),
-    "lstm_bidirectional_stacked": _built(lambda: _Layer("lstm", num_layers=2, bidirectional=True), _sequence),
-    "lstm_given_states": _built(
+    **{f"{kind}_last_state": built(lambda kind=kind: _LastState(kind), _sequence) for kind in KINDS},
+    "lstm_without_bias": built(lambda: _Layer("lstm", bias=False, batch_first=True), _sequence),
+    "lstm_projected": built(lambda: _Layer("lstm", proj_size=6, batch_first=True), _sequence),
+    "lstm_bidirectional_stacked": built(lambda: _Layer("lstm", num_layers=2, bidirectional=True), _sequence),
+    "lstm_given_states": built(
         _WithStates, _sequence, lambda: torch.randn(1, 2, WIDTH), lambda: torch.randn(1, 2, WIDTH)
     ),
-    "rnn_relu": _built(lambda: _Layer("rnn", nonlinearity="relu", batch_first=True), _sequence),
-    "gru_one_sequence": _built(lambda: _Layer("gru"), lambda: torch.randn(STEPS, 8)),
-    "lstm_cell": _built(lambda: _Cells(nn.LSTMCell(8, WIDTH)), _sequence),
-    "gru_cell": _built(lambda: _Cells(nn.GRUCell(8, WIDTH)), _sequence),
-    "rnn_cell": _built(lambda: _Cells(nn.RNNCell(8, WIDTH)), _sequence),
-    "recurrent_translator": _built(_Translator, tokens, tokens),
-    "convolutional_lstm": _built(_Convolutional, lambda: torch.randn(2, 3, 2, 8, 8)),
-    "minimal_gated_unit": _built(_Minimal, _sequence),
-    "selective_scan": _built(_SelectiveScan, _sequence),
-    "cumulative_mean": _built(_Sums, _sequence),
+    "rnn_relu": built(lambda: _Layer("rnn", nonlinearity="relu", batch_first=True), _sequence),
+    "gru_one_sequence": built(lambda: _Layer("gru"), lambda: torch.randn(STEPS, 8)),
+    "lstm_cell": built(lambda: _Cells(nn.LSTMCell(8, WIDTH)), _sequence),
+    "gru_cell": built(lambda: _Cells(nn.GRUCell(8, WIDTH)), _sequence),
+    "rnn_cell": built(lambda: _Cells(nn.RNNCell(8, WIDTH)), _sequence),
+    "recurrent_translator": built(_Translator, tokens, tokens),
+    "convolutional_lstm": built(_Convolutional, lambda: torch.randn(2, 3, 2, 8, 8)),
+    "minimal_gated_unit": built(_Minimal, _sequence),
+    "selective_scan": built(_SelectiveScan, _sequence),
+    "cumulative_mean": built(_Sums, _sequence),
 }

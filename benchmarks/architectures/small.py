@@ -95,6 +95,15 @@ def image(size: int = IMAGE, channels: int = 3, batch: int = BATCH) -> torch.Ten
     return torch.randn(batch, channels, size, size)
 
 
+def normal(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.randn(*shape)
+
+
+def built(make: Callable[[], nn.Module], *inputs: Callable[[], torch.Tensor]) -> Builder:
+    """A builder of a module written by hand."""
+    return lambda: (scaled(make()).eval(), tuple(one() for one in inputs))
+
+
 def architecture(
     model: str,
     inputs: Mapping[str, Callable[[], torch.Tensor]],

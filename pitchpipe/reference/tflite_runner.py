@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
-from pitchpipe.comparison import INTEGERS
+from pitchpipe.comparison import drawn
 
 
 class TfliteRunner:
@@ -48,9 +48,6 @@ def _is_quantised(told: Any) -> bool:
 
 def _example(told: Any, rng: np.random.Generator) -> np.ndarray:
     shape, dtype = [int(extent) for extent in told["shape"]], np.dtype(told["dtype"])
-    if dtype == np.bool_:
-        return rng.integers(0, 2, shape).astype(dtype)
-    if dtype.kind in "iu":
-        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if _is_quantised(told) else INTEGERS
-        return rng.integers(low, high, shape, endpoint=True).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
+    if dtype.kind in "iu" and _is_quantised(told):
+        return drawn(shape, dtype, rng, integers=(np.iinfo(dtype).min, np.iinfo(dtype).max))
+    return drawn(shape, dtype, rng)

@@ -152,7 +152,7 @@ class Allowance:
                 self._waited_secs += self._clock() - before
 
     def forgive(self) -> None:
-        """As at first."""
+        """Forgets what was spent and what was waited for: all of the deadline may be spent again."""
         with self._lock:
             self._debt_secs = self._waited_secs = 0.0
 

@@ -176,7 +176,7 @@ class Chosen:
         return found
 
     def _build(self, found: Bucket) -> None:
-        """Beside the program."""
+        """Prepares and builds the bucket's graphs, in a thread beside the program."""
         try:
             prepared = self._program.prepare(found.sizes)
             found.parts = [part for one in prepared for part in one.parts]
@@ -221,7 +221,7 @@ class Chosen:
         try:
             rehearsal = Rehearsal(arguments, mutated, stepping=self._stepping)
             if found.answer(share) is True:  # a size that was not timed, and need not be
-                with self._as_a_trial(None):
+                with _Trial(self._program, None):
                     wrong = duel.compared(*self._sides(found, rehearsal))
                 verdict = None if wrong is None else duel.Verdict(use=False, reason=wrong)
             else:
@@ -267,7 +267,7 @@ class Chosen:
             verdict = duel.known(file)
             if verdict is None and mine:
                 contest = found.duels.setdefault(key, duel.Duel())
-                with self._as_a_trial(until):
+                with _Trial(self._program, until):
                     rehearsal(self._compiled)  # in which the partitions are decided
                     if not all(part.decided for part in found.parts):
                         return None
@@ -293,9 +293,6 @@ class Chosen:
 
         nudged = (lambda: rehearsal.nudged()(self._captured)) if self._stepping else None
         return ours, lambda: rehearsal(self._captured), nudged
-
-    def _as_a_trial(self, until: float | None) -> Any:
-        return _Trial(self._program, until)
 
     def _guarded(self, *arguments: Any) -> Any:
         try:

@@ -31,7 +31,7 @@ KINDS = {"cpu": "llvm", "cuda": "cuda"}
 
 
 class Piece(Wire):
-    """One partition."""
+    """A partition of a graph: nodes that are compiled together, and what they became."""
 
     nodes: tuple[str, ...]
     """Names of the graph's nodes that are in it, in order."""

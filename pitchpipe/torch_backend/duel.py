@@ -213,7 +213,7 @@ def verdict_file(cache: Path, *key: object) -> Path:
 
 
 def known(path: Path) -> Verdict | None:
-    """The kept verdict."""
+    """The verdict that was kept in the file; None without one."""
     return read_json(path, Verdict)
 
 

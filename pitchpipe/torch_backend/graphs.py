@@ -14,6 +14,7 @@ import torch
 
 from pitchpipe.building import Recipe
 from pitchpipe.errors import InvalidInput
+from pitchpipe.local import LocalModel
 from pitchpipe.torch_backend import misses
 from pitchpipe.torch_backend.beside import in_native_code
 from pitchpipe.torch_backend.cutting import KINDS, Cut, Piece, cut, known_cut
@@ -24,7 +25,6 @@ from pitchpipe.torch_backend.partition import PREFIX, fuse, is_static, tensors_o
 from pitchpipe.torch_backend.report import GraphReport, PartitionReport
 from pitchpipe.torch_backend.schedules import Found, Wanted, find, is_silent
 from pitchpipe.torch_backend.threads import run_small_ones_alone
-from pitchpipe.tune import LocalModel
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.record import Tier
 from pitchpipe.wire.target import Target

@@ -19,10 +19,11 @@ from pitchpipe.deadline import within
 from pitchpipe.embedded import Embedded, default_database
 from pitchpipe.errors import JobFailed, PitchpipeError
 from pitchpipe.identity import Identity
+from pitchpipe.local import LocalModel
 from pitchpipe.plugins import step
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.warning import warn_once
-from pitchpipe.tune import DEFAULT_SECONDS, LocalModel
+from pitchpipe.tune import DEFAULT_SECONDS
 from pitchpipe.wire.job import Budget, JobRequest, JobState
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target

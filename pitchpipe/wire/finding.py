@@ -9,6 +9,9 @@ from pydantic import Field
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.task import TensorShape
 
+WALL_SECS = 120.0
+"""Of one attempt, a build with its run, unless somebody says otherwise: one that is still going then hangs."""
+
 
 class FindingKind(StrEnum):
     """What is wrong with a model or a task."""

@@ -18,6 +18,7 @@ from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Context, Ctx, Cursor, Limit
 from service.problems import BODY, documented
+from service.routes.targets import MAX_CHARS, complete
 from service.store import events, jobs, lookups, workers
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -45,7 +46,7 @@ def submit_job(
     context: Ctx, principal: User, request: JobRequest, response: Response, idempotency_key: IdempotencyKey = None
 ) -> JobView:
     """Queues a tuning job. Every target needs an active worker of the project that serves it."""
-    request = request.model_copy(update={"targets": tuple(Target.parse(target.key) for target in request.targets)})
+    request = request.model_copy(update={"targets": tuple(map(complete, request.targets))})
     with context.database.transaction() as session:
         view, created = jobs.submit(session, principal.project, request, idempotency_key)
         if created:
@@ -94,7 +95,9 @@ def job_schedules(
     context: Ctx,
     principal: User,
     job_id: str,
-    target: Annotated[str | None, Query(max_length=8192, description="JSON; default: the job's only target")] = None,
+    target: Annotated[
+        str | None, Query(max_length=MAX_CHARS, description="JSON; default: the job's only target")
+    ] = None,
 ) -> LookupResponse:
     """The answers for the job's workloads, whether or not it has ended."""
     with context.database.reading() as session:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport
 from pitchpipe.wire.page import MissPage
-from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx, Limit
 from service.problems import BODY, documented
 from service.routes.jobs import IdempotencyKey
+from service.routes.targets import OnlyTarget, complete
 from service.store import misses
 
 router = APIRouter(prefix="/v1", tags=["misses"])
@@ -23,7 +21,7 @@ def report_misses(
     context: Ctx, principal: User, report: MissReport, idempotency_key: IdempotencyKey = None
 ) -> MissReceipt:
     """Counts workloads that ran without a schedule. The same key with the same body counts once."""
-    report = report.model_copy(update={"target": Target.parse(report.target.key)})
+    report = report.model_copy(update={"target": complete(report.target)})
     with context.database.transaction() as session:
         return misses.report(session, principal.project, report, idempotency_key)
 
@@ -32,13 +30,12 @@ def report_misses(
 def list_misses(
     context: Ctx,
     principal: User,
-    target: Annotated[str | None, Query(max_length=8192, description="JSON")] = None,
+    target: OnlyTarget = None,
     limit: Limit = 50,
 ) -> MissPage:
     """The most valuable misses first. One page: what follows is worth less."""
-    wanted = Target.parse(target) if target is not None else None
     with context.database.reading() as session:
-        return MissPage(items=tuple(misses.list_(session, principal.project, wanted, limit)))
+        return MissPage(items=tuple(misses.list_(session, principal.project, target, limit)))
 
 
 @router.get("/projects/current/idle-budget", responses=documented())

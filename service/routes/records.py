@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from pitchpipe.wire.page import RecordPage
-from pitchpipe.wire.target import Target
 from service.auth import User
 from service.context import Ctx, Cursor, Limit
 from service.problems import documented
+from service.routes.targets import OnlyTarget
 from service.store import records
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -21,15 +21,14 @@ def list_records(
     context: Ctx,
     principal: User,
     workload: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
-    target: Annotated[str | None, Query(max_length=8192, description="JSON")] = None,
+    target: OnlyTarget = None,
     timed: Annotated[bool | None, Query(description="false: failures only")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> RecordPage:
     """Measured candidates, failures included, newest first."""
-    wanted = Target.parse(target) if target is not None else None
     with context.database.reading() as session:
         items, next_cursor = records.list_(
-            session, principal.project, workload=workload, target=wanted, timed=timed, cursor=cursor, limit=limit
+            session, principal.project, workload=workload, target=target, timed=timed, cursor=cursor, limit=limit
         )
     return RecordPage(items=tuple(items), next_cursor=next_cursor)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Response
 
 from pitchpipe.wire.job import JobView
 from pitchpipe.wire.pin import PinRequest, PinResponse
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
-from pitchpipe.wire.target import Target
 from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 from service.auth import User
 from service.context import Ctx, Limit
 from service.db import Database
 from service.problems import BODY, documented
 from service.routes.jobs import IdempotencyKey
+from service.routes.targets import OnlyTarget, complete
 from service.store import explanations, lookups, pins, upgrades
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -45,7 +44,7 @@ def lookup_schedules(
 
 def answer_lookup(database: Database, project: str, request: LookupRequest, if_none_match: str | None) -> Response:
     """What the route answers: `service.shortcut` asks here, too. Raises InvalidTarget and Overloaded."""
-    request = request.model_copy(update={"target": _complete(request.target)})
+    request = request.model_copy(update={"target": complete(request.target)})
     if if_none_match is not None:
         tag = lookups.entity_tag(project, request, database.glance(lambda at: lookups.generation(at, project)))
         if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
@@ -58,7 +57,7 @@ def answer_lookup(database: Database, project: str, request: LookupRequest, if_n
 @router.post("/explain", responses=documented(*BODY))
 def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) -> ExplainResponse:
     """Why workloads of a look-up have no exact answer: the nearest stored keys and what tells them apart."""
-    request = request.model_copy(update={"target": _complete(request.target)})
+    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.reading() as session:
         return explanations.explain(session, principal.project, request)
 
@@ -66,7 +65,7 @@ def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) ->
 @router.post("/pinned", responses=documented(*BODY))
 def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinResponse:
     """The traces of records that a lock file names, or why one may not be run on the target."""
-    request = request.model_copy(update={"target": _complete(request.target)})
+    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.reading() as session:
         return pins.resolve(session, principal.project, request)
 
@@ -75,13 +74,12 @@ def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinR
 def outdated_schedules(
     context: Ctx,
     principal: User,
-    target: Annotated[str | None, Query(max_length=8192, description="JSON; only of this one")] = None,
+    target: OnlyTarget = None,
     limit: Limit = 50,
 ) -> OutdatedList:
     """What is served from another toolchain, driver or device class than the active workers have; most valuable first."""
-    wanted = None if target is None else Target.parse(target)
     with context.database.reading() as session:
-        return upgrades.outdated(session, principal.project, wanted, limit)
+        return upgrades.outdated(session, principal.project, target, limit)
 
 
 @router.post(
@@ -97,16 +95,10 @@ def upgrade_schedules(
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Queues a job that replays such workloads, or searches where a replay did not hold; behind every user's job."""
-    request = request.model_copy(update={"target": _complete(request.target)})
+    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.transaction() as session:
         view, created = upgrades.submit(session, principal.project, request, idempotency_key)
     if not created:
         response.status_code = 200
     context.wake.notify()
     return view
-
-
-@lru_cache(maxsize=4096)
-def _complete(target: Target) -> Target:
-    """The same target; raises InvalidTarget where something is missing of it that its kind needs."""
-    return Target.parse(target.key)

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Path
 
 from pitchpipe.wire.lease import WorkerRegistration, WorkerStateRequest, WorkerView, WorkloadView
 from pitchpipe.wire.page import WorkerPage
-from pitchpipe.wire.target import Target
 from service.auth import Anyone, Worker
 from service.context import Ctx, Cursor, Limit
 from service.problems import BODY, documented
+from service.routes.targets import complete
 from service.store import leases, workers, workloads
 
 router = APIRouter(prefix="/v1", tags=["workers"])
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["workers"])
 def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
     """Registers a worker, or brings the one of this name back; what was leased to that one is offered again, unless it
     `goes_on`."""
-    request = request.model_copy(update={"target": Target.parse(request.target.key)})
+    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.transaction() as session:
         view = workers.register(session, principal.project, request)
         if not request.goes_on:

@@ -165,5 +165,5 @@ def _view(row: Model) -> ModelView:
 
 
 def comparison_of(stored: dict[str, object] | None) -> Comparison | None:
-    """What `compare` stored."""
+    """The comparison that `compare` stored with a model; None where nobody has told one."""
     return None if stored is None else Comparison.model_validate(stored)

@@ -20,7 +20,7 @@ from pitchpipe.wire.target import Target
 from service.db import instant
 from service.states import CandidateState
 from service.store.records import measured_under
-from service.store.values import Circumstances, best_of, get_device, get_toolchain, target_key
+from service.store.values import Circumstances, best_of, get_circumstances, get_device, get_toolchain, target_key
 from service.tables import Batch, BestRow, CandidateRow, Record, spelled
 
 
@@ -37,7 +37,7 @@ class Found:
     """It was confirmed under the circumstances of a worker of today."""
 
 
-def circumstances_of(best: Best | Earlier) -> Circumstances:
+def circumstances_of(best: Best | Earlier | BestRow) -> Circumstances:
     """Under which it was confirmed."""
     return Circumstances(best.device_class, best.toolchain, best.driver)
 
@@ -74,7 +74,7 @@ def standing(
         query = query.where(BestRow.workload.in_(set(workloads)))
     chosen: dict[str, tuple[tuple[object, ...], BestRow]] = {}
     for row in session.scalars(query.execution_options(populate_existing=True)):
-        own = Circumstances(row.device_class, row.toolchain, row.driver)
+        own = circumstances_of(row)
         rank = (
             not any(own.same(each) for each in here),
             row.device_class not in classes,
@@ -113,11 +113,7 @@ def measured_by(session: Session, job: str, target: Target) -> frozenset[Circums
         .where(CandidateRow.job == job, CandidateRow.target_key == target_key(target))
         .distinct()
     )
-    met = set()
-    for row in rows:
-        device, toolchain = get_device(session, row.device_key), get_toolchain(session, row.toolchain_key)
-        met.add(Circumstances(device.device_class, toolchain.key, device.driver))
-    return frozenset(met)
+    return frozenset(get_circumstances(session, row.device_key, row.toolchain_key) for row in rows)
 
 
 def unreplayed(

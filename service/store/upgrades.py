@@ -100,6 +100,6 @@ def _saved_secs(row: BestRow) -> float:
 
 
 def _reason(row: BestRow, here: Collection[Circumstances]) -> str:
-    own = Circumstances(row.device_class, row.toolchain, row.driver)
+    own = replays.circumstances_of(row)
     told = min((own.differences(each) for each in here), key=len)
     return f"confirmed with another {' and '.join(told)}"

@@ -95,6 +95,12 @@ def get_toolchain(session: Session, key: str) -> Toolchain:
     return _get(session, StoredToolchain, Toolchain, key)
 
 
+def get_circumstances(session: Session, device_key: str, toolchain_key: str) -> Circumstances:
+    """Those of a stored device with a stored toolchain."""
+    device = get_device(session, device_key)
+    return Circumstances(device.device_class, get_toolchain(session, toolchain_key).key, device.driver)
+
+
 def targets(session: Session | Connection, keys: Collection[str]) -> dict[str, Target]:
     """The values of several keys. A key never changes its value: what this process read once is not read again."""
     return _remembered(_TARGETS, keys, lambda missing: _read_targets(session, missing))

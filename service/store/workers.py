@@ -18,6 +18,7 @@ from service.db import clock, instant, now
 from service.store.paging import page
 from service.store.values import (
     Circumstances,
+    get_circumstances,
     get_device,
     get_target,
     get_toolchain,
@@ -205,11 +206,7 @@ def circumstances(session: Session, project: str, target: Target) -> frozenset[C
         )
         .distinct()
     )
-    found = set()
-    for row in rows:
-        device, toolchain = get_device(session, row.device_key), get_toolchain(session, row.toolchain_key)
-        found.add(Circumstances(device.device_class, toolchain.key, device.driver))
-    return frozenset(found)
+    return frozenset(get_circumstances(session, row.device_key, row.toolchain_key) for row in rows)
 
 
 def _find(session: Session, project: str, worker: str, *, lock: bool = False) -> WorkerRow:

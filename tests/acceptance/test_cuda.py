@@ -34,7 +34,7 @@ def gpus() -> list[str]:
     return asked.stdout.decode().split() if asked.returncode == 0 else []
 
 
-pytestmark = pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU")
+pytestmark = [pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU"), pytest.mark.usefixtures("quiet_lock")]
 
 CONFIG = MeasureConfig(run_timeout_secs=10, max_secs=0.02)
 SPOILER = Misdeed(
@@ -42,13 +42,6 @@ SPOILER = Misdeed(
     ends_as=None,
 )
 """Overwrites what lies before its output in the GPU's memory: the inputs."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,11 @@ from pitchpipe.artifact import Manifest, linker
 from pitchpipe.building import Recipe
 from pitchpipe.client import Client
 from pitchpipe.errors import ArtifactRefused
+from pitchpipe.local import local_model
 from pitchpipe.packs import create_pack, open_pack
 from pitchpipe.proof import RETRY_SECS, Proof, proof_of, prove
 from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
-from pitchpipe.sdk import Schedules, load, local_model
+from pitchpipe.sdk import Schedules, load
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target

@@ -29,14 +29,7 @@ TARGET = Target.parse(
 CONFIG = MeasureConfig(run_timeout_secs=5, memory_limit_bytes=1 << 30, max_secs=0.02, target_sample_secs=5e-4)
 CPU = MISDEEDS["llvm"]
 RUN_TIMEOUT = FailureKind.RUN_TIMEOUT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A lock of the tests' own: another test session on this host does not delay this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_lock")
 
 
 @pytest.fixture(scope="module")

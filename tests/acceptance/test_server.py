@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pitchpipe.client import Client
@@ -254,14 +255,14 @@ def test_more_than_it_can_do_is_shed_with_a_time_to_come_back_and_probes_still_a
     assert list(client.jobs()) == []
 
 
-def test_an_embedded_server_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", ["time.sleep(600)", "os._exit(0)"], ids=["killed later", "gone at once"])
+def test_an_embedded_server_ends_with_its_parent(tmp_path: Path, rest: str) -> None:
     port_file = tmp_path / "port"
     script = (
-        "import subprocess, sys, time\n"
+        "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli', 'server', '--embedded', '--port', '0',\n"
-        f"    '--port-file', {str(port_file)!r}], start_new_session=True)\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(600)\n"
+        f"    '--port-file', {str(port_file)!r}, '--parent', str(os.getpid())], start_new_session=True)\n"
+        f"print(child.pid, flush=True)\n{rest}\n"
     )
     environment = {
         **os.environ,
@@ -272,20 +273,13 @@ def test_an_embedded_server_ends_with_its_parent(tmp_path: Path) -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
     )
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    eventually(port_file.exists, "the server listens")
-    parent.kill()
+    server = psutil.Process(int(parent.stdout.readline()))
+    if "sleep" in rest:
+        eventually(port_file.exists, "the server listens")
+        parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: not listening(int(port_file.read_text())), f"server {child} ends")
-
-
-def listening(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+    eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, f"{server} ends")
 
 
 def test_a_port_that_is_taken_is_told_and_nothing_starts(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_a_killed_worker_leaves_no_process_and_another_worker_measures_the_rest_
 
 def test_a_worker_drains_when_the_process_that_started_it_is_killed(fleet: Fleet) -> None:
     program = (
-        "import subprocess, sys, time; "
-        "subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli', 'worker', '--name', 'orphan', '--die-with-parent']); "
+        "import os, subprocess, sys, time; "
+        "subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli', 'worker', '--name', 'orphan', '--parent', str(os.getpid())]); "
         "time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], env=fleet.environment)
@@ -85,6 +85,13 @@ def test_a_worker_drains_when_the_process_that_started_it_is_killed(fleet: Fleet
         parent.kill()
         parent.wait()
     until(lambda: fleet.state("orphan") is WorkerState.GONE)
+
+
+def test_a_worker_whose_parent_died_before_it_could_look_ends(fleet: Fleet) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    worker = fleet.spawn("worker", "--name", "late", "--parent", str(gone.pid))
+    assert worker.wait(PATIENCE_SECS) == 0
 
 
 def test_a_worker_with_a_wrong_token_ends_with_4(fleet: Fleet) -> None:

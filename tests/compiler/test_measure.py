@@ -32,11 +32,9 @@ CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
-        with Sandbox(TARGET) as opened:
-            yield opened
+def sandbox(quiet_lock: None) -> Iterator[Sandbox]:
+    with Sandbox(TARGET) as opened:
+        yield opened
 
 
 def measure(

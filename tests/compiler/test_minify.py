@@ -16,38 +16,17 @@ import pytest
 from pitchpipe.wire.finding import Finding, FindingKind
 from tuner.minify.attempts import in_fork, outcome_of
 
-ONNX = ("onnx, right", "onnx, wrong converter", "onnx, wrong rewrite")
-OTHERS = ("task, right", "task, wrong", "task, crash", "abort")
-TORCH = ("torch, right", "torch, wrong converter")
 TIMEOUT_SECS = 900
 ENVIRONMENT = {**os.environ, "TVM_NUM_THREADS": "2"}  # schedules that are wrong on a second thread need one
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scenes")
-
-
-def played(folder: Path, names: tuple[str, ...]) -> dict[str, Finding]:
+def played(folder: Path, *names: str) -> list[Finding]:
+    """What is found in scenes. Every test plays its own, so that none is played by several workers of the suite."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.compiler.minify_scenes", str(folder), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECS, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    return {name: Finding.model_validate(found) for name, found in json.loads(done.stdout).items()}
-
-
-@pytest.fixture(scope="module")
-def onnx(folder: Path) -> dict[str, Finding]:
-    return played(folder, ONNX)
-
-
-@pytest.fixture(scope="module")
-def torch(folder: Path) -> dict[str, Finding]:
-    return played(folder, TORCH)
-
-
-@pytest.fixture(scope="module")
-def others(folder: Path) -> dict[str, Finding]:
-    return played(folder, OTHERS)
+    found = json.loads(done.stdout)
+    return [Finding.model_validate(found[name]) for name in names]
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -68,8 +47,8 @@ def shown(finding: Finding) -> str:
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file(onnx: dict[str, Finding]) -> None:
-    found = onnx["onnx, wrong converter"]
+def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file(tmp_path: Path) -> None:
+    (found,) = played(tmp_path, "onnx, wrong converter")
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Ceil", "round up")
     assert (found.nodes, found.cause) == (("Ceil",), "the import")
     assert [each.shape for each in found.arguments] == [(2, 3, 8)]
@@ -81,32 +60,30 @@ def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_a_rewrite_that_changes_a_result_is_named(onnx: dict[str, Finding]) -> None:
-    found = onnx["onnx, wrong rewrite"]
+def test_a_rewrite_that_changes_a_result_is_named(tmp_path: Path) -> None:
+    (found,) = played(tmp_path, "onnx, wrong rewrite")
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Neg", "turn")
     assert (found.nodes, found.cause) == (("Neg",), "rewrite lose_negations")
     assert "differs" in shown(found)
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of_pytorch(
-    torch: dict[str, Finding],
-) -> None:
-    found = torch["torch, wrong converter"]
+def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of_pytorch(tmp_path: Path) -> None:
+    (found,) = played(tmp_path, "torch, wrong converter")
     assert (found.kind, found.operator, found.cause) == (FindingKind.WRONG, "aten.ceil.default", "the import")
     assert found.reference == "PyTorch eager"
     assert "differs" in shown(found)
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_of_a_model_that_is_right_nothing_is_told(onnx: dict[str, Finding], torch: dict[str, Finding]) -> None:
-    for found in (onnx["onnx, right"], torch["torch, right"]):
+def test_of_a_model_that_is_right_nothing_is_told(tmp_path: Path) -> None:
+    for found in played(tmp_path, "onnx, right", "torch, right"):
         assert (found.kind, found.operator, found.script) == (FindingKind.NOTHING, None, None)
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_the_operator_that_ends_the_process_is_found(others: dict[str, Finding]) -> None:
-    found = others["abort"]
+def test_the_operator_that_ends_the_process_is_found(tmp_path: Path) -> None:
+    (found,) = played(tmp_path, "abort")
     assert (found.kind, found.operator, found.node) == (FindingKind.RUN_CRASH, "relax.call_tir of evil", "c")
     assert found.nodes == ("relax.call_tir of evil",)
     assert "SIGABRT" in found.detail
@@ -114,14 +91,14 @@ def test_the_operator_that_ends_the_process_is_found(others: dict[str, Finding])
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_of_a_task_the_instruction_of_the_trace_that_breaks_it_is_found(others: dict[str, Finding]) -> None:
-    wrong, crash = others["task, wrong"], others["task, crash"]
+def test_of_a_task_the_instruction_of_the_trace_that_breaks_it_is_found(tmp_path: Path) -> None:
+    wrong, crash, right = played(tmp_path, "task, wrong", "task, crash", "task, right")
     assert (wrong.kind, crash.kind) == (FindingKind.WRONG, FindingKind.RUN_CRASH)
     for found in (wrong, crash):
         assert found.cause == "instruction 3 of the trace, Parallel"
         assert found.nodes[-1] == "Parallel"
         shown(found)
-    assert others["task, right"].kind is FindingKind.NOTHING
+    assert right.kind is FindingKind.NOTHING
 
 
 def test_a_child_that_does_not_end_is_killed_and_said_to_hang() -> None:

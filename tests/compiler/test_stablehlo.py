@@ -9,7 +9,7 @@ import pytest
 
 from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.sdk import local_model
+from pitchpipe.local import local_model
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run

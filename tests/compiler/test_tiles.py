@@ -12,7 +12,7 @@ import pytest
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tests.compiler.programs import TARGET, workload
+from tests.compiler.programs import TARGET, dense, workload
 from tuner.digest import workload_digest
 from tuner.measure.build import build
 from tuner.space.contraction import find_contraction
@@ -47,13 +47,6 @@ def convolution(shape: tuple[int, ...], weight: tuple[int, ...], **options: Any)
         return relax.op.nn.relu(builder.emit(relax.op.add(y, b)))
 
     return workload(make, shape, weight, (1, 1, 1, weight[3]))
-
-
-def dense(rows: int, reduction: int, columns: int) -> Workload:
-    def make(builder: Any, x: Any, w: Any, b: Any) -> Any:
-        return relax.op.add(builder.emit(relax.op.matmul(x, w)), b)
-
-    return workload(make, (rows, reduction), (reduction, columns), (columns,))
 
 
 def dense_gelu() -> Workload:

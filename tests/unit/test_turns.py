@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tuner.turns import REMEMBERED, Owner, Turns
+import pytest
+
+from tuner.turns import Owner, Turns
 
 
 def run(turns: Turns[str], secs: dict[str, float], steps: int) -> list[str]:
@@ -89,11 +91,12 @@ def test_what_is_drained_is_queued_no_more() -> None:
     assert turns.take(0.0) is None
 
 
-def test_owners_that_are_gone_are_forgotten_in_the_end() -> None:
+def test_owners_that_are_gone_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.turns.REMEMBERED", 64)
     turns: Turns[int] = Turns(1)
-    for number in range(2 * REMEMBERED):
+    for number in range(1000):
         turns.put((f"project {number}", "job"), number, float(number))
         taken = turns.take(float(number))
         assert taken is not None
         turns.done(taken[0], float(number), number + 0.5)
-    assert len(turns._accounts) <= REMEMBERED + 2
+    assert len(turns._accounts) <= 64 + 2

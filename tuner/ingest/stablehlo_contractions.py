@@ -148,7 +148,7 @@ class Contractions(Indexing):
         return self._emit(op.multiply(mean, relax.const(window[height] * window[width], str(value.ty.dtype))))
 
     def _summed_along(self, value: Any, axis: int, *, from_end: bool) -> Any:
-        """Cumulative sums."""
+        """Cumulative sums along an axis, from its first element on or `from_end`."""
         turned = self._emit(op.flip(value, axis)) if from_end else value
         found = self._emit(op.cumsum(turned, axis, str(value.ty.dtype)))
         return self._emit(op.flip(found, axis)) if from_end else found

@@ -49,9 +49,9 @@ def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
         raise InvalidModel("the module is in training mode: call module.eval() first")
     # Of views of one tensor torch's decompositions take every extent for a variable.
     examples = tuple(each.clone() if getattr(each, "_base", None) is not None else each for each in example_inputs)
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-            module = _from_torchscript(module, examples)
+            module = module_of_torchscript(module, examples)
         try:
             program = torch.export.export(module, examples)
         except Exception as error:  # torch.export raises many kinds, user errors among them
@@ -59,8 +59,12 @@ def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
     return from_exported_program(program)
 
 
-def _from_torchscript(script: Any, examples: tuple[Any, ...]) -> Any:
-    """A module of the same computation. torch's converter leaves every shape open; exporting it again closes them."""
+def module_of_torchscript(script: Any, examples: tuple[Any, ...]) -> Any:
+    """A torch.nn.Module that computes what a script does, by torch's own converter.
+
+    The converter leaves every shape open; exporting the module again closes them. Raises UnsupportedOperator for an operator
+    that the converter does not know, InvalidModel for a script that it cannot take.
+    """
     try:
         return TS2EPConverter(script, examples).convert().module()
     except Exception as error:  # the converter raises RuntimeError, AssertionError, ValueError, KeyError, ...
@@ -80,7 +84,7 @@ def from_torchscript(path: Path, example_inputs: Sequence[Any] | None) -> Conver
     if not example_inputs:
         raise InvalidInput(f"{path.name}: TorchScript does not tell the shapes of its inputs: give them")
     try:
-        with _quiet():
+        with quiet():
             script = torch.jit.load(str(path), map_location="cpu")
     except Exception as error:  # RuntimeError of the reader, of the unpickler, of the program
         raise InvalidModel(f"{path.name} is not a TorchScript archive: {_first_line(error)}") from error
@@ -88,7 +92,7 @@ def from_torchscript(path: Path, example_inputs: Sequence[Any] | None) -> Conver
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without torch's deprecations and its notes about shapes, which are not the caller's."""
     notes = logging.getLogger("torch._export.non_strict_utils")
     level = notes.level
@@ -115,7 +119,7 @@ def from_exported_program(program: Any) -> Converted:
 
     Results are the tensors among the program's results, in order; those that are None are left out.
     """
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         for node in program.graph.nodes:
             if node.op == "call_function" and (reason := randomness(node)) is not None:
                 raise UnsupportedOperator(f"operator {operator_name(node)} ({node.name}) {reason}")

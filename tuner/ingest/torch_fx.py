@@ -53,7 +53,7 @@ def from_graph(graph_module: Any, weights: Collection[str]) -> bytes:
     nodes are called. Raises UnsupportedOperator or InvalidModel.
     """
     graph, names = _renamed(graph_module.graph, weights)
-    module = _imported(graph)
+    module = module_of_graph(graph)
     by_name = {variable.name: variable for variable in module["main"].params}
     ordered = sorted(names, key=lambda name: name.startswith("w"))  # stable: inputs first
     variables, specs = [by_name[name] for name in ordered], []
@@ -73,11 +73,12 @@ def unsupported(node: Any) -> str | None:
         return unsupported(node.args[0]) if isinstance(node.args[0], fx.Node) else "an index into no node"
     if not isinstance(node.target, torch._ops.OpOverload):
         return f"{node.target} is no ATen operator"
-    tensors = [*node.all_input_nodes, *_results(node)]
+    tensors = [*node.all_input_nodes, *results_of(node)]
     if (reason := next(filter(None, (_unusable(found) for found in tensors)), None)) is not None:
         return reason
     # Results as well: the same arguments may have a result that is used in one place and not in another.
-    key = f"{node.target}|{fx.node.map_arg((node.args, node.kwargs), _type_text)}|{[_type_text(n) for n in _results(node)]}"
+    given, got = fx.node.map_arg((node.args, node.kwargs), _type_text), [_type_text(each) for each in results_of(node)]
+    key = f"{node.target}|{given}|{got}"
     if key not in _known:
         _known[key] = _tried(node)
     return _known[key]
@@ -89,7 +90,7 @@ def _type_text(node: Any) -> str:
     return f"{index}:{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else "tuple"
 
 
-def _results(node: Any) -> list[Any]:
+def results_of(node: Any) -> list[Any]:
     """The nodes that are a node's tensors: itself, or the items of it that are used."""
     return [node] if isinstance(node.meta.get("val"), torch.Tensor) else list(node.users)
 
@@ -118,24 +119,15 @@ def _tried(node: Any) -> str | None:
         return f"{name} checks its indices"
     if name in LEFT:
         return f"{name} is about memory"
-    graph, results = fx.Graph(), _results(node)
-    copies: dict[Any, Any] = {}
-    for source in node.all_input_nodes:
-        if not isinstance(source.meta["val"], torch.Tensor):
-            return f"{name} takes a tuple"
-        copies[source] = graph.placeholder(source.name)
-        copies[source].meta = dict(source.meta)
-    if not copies:
+    results = results_of(node)
+    if any(not isinstance(source.meta["val"], torch.Tensor) for source in node.all_input_nodes):
+        return f"{name} takes a tuple"
+    if not node.all_input_nodes:
         return f"{name} reads no tensor"
-    copies[node] = graph.node_copy(node, copies.__getitem__)
-    for result in results:
-        if result is not node:
-            if result.target is not operator.getitem:
-                return f"{name} gives a tuple that is used as a whole"
-            copies[result] = graph.node_copy(result, copies.__getitem__)
-    graph.output(tuple(copies[result] for result in results))
+    if any(result is not node and result.target is not operator.getitem for result in results):
+        return f"{name} gives a tuple that is used as a whole"
     try:
-        module = _imported(graph)
+        module = module_of_graph(graph_of(node))
         lowered = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(module))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
@@ -175,8 +167,23 @@ def _renamed(graph: Any, weights: Collection[str]) -> tuple[Any, dict[str, Any]]
     return copy, names
 
 
-def _imported(graph: Any) -> Any:
-    """The Relax module of a graph: main takes its placeholders in order and gives a tensor, or a tuple of several."""
+def graph_of(node: Any) -> Any:
+    """A graph of one operator alone: placeholders for what it reads, itself, and the items of it that are used."""
+    graph, results, copies = fx.Graph(), results_of(node), {}
+    for source in node.all_input_nodes:
+        copies[source] = graph.placeholder(source.name)
+        copies[source].meta = dict(source.meta)
+    for each in dict.fromkeys([node, *results]):
+        copies[each] = graph.node_copy(each, copies.__getitem__)
+    graph.output(tuple(copies[result] for result in results))
+    return graph
+
+
+def module_of_graph(graph: Any) -> Any:
+    """The Relax module of a graph: main takes its placeholders in order and gives a tensor, or a tuple of several.
+
+    Raises InvalidModel or UnsupportedOperator for what cannot be imported.
+    """
     (output,) = graph.find_nodes(op="output")
     results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
     return import_graph(graph, [node.name for node in graph.find_nodes(op="placeholder")], {}, results)

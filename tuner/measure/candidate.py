@@ -25,6 +25,7 @@ from tuner.measure.check import (
     mostly_finite,
     numpy_dtype,
     poison,
+    size_bytes,
     verdict,
 )
 from tuner.measure.host_reference import on_all_cores
@@ -86,22 +87,22 @@ class Bench:
 
     def output_bytes(self) -> int:
         """Size of one set's outputs."""
-        return sum(_size(found) for found in self.output_types)
+        return sum(size_bytes(found) for found in self.output_types)
 
     def cold(self) -> tuple[int, ...]:
         """Parameters that are in no cache near a core when the workload runs in a model."""
         constant = {int(i) for i in (self.mod["main"].attrs or {}).get("layout_free_buffers", [])}
-        sizes = [_size(found) for found in self.facts.params]
+        sizes = [size_bytes(found) for found in self.facts.params]
         limits = [_COLD_WEIGHT_BYTES if i in constant else _COLD_ACTIVATION_BYTES for i in range(len(sizes))]
         return tuple(i for i, size in enumerate(sizes) if size > limits[i])
 
     def cold_bytes(self) -> int:
         """Of those parameters."""
-        return sum(_size(self.facts.params[i]) for i in self.cold())
+        return sum(size_bytes(self.facts.params[i]) for i in self.cold())
 
     def held_bytes(self) -> int:
         """Memory of all inputs, references and tolerances, about."""
-        inputs = sum(_size(self.facts.params[i]) for i in self.facts.inputs)
+        inputs = sum(size_bytes(self.facts.params[i]) for i in self.facts.inputs)
         return len(SETS) * (inputs + 2 * self.output_bytes())
 
     def run_reference(self, name: str, buffer: memoryview) -> bool:
@@ -126,7 +127,7 @@ class Bench:
         """Takes the outputs that `run_reference` left."""
         outputs, offset = [], 0
         for found in self.output_types:
-            size = _size(found)
+            size = size_bytes(found)
             flat = np.frombuffer(buffer[offset : offset + size], dtype=np.uint8)
             outputs.append(flat.view(numpy_dtype(found.dtype)).reshape(found.shape))
             offset += size
@@ -296,10 +297,6 @@ class Measuring:
             self._running.call(calls)
         self._last_secs = max(self._running.call(calls) / calls, 1e-9)
         return self._last_secs
-
-
-def _size(found: TensorType) -> int:
-    return int(np.prod(found.shape, dtype=np.int64)) * numpy_dtype(found.dtype).itemsize
 
 
 def _empty(found: TensorType) -> Any:

@@ -222,6 +222,11 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
         return small
 
 
+def size_bytes(found: TensorType) -> int:
+    """Of a tensor of that type."""
+    return int(np.prod(found.shape, dtype=np.int64)) * numpy_dtype(found.dtype).itemsize
+
+
 def poison(array: np.ndarray[Any, Any]) -> None:
     """Fills an output with what no candidate should leave there: NaN, or the byte 0xA5; True for booleans."""
     if array.dtype == np.bool_:

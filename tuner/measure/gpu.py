@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tuner.measure.candidate import Bench
-from tuner.measure.check import SETS, numpy_dtype, poison
+from tuner.measure.check import SETS, numpy_dtype, poison, size_bytes
 from tuner.measure.cuda_driver import Clock, Cuda, Kernel
 from tuner.measure.gpu_code import GpuProgram
 from tuner.measure.tensor_type import TensorType
@@ -51,7 +51,7 @@ class Card:
         self.inputs = {
             name: [self._put(tensor) for tensor in bench.inputs[name]] for name in SETS if name in bench.references
         }
-        self.outputs = [self.cuda.allocate(_size(found)) for found in bench.output_types]
+        self.outputs = [self.cuda.allocate(size_bytes(found)) for found in bench.output_types]
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, self.cuda.l2_bytes)
         self._flush = self.cuda.allocate(self._flush_bytes)
         out = self.cuda.allocate(4)
@@ -129,7 +129,7 @@ class OnCard:
         """Poisons outputs and workspaces, runs once on the set, and returns the device's seconds."""
         kernels = self._prepared(name)
         for address, found, pattern in zip(self._card.outputs, self._types, self._poisons, strict=True):
-            self._cuda.fill(address, _size(found), pattern)
+            self._cuda.fill(address, size_bytes(found), pattern)
         for address, size in zip(self._workspaces, self._sizes, strict=True):
             self._cuda.fill(address, size // 4 * 4, _SPOILED)
         self._cuda.start()
@@ -153,10 +153,6 @@ class OnCard:
             for kernel in kernels:
                 launch(kernel)
         return self._cuda.stop()
-
-
-def _size(found: TensorType) -> int:
-    return int(np.prod(found.shape, dtype=np.int64)) * numpy_dtype(found.dtype).itemsize
 
 
 def _pattern(found: TensorType) -> bytes:

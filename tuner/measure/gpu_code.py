@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.measure.build import parameters
-from tuner.measure.check import numpy_dtype
+from tuner.measure.check import size_bytes
 from tuner.measure.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, codegen_build, pass_config, tirx, tvm
 
@@ -192,7 +191,7 @@ def _launches(function: Any) -> tuple[tuple[Launch, ...], tuple[int, ...]]:
             visit(statement.body)
         elif isinstance(statement, tirx.AllocBuffer):
             places.append((statement.buffer, len(function.params) + len(workspaces)))
-            workspaces.append(_size(TensorType.of(statement.buffer)))
+            workspaces.append(size_bytes(TensorType.of(statement.buffer)))
         elif isinstance(statement, tirx.DeclBuffer):
             places.append((statement.buffer, place(statement.data)))
         elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
@@ -233,10 +232,6 @@ def _launch(call: Any, place: Any) -> Launch:
         block=_three(sizes["thread"]),
         shared_bytes=shared_bytes,
     )
-
-
-def _size(found: TensorType) -> int:
-    return math.prod(found.shape) * numpy_dtype(found.dtype).itemsize
 
 
 class DeviceCompiler:

@@ -22,7 +22,7 @@ import numpy as np
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, from_problem
 from pitchpipe.lifeline import end_with_parent
-from pitchpipe.wire.finding import FindingKind
+from pitchpipe.wire.finding import WALL_SECS, FindingKind
 from pitchpipe.wire.target import Target
 from tuner.deploy import Scheduled, compile_scheduled
 from tuner.graph import TRANSFORM, finish, prepare
@@ -30,8 +30,6 @@ from tuner.ingest import parse_container
 from tuner.minify import Part
 from tuner.tvm_compat import load_intrinsics, load_ir, relax, to_tvm_target, tvm
 
-WALL_SECS = 120.0
-"""Of one attempt; one that is still going then hangs."""
 MEMORY_BYTES = 32 << 30
 """Address space of an attempt, which has this process's and what it makes."""
 

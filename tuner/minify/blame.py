@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
+from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.wire.target import Target
 from tuner.fastmath import expand_intrinsics
 from tuner.graph import MAIN, finish, prepare
@@ -47,14 +47,14 @@ def blame(part: Part, target: Target) -> Blame | None:
         ended = in_fork(lambda say: _search(part, target, Path(folder), say))
         if ended.result is None:
             return None
-        cause, last, count = ended.result["cause"], ended.result["last"], ended.result["weights"]
-        texts = [(Path(folder) / f"{name}.json").read_text() for name in ("wrong", "right")]
-        with np.load(Path(folder) / "weights.npz", allow_pickle=False) as stored:
-            weights = {name: stored[f"arr_{index}"] for index, name in enumerate(count)}
-    return Blame(cause=cause, module=texts[0], before=texts[1] if last else None, weights=weights)
+        wrong, right = ((Path(folder) / f"{name}.json").read_text() for name in ("wrong", "right"))
+        weights = load_arrays(Path(folder) / "weights.npz")
+    cause = ended.result
+    return Blame(cause=cause, module=wrong, before=None if cause == IMPORT else right, weights=weights)
 
 
-def _search(part: Part, target: Target, folder: Path, say: Say) -> Any:
+def _search(part: Part, target: Target, folder: Path, say: Say) -> str:
+    """The step at fault. Writes the modules before and behind it and the weights that they take into the folder."""
     say("import")
     data, weights = part.convert()
     model = parse_container(data)
@@ -79,8 +79,8 @@ def _search(part: Part, target: Target, folder: Path, say: Say) -> Any:
     at = len(modules) - 1 if at is None else at
     (folder / "wrong.json").write_text(modules[at])
     (folder / "right.json").write_text(modules[max(0, at - 1)])
-    np.savez(folder / "weights.npz", *bound)
-    return {"cause": cause, "last": at, "weights": [spec.name for spec in model.params]}
+    save_arrays(folder / "weights.npz", dict(zip((spec.name for spec in model.params), bound, strict=True)))
+    return cause
 
 
 def _first_wrong(count: int, wrong: Callable[[int], bool]) -> int | None:

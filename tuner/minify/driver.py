@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pitchpipe.comparison import INTEGERS, input_sets
+from pitchpipe.comparison import drawn, input_sets
 from pitchpipe.strip import parse_onnx
-from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
@@ -22,7 +22,7 @@ from tuner.ingest import TensorSpec, parse_container
 from tuner.ingest.local import convert_local
 from tuner.measure.check import numpy_dtype
 from tuner.minify import Node, Part, Source
-from tuner.minify.attempts import WALL_SECS, Outcome, Say, attempt, in_fork, outcome_of, run_naively
+from tuner.minify.attempts import Outcome, Say, attempt, in_fork, outcome_of, run_naively
 from tuner.minify.blame import CODE, IMPORT, Blame, blame
 from tuner.minify.reduction import reduce
 from tuner.minify.relax_graph import RelaxSource
@@ -169,10 +169,7 @@ def _in_words(found: Blame | None, told: Outcome, part: Part) -> str | None:
 
 def _drawn(spec: TensorSpec) -> np.ndarray:
     """An example input: standard normal, or whole numbers that any embedding, mask or class takes."""
-    rng, dtype = np.random.default_rng(0), numpy_dtype(spec.dtype)
-    if dtype.kind in "biu":
-        return rng.integers(*INTEGERS, spec.shape, endpoint=True).astype(dtype)
-    return rng.standard_normal(spec.shape).astype(dtype)
+    return drawn(spec.shape, numpy_dtype(spec.dtype), np.random.default_rng(0))
 
 
 def _opened(

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.errors import InvalidModel
+from pitchpipe.wire.finding import WALL_SECS
 from tuner.ingest import IngestedModel, TensorSpec, container
 from tuner.measure.check import numpy_dtype
 from tuner.minify import Node, Part, Source
-from tuner.minify.attempts import WALL_SECS, Say, in_fork, run_naively
+from tuner.minify.attempts import Say, in_fork, run_naively
 from tuner.tvm_compat import IRModule, ir, load_ir, relax, save_ir, tvm_ffi
 
 
@@ -173,20 +175,14 @@ class RelaxSource(Source):
         with TemporaryDirectory(prefix="pitchpipe-minify-") as folder:
             path = Path(folder) / "values.npz"
 
-            def work(say: Say) -> Any:
+            def work(say: Say) -> bool:
                 say("run")
                 found = run_naively(module, list(taken.values()), ())
-                # As bytes: NumPy's files do not keep the types of ml_dtypes.
-                np.savez(path, *(np.frombuffer(array.tobytes(), np.uint8) for array in found))
-                return [[str(array.dtype), list(array.shape)] for array in found]
+                save_arrays(path, dict(zip(names, found, strict=True)))
+                return True
 
             ended = in_fork(work, wall_secs=wall_secs)
-            if ended.result is None:
-                return None
-            with np.load(path, allow_pickle=False) as stored:
-                raw = [stored[f"arr_{index}"] for index in range(len(names))]
-        found = zip(names, raw, ended.result, strict=True)
-        return taken | {name: array.view(numpy_dtype(dtype)).reshape(shape) for name, array, (dtype, shape) in found}
+            return taken | load_arrays(path) if ended.result else None
 
     def _made_up(self, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
         """Ones in the place of every tensor, which do to find what crashes."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pitchpipe.comparison import CANCELLED, NO_SIZE, TOLERANCE
-from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from tuner.minify import Part
 from tuner.minify.blame import Blame, readable
 from tuner.minify.literals import IMPORTS, PREAMBLE, Literals, comments
@@ -122,7 +122,7 @@ class Evidence:
     """Of a part that is wrong, or that crashes when its module is run naively (its `module` is then that one)."""
     model: str | None = None
     """The part in the `relax` format, for a script that has pitchpipe make it again."""
-    timeout_secs: float = 120.0
+    timeout_secs: float = WALL_SECS
     """Of one that crashes."""
 
 

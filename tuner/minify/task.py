@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidTarget
-from pitchpipe.wire.finding import Finding, FindingKind
+from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
 from tuner.measure.build import build
 from tuner.measure.candidate import Bench, Running
 from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, mostly_finite
-from tuner.minify.attempts import WALL_SECS, Outcome, Say, in_fork, outcome_of
+from tuner.minify.attempts import Outcome, Say, in_fork, outcome_of
 from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
 from tuner.syscalls import deny_system_calls

@@ -15,9 +15,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
 from pitchpipe.torch_arrays import to_array, to_tensor
 from tuner.ingest import TensorSpec
-from tuner.ingest.torch_export import _from_torchscript as from_script
-from tuner.ingest.torch_export import _quiet, export_decompositions, from_exported_program
-from tuner.ingest.torch_fx import _imported as imported
+from tuner.ingest.torch_export import export_decompositions, from_exported_program, module_of_torchscript, quiet
+from tuner.ingest.torch_fx import graph_of, module_of_graph, results_of
 from tuner.minify import Converted, Node, Part, Source
 from tuner.minify.torch_code import code_of
 
@@ -30,7 +29,7 @@ class TorchSource(Source):
     def __init__(self, program: Any, inputs: Sequence[np.ndarray]) -> None:
         self._program = program
         if any(_mutates(node) for node in program.graph.nodes):  # values of one node would change after it
-            with _quiet():
+            with quiet():
                 program = program.run_decompositions(export_decompositions())
         self._graph = program.graph
         self._inputs = tuple(np.asarray(array) for array in inputs)
@@ -78,7 +77,7 @@ class TorchSource(Source):
         examples = tuple(self._tensors[name].clone() for name in takes)
 
         def convert() -> Converted:
-            with _quiet(), torch.no_grad():
+            with quiet(), torch.no_grad():
                 return from_exported_program(torch.export.export(module, examples))
 
         return Part(
@@ -115,7 +114,7 @@ class TorchSource(Source):
                 weights.add(spec.arg.name)
                 arguments.append(held.get(spec.target))
         recorder = _Recorder(program.graph_module)
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             try:
                 recorder.run(*arguments)
             except Exception as error:
@@ -189,7 +188,7 @@ def specs_of(program: Any) -> list[TensorSpec]:
 def load_program(path: str) -> Any:
     """A saved exported program. Loading one can run code: the caller trusts it. Raises InvalidModel."""
     try:
-        with _quiet():
+        with quiet():
             return torch.export.load(path)
     except Exception as error:  # zipfile, pickle, JSON and torch errors
         raise InvalidModel(f"the file is not a torch.export archive: {str(error).strip()[:300]}") from error
@@ -204,8 +203,8 @@ def program_of_torchscript(path: Path, inputs: Sequence[np.ndarray] | None) -> A
     except Exception as error:  # RuntimeError of the reader, of the unpickler, of the program
         raise InvalidModel(f"{path.name} is not a TorchScript archive: {str(error).strip()[:300]}") from error
     examples = tuple(map(to_tensor, inputs))
-    with _quiet(), torch.no_grad():
-        return torch.export.export(from_script(script, examples), examples)
+    with quiet(), torch.no_grad():
+        return torch.export.export(module_of_torchscript(script, examples), examples)
 
 
 def refused(node: Any) -> str | None:
@@ -216,18 +215,11 @@ def refused(node: Any) -> str | None:
     known = sources and all(isinstance(source.meta.get("val"), torch.Tensor) for source in sources)
     if node.op != "call_function" or node.target is operator.getitem or not known:
         return None
-    results = [node] if isinstance(node.meta.get("val"), torch.Tensor) else list(node.users)
+    results = results_of(node)
     if not results or not all(each is node or each.target is operator.getitem for each in results):
         return None
-    graph, copies = fx.Graph(), {}
-    for source in sources:
-        copies[source] = graph.placeholder(source.name)
-        copies[source].meta = dict(source.meta)
-    for each in dict.fromkeys([node, *results]):
-        copies[each] = graph.node_copy(each, copies.__getitem__)
-    graph.output(tuple(copies[each] for each in results))
     try:
-        imported(graph)
+        module_of_graph(graph_of(node))
     except InvalidModel as error:
         return error.detail
     return None

@@ -18,6 +18,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     recurrent,
     reductions,
     resampling,
+    scattering,
     shapes,
     special,
     unary,

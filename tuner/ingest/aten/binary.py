@@ -153,7 +153,7 @@ def power(to: Emitter, x: Any, exponent: Any) -> Any:
 
 
 def _repeated_product(to: Emitter, x: Any, exponent: int) -> Any:
-    """By squaring."""
+    """x to a power of a whole number that is not negative, by squaring."""
     result, square = None, x
     while exponent:
         if exponent & 1:

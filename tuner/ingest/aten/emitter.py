@@ -61,6 +61,11 @@ def is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
+def int64(value: int) -> Any:
+    """A number among a tensor function's indices, which are 64-bit."""
+    return tirx.const(value, "int64")
+
+
 def lowest(dtype: str) -> Any:
     """The identity of a maximum."""
     return _limit(dtype, -np.inf, "min")

@@ -8,7 +8,7 @@ import torch
 
 
 class Nothing:
-    """One."""
+    """A tensor without elements, in the place of a Relax expression."""
 
     def __init__(self, value: Any) -> None:
         self.value = torch.empty(tuple(value.shape), dtype=value.dtype)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, lowest, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, lowest, shape_of, wide
 from tuner.ingest.aten.reductions import arg_reducer
 from tuner.tvm_compat import relax, te, tirx
 
@@ -14,10 +14,6 @@ op = relax.op
 MAXIMA = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
 MEANS = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
 ADAPTIVE = {1: op.nn.adaptive_avg_pool1d, 2: op.nn.adaptive_avg_pool2d, 3: op.nn.adaptive_avg_pool3d}
-
-
-def _int64(value: int) -> Any:
-    return tirx.const(value, "int64")
 
 
 def _each(value: Any, rank: int) -> list[int]:
@@ -44,7 +40,7 @@ class Windows:
         """By axis: functions of the output's place. The ends, where windows differ in extent."""
 
     def axes(self) -> list[Any]:
-        return [te.reduce_axis((_int64(0), _int64(n)), f"w{at}") for at, n in enumerate(self.extents)]
+        return [te.reduce_axis((int64(0), int64(n)), f"w{at}") for at, n in enumerate(self.extents)]
 
     def places(self, at: Sequence[Any], window: Sequence[Any], steps: Sequence[int]) -> tuple[Any, list[Any]]:
         """Whether an element of the window is an element of the input, and its place, clamped."""
@@ -55,7 +51,7 @@ class Windows:
             inside += [place >= 0, place < self.spatial[axis]]
             if self.ends is not None:
                 inside.append(place < self.ends[axis](out))
-            index.append(tirx.max(tirx.min(place, _int64(self.spatial[axis] - 1)), _int64(0)))
+            index.append(tirx.max(tirx.min(place, int64(self.spatial[axis] - 1)), int64(0)))
         return tirx.all(*inside), index
 
 
@@ -85,16 +81,16 @@ def _arg_max(to: Emitter, x: Any, windows: Windows, steps: Sequence[int], shape:
 
         def element(*at: Any) -> Any:
             inside, index = windows.places(at, axes, steps)
-            flat = _int64(0)
+            flat = int64(0)
             for place, extent in zip(index, have, strict=True):
                 flat = flat * extent + place
             value = given(*at[: len(at) - windows.rank], *index)
             return reducer(
-                (tirx.if_then_else(inside, flat, _int64(-1)), tirx.if_then_else(inside, value, lowest(dtype))),
+                (tirx.if_then_else(inside, flat, int64(-1)), tirx.if_then_else(inside, value, lowest(dtype))),
                 axis=axes,
             )
 
-        places, values = te.compute(tuple(map(_int64, shape)), element, name="max_pool")
+        places, values = te.compute(tuple(map(int64, shape)), element, name="max_pool")
         return [values, places]
 
     found = to.te("max_pool", function, x)
@@ -185,16 +181,16 @@ def _avg_pool(rank: int) -> Callable[..., Any]:
         def divisor(at: Sequence[Any]) -> Any:
             """Elements of a window: those over the padded ends never count, those in the padding if they shall."""
             if divisor_override is not None:
-                return _int64(divisor_override)
-            count = _int64(1)
+                return int64(divisor_override)
+            count = int64(1)
             for axis in range(rank):
                 low = windows.starts[axis](at[len(at) - rank + axis])
                 high = low + kernel[axis]
                 end = windows.spatial[axis]
                 if count_include_pad:
-                    count = count * (tirx.min(high, _int64(end + pad[axis])) - low)
+                    count = count * (tirx.min(high, int64(end + pad[axis])) - low)
                 else:
-                    count = count * (tirx.min(high, _int64(end)) - tirx.max(low, _int64(0)))
+                    count = count * (tirx.min(high, int64(end)) - tirx.max(low, int64(0)))
             return count
 
         def body(given: Any, at: Any) -> Any:
@@ -256,7 +252,7 @@ def im2col(to: Emitter, x: Any, kernel_size: Any, dilation: Any, padding: Any, s
         for axis in range(2):
             place = outs[axis] * step[axis] - pad[axis] + taps[axis] * spread[axis]
             inside += [place >= 0, place < have[-2 + axis]]
-            index.append(tirx.max(tirx.min(place, _int64(have[-2 + axis] - 1)), _int64(0)))
+            index.append(tirx.max(tirx.min(place, int64(have[-2 + axis] - 1)), int64(0)))
         return tirx.if_then_else(tirx.all(*inside), given[0](*at[:-2], channel, *index), tirx.const(0, dtype))
 
     return to.compute("im2col", body, to.shape, x)
@@ -274,13 +270,13 @@ def col2im(to: Emitter, x: Any, output_size: Any, kernel_size: Any, dilation: An
     dtype = wide(result)
 
     def body(given: Any, at: Any) -> Any:
-        axes = [te.reduce_axis((_int64(0), _int64(n)), f"k{i}") for i, n in enumerate(kernel)]
+        axes = [te.reduce_axis((int64(0), int64(n)), f"k{i}") for i, n in enumerate(kernel)]
         inside, outs = [], []
         for axis in range(2):
             place = at[-2 + axis] + pad[axis] - axes[axis].var * spread[axis]
             out = tirx.floordiv(place, step[axis])
             inside += [tirx.floormod(place, step[axis]) == 0, out >= 0, out < counts[axis]]
-            outs.append(tirx.max(tirx.min(out, _int64(counts[axis] - 1)), _int64(0)))
+            outs.append(tirx.max(tirx.min(out, int64(counts[axis] - 1)), int64(0)))
         row = (at[-3] * kernel[0] + axes[0].var) * kernel[1] + axes[1].var
         value = given[0](*at[:-3], row, outs[0] * counts[1] + outs[1])
         return te.sum(tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)), axis=axes)

@@ -9,16 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, shape_of, wide
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
 CUBIC, CUBIC_SMOOTH = -0.75, -0.5
 """Coefficients of R. Keys's cubic convolution (1981): PyTorch's, and the one that it takes when it smooths."""
-
-
-def _int64(value: int) -> Any:
-    return tirx.const(value, "int64")
 
 
 # Resizing: along each axis a row of the result is a weighted sum of few rows, whose places and weights are constants.
@@ -118,7 +114,7 @@ def _mixed(to: Emitter, x: Any, axis: int, places: np.ndarray, weights: np.ndarr
         return to.emit(op.take(x, relax.const(places[:, 0]), axis=axis))
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(weights.shape[1])), "k")
+        k = te.reduce_axis((int64(0), int64(weights.shape[1])), "k")
         row = at[axis]
         return te.sum(given[0](*at[:axis], given[1](row, k.var), *at[axis + 1 :]) * given[2](row, k.var), axis=k)
 
@@ -214,7 +210,7 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
 
     def body(given: Any, at: Any) -> Any:
         raw = [
-            in_pixels(given[1](at[0], *at[2:], _int64(rank - 1 - axis)), extent) for axis, extent in enumerate(spatial)
+            in_pixels(given[1](at[0], *at[2:], int64(rank - 1 - axis)), extent) for axis, extent in enumerate(spatial)
         ]
         if interpolation_mode == 2:
             return _cubic(given, at, raw, spatial, bounded, read, number)

@@ -349,20 +349,16 @@ def full(to: Emitter, fill_value: Any = None, value: Any = None, **_: Any) -> An
 
 
 @converter("zeros.default", "zeros_like.default", "new_zeros.default")
+@converter("empty.memory_format", "empty_like.default", "new_empty.default", "empty_strided.default")
+@converter("empty_permuted.default", "new_empty_strided.default")
 def zeros(to: Emitter, **_: Any) -> Any:
+    """Memory that nobody has written is zero here."""
     return to.emit(op.zeros(relax.ShapeExpr(to.shape), to.dtype))
 
 
 @converter("ones.default", "ones_like.default", "new_ones.default")
 def ones(to: Emitter, **_: Any) -> Any:
     return to.emit(op.ones(relax.ShapeExpr(to.shape), to.dtype))
-
-
-@converter("empty.memory_format", "empty_like.default", "new_empty.default", "empty_strided.default")
-@converter("empty_permuted.default", "new_empty_strided.default")
-def empty(to: Emitter, **_: Any) -> Any:
-    """Memory that nobody has written is zero here."""
-    return to.emit(op.zeros(relax.ShapeExpr(to.shape), to.dtype))
 
 
 @converter("arange.default", "arange.start", "arange.start_step")

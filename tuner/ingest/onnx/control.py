@@ -63,7 +63,7 @@ def _tensor(value: Value) -> Any:
 
 
 def branch(walker: Walker, proto: Any, inputs: Sequence[Value | None], scope: Scope) -> list[Value]:
-    """If."""
+    """The results of an If: of the branch that a constant condition names, else a choice between those of both."""
     condition = inputs[0]
     graphs = _graph(proto, "then_branch"), _graph(proto, "else_branch")
     if isinstance(condition, np.ndarray):

@@ -6,6 +6,7 @@ between neighbours that it reaches, and the value of a code is an entry of a tab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,13 +87,7 @@ def encoded(node: Node, value: Any, target: str, *, saturate: bool = True, round
     over = largest if saturate else infinite
 
     def encode(x: Any, limits: Any) -> Any:
-        step = te.reduce_axis((0, len(thresholds)), "step")
-        shape = shape_of(value)
-        count = compute(
-            shape,
-            lambda *at: te.sum(tirx.Select(te.abs(x(*at)) >= limits(step), 1, 0).astype("int32"), axis=step),
-            "count",
-        )
+        count = _passed(shape_of(value), x, limits, len(thresholds))
 
         def element(*at: Any) -> Any:
             v, code = x(*at), count(*at)
@@ -105,9 +100,19 @@ def encoded(node: Node, value: Any, target: str, *, saturate: bool = True, round
             found = tirx.Select(tirx.isnan(v), tirx.const(not_a_number, "int32"), signed)
             return tirx.reinterpret(target, found.astype("uint8"))
 
-        return compute(shape, element)
+        return compute(shape_of(value), element)
 
     return node.te(encode, value, node.constant(thresholds), name="encode_float8")
+
+
+def _passed(shape: Sequence[int], x: Any, thresholds: Any, count: int) -> Any:
+    """How many of `count` thresholds an element's magnitude reaches: the number of its code, which has no sign yet."""
+    step = te.reduce_axis((0, count), "step")
+
+    def element(*at: Any) -> Any:
+        return te.sum(tirx.Select(te.abs(x(*at)) >= thresholds(step), 1, 0).astype("int32"), axis=step)
+
+    return compute(shape, element, "count")
 
 
 def _power_of_two(node: Node, value: Any, wide: str, target: str, saturate: bool, rounding: str) -> Any:
@@ -121,13 +126,7 @@ def _power_of_two(node: Node, value: Any, wide: str, target: str, saturate: bool
         thresholds = (1.5 * powers[:-1]).astype(wide)
 
     def encode(x: Any, limits: Any) -> Any:
-        step = te.reduce_axis((0, len(thresholds)), "step")
-        shape = shape_of(value)
-        count = compute(
-            shape,
-            lambda *at: te.sum(tirx.Select(te.abs(x(*at)) >= limits(step), 1, 0).astype("int32"), axis=step),
-            "count",
-        )
+        count = _passed(shape_of(value), x, limits, len(thresholds))
         largest = tirx.const(float(powers[-1]), wide)
 
         def element(*at: Any) -> Any:
@@ -136,7 +135,7 @@ def _power_of_two(node: Node, value: Any, wide: str, target: str, saturate: bool
             code = tirx.Select(te.abs(v) > largest, over, code)
             return tirx.reinterpret(target, tirx.Select(tirx.isnan(v), tirx.const(255, "int32"), code).astype("uint8"))
 
-        return compute(shape, element)
+        return compute(shape_of(value), element)
 
     return node.te(encode, value, node.constant(thresholds), name="encode_float8")
 

@@ -147,7 +147,8 @@ def _origin(node: Node, i: Any, axis: int, place: int, count: int, scale: Any, r
 
 
 def _along(node: Node, x: Any, axis: int, place: int, count: int, scale: Any) -> Any:
-    """One axis resized."""
+    """x with one axis resized, the `place`-th of `count` that are; `scale` is the result's extent over x's, None where only
+    a tensor tells it."""
     extent, length = node.shape(0)[axis], node.result_shape()[axis]
     mode, antialias = str(node.attribute("mode", "nearest")), bool(node.attribute("antialias", 0))
     if mode not in ("nearest", "linear", "cubic"):

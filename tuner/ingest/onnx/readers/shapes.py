@@ -31,14 +31,9 @@ def size(node: Node) -> Any:
     return [np.array(int(np.prod(node.shape(0), dtype=np.int64)), np.int64)]
 
 
-@reader("Reshape")
+@reader("Reshape", "Flatten")
 def reshape(node: Node) -> Any:
     """The result's shape says all: the elements keep their order."""
-    return relax.op.reshape(node.tensor(0), list(node.result_shape()))
-
-
-@reader("Flatten")
-def flatten(node: Node) -> Any:
     return relax.op.reshape(node.tensor(0), list(node.result_shape()))
 
 
