@@ -336,7 +336,6 @@ MODELS: dict[str, Builder] = {
         ),
     ),
     "videomae": architecture("VideoMAEModel", {"pixel_values": _video(4, 32)}, num_frames=4, tubelet_size=2),
-    "vilt": _reads_and_sees("ViltModel", max_image_length=-1),
     "visual_bert": architecture(
         "VisualBertModel",
         {"input_ids": tokens, "visual_embeds": lambda: torch.randn(2, 4, 16)},

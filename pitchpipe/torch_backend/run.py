@@ -79,9 +79,10 @@ class Runner:
             self._bind(weights)
         inputs = [adopted(tensors[at]) for at in self._inputs_at]
         found = self._main(*inputs, *self._params)
-        results = [torch.from_dlpack(one) for one in ([found] if hasattr(found, "dtype") else found)]
+        results = [torch.from_dlpack(one) for one in listed(found)]
         if self._copied is None:
-            self._copied = shared(results, [*inputs, *self._params])
+            again = listed(self._main(*inputs, *self._params))
+            self._copied = shared(results, [*inputs, *self._params, *again])
             self._settled = any(self._copied) or any(stride is not None for stride in self._strides)
         return results
 
@@ -133,9 +134,15 @@ def adopted(tensor: Any) -> Any:
     return tvm_ffi.from_dlpack(tensor, require_alignment=ALIGNMENT, require_contiguous=True)
 
 
+def listed(found: Any) -> Sequence[Any]:
+    """What a function gives, one tensor or several, as several."""
+    return [found] if hasattr(found, "dtype") else list(found)
+
+
 def shared(results: Sequence[Any], given: Sequence[Any]) -> list[bool]:
     """Which results lie in memory of what was given, or of a result before them: copies and views of an argument that the
-    compiler saw through. A program may write into its results, so these have to be copied. The same in every call."""
+    compiler saw through, and, where the results of another call are given too, constants. A program may write into its
+    results, so these have to be copied. The same in every call."""
     taken = [_range(torch.from_dlpack(one)) for one in given]
     found = []
     for result in results:

@@ -305,3 +305,21 @@ def test_a_training_step_with_a_size_that_varies_is_right() -> None:
             gradients.append([one.grad.clone() for one in model.parameters()])
         for a, r in zip(*reversed(gradients), strict=True):
             assert torch.allclose(a, r, rtol=1e-3, atol=1e-5)
+
+
+def test_a_program_may_write_into_results_that_are_constants() -> None:
+    """They lie in the compiled library, which gives them again."""
+    weight = torch.randn(16, 16)
+
+    def function(x: Any) -> Any:
+        return torch.relu(x @ weight) @ weight, torch.zeros_like(x), torch.arange(16.0)
+
+    again = compiled(function)
+    x = torch.randn(16, 16)
+    with torch.no_grad():
+        for _ in range(3):
+            found = again(x)
+            check_equal(found, function(x))
+            for one in found:
+                one.add_(1)
+    assert torch_backend.explain(function, (x,), options=OPTIONS).programs[0].runs == "pitchpipe"
