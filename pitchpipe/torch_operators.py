@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from pitchpipe import torch_linalg
 from pitchpipe.torch_recurrent import whole_layers
 
 aten = torch.ops.aten
@@ -44,7 +43,7 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
 @cache
 def further_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
-    return {aten.addbmm.default: sum_of_products, aten._trilinear.default: trilinear, **torch_linalg.decompositions()}
+    return {aten.addbmm.default: sum_of_products, aten._trilinear.default: trilinear}
 
 
 def sum_of_products(x: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:

@@ -2,8 +2,8 @@
 
 A Relax module can call any function of the process that runs it, carry pragmas that hand the code generator foreign
 code, and name functions that passes call. So the module is walked object by object, and every type, operator and
-attribute must be on a list: Relax graphs of registered tensor operators, and tensor functions of plain loops and
-arithmetic. Anything else is refused by name.
+attribute must be on a list: Relax graphs of registered tensor operators, and tensor functions of plain loops,
+branches and arithmetic. Anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ TYPES = frozenset(
         *("relax.expr.BindingBlock", "relax.expr.DataTypeImm", "relax.expr.DataflowBlock", "relax.expr.DataflowVar"),
         *("relax.expr.Function", "relax.expr.SeqExpr", "relax.expr.ShapeExpr", "relax.expr.VarBinding"),
         *("s_tir.SBlock", "s_tir.SBlockRealize", "tirx.BufferRegionType", "tirx.BufferStore", "tirx.BufferType"),
-        *("tirx.Axis", "tirx.Bind", "tirx.For", "tirx.Iter", "tirx.IterVar", "tirx.PrimFunc", "tirx.SeqStmt"),
-        "tirx.TileLayout",
+        *("tirx.Axis", "tirx.Bind", "tirx.For", "tirx.IfThenElse", "tirx.Iter", "tirx.IterVar", "tirx.PrimFunc"),
+        *("tirx.SeqStmt", "tirx.TileLayout"),
     }
 )
 TYPE_PREFIXES = ("prim.", "relax.attrs.")

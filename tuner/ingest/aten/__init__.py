@@ -9,6 +9,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     activations,
     binary,
     complex,
+    factorisations,
     grouped,
     indexing,
     norms,
@@ -21,6 +22,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     scattering,
     shapes,
     special,
+    spectra,
     unary,
 )
 from tuner.ingest.aten.importer import has_converter, import_graph, operator_name, randomness
