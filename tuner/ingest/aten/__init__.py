@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from tuner.ingest.aten import (  # noqa: F401  # modules register their converters when they are imported
     activations,
+    bessel,
     binary,
     complex,
+    gamma,
     grouped,
     indexing,
     norms,
     order,
+    polynomials,
     pooling,
     products,
     recurrent,
