@@ -1,8 +1,11 @@
 """Functions of elements that take as many steps as the data say: recurrences and series, as loops in a tensor function.
 
-For every element, with values a, b, ... of the arguments there:
+For every element of the result:
 
-    states = first(a, b, ...);  for k in range(steps): if goes_on(states): states = step(k, states);  result(states)
+    for k in range(steps):
+        if goes_on(states):
+            states = step(k, states)
+    element = result(states)
 
 The loop's extent is an expression. A model may hold loops and no conditional statements (tuner/ingest/relax_reader.py), so
 the condition is a loop of one step or of none.
@@ -14,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, at_broadcast, shape_of
+from tuner.ingest.aten.emitter import Emitter, at_broadcast, dtype_of, shape_of
 from tuner.tvm_compat import ir, relax, tirx, tvm
 
 INDEX = "int64"
@@ -42,23 +45,34 @@ def iterated(to: Emitter, name: str, body: Callable[..., Iteration], dtype: str,
     Arguments are tensors and numbers; they are read in type `dtype` and broadcast.
     """
     tensors = [to.tensor(argument, dtype) for argument in arguments]
-    function = _function([shape_of(x) for x in tensors], dtype, to.shape, to.dtype, body)
-    call = relax.call_tir(to.builder.add_func(function, name), tensors, relax.TensorType(to.shape, to.dtype))
-    return to.emit(call)
+
+    def element(at: Sequence[Any], *given: Any) -> Iteration:
+        return body(*(at_broadcast(x, at) for x in given))
+
+    return iterated_at(to, name, element, to.shape, to.dtype, *tensors)
 
 
-def _function(
-    shapes: Sequence[Sequence[int]], dtype: str, shape: Sequence[int], out: str, body: Callable[..., Iteration]
+def iterated_at(
+    to: Emitter, name: str, body: Callable[..., Iteration], shape: Sequence[int], dtype: str, *tensors: Any
 ) -> Any:
+    """A tensor of that shape and type with body(at, x, y, ...) at every position `at`.
+
+    x, y, ... read the tensors: x(*indices).
+    """
+    given = [_buffer(f"x{place}", shape_of(x), dtype_of(x)) for place, x in enumerate(tensors)]
+    function = _function(given, _buffer("result", shape, dtype), shape, body)
+    variable = to.builder.add_func(function, name)
+    return to.emit(relax.call_tir(variable, list(tensors), relax.TensorType(shape, dtype)))
+
+
+def _function(given: Sequence[Any], result: Any, shape: Sequence[int], body: Callable[..., Iteration]) -> Any:
     """One opaque stage, as sorts and scans are: its loops are no schedule's to move."""
-    given = [_buffer(f"x{at}", extents, dtype) for at, extents in enumerate(shapes)]
-    result = _buffer("result", shape, out)
     at = [ir.Var(f"i{axis}", INDEX) for axis in range(len(shape))]
-    loads = [at_broadcast(_Loads(buffer), at) for buffer in given]
-    arguments = [tirx.Var(f"a{place}", dtype) for place in range(len(given))]
-    rule = body(*arguments)
-    states = [_buffer(f"state{place}", [1], _dtype(first)) for place, first in enumerate(rule.states)]
-    nexts = [_buffer(f"next{place}", [1], _dtype(first)) for place, first in enumerate(rule.states)]
+    rule = body(at, *map(_Loads, given))
+    states, nexts = (
+        [_buffer(f"{name}{place}", [1], _dtype(first)) for place, first in enumerate(rule.states)]
+        for name in ("state", "next")
+    )
     now = [state[_int(0)] for state in states]
     k = ir.Var("k", INDEX)
     moved = [
@@ -69,17 +83,18 @@ def _function(
     if rule.goes_on is not None:
         step = _loop(ir.Var("once", INDEX), tirx.Cast(INDEX, rule.goes_on(*now)), step)
     found = rule.result(*now)
-    statements = [
-        *(tirx.BufferStore(state, first, [_int(0)]) for state, first in zip(states, rule.states, strict=True)),
-        _loop(k, tirx.max(rule.steps, _int(0)), step),
-        tirx.BufferStore(result, found if _dtype(found) == out else tirx.Cast(out, found), at),
-    ]
-    nest: Any = tirx.SeqStmt([*(tirx.Bind(a, load) for a, load in zip(arguments, loads, strict=True)), *statements])
+    found = found if _dtype(found) == str(result.dtype) else tirx.Cast(str(result.dtype), found)
+    nest: Any = tirx.SeqStmt(
+        [
+            *(tirx.BufferStore(state, first, [_int(0)]) for state, first in zip(states, rule.states, strict=True)),
+            _loop(k, tirx.max(rule.steps, _int(0)), step),
+            tirx.BufferStore(result, found, at),
+        ]
+    )
     for variable, extent in reversed(list(zip(at, shape, strict=True))):
         nest = _loop(variable, _int(extent), nest)
-    stage = tvm.s_tir.SBlock(
-        [], [*map(_whole, given)], [_whole(result)], "iteration", nest, None, [*states, *nexts], [], {}
-    )
+    reads, writes = [*map(_whole, given)], [_whole(result)]
+    stage = tvm.s_tir.SBlock([], reads, writes, "iteration", nest, None, [*states, *nexts], [], {})
     root = tvm.s_tir.SBlock([], [], [], "root", tvm.s_tir.SBlockRealize([], True, stage), None, [], [], {})
     function = tirx.PrimFunc([*given, result], tvm.s_tir.SBlockRealize([], True, root))
     return function.with_attrs({"tirx.noalias": True})
