@@ -14,7 +14,7 @@ import numpy as np
 
 from tuner.ingest.aten import bessel_tables as table
 from tuner.ingest.aten.emitter import Emitter, converter, elementwise, wide
-from tuner.ingest.aten.special import WORK, choose, function, named, number, polynomial, rounded
+from tuner.ingest.aten.special import WORK, choose, function, number, polynomial, rounded
 from tuner.tvm_compat import tirx
 
 # Imaginary argument, first kind: power series, and their asymptotic expansions.
@@ -140,13 +140,10 @@ def _far(x: Any, order: int, second: bool, dtype: str) -> Any:
     inverse = number(25) / (x * x)
     p, p_below, q, q_below = (polynomial(inverse, one) for one in FAR[order])
     shift = math.pi * (0.25 + 0.5 * order)
-
-    def value(phase: Any) -> Any:
-        sine, cosine = tirx.sin(phase), tirx.cos(phase)
-        main, other = (sine, cosine) if second else (cosine, -sine)
-        return (p / p_below * main + number(5) / x * (q / q_below) * other) * number(math.sqrt(2 / math.pi))
-
-    return named(rounded(x - rounded(number(shift), dtype), dtype), value) / tirx.sqrt(x)
+    phase = rounded(x - rounded(number(shift), dtype), dtype)
+    sine, cosine = tirx.sin(phase), tirx.cos(phase)
+    main, other = (sine, cosine) if second else (cosine, -sine)
+    return (p / p_below * main + number(5) / x * (q / q_below) * other) * number(math.sqrt(2 / math.pi)) / tirx.sqrt(x)
 
 
 def _bessel_j(to: Emitter, order: int, x: Any) -> Any:
@@ -217,26 +214,21 @@ def _airy_series(x: Any) -> Any:
 
 
 def _airy_above(x: Any) -> Any:
-    def value(zeta: Any) -> Any:
-        inverse = number(1) / zeta
-        ratio = polynomial(inverse, table.AIRY_AN) / polynomial(inverse, table.AIRY_AD)
-        return ratio * tirx.exp(-zeta)
-
-    scale = number(0.5 / math.sqrt(math.pi)) / tirx.sqrt(tirx.sqrt(x))
-    return named(number(2 / 3) * x * tirx.sqrt(x), value) * scale
+    zeta = number(2 / 3) * x * tirx.sqrt(x)
+    inverse = number(1) / zeta
+    ratio = polynomial(inverse, table.AIRY_AN) / polynomial(inverse, table.AIRY_AD)
+    return number(0.5 / math.sqrt(math.pi)) * ratio * tirx.exp(-zeta) / tirx.sqrt(tirx.sqrt(x))
 
 
 def _airy_below(x: Any, dtype: str) -> Any:
-    def value(zeta: Any) -> Any:
-        inverse = number(1) / zeta
-        square = inverse * inverse
-        f = number(1) + square * polynomial(square, table.AIRY_AFN) / polynomial(square, table.AIRY_AFD)
-        g = inverse * polynomial(square, table.AIRY_AGN) / polynomial(square, table.AIRY_AGD)
-        phase = rounded(rounded(zeta, dtype) + rounded(number(math.pi / 4), dtype), dtype)
-        return tirx.sin(phase) * f - tirx.cos(phase) * g
-
-    scale = number(1 / math.sqrt(math.pi)) / tirx.sqrt(tirx.sqrt(-x))
-    return named(number(-2 / 3) * x * tirx.sqrt(-x), value) * scale
+    zeta = number(-2 / 3) * x * tirx.sqrt(-x)
+    inverse = number(1) / zeta
+    square = inverse * inverse
+    f = number(1) + square * polynomial(square, table.AIRY_AFN) / polynomial(square, table.AIRY_AFD)
+    g = inverse * polynomial(square, table.AIRY_AGN) / polynomial(square, table.AIRY_AGD)
+    phase = rounded(rounded(zeta, dtype) + rounded(number(math.pi / 4), dtype), dtype)
+    wave = tirx.sin(phase) * f - tirx.cos(phase) * g
+    return number(1 / math.sqrt(math.pi)) * wave / tirx.sqrt(tirx.sqrt(-x))
 
 
 @converter("special_airy_ai.default")

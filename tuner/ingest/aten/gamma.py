@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tuner.ingest.aten.emitter import Emitter, converter, elementwise, wide
+from tuner.ingest.aten.emitter import HALF, Emitter, converter, elementwise, wide
 from tuner.ingest.aten.iteration import Iteration, iterated
 from tuner.ingest.aten.special import WORK, choose, erfc_of, function, number, polynomial, rounded
 from tuner.tvm_compat import relax, tirx
@@ -112,18 +112,18 @@ ROUNDING = 2.0**-53
 
 
 def _zeta(to: Emitter, s: Any, q: Any) -> Any:
-    dtype = wide(to.dtype)
-    return iterated(to, "zeta", lambda s, q: _hurwitz(s, q, dtype), WORK, s, q)
+    kept = "float32" if to.dtype in HALF else WORK
+    return iterated(to, "zeta", lambda s, q: _hurwitz(s, q, wide(to.dtype), kept), WORK, s, q)
 
 
-def _hurwitz(s: Any, q: Any, dtype: str) -> Iteration:
+def _hurwitz(s: Any, q: Any, dtype: str, kept: str) -> Iteration:
     """Infinite at s = 1 and where q is 0, -1, ...; no number for s < 1, and for q < 0 unless s is whole.
 
-    The first term overflows as in PyTorch, which computes it in the result's type.
+    Terms overflow as in PyTorch, which computes the first in `dtype` and keeps the others in type `kept`.
     """
 
     def step(_k: Any, total: Any, base: Any, _term: Any) -> tuple[Any, ...]:
-        following = tirx.pow(base + number(1), -s)
+        following = rounded(tirx.pow(base + number(1), -s), kept)
         return total + following, base + number(1), following
 
     def small(total: Any, _base: Any, term: Any) -> Any:
@@ -189,16 +189,16 @@ def _incomplete(a: Any, x: Any, upper: bool) -> Iteration:
     def step(k: Any, base: Any, c: Any, d: Any, value: Any, _change: Any) -> tuple[Any, ...]:
         i = tirx.Cast(WORK, k) + number(1)
         numerator = -i * (i - a)
-        following = tirx.if_then_else(series, base + number(1), base + number(2))
+        following = tirx.Select(series, base + number(1), base + number(2))
         next_d = number(1) / (numerator * d + following)
-        next_c = tirx.if_then_else(series, c * x / following, following + numerator / c)
+        next_c = tirx.Select(series, c * x / following, following + numerator / c)
         factor = next_c * next_d
         return (
             following,
             next_c,
             next_d,
-            tirx.if_then_else(series, value + next_c, value * factor),
-            tirx.if_then_else(series, next_c / value, tirx.abs(factor - number(1))),
+            tirx.Select(series, value + next_c, value * factor),
+            tirx.Select(series, next_c / value, tirx.abs(factor - number(1))),
         )
 
     def result(_base: Any, _c: Any, _d: Any, value: Any, _change: Any) -> Any:

@@ -35,12 +35,6 @@ def choose(*cases: Any) -> Any:
     return result
 
 
-def named(value: Any, body: Callable[[Any], Any]) -> Any:
-    """body(value), which reads it more than once, with the value computed once."""
-    variable = tirx.Var("value", value.ty)
-    return tirx.Let(variable, value, body(variable))
-
-
 def rounded(x: Any, dtype: str) -> Any:
     """x as it is once it was kept in that type."""
     return tirx.Cast(WORK, tirx.Cast(dtype, x))
