@@ -167,6 +167,7 @@ def zeta(to: Emitter, x: Any, other: Any) -> Any:
 LARGE = 200.0
 """Of a, from where on N. M. Temme's uniform expansion is used for x near a."""
 MOST_STEPS = 2000
+"""Of a series and of a fraction, as many as PyTorch makes."""
 UNIFORM = (
     (
         *(-1 / 3, 1 / 12, -2 / 135, 1 / 864, 1 / 2835, -139 / 777600, 1 / 25515, -571 / 261273600),
@@ -181,8 +182,11 @@ UNIFORM = (
 
 
 def _incomplete(a: Any, x: Any, upper: bool) -> Iteration:
-    """By x: a power series below a + 1, above it a continued fraction (W. Lentz, 1976; W. Press et al., Numerical Recipes);
-    DLMF 8.11.4 and 8.9.2. Their common factor is x^a exp(-x) / Gamma(a)."""
+    """P by a power series where x < a + 1 (DLMF 8.11.4), else Q by a continued fraction (8.9.2; W. Lentz, 1976).
+
+    Both have the factor x^a exp(-x) / Gamma(a). The states are those of the fraction in W. Press et al., Numerical Recipes:
+    its denominators, c, d, value, and how far the last step changed the value; of the series c is the last term.
+    """
     series = x < a + number(1)
     tiny = number(1e-300)
 
@@ -203,9 +207,8 @@ def _incomplete(a: Any, x: Any, upper: bool) -> Iteration:
 
     def result(_base: Any, _c: Any, _d: Any, value: Any, _change: Any) -> Any:
         power = tirx.exp(a * tirx.log(x) - x - lgamma(a)) * value
-        found = tirx.if_then_else(series, number(1) - power, power) if upper else power
-        if not upper:
-            found = tirx.if_then_else(series, power, number(1) - power)
+        direct = tirx.Not(series) if upper else series
+        found = tirx.if_then_else(direct, power, number(1) - power)
         empty, full = (number(1), number(0)) if upper else (number(0), number(1))
         return choose(
             tirx.any(x < number(0), a < number(0)), number(math.nan),
