@@ -8,6 +8,7 @@ Sums along an axis are of the type that torch gives them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -43,7 +44,14 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
 @cache
 def further_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
-    return {aten.addbmm.default: sum_of_products, aten._trilinear.default: trilinear}
+    importlib.import_module("torch.nn.modules.linear_cross_entropy")  # defines its operators
+    losses = torch.ops.torch_nn
+    return {
+        aten.addbmm.default: sum_of_products,
+        aten._trilinear.default: trilinear,
+        losses._linear_cross_entropy_batch_chunked.default: linear_cross_entropy,
+        losses._linear_cross_entropy_batch_chunked_no_reduction.default: linear_cross_entropy_of_rows,
+    }
 
 
 def sum_of_products(x: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -70,6 +78,44 @@ def trilinear(
             factor = factor.unsqueeze(axis)
         factors.append(factor)
     return (factors[0] * factors[1] * factors[2]).sum(sumdim)
+
+
+def linear_cross_entropy(
+    x: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    weight: Any,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *options: Any,
+) -> Any:
+    """(the loss, three gradients). How many rows PyTorch takes at a time changes no value.
+
+    x [n, i], linear_weight [c, i], target [n] of classes. The last options say which gradients are wanted; where one is, the
+    operator stays whole.
+    """
+    if any(options[-3:]):
+        return NotImplemented
+    logits = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    loss = torch.nn.functional.cross_entropy(
+        logits,
+        target,
+        weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+    )
+    return loss, x.new_empty(0, 0), x.new_empty(0, 0), x.new_empty(0)
+
+
+def linear_cross_entropy_of_rows(
+    x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, ignore_index: int, *_options: Any
+) -> Any:
+    """The loss of every row, [n]."""
+    logits = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    return torch.nn.functional.cross_entropy(logits, target, weight, reduction="none", ignore_index=ignore_index)
 
 
 def attention(

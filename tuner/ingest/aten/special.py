@@ -1,4 +1,5 @@
-"""Functions of mathematics beyond the elementary ones. float32 is computed in float64 where its rounding would show."""
+"""The error function's relatives, and what functions of mathematics beyond the elementary ones have in common (bessel.py,
+gamma.py, polynomials.py): float32 is computed in float64 where its rounding would show."""
 
 from __future__ import annotations
 
@@ -34,6 +35,11 @@ def choose(*cases: Any) -> Any:
     return result
 
 
+def rounded(x: Any, dtype: str) -> Any:
+    """x as it is once it was kept in that type."""
+    return tirx.Cast(WORK, tirx.Cast(dtype, x))
+
+
 def function(name: str, *operators: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function of float64 numbers for operators of elements."""
 
@@ -45,86 +51,6 @@ def function(name: str, *operators: str) -> Callable[[Callable[..., Any]], Calla
         return body
 
     return register
-
-
-# Gamma: C. Lanczos's approximation (1964) with g = 7 and nine terms, as W. Press et al. give it.
-
-LANCZOS = (
-    *(0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059),
-    *(12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7),
-)
-
-
-@function("lgamma", "lgamma.default")
-def lgamma(x: Any) -> Any:
-    mirrored = x < number(0.5)
-    y = tirx.Select(mirrored, number(1) - x, x) - number(1)
-    total = number(LANCZOS[0])
-    for at, coefficient in enumerate(LANCZOS[1:], 1):
-        total = total + number(coefficient) / (y + number(at))
-    t = y + number(7.5)
-    value = number(0.5 * math.log(2 * math.pi)) + (y + number(0.5)) * tirx.log(t) - t + tirx.log(total)
-    part = x - tirx.floor(x)
-    sine = tirx.abs(tirx.sin(number(math.pi) * part))
-    reflected = number(math.log(math.pi)) - tirx.log(sine) - value
-    pole = tirx.all(x <= number(0), x == tirx.floor(x))
-    big = tirx.isinf(x)
-    return choose(big, tirx.abs(x), pole, number(math.inf), mirrored, reflected, value)
-
-
-@function("digamma", "digamma.default", "special_digamma.default", "special_psi.default")
-def digamma(x: Any) -> Any:
-    """The asymptotic series beyond ten, reached by psi(x + 1) = psi(x) + 1 / x; psi(1 - x) - pi / tan(pi x) below zero."""
-    mirrored = x < number(0)
-    part = x - tirx.floor(x)
-    angle = number(math.pi) * part
-    shift = number(math.pi) * tirx.cos(angle) / tirx.sin(angle)
-    y = tirx.Select(mirrored, number(1) - x, x)
-    total = number(0)
-    for at in range(10):
-        total = total - number(1) / (y + number(at))
-    z = y + number(10)
-    inverse = number(1) / (z * z)
-    series = polynomial(inverse, [-1 / 12, 691 / 32760, -1 / 132, 1 / 240, -1 / 252, 1 / 120, -1 / 12])
-    value = total + tirx.log(z) - number(0.5) / z + series * inverse
-    value = tirx.Select(mirrored, value - shift, value)
-    zero = x == number(0)
-    at_zero = tirx.if_then_else(number(1) / x > number(0), number(-math.inf), number(math.inf))
-    pole = tirx.all(mirrored, x == tirx.floor(x))
-    return choose(zero, at_zero, pole, number(math.nan), value)
-
-
-def trigamma_above(x: Any) -> Any:
-    """The sum of 1 / (x + k)^2 for x >= 1/2, by Euler and Maclaurin: ten terms, then an integral and its corrections."""
-    total = number(0)
-    for at in range(10):
-        total = total + number(1) / ((x + number(at)) * (x + number(at)))
-    z = x + number(10)
-    inverse = number(1) / (z * z)
-    series = polynomial(inverse, [1 / 42, -1 / 30, 1 / 6])
-    return total + number(1) / z + inverse * number(0.5) + series * inverse / z
-
-
-def trigamma(x: Any) -> Any:
-    """Below 1/2 by reflection: the two values add up to (pi / sin(pi x))^2."""
-    mirrored = x < number(0.5)
-    sine = tirx.sin(number(math.pi) * (x - tirx.floor(x)))
-    value = trigamma_above(tirx.Select(mirrored, number(1) - x, x))
-    return choose(
-        tirx.all(x <= number(0), x == tirx.floor(x)), number(math.inf),
-        mirrored, number(math.pi**2) / (sine * sine) - value,
-        value,
-    )  # fmt: skip
-
-
-@converter("polygamma.default")
-def polygamma(to: Emitter, n: int, x: Any) -> Any:
-    if n > 1:
-        raise NotImplementedError("derivatives beyond the first")
-    return elementwise(to, "polygamma", trigamma if n else digamma, WORK, x)
-
-
-# The error function's relatives
 
 
 def _erfc_exponent(z: Any) -> tuple[Any, Any]:
@@ -198,54 +124,3 @@ def ndtri(to: Emitter, x: Any) -> Any:
         return number(math.sqrt(2)) * _first_erfinv(number(2) * p - number(1))
 
     return elementwise(to, "ndtri", body, WORK, x)
-
-
-# Bessel functions of the first kind with imaginary argument: power series, and their asymptotic expansions.
-
-
-def _i_series(x: Any, order: int) -> Any:
-    quarter = x * x * number(0.25)
-    total = number(1)
-    for k in range(40, 0, -1):
-        total = number(1) + quarter * number(1 / (k * (k + order))) * total
-    return total if order == 0 else total * x * number(0.5)
-
-
-def _i_scaled(x: Any, order: int) -> Any:
-    """exp(-x) I(x) for x beyond 15."""
-    mu = 4.0 * order * order
-    inverse, total = number(1) / x, number(1)
-    for k in range(12, 0, -1):
-        total = number(1) - inverse * number((mu - (2 * k - 1) ** 2) / (8 * k)) * total
-    return total / tirx.sqrt(number(2 * math.pi) * x)
-
-
-def _bessel_i(order: int, scaled: bool) -> Callable[[Any], Any]:
-    def body(x: Any) -> Any:
-        z = tirx.abs(x)
-        near = _i_series(tirx.min(z, number(15)), order)
-        far = _i_scaled(tirx.max(z, number(15)), order)
-        if scaled:
-            value = tirx.if_then_else(z < number(15), near * tirx.exp(-z), far)
-        else:
-            value = tirx.if_then_else(z < number(15), near, far * tirx.exp(z))
-        value = tirx.if_then_else(x < number(0), -value, value) if order else value
-        return tirx.if_then_else(x != x, x, value)
-
-    return body
-
-
-function("i0", "i0.default", "special_i0.default", "bessel_i0.default", "special_modified_bessel_i0.default")(
-    _bessel_i(0, False)
-)
-function("i0e", "special_i0e.default", "bessel_i0e.default")(_bessel_i(0, True))
-function("i1", "special_i1.default", "bessel_i1.default", "special_modified_bessel_i1.default")(_bessel_i(1, False))
-function("i1e", "special_i1e.default", "bessel_i1e.default")(_bessel_i(1, True))
-
-
-def _spherical_j0(x: Any) -> Any:
-    small = polynomial(x * x, [1 / 362880, -1 / 5040, 1 / 120, -1 / 6, 1.0])
-    return choose(tirx.abs(x) < number(0.5), small, tirx.isinf(x), number(0), tirx.sin(x) / x)
-
-
-function("spherical_bessel_j0", "special_spherical_bessel_j0.default", "spherical_bessel_j0.default")(_spherical_j0)
