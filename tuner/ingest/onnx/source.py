@@ -18,7 +18,8 @@ from pitchpipe.strip import param_names, parse_onnx, strip_proto
 from tuner.ingest import IngestLimits, TensorSpec
 from tuner.ingest.onnx.node import CONSTANT_TYPES
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS
-from tuner.ingest.onnx.walk import Scope, Walker
+from tuner.ingest.onnx.scope import Scope
+from tuner.ingest.onnx.walk import Walker
 from tuner.ingest.settle import check_static
 from tuner.tvm_compat import relax, te, tirx
 
