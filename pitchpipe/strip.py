@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,13 +72,20 @@ class StrippedModel:
     """Parameter name -> values; empty for what had been stripped before."""
 
 
-def strip_onnx(data: bytes, *, external_dir: Path | None = None) -> StrippedModel:
-    """Strips the weights of an ONNX file.
+def strip_onnx(
+    data: bytes, *, external_dir: Path | None = None, examples: Sequence[Any] | None = None
+) -> StrippedModel:
+    """Strips the weights of an ONNX file, and gives inputs of open shape those of `examples` (see onnx_shapes.py).
 
     `external_dir` is the folder of the user's own file: weights stored beside it are then read from there. Without it
-    external data is refused by name, as it must be for a file from anyone else. Raises InvalidModel.
+    external data is refused by name, as it must be for a file from anyone else. Raises InvalidModel, and InvalidInput for
+    examples that contradict the file.
     """
     model = parse_onnx(data)
+    if examples:
+        from pitchpipe.onnx_shapes import fix_shapes  # which imports this module
+
+        fix_shapes(model, examples)
     try:
         weights = strip_proto(model, external_dir=external_dir)
     except UnicodeDecodeError as error:  # told by whichever name is looked at first

@@ -15,6 +15,7 @@ import onnx
 import onnx.reference
 
 from pitchpipe.comparison import INTEGERS
+from pitchpipe.onnx_shapes import fix_shapes
 from pitchpipe.reference.expected import CannotRun
 from pitchpipe.strip import param_names
 
@@ -26,13 +27,19 @@ SEED = 0
 
 
 class OnnxRunner:
-    """A file. Weights that were stripped from it are those given by name, or else drawn."""
+    """A file. Weights that were stripped from it are those given by name, or else drawn.
+
+    Examples are arrays in the order of the inputs; they say what the file leaves open of its shapes. One of zeros alone
+    says no more than that, as `--input` of a command does: its values are drawn.
+    """
 
     steps: tuple[float, ...] = ()
 
-    def __init__(self, path: Path, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, path: Path, weights: Mapping[str, np.ndarray], examples: Sequence[np.ndarray] = ()) -> None:
         model = onnx.load(path, load_external_data=False)
         rng = np.random.default_rng(SEED)
+        if examples:
+            fix_shapes(model, examples)
         kept = {tensor.name for tensor in model.graph.initializer}
         params = [name for name in param_names(model) if name not in kept]
         values = {value.name: value for value in model.graph.input if value.name not in kept}
@@ -40,7 +47,8 @@ class OnnxRunner:
         self._bound = {name: weights[name] for name in params if name in weights} | self.weights
         self._names = [name for name in values if name not in params]
         ranges = index_ranges(model)
-        self.examples = [_example(values[name], ranges.get(name), rng) for name in self._names]
+        drawn = [_example(values[name], ranges.get(name), rng) for name in self._names]
+        self.examples = [g if g.any() else d for g, d in zip(examples, drawn, strict=True)] if examples else drawn
         self.name, self._run = self._start(path)
 
     def _start(self, path: Path) -> tuple[str, Any]:

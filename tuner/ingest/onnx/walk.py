@@ -4,7 +4,7 @@ For each node the first of these that applies decides:
 
 1. What it is made of is known: it is computed now (folding.py).
 2. It is control flow, or works on sequences and optionals: it vanishes (control.py, sequences.py).
-3. We have a reader for it (readers/).
+3. We have a reader for it (readers/); one of ONNX Runtime's fused operators may write its definition (definition.py).
 4. TVM's frontend has one. Its result must be of the shape and type that ONNX's inference gives.
 5. The standard defines the operator by a function body: the body is read in its place (expansion.py).
 
@@ -39,6 +39,7 @@ from tuner.ingest.onnx.values import (
     is_known,
     is_tensor,
     shape_of,
+    static_shape,
 )
 from tuner.ingest.settle import check_static
 from tuner.tvm_compat import ir, relax, tvm
@@ -148,6 +149,8 @@ class Walker:
             if body is None:
                 node.refuse("this form of it is not")
             return self._expanded(node, body, scope)
+        if isinstance(found, onnx.FunctionProto):
+            return self._expanded(node, found, scope)
         if found is None and has_converter(node) and all(value is None or is_tensor(value) for value in node.inputs):
             found = convert(node)
         if found is None:
@@ -187,6 +190,8 @@ class Walker:
 
     def _named(self, value: Any) -> Any:
         value = self.builder.normalize(value)
+        if isinstance(value.ty, relax.TensorType) and 0 in (shape := static_shape(value) or ()):
+            return np.zeros(shape, np.dtype(dtype_of(value)))
         if isinstance(value.ty, relax.ShapeType):  # TVM's own word for a vector of extents
             return np.array([int(extent) for extent in value.values], np.int64)
         return value if isinstance(value, (relax.Var, ir.GenericConst)) else self.builder.emit(value)
@@ -194,11 +199,7 @@ class Walker:
     def _agrees(self, node: Node, position: int, value: Any) -> None:
         name = node.proto.output[position]
         if isinstance(value, relax.Expr):
-            values = getattr(value.ty.shape, "values", None)
-            static = values is not None and all(isinstance(extent, tvm.tirx.IntImm) for extent in values)
-            check_static(
-                name, [int(extent) for extent in values] if static and values is not None else None, self.limits
-            )
+            check_static(name, static_shape(value), self.limits)
         expected = node.expected[position] if position < len(node.expected) else None
         shape, dtype = declared_shape(expected), declared_dtype(expected)
         found = shape_of(value)

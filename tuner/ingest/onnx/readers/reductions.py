@@ -26,6 +26,8 @@ def reduction(node: Node) -> Any:
     """With axes that only a run knows, or of no element; None for the rest."""
     axes = node.integers(1) if node.given(1) else node.attribute("axes")
     rank = len(node.shape(0))
+    if 0 in node.shape(0):
+        return [_of_nothing(node)]
     if node.given(1) and axes is None:
         return _chosen(node, rank)
     if not axes and node.attribute("noop_with_empty_axes", 0):
@@ -65,6 +67,19 @@ def _extreme(node: Node, axes: list[int]) -> Any:
     if dtype in ("float16", "bfloat16"):
         return node.cast(node.te(make, node.cast(node.tensor(0), "float32")), dtype)
     return node.te(make, node.tensor(0))
+
+
+def _of_nothing(node: Node) -> np.ndarray:
+    """What a reduction gives where it has no element to reduce, whatever its axes."""
+    kind, dtype = node.operator.removeprefix("Reduce"), np.dtype(node.dtype(0))
+    if kind in ("Max", "Min"):
+        largest = kind == "Min"
+        if dtype.kind in "iu":
+            return np.full(node.result_shape(), np.iinfo(dtype).max if largest else np.iinfo(dtype).min, dtype)
+        value = float(largest) if dtype.kind == "b" else (np.inf if largest else -np.inf)
+    else:
+        value = {"Prod": 1.0, "Mean": np.nan, "LogSum": -np.inf, "LogSumExp": -np.inf}.get(kind, 0.0)
+    return np.full(node.result_shape(), value, dtype)
 
 
 def _elementwise(node: Node) -> Any:
