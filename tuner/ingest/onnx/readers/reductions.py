@@ -192,7 +192,19 @@ def top_k(node: Node) -> Any:
     if node.opset >= 10 and node.known(1) is None:
         axis = node.axis(int(node.attribute("axis", -1)), len(node.shape(0)))
         node.inputs[1] = np.array([node.result_shape()[axis]], np.int64)
-    return None
+    dtype = node.dtype(0)
+    if dtype not in (*SORTED_OTHERWISE, "uint64"):
+        return None
+    if dtype == "uint64":
+        node.refuse("of numbers that no signed type holds")
+    node.inputs[0] = node.cast(node.tensor(0), SORTED_OTHERWISE[dtype])
+    found = node.emit(convert(node))
+    values, places = (node.emit(relax.TupleGetItem(found, position)) for position in (0, 1))
+    return [node.cast(values, dtype), places]
+
+
+SORTED_OTHERWISE = {"uint16": "int64", "uint32": "int64", "int16": "int64", "bfloat16": "float32"}
+"""Type that TVM's functions do not sort -> one that they do, in the same order."""
 
 
 @reader("OneHot")
