@@ -33,7 +33,8 @@ Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the proje
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt, .pt2, .py)")]
 Inputs = Annotated[
-    list[str] | None, typer.Option("--input", help="of a TorchScript file, in order, as float32[1,3,224,224]")
+    list[str] | None,
+    typer.Option("--input", help="of TorchScript, or of ONNX with open shapes, in order, as float32[1,3,224,224]"),
 ]
 Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
 TargetText = Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")]

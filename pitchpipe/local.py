@@ -57,9 +57,10 @@ def parse_input(text: str) -> Any:
 
 
 def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None = None) -> LocalModel:
-    """Reads a model file; `example_inputs` are for TorchScript, which does not tell their shapes.
+    """Reads a model file; `example_inputs` are for TorchScript, which does not tell their shapes, and ONNX, which may not.
 
-    Raises InvalidInput for an unknown suffix, and for a file that can run code and is not trusted.
+    Raises InvalidInput for an unknown suffix, for a file that can run code and is not trusted, and for examples that
+    contradict the file.
     """
     model_format, data = read_file(path, trust=trust)
     if model_format.is_local:
@@ -69,8 +70,9 @@ def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None 
     weights = {}
     source = NoSource(reason=f"a {model_format} file tells no framework")
     if model_format is ModelFormat.ONNX:
-        stripped = step("strip_onnx")(data, external_dir=path.parent)
-        data, weights, source = stripped.data, stripped.weights, FileSource(origin=path, format=model_format)
+        stripped = step("strip_onnx")(data, external_dir=path.parent, examples=example_inputs)
+        data, weights = stripped.data, stripped.weights
+        source = FileSource(origin=path, format=model_format, examples=tuple(example_inputs or ()))
     return LocalModel(name=path.stem, format=model_format, data=data, weights=weights, source=source)
 
 
@@ -100,8 +102,8 @@ def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trus
     if isinstance(model, (str, Path)):
         return read_model(Path(model), trust=trust, example_inputs=example_inputs)
     if isinstance(model, bytes):
-        stripped = step("strip_onnx")(model)
-        source: Source = FileSource(origin=model, format=ModelFormat.ONNX)
+        stripped = step("strip_onnx")(model, examples=example_inputs)
+        source: Source = FileSource(origin=model, format=ModelFormat.ONNX, examples=tuple(example_inputs or ()))
         return LocalModel(
             name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights, source=source
         )

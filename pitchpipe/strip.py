@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,13 +72,20 @@ class StrippedModel:
     """Parameter name -> values; empty for what had been stripped before."""
 
 
-def strip_onnx(data: bytes, *, external_dir: Path | None = None) -> StrippedModel:
-    """Strips the weights of an ONNX file.
+def strip_onnx(
+    data: bytes, *, external_dir: Path | None = None, examples: Sequence[Any] | None = None
+) -> StrippedModel:
+    """Strips the weights of an ONNX file, and gives inputs of open shape those of `examples` (see onnx_shapes.py).
 
     `external_dir` is the folder of the user's own file: weights stored beside it are then read from there. Without it
-    external data is refused by name, as it must be for a file from anyone else. Raises InvalidModel.
+    external data is refused by name, as it must be for a file from anyone else. Raises InvalidModel, and InvalidInput for
+    examples that contradict the file.
     """
     model = parse_onnx(data)
+    if examples:
+        from pitchpipe.onnx_shapes import fix_shapes  # which imports this module
+
+        fix_shapes(model, examples)
     try:
         weights = strip_proto(model, external_dir=external_dir)
     except UnicodeDecodeError as error:  # told by whichever name is looked at first
@@ -124,6 +131,7 @@ def strip_proto(model: Any, *, external_dir: Path | None = None, keep_values: bo
     graph = model.graph
     params = param_names(model)
     _refuse_odd_tensors(model, external_dir is not None)
+    _widen(graph, external_dir)
     kept = _known_to_the_compiler(graph)
     weights: dict[str, np.ndarray] = {}
     taken = len(params)
@@ -203,6 +211,31 @@ def _values(name: str, tensor: Any, external_dir: Path | None) -> np.ndarray:
     except Exception as error:  # onnx raises ValueError, TypeError, OSError and its own
         raise InvalidModel(f"tensor {name!r} cannot be read: {str(error)[:300]}") from error
     return values
+
+
+def _widen(graph: Any, external_dir: Path | None) -> None:
+    """Gives quantised weights of less than a byte one byte each, where they are dequantised and nothing else."""
+    import onnx
+
+    kinds = {
+        getattr(onnx.TensorProto, name): "int8" if name.startswith("INT") else "uint8"
+        for name in ("INT2", "UINT2", "INT4", "UINT4")
+        if hasattr(onnx.TensorProto, name)
+    }
+    narrow = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in kinds}
+    if not narrow:
+        return
+    stays = {value.name for value in graph.output}
+    for node in graph.node:
+        pair = [name for position, name in enumerate(node.input) if position in (0, 2) and name]
+        if node.op_type != "DequantizeLinear" or not all(name in narrow for name in pair):
+            stays.update(node.input)
+        stays.update(node.input[1:2])
+    for name, tensor in narrow.items():
+        if name not in stays:
+            values = _values(name, tensor, external_dir).astype(kinds[tensor.data_type])
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, name))
+    _replace(graph.value_info, [value for value in graph.value_info if value.name not in narrow])
 
 
 def _known_to_the_compiler(graph: Any) -> set[str]:

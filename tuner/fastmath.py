@@ -36,6 +36,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tuner.remainders import split_remainders
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 LOG2_E = 1.44269504
@@ -81,6 +82,7 @@ Formula = Callable[[Any, Bind], Any]
 def expand_intrinsics(mod: Any) -> Any:
     """The module with arithmetic in place of the intrinsics in its tensor functions; for code generators of CPUs.
 
+    Loops over remainders are split on the way (remainders.py), for the same generators.
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
     """
@@ -88,6 +90,7 @@ def expand_intrinsics(mod: Any) -> Any:
 
 
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
+    function = split_remainders(function)
     body = tvm_ffi.structural_map(
         function.body, [(ir.Call, _expanded), (tirx.Max, _constant_first), (tirx.Min, _constant_first)]
     )

@@ -32,7 +32,7 @@ def refusals(
     given = [np.asarray(arrays[name]) for name in inputs]
     kind, file = ModelFormat(model_format), Path(path)
     if kind is ModelFormat.ONNX:
-        found = list(_of_onnx(model, file))
+        found = list(_of_onnx(model, file, given))
     elif kind in (ModelFormat.PT2, ModelFormat.TORCHSCRIPT):
         found = list(_of_torch(file, kind, given))
     elif kind is ModelFormat.STABLEHLO:
@@ -61,8 +61,8 @@ def _of_import(model: bytes, kind: ModelFormat, path: Path) -> Iterator[Refusal]
         yield _refused(error)
 
 
-def _of_onnx(data: bytes, path: Path) -> Iterator[Refusal]:
-    stripped = strip_onnx(data, external_dir=path.parent).data
+def _of_onnx(data: bytes, path: Path, given: Sequence[np.ndarray]) -> Iterator[Refusal]:
+    stripped = strip_onnx(data, external_dir=path.parent, examples=given).data
     for each in json.loads(run_child(stripped, ModelFormat.ONNX, DEFAULT_LIMITS, survey=True)):
         yield Refusal(operator=each["operator"] or None, node=each["node"] or None, reason=each["reason"])
 

@@ -228,8 +228,8 @@ def with_function(module: Any, name: str, function: Any) -> Any:
     return result
 
 
-MATH_VERSION = 1
-"""Of the arithmetic in tuner/fastmath.py, which CPU code is made with."""
+MATH_VERSION = 2
+"""Of the arithmetic in tuner/fastmath.py and tuner/remainders.py, which CPU code is made with."""
 
 
 def toolchain(kind: str = "llvm") -> Toolchain:

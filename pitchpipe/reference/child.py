@@ -22,7 +22,7 @@ def runner_of(asked: Mapping[str, Any], weights: Mapping[str, Any], examples: li
         case ModelFormat.ONNX:
             from pitchpipe.reference.onnx_runner import OnnxRunner
 
-            return OnnxRunner(path, weights)
+            return OnnxRunner(path, weights, examples)
         case ModelFormat.PT2 | ModelFormat.TORCHSCRIPT:
             from pitchpipe.reference.torch_runner import from_file
 

@@ -15,6 +15,7 @@ import onnx
 import onnx.reference
 
 from pitchpipe.comparison import INTEGERS
+from pitchpipe.onnx_shapes import fix_shapes
 from pitchpipe.reference.expected import CannotRun
 from pitchpipe.strip import param_names
 
@@ -26,13 +27,17 @@ SEED = 0
 
 
 class OnnxRunner:
-    """A file. Weights that were stripped from it are those given by name, or else drawn."""
+    """A file. Weights that were stripped from it are those given by name, or else drawn.
 
-    steps: tuple[float, ...] = ()
+    Examples are arrays in the order of the inputs; they say what the file leaves open of its shapes. One of zeros alone
+    says no more than that, as `--input` of a command does: its values are drawn.
+    """
 
-    def __init__(self, path: Path, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, path: Path, weights: Mapping[str, np.ndarray], examples: Sequence[np.ndarray] = ()) -> None:
         model = onnx.load(path, load_external_data=False)
         rng = np.random.default_rng(SEED)
+        if examples:
+            fix_shapes(model, examples)
         kept = {tensor.name for tensor in model.graph.initializer}
         params = [name for name in param_names(model) if name not in kept]
         values = {value.name: value for value in model.graph.input if value.name not in kept}
@@ -40,10 +45,13 @@ class OnnxRunner:
         self._bound = {name: weights[name] for name in params if name in weights} | self.weights
         self._names = [name for name in values if name not in params]
         ranges = index_ranges(model)
-        self.examples = [_example(values[name], ranges.get(name), rng) for name in self._names]
-        self.name, self._run = self._start(path)
+        drawn = [_example(values[name], ranges.get(name), rng) for name in self._names]
+        self.examples = [g if g.any() else d for g, d in zip(examples, drawn, strict=True)] if examples else drawn
+        self.steps = output_steps(model)
+        self.name, self._run = self._start(path, literally=_quantises(model))
 
-    def _start(self, path: Path) -> tuple[str, Any]:
+    def _start(self, path: Path, *, literally: bool) -> tuple[str, Any]:
+        """Name and runner. Literally: nodes one by one, where fusing some would skip a rounding that the file asks for."""
         try:
             import onnxruntime
         except ImportError:
@@ -51,6 +59,8 @@ class OnnxRunner:
         else:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
+            if literally:
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             try:
                 session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             except Exception:  # noqa: BLE001 - its own errors, none exported; the reference may know what it does not
@@ -63,6 +73,30 @@ class OnnxRunner:
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = self._run(None, {**self._bound, **dict(zip(self._names, arrays, strict=True))})
         return [np.asarray(part) for one in found for part in (one if isinstance(one, list) else [one])]
+
+
+def output_steps(model: Any) -> tuple[float, ...]:
+    """Of each output the step of the grid that it lies on, absolutely; 0 for one that lies on none."""
+    graph = model.graph
+    inside = onnx.TensorProto.DEFAULT
+    known = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location == inside}
+    made_by = {name: node for node in graph.node for name in node.output}
+    found = []
+    for value in graph.output:
+        node = made_by.get(value.name)
+        while node is not None and node.op_type in MOVES - {"Cast"}:
+            node = made_by.get(node.input[0])
+        step = 0.0
+        if node is not None and node.op_type == "DequantizeLinear" and node.input[1] in known:
+            step = float(onnx.numpy_helper.to_array(known[node.input[1]]).astype(np.float64).max())
+        elif node is not None and (node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear")):
+            step = 1.0
+        found.append(step)
+    return tuple(found)
+
+
+def _quantises(model: Any) -> bool:
+    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
 
 
 def index_ranges(model: Any) -> dict[str, int]:

@@ -89,7 +89,7 @@ class FileSource(Source):
 
     format: ModelFormat
     examples: tuple[Any, ...] = ()
-    """Arrays, for TorchScript, which does not tell the shapes of its inputs."""
+    """Arrays, for TorchScript, which does not tell the shapes of its inputs, and ONNX, which may leave them open."""
     specs: tuple[tuple[tuple[int, ...], str], ...] = field(default=())
     """Shape and type of each input, for StableHLO."""
 

@@ -15,7 +15,7 @@ import pytest
 from pitchpipe.comparison import Agreement
 from pitchpipe.local import LocalModel, local_model
 from pitchpipe.reference import CannotRun, FileSource
-from pitchpipe.reference.onnx_runner import index_ranges
+from pitchpipe.reference.onnx_runner import index_ranges, output_steps
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler import models
 from tests.compiler.models import model, node
@@ -249,3 +249,14 @@ def test_quantised_outputs_may_be_one_step_off(tmp_path: Path) -> None:
         expected, found = compared(local_model(path), tmp_path)
         assert found.difference is None, name
         assert max(expected.steps) > 0, name
+
+
+def test_an_output_of_an_onnx_file_that_lies_on_a_grid_may_be_one_step_off() -> None:
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["whole"]),
+        node("DequantizeLinear", ["whole", "scale", "zero"], ["real"]),
+        node("Reshape", ["real", "shape"], ["flat"]),
+        node("Relu", ["real"], ["other"]),
+    ]
+    constants = {"scale": np.float32(0.25), "zero": np.uint8(3), "shape": np.array([6])}
+    assert output_steps(model(nodes, {"x": [2, 3]}, ["whole", "flat", "other"], constants)) == (1.0, 0.25, 0.0)

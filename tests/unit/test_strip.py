@@ -126,3 +126,24 @@ def test_a_name_that_is_no_text_is_refused() -> None:
     )
     with pytest.raises(InvalidModel, match="UTF-8"):
         strip_onnx(proto.SerializeToString().replace(b"weight", b"we\xffght"))
+
+
+def test_weights_of_four_bits_that_are_only_dequantised_have_a_byte_each() -> None:
+    values = np.arange(-8, 8, dtype=np.int8).reshape(2, 8)
+    weights = {"w": helper.make_tensor("w", TensorProto.INT4, [2, 8], values.reshape(-1).tolist())}
+    nodes = [
+        node("DequantizeLinear", ["w", "scale"], ["real"], axis=0, block_size=1),
+        node("MatMul", ["x", "real"], ["y"]),
+    ]
+    proto = model(nodes, {"x": [3, 2]}, ["y"], {"scale": np.full((2, 8), 0.5, np.float32)})
+    proto.graph.initializer.append(weights["w"])
+    (found,) = [
+        each for each in parse_onnx(strip_onnx(proto.SerializeToString()).data).graph.initializer if each.name == "w"
+    ]
+    assert found.data_type == TensorProto.INT8
+    np.testing.assert_array_equal(numpy_helper.to_array(found), values)
+    proto.graph.node.append(node("Cast", ["w"], ["z"], to=TensorProto.FLOAT))
+    (found,) = [
+        each for each in parse_onnx(strip_onnx(proto.SerializeToString()).data).graph.initializer if each.name == "w"
+    ]
+    assert found.data_type == TensorProto.INT4

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.comparison import drawn, input_sets
+from pitchpipe.onnx_shapes import fix_shapes
 from pitchpipe.strip import parse_onnx
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.job import ModelFormat
@@ -181,7 +182,7 @@ def _opened(
 ) -> tuple[SourceOf, Sequence[TensorSpec], Sequence[np.ndarray] | None]:
     """What makes a source of the model, what it takes, and the example inputs that it brought along."""
     if model_format is ModelFormat.ONNX:
-        return _onnx(data, path)
+        return _onnx(data, path, given)
     if model_format in (ModelFormat.PT2, ModelFormat.TORCHSCRIPT):
         return _torch(str(path), model_format, given)
     if model_format is not ModelFormat.RELAX:
@@ -191,12 +192,16 @@ def _opened(
     return lambda inputs: RelaxSource(model, inputs, bound), model.inputs, None
 
 
-def _onnx(data: bytes, path: str | None) -> tuple[SourceOf, Sequence[TensorSpec], None]:
+def _onnx(
+    data: bytes, path: str | None, given: Sequence[np.ndarray] | None
+) -> tuple[SourceOf, Sequence[TensorSpec], None]:
     import onnx
 
     from tuner.minify.onnx_graph import OnnxSource, specs_of
 
     model = parse_onnx(data)
+    if given:
+        fix_shapes(model, given)
     if path is not None:
         onnx.load_external_data_for_model(model, str(Path(path).parent))
     specs = specs_of(model)

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from onnx import numpy_helper
 
 from pitchpipe.errors import InvalidModel, UnsupportedOperator
+from tuner.ingest.onnx.scope import Scope
 from tuner.ingest.onnx.values import Value, declared_dtype, dtype_of, is_tensor, shape_of
 from tuner.tvm_compat import relax
 
 if TYPE_CHECKING:
-    from tuner.ingest.onnx.walk import Scope, Walker
+    from tuner.ingest.onnx.walk import Walker
 
 MAX_ROUNDS = 1024
 """Of a loop that is written out."""
@@ -42,10 +44,6 @@ def _attribute(proto: Any, name: str, default: Any) -> Any:
 
 def _run(walker: Walker, graph: Any, arguments: Sequence[Value], scope: Scope) -> list[Value]:
     """The outputs of a subgraph."""
-    from onnx import numpy_helper
-
-    from tuner.ingest.onnx.walk import Scope
-
     declared = {value.name: value.type for value in graph.output if value.type.HasField("tensor_type")}
     inner = Scope(scope.opsets, scope, declared, scope.references)
     for tensor in graph.initializer:

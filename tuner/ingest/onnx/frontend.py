@@ -13,20 +13,15 @@ CONVERTERS: dict[str, Any] = FRONTEND._get_convert_map()
 MICROSOFT = "com.microsoft"
 LEFT_TO_US = frozenset(("Attention",))
 """Operators whose converters are wrong or refuse what the standard allows; ours and the standard's definitions serve."""
-MICROSOFTS = frozenset(
-    (
-        *("AllClassNMS", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16"),
-        *("SkipLayerNormalization",),
-    )
-)
+MICROSOFTS = frozenset(("BiasGelu", "FastGelu", "Gelu", "MatMulInteger16", "SkipLayerNormalization"))
 """Operators of ONNX Runtime's own domain; the converters look at no domain themselves."""
-ONLY_MICROSOFTS = MICROSOFTS - {"Gelu"}
+ONLY_MICROSOFTS = (MICROSOFTS - {"Gelu"}) | {"AllClassNMS", "EmbedLayerNormalization"}
 
 
 def has_converter(node: Node) -> bool:
     """Whether TVM reads the node's operator."""
     if node.proto.domain == MICROSOFT:
-        return node.operator in MICROSOFTS or node.operator == "Attention"
+        return node.operator in MICROSOFTS
     if node.proto.domain not in ("", "ai.onnx") or node.operator in ONLY_MICROSOFTS:
         return False
     return node.operator in CONVERTERS and node.operator not in LEFT_TO_US

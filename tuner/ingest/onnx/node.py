@@ -113,6 +113,8 @@ class Node:
     def constant(self, value: Any, dtype: str | None = None) -> Any:
         """A Relax constant."""
         array = np.asarray(value, dtype)
+        if array.size == 0:  # TVM can store none
+            self.refuse("an operand without elements")
         if array.dtype.name not in CONSTANT_TYPES:
             self.refuse(f"constants of type {array.dtype.name} are not supported")
         return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)

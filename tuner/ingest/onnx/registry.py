@@ -8,7 +8,8 @@ from typing import Any
 from tuner.ingest.onnx.node import Node
 
 Result = Any
-"""A Relax expression, a list with one value for each output, BODY, or None where the reader leaves the node to TVM's."""
+"""A Relax expression, a list with one value for each output, BODY, a FunctionProto to be read in the node's place, or None
+where the reader leaves the node to TVM's."""
 Reader = Callable[[Node], Result]
 
 BODY = object()

@@ -18,7 +18,8 @@ from pitchpipe.strip import param_names, parse_onnx, strip_proto
 from tuner.ingest import IngestLimits, TensorSpec
 from tuner.ingest.onnx.node import CONSTANT_TYPES
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS
-from tuner.ingest.onnx.walk import Scope, Walker
+from tuner.ingest.onnx.scope import Scope
+from tuner.ingest.onnx.walk import Walker
 from tuner.ingest.settle import check_static
 from tuner.tvm_compat import relax, te, tirx
 
@@ -184,13 +185,14 @@ def _spec(value: Any, limits: IngestLimits) -> TensorSpec:
         )
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
-        raise UnsupportedShape(f"tensor {name!r} has no shape; fix one before tuning")
+        raise UnsupportedShape(f"tensor {name!r} has no shape: example inputs give it one")
     shape = []
     for axis, dim in enumerate(tensor.shape.dim):
         if not dim.HasField("dim_value"):
             symbol = repr(dim.dim_param) if dim.dim_param else "unknown"
             raise UnsupportedShape(
-                f"tensor {name!r} has a dynamic dimension ({symbol}, axis {axis}): shapes are static"
+                f"tensor {name!r} has a dynamic dimension ({symbol}, axis {axis}): shapes are static;"
+                " example inputs fix them"
             )
         shape.append(dim.dim_value)
     check_static(name, shape, limits, empty=True)

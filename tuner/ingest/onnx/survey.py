@@ -8,8 +8,8 @@ from typing import Any
 
 from pitchpipe.errors import PitchpipeError
 from tuner.ingest import IngestLimits
+from tuner.ingest.onnx.scope import domain_of
 from tuner.ingest.onnx.source import Source
-from tuner.ingest.onnx.walk import domain_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,9 +57,17 @@ def shape_of(value: Value) -> tuple[int, ...]:
     """The static shape of a tensor; raises ValueError where it is not static."""
     if isinstance(value, np.ndarray):
         return tuple(map(int, value.shape))
+    shape = static_shape(value)
+    if shape is None:
+        raise ValueError("a tensor of dynamic shape")
+    return shape
+
+
+def static_shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a Relax expression of tensor type; None where it is not static."""
     shape = value.ty.shape
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tirx.IntImm) for extent in shape.values):
-        raise ValueError("a tensor of dynamic shape")
+        return None
     return tuple(int(extent) for extent in shape.values)
 
 

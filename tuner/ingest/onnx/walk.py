@@ -4,7 +4,7 @@ For each node the first of these that applies decides:
 
 1. What it is made of is known: it is computed now (folding.py).
 2. It is control flow, or works on sequences and optionals: it vanishes (control.py, sequences.py).
-3. We have a reader for it (readers/).
+3. We have a reader for it (readers/); one of ONNX Runtime's fused operators may write its definition (definition.py).
 4. TVM's frontend has one. Its result must be of the shape and type that ONNX's inference gives.
 5. The standard defines the operator by a function body: the body is read in its place (expansion.py).
 
@@ -13,7 +13,7 @@ Otherwise it is refused, with its name and the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,11 @@ from tuner.ingest.onnx import control, sequences
 from tuner.ingest.onnx.expansion import body_of
 from tuner.ingest.onnx.folding import DATA_DEPENDENT, evaluate, foldable
 from tuner.ingest.onnx.frontend import MICROSOFT, convert, has_converter
+from tuner.ingest.onnx.inference import infer, merged, reason
 from tuner.ingest.onnx.node import CONSTANT_TYPES, Node
 from tuner.ingest.onnx.readers import READERS
 from tuner.ingest.onnx.registry import BODY
+from tuner.ingest.onnx.scope import MAIN_DOMAINS, Scope, domain_of, resolved
 from tuner.ingest.onnx.values import (
     Value,
     declared_dtype,
@@ -37,46 +39,14 @@ from tuner.ingest.onnx.values import (
     is_known,
     is_tensor,
     shape_of,
-    type_of,
+    static_shape,
 )
 from tuner.ingest.settle import check_static
 from tuner.tvm_compat import ir, relax, tvm
 
-MAIN_DOMAINS = ("", "ai.onnx")
-MAX_INFERENCE_ELEMENTS = 4096
-"""Largest known operand, in elements, that is shown to ONNX's inference: operands that shapes are made of are small."""
 FLOATS = frozenset(("bfloat16", "float16", "float32", "float64"))
 MAX_DEPTH = 40
 """Of subgraphs and function bodies in each other."""
-
-
-class Scope:
-    """The values that a graph's nodes may read: its own, and those of the graphs around it."""
-
-    def __init__(
-        self,
-        opsets: Mapping[str, int],
-        parent: Scope | None = None,
-        declared: Mapping[str, Any] | None = None,
-        references: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.opsets = opsets
-        """Domain -> version; the main domain is the empty one."""
-        self.parent = parent
-        self.values: dict[str, Value] = {}
-        self.declared = declared or {}
-        """Name -> TypeProto that the file declares, for names whose type ONNX's inference cannot tell."""
-        self.references = references or {}
-        """Name -> attribute of the function call whose body this is."""
-        self.depth: int = 0 if parent is None else parent.depth + 1
-
-    def find(self, name: str) -> Value:
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.parent
-        raise InvalidModel(f"tensor {name!r} is made by no node")
 
 
 class Unread:
@@ -130,7 +100,7 @@ class Walker:
             if not _is_known(proto, opset):
                 raise UnsupportedOperator(f"operator {domain_of(proto)}::{proto.op_type} is not supported")
             return [UNREAD] * len(proto.output)
-        proto = _resolved(proto, scope)
+        proto = resolved(proto, scope)
         title = f"operator {proto.op_type} (node {proto.name!r})"
         try:
             return self._read(proto, inputs, opset, scope)
@@ -139,9 +109,9 @@ class Walker:
         except PitchpipeError:
             raise
         except (NotImplementedError, tvm.error.OpNotImplemented, tvm.error.OpAttributeUnImplemented) as error:
-            raise UnsupportedOperator(f"{title} is not supported: {_reason(error)}") from error
+            raise UnsupportedOperator(f"{title} is not supported: {reason(error)}") from error
         except Exception as error:  # converters raise whatever they met: ValueError, AttributeError, InternalError, ...
-            raise InvalidModel(f"{title} cannot be converted: {_reason(error)}") from error
+            raise InvalidModel(f"{title} cannot be converted: {reason(error)}") from error
 
     def _read(self, proto: Any, inputs: list[Value | None], opset: int, scope: Scope) -> Sequence[Value | None]:
         main = proto.domain in MAIN_DOMAINS
@@ -179,6 +149,8 @@ class Walker:
             if body is None:
                 node.refuse("this form of it is not")
             return self._expanded(node, body, scope)
+        if isinstance(found, onnx.FunctionProto):
+            return self._expanded(node, found, scope)
         if found is None and has_converter(node) and all(value is None or is_tensor(value) for value in node.inputs):
             found = convert(node)
         if found is None:
@@ -218,6 +190,8 @@ class Walker:
 
     def _named(self, value: Any) -> Any:
         value = self.builder.normalize(value)
+        if isinstance(value.ty, relax.TensorType) and 0 in (shape := static_shape(value) or ()):
+            return np.zeros(shape, np.dtype(dtype_of(value)))
         if isinstance(value.ty, relax.ShapeType):  # TVM's own word for a vector of extents
             return np.array([int(extent) for extent in value.values], np.int64)
         return value if isinstance(value, (relax.Var, ir.GenericConst)) else self.builder.emit(value)
@@ -225,11 +199,7 @@ class Walker:
     def _agrees(self, node: Node, position: int, value: Any) -> None:
         name = node.proto.output[position]
         if isinstance(value, relax.Expr):
-            values = getattr(value.ty.shape, "values", None)
-            static = values is not None and all(isinstance(extent, tvm.tirx.IntImm) for extent in values)
-            check_static(
-                name, [int(extent) for extent in values] if static and values is not None else None, self.limits
-            )
+            check_static(name, static_shape(value), self.limits)
         expected = node.expected[position] if position < len(node.expected) else None
         shape, dtype = declared_shape(expected), declared_dtype(expected)
         found = shape_of(value)
@@ -259,7 +229,7 @@ class Walker:
             declared = scope.declared.get(name)
             shape = declared_shape(one)
             if declared is not None and (shape is None or None in shape):
-                one = _merged(one, declared)
+                one = merged(one, declared)
             if one is not None and None not in (shape := declared_shape(one) or (None,)):
                 extents = [int(extent or 0) for extent in shape]
                 if 0 not in extents:
@@ -296,7 +266,7 @@ class Walker:
         opset = scope.opsets.get(domain_of(proto), 1)
         try:
             inputs = [scope.find(name) if name else None for name in proto.input]
-            expected = self._expected(_resolved(proto, scope), inputs, opset, scope)
+            expected = self._expected(resolved(proto, scope), inputs, opset, scope)
         except PitchpipeError:
             return [UNREAD] * len(proto.output)
         found: list[Value] = []
@@ -308,76 +278,10 @@ class Walker:
         return found
 
 
-def domain_of(proto: Any) -> str:
-    """The domain of a node; ONNX's own is the empty one, whichever of its two names is written."""
-    return "" if proto.domain in MAIN_DOMAINS else str(proto.domain)
-
-
 def _is_known(proto: Any, opset: int) -> bool:
     """Whether anybody has heard of a node's operator: the standard, ONNX Runtime, or a reader of ours."""
     domain = domain_of(proto)
     return domain == MICROSOFT or (domain, proto.op_type) in READERS or onnx.defs.has(proto.op_type, opset, domain)
-
-
-def infer(proto: Any, inputs: Sequence[Value | None], opset: int, scope: Scope) -> dict[str, Any]:
-    """Name of an output -> TypeProto, by ONNX's inference; empty where the operator has no schema.
-
-    Raises InvalidModel where the node contradicts the standard.
-    """
-    try:
-        schema = onnx.defs.get_schema(proto.op_type, opset, domain_of(proto))
-    except onnx.defs.SchemaError:
-        return {}
-    types, data = {}, {}
-    for name, value in zip(proto.input, inputs, strict=True):
-        one = type_of(value) if name and value is not None else None
-        if one is None:
-            continue
-        types[name] = one
-        if isinstance(value, np.ndarray) and value.size <= MAX_INFERENCE_ELEMENTS and value.dtype.kind in "biuf":
-            data[name] = numpy_helper.from_array(value, name)
-    if any(name and name not in types for name in proto.input):
-        return {}
-    opsets = [helper.make_opsetid(domain, version) for domain, version in scope.opsets.items()]
-    try:
-        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
-            schema, proto, types, data, opset_imports=opsets
-        )
-    except Exception as error:  # onnx raises its own C++ errors: InferenceError, RuntimeError, ValueError
-        title = f"operator {proto.op_type} (node {proto.name!r})"
-        raise InvalidModel(f"{title} cannot be converted: {_reason(error)}") from error
-    return found
-
-
-def _merged(inferred: Any, declared: Any) -> Any:
-    """A declared type where it says more than the inferred one and does not contradict it."""
-    if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
-        return declared if inferred is None else inferred
-    known, told = declared_shape(inferred), declared_shape(declared)
-    if told is None or (known is not None and len(known) != len(told)):
-        return inferred
-    extents = told if known is None else [t if k is None else k for k, t in zip(known, told, strict=True)]
-    kind = inferred.tensor_type.elem_type or declared.tensor_type.elem_type
-    return helper.make_tensor_type_proto(kind, list(extents))
-
-
-def _resolved(proto: Any, scope: Scope) -> Any:
-    """The node with attributes of the function call around it in place of references to them."""
-    if not any(entry.ref_attr_name for entry in proto.attribute):
-        return proto
-    copy = onnx.NodeProto.FromString(proto.SerializeToString())
-    kept = []
-    for entry in copy.attribute:
-        if not entry.ref_attr_name:
-            kept.append(entry)
-        elif entry.ref_attr_name in scope.references:
-            value = onnx.AttributeProto.FromString(scope.references[entry.ref_attr_name].SerializeToString())
-            value.name = entry.name
-            kept.append(value)
-    kept = [onnx.AttributeProto.FromString(entry.SerializeToString()) for entry in kept]
-    del copy.attribute[:]
-    copy.attribute.extend(kept)
-    return copy
 
 
 def _attributes(proto: Any) -> dict[str, Any]:
@@ -412,7 +316,3 @@ def _fields(builder: Any, found: Any) -> list[Any]:
         bound = builder.emit(found)
         return [builder.emit(relax.TupleGetItem(bound, index)) for index in range(len(found.ty.fields))]
     return [found]
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]

@@ -146,6 +146,8 @@ def bit_cast(node: Node) -> Any:
     usable = CONSTANT_TYPES | EIGHT_BITS
     if source not in usable or target not in usable or np.dtype(source).itemsize != np.dtype(target).itemsize:
         node.refuse(f"{source} as {target}")
-    if "bool" in (source, target):
-        node.refuse("booleans have no bits of their own")
+    if target == "bool":
+        node.refuse("a byte other than zero and one is no boolean")
+    if source == "bool":
+        return relax.op.astype(node.cast(node.tensor(0), "uint8"), target)
     return node.te(lambda x: compute(node.shape(0), lambda *at: tirx.reinterpret(target, x(*at))), node.tensor(0))

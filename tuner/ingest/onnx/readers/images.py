@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.ingest.onnx.node import Node, compute
+from tuner.ingest.onnx.node import Node, compute, extents
 from tuner.ingest.onnx.registry import reader
 from tuner.tvm_compat import te, tirx
 
@@ -209,3 +209,50 @@ def max_unpool(node: Node) -> Any:
         )
 
     return node.te(make, values, indices, flat)
+
+
+@reader("MaxPool")
+def max_pool_with_places(node: Node) -> Any:
+    """With the place of each maximum in its batch of images, the first of equal ones; None where nobody asks for it."""
+    if not node.wants(1):
+        return None
+    shape, result = node.shape(0), node.result_shape()
+    spatial = len(shape) - 2
+    kernel = [int(extent) for extent in node.attributes["kernel_shape"]]
+    strides, dilations = (list(node.attribute(name) or [1] * spatial) for name in ("strides", "dilations"))
+    begins = list(node.attribute("pads") or [0] * (2 * spatial))[:spatial]
+    automatic = str(node.attribute("auto_pad", "NOTSET"))
+    for d in range(spatial) if automatic.startswith("SAME") else ():
+        total = max((result[2 + d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1 - shape[2 + d], 0)
+        begins[d] = total // 2 if automatic == "SAME_UPPER" else total - total // 2
+    outer_first = not node.attribute("storage_order", 0)
+
+    def better(a: Any, b: Any) -> Any:
+        # Ties go to the place that comes first in the window; a place outside of the image is below any.
+        ahead = tirx.Or(a[1] < 0, tirx.And(b[1] >= 0, tirx.Or(b[0] > a[0], tirx.And(b[0].equal(a[0]), b[2] < a[2]))))
+        return tuple(tirx.Select(ahead, y, x) for x, y in zip(a, b, strict=True))
+
+    def nothing(*kinds: str) -> Any:
+        return tirx.min_value(kinds[0]), tirx.const(-1, kinds[1]), tirx.const((1 << 62) - 1, kinds[2])
+
+    combine = te.comm_reducer(better, nothing, name="largest")
+
+    def make(x: Any) -> Any:
+        window = [te.reduce_axis((0, extent), f"k{d}") for d, extent in enumerate(kernel)]
+
+        def element(n: Any, c: Any, *at: Any) -> Any:
+            inside, where, order = tirx.const(True, "bool"), [], _i64(0)
+            for d in range(spatial):
+                i = at[d].astype("int64") * strides[d] - begins[d] + window[d].var.astype("int64") * dilations[d]
+                inside = tirx.And(inside, tirx.And(i >= 0, i < shape[2 + d]))
+                where.append(te.max(_i64(0), te.min(i, _i64(shape[2 + d] - 1))))
+                order = order * kernel[d] + window[d].var.astype("int64")
+            place = n.astype("int64") * shape[1] + c.astype("int64")
+            axes = range(spatial) if outer_first else reversed(range(spatial))
+            for d in axes:
+                place = place * shape[2 + d] + where[d]
+            return combine((x(n, c, *where), tirx.Select(inside, place, _i64(-1)), order), axis=window)
+
+        return te.compute(extents(result), element, name="pool")[:2]
+
+    return node.te(lambda x: list(make(x)), node.tensor(0))

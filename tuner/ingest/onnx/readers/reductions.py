@@ -26,6 +26,8 @@ def reduction(node: Node) -> Any:
     """With axes that only a run knows, or of no element; None for the rest."""
     axes = node.integers(1) if node.given(1) else node.attribute("axes")
     rank = len(node.shape(0))
+    if 0 in node.shape(0):
+        return [_of_nothing(node)]
     if node.given(1) and axes is None:
         return _chosen(node, rank)
     if not axes and node.attribute("noop_with_empty_axes", 0):
@@ -65,6 +67,19 @@ def _extreme(node: Node, axes: list[int]) -> Any:
     if dtype in ("float16", "bfloat16"):
         return node.cast(node.te(make, node.cast(node.tensor(0), "float32")), dtype)
     return node.te(make, node.tensor(0))
+
+
+def _of_nothing(node: Node) -> np.ndarray:
+    """What a reduction gives where it has no element to reduce, whatever its axes."""
+    kind, dtype = node.operator.removeprefix("Reduce"), np.dtype(node.dtype(0))
+    if kind in ("Max", "Min"):
+        largest = kind == "Min"
+        if dtype.kind in "iu":
+            return np.full(node.result_shape(), np.iinfo(dtype).max if largest else np.iinfo(dtype).min, dtype)
+        value = float(largest) if dtype.kind == "b" else (np.inf if largest else -np.inf)
+    else:
+        value = {"Prod": 1.0, "Mean": np.nan, "LogSum": -np.inf, "LogSumExp": -np.inf}.get(kind, 0.0)
+    return np.full(node.result_shape(), value, dtype)
 
 
 def _elementwise(node: Node) -> Any:
@@ -177,7 +192,19 @@ def top_k(node: Node) -> Any:
     if node.opset >= 10 and node.known(1) is None:
         axis = node.axis(int(node.attribute("axis", -1)), len(node.shape(0)))
         node.inputs[1] = np.array([node.result_shape()[axis]], np.int64)
-    return None
+    dtype = node.dtype(0)
+    if dtype not in (*SORTED_OTHERWISE, "uint64"):
+        return None
+    if dtype == "uint64":
+        node.refuse("of numbers that no signed type holds")
+    node.inputs[0] = node.cast(node.tensor(0), SORTED_OTHERWISE[dtype])
+    found = node.emit(convert(node))
+    values, places = (node.emit(relax.TupleGetItem(found, position)) for position in (0, 1))
+    return [node.cast(values, dtype), places]
+
+
+SORTED_OTHERWISE = {"uint16": "int64", "uint32": "int64", "int16": "int64", "bfloat16": "float32"}
+"""Type that TVM's functions do not sort -> one that they do, in the same order."""
 
 
 @reader("OneHot")

@@ -14,7 +14,7 @@ import numpy as np
 from tuner.ingest.onnx.node import Node, compute
 from tuner.ingest.onnx.registry import reader
 from tuner.ingest.onnx.values import shape_of
-from tuner.tvm_compat import te, tirx
+from tuner.tvm_compat import relax, te, tirx
 
 MAX_LENGTH = 1 << 16
 """Of a transform."""
@@ -29,30 +29,57 @@ def _table(node: Node, length: int, dtype: str, inverse: bool) -> tuple[Any, Any
 
 @reader("DFT")
 def transform(node: Node) -> Any:
-    shape, result, dtype = node.shape(0), node.result_shape(), node.dtype(0)
-    rank = len(shape)
-    if node.opset >= 20:
-        axes = node.integers(2) if node.given(2) else [-2]
-        if axes is None:
-            changed = [axis for axis in range(rank - 1) if shape[axis] != result[axis]]
-            if len(changed) != 1:
-                node.refuse("its axis is not constant")
-            axes = changed
-        axis = axes[0] % rank
-    else:
-        axis = int(node.attribute("axis", 1)) % rank
+    """Along an axis that is known, or that only a run knows: then the possible ones are computed and it chooses."""
+    if node.dtype(0) not in ("float32", "float64"):
+        node.refuse(f"transforms of {node.dtype(0)}")
+    rank = len(node.shape(0))
+    if node.opset < 20:
+        return _along(node, int(node.attribute("axis", 1)) % rank)
+    axes = node.integers(2) if node.given(2) else [-2]
+    if axes is not None:
+        return _along(node, node.axis(axes[0], rank))
+    shape, result = node.shape(0)[:-1], node.result_shape()[:-1]
+    changed = [axis for axis in range(rank - 1) if shape[axis] != result[axis]]
+    possible = changed or [axis for axis in range(rank - 1) if _length(node, axis) == shape[axis]]
+    if len(changed) > 1 or not possible:
+        node.refuse("its axis is not constant")
+    operand = node.reshape(node.cast(node.tensor(2), "int64"), [])
+    found = _along(node, possible[0])
+    for axis in possible[1:]:
+        is_this = node.te(
+            lambda given, axis=axis: compute(
+                (), lambda: tirx.Or(given().equal(_i64(axis)), given().equal(_i64(axis - rank)))
+            ),
+            operand,
+            name="axis_is",
+        )
+        found = node.emit(relax.op.where(is_this, _along(node, axis), found))
+    return found
+
+
+def _i64(value: int) -> Any:
+    return tirx.const(value, "int64")
+
+
+def _length(node: Node, axis: int) -> int:
+    """Of the transform along an axis."""
     one_sided, inverse = bool(node.attribute("onesided", 0)), bool(node.attribute("inverse", 0))
     lengths = node.integers(1) if node.given(1) else None
     if node.given(1) and lengths is None and one_sided:
         node.refuse("its length is not constant")
-    if one_sided and inverse:
-        length = lengths[0] if lengths else 2 * (shape[axis] - 1)
-    else:
-        length = lengths[0] if lengths else shape[axis] if one_sided else result[axis]
+    if lengths:
+        return lengths[0]
+    extent = node.shape(0)[axis]
+    if one_sided:
+        return 2 * (extent - 1) if inverse else extent
+    return node.result_shape()[axis]
+
+
+def _along(node: Node, axis: int) -> Any:
+    one_sided, inverse = bool(node.attribute("onesided", 0)), bool(node.attribute("inverse", 0))
+    length = _length(node, axis)
     if length > MAX_LENGTH:
         node.refuse(f"transforms longer than {MAX_LENGTH}")
-    if dtype not in ("float32", "float64"):
-        node.refuse(f"transforms of {dtype}")
     return _transformed(node, node.tensor(0), axis, length, one_sided=one_sided, inverse=inverse)
 
 

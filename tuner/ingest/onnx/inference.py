@@ -1,0 +1,63 @@
+"""The types that a node's results must have: ONNX's inference, and what the file declares where that cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from pitchpipe.errors import InvalidModel
+from tuner.ingest.onnx.scope import Scope, domain_of
+from tuner.ingest.onnx.values import Value, declared_shape, type_of
+
+MAX_INFERENCE_ELEMENTS = 4096
+"""Largest known operand, in elements, that is shown to ONNX's inference: operands that shapes are made of are small."""
+
+
+def infer(proto: Any, inputs: Sequence[Value | None], opset: int, scope: Scope) -> dict[str, Any]:
+    """Name of an output -> TypeProto, by ONNX's inference; empty where the operator has no schema.
+
+    Raises InvalidModel where the node contradicts the standard.
+    """
+    try:
+        schema = onnx.defs.get_schema(proto.op_type, opset, domain_of(proto))
+    except onnx.defs.SchemaError:
+        return {}
+    types, data = {}, {}
+    for name, value in zip(proto.input, inputs, strict=True):
+        one = type_of(value) if name and value is not None else None
+        if one is None:
+            continue
+        types[name] = one
+        if isinstance(value, np.ndarray) and value.size <= MAX_INFERENCE_ELEMENTS and value.dtype.kind in "biuf":
+            data[name] = numpy_helper.from_array(value, name)
+    if any(name and name not in types for name in proto.input):
+        return {}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in scope.opsets.items()]
+    try:
+        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, data, opset_imports=opsets
+        )
+    except Exception as error:  # onnx raises its own C++ errors: InferenceError, RuntimeError, ValueError
+        title = f"operator {proto.op_type} (node {proto.name!r})"
+        raise InvalidModel(f"{title} cannot be converted: {reason(error)}") from error
+    return found
+
+
+def merged(inferred: Any, declared: Any) -> Any:
+    """A declared type where it says more than the inferred one and does not contradict it."""
+    if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
+        return declared if inferred is None else inferred
+    known, told = declared_shape(inferred), declared_shape(declared)
+    if told is None or (known is not None and len(known) != len(told)):
+        return inferred
+    extents = told if known is None else [t if k is None else k for k, t in zip(known, told, strict=True)]
+    kind = inferred.tensor_type.elem_type or declared.tensor_type.elem_type
+    return helper.make_tensor_type_proto(kind, list(extents))
+
+
+def reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
