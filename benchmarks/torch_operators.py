@@ -35,6 +35,7 @@ from environment import environment, parser, show
 TYPES = ("float32", "int64", "float16", "bfloat16")
 QUICK = ("add", "index_select", "nn.functional.softplus", "nn.functional.avg_pool2d", "sort", "bernoulli", "nonzero")
 OPERATOR_SECS = 120.0
+ENDING_SECS = 5.0
 KINDS = ("right", "wrong", "refused", "raised", "outside")
 
 
@@ -59,7 +60,10 @@ def serve(pipe: Connection, way: str, folder: Path) -> None:
 
     pipe.send(list(operators))
     while True:
-        name, dtype = pipe.recv()
+        try:
+            name, dtype = pipe.recv()
+        except EOFError:
+            return
         try:
             pipe.send([[one.kind, one.detail, one.ran] for one in judged(name, dtype)])
         except Exception as error:  # noqa: BLE001 - the database's own code may raise
@@ -100,9 +104,9 @@ class Child:
 
     def end(self) -> None:
         if self.process is not None:
+            self.pipe.close()
+            self.process.join(ENDING_SECS)
             self.process.kill()
-            self.process.join()
-            self.process = None
 
 
 def rows_of(work: Sequence[tuple[str, str]], children: Sequence[Child]) -> Iterator[dict[str, Any]]:

@@ -52,11 +52,15 @@ class Program:
         return any(graph.random for graph in self.graphs)
 
     @property
+    def symbols(self) -> frozenset[str]:
+        """Of all its graphs."""
+        return frozenset(name for graph in self.graphs if graph.sizes is not None for name in graph.sizes.places)
+
+    @property
     def padded(self) -> frozenset[str]:
         """Symbols along which every graph that has them may be padded."""
         sized = [graph.sizes for graph in self.graphs if graph.sizes is not None]
-        names = {name for sizes in sized for name in sizes.places}
-        return frozenset(n for n in names if all(n in sizes.padded for sizes in sized if n in sizes.places))
+        return frozenset(n for n in self.symbols if all(n in sizes.padded for sizes in sized if n in sizes.places))
 
     def prepare(self, sizes: Mapping[str, int]) -> list[Prepared]:
         """Its graphs for such sizes, cut and looked up. For threads that may wait. Raises whatever goes wrong."""
