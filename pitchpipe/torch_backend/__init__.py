@@ -153,13 +153,17 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
 def _faithful(decompositions: Mapping[Any, Any], *, training: bool) -> dict[Any, Any]:
     """Without those that change what a program computes.
 
-    What draws random numbers would draw others. Of attention on a CPU torch's decomposition gives the scores where the
-    operator gives sums of exponentials, which the backward operator reads.
+    What draws random numbers would draw others. A cross entropy of what is no probability and negative indices of sums and
+    copies are errors, which what they are taken apart into does not raise. Of attention on a CPU torch's decomposition
+    gives the scores where the operator gives sums of exponentials, which the backward operator reads.
     """
-    seeded, attention = torch.Tag.nondeterministic_seeded, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    aten, seeded = torch.ops.aten, torch.Tag.nondeterministic_seeded
     kept = {op: rule for op, rule in decompositions.items() if seeded not in getattr(op, "tags", ())}
+    raising = (aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.index_add, aten.index_copy)
+    for operator in raising:
+        kept.pop(operator.default, None)
     if training:
-        kept.pop(attention.default, None)
+        kept.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     return kept
 
 
