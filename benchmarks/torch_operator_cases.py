@@ -12,7 +12,7 @@ import sys
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Outcome:
     kind: str
     """right, wrong, refused, raised, or outside."""
     detail: str = ""
+    ran: str = ""
+    """Through torch.compile: `compiled`, or `eager` and why."""
 
 
 def database() -> list[Any]:
@@ -101,15 +103,17 @@ class Several(torch.nn.Module):  # type: ignore[misc]
         return tuple(found)
 
 
-def calls(operator: Any, dtype: str, samples: int = SAMPLES) -> list[Call]:
-    """The first samples of an operator in a type; none where it has none."""
+def calls(
+    operator: Any, dtype: str, samples: int = SAMPLES, function: Callable[..., Any] | None = None, seed: int = 0
+) -> list[Call]:
+    """The first samples of an operator in a type; none where it has none. `function`: another form of the operator."""
     kind = getattr(torch, dtype)
     if kind not in operator.dtypes:
         return []
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     given = iter(operator.sample_inputs("cpu", kind, requires_grad=False))
     try:
-        return [Call(operator.op, sample) for sample in itertools.islice(given, samples)]
+        return [Call(function or operator.op, sample) for sample in itertools.islice(given, samples)]
     finally:
         if hasattr(given, "close"):
             given.close()
@@ -243,29 +247,6 @@ def exported(given: Sequence[Call], target: Target) -> list[Outcome]:
         if outcome is not None and "torch.export failed" in outcome.detail:
             outcomes[at] = Outcome(kind="outside", detail=outcome.detail)
     return [one for one in outcomes if one is not None]
-
-
-def _results(run: Callable[..., Any], call: Call) -> list[Any]:
-    """The arrays of what it gives for copies of the call's tensors."""
-    return [to_array(one) for one in tree_leaves(run(*(t.clone() for t in call.tensors))) if one is not None]
-
-
-def compiled(given: Sequence[Call]) -> Iterator[Outcome]:
-    """Of each call through torch.compile."""
-    for call in given:
-        reason, expected = outside(call)
-        if reason in ("random", "memory that nobody has written") or (reason or "").startswith("eager mode raises"):
-            yield Outcome(kind="outside", detail=str(reason))
-            continue
-        if reason is not None:
-            expected = _results(call.results, call)
-        torch._dynamo.reset()
-        run = torch.compile(call, backend="pitchpipe", options={"on_miss": "default"})
-
-        def results(run: Any = run, call: Call = call) -> list[Any]:
-            return _results(run, call)
-
-        yield judged(results, expected)
 
 
 def quiet() -> None:

@@ -32,6 +32,7 @@ from pitchpipe.torch_backend.decompositions import for_training
 from pitchpipe.torch_backend.options import Options, parse
 from pitchpipe.torch_backend.program import Program
 from pitchpipe.torch_backend.report import Explanation, ProgramReport
+from pitchpipe.torch_backend.uncompiled import uncompiled
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
 from pitchpipe.torch_operators import inference_decompositions
 
@@ -119,6 +120,7 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     elif not schedules.has_source(options) and options.on_miss != "default":
         report.reason = "there is no service and no local database"
         return _otherwise(module, inputs, options, report)
+    eager = uncompiled(module, inputs)
     program = Program(options, report)
     steps = torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
     try:
@@ -139,7 +141,8 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     if isinstance(module, GmWrapper):
         boxed = compiled
         compiled = lambda *arguments: boxed(list(arguments))  # noqa: E731 - one line, one use
-    chosen = Chosen(program, module, compiled, inputs, float("inf") if record is not None else options.patience_secs)
+    patience_secs = float("inf") if record is not None else options.patience_secs
+    chosen = Chosen(program, module, eager, compiled, inputs, patience_secs)
     if options.on_miss == "inductor" and not chosen.found_something():
         report.reason = "none of its schedules is there"
         return _otherwise(module, inputs, options, report)
@@ -150,13 +153,17 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
 def _faithful(decompositions: Mapping[Any, Any], *, training: bool) -> dict[Any, Any]:
     """Without those that change what a program computes.
 
-    What draws random numbers would draw others. Of attention on a CPU torch's decomposition gives the scores where the
-    operator gives sums of exponentials, which the backward operator reads.
+    What draws random numbers would draw others. A cross entropy of what is no probability and negative indices of sums and
+    copies are errors, which what they are taken apart into does not raise. Of attention on a CPU torch's decomposition
+    gives the scores where the operator gives sums of exponentials, which the backward operator reads.
     """
-    seeded, attention = torch.Tag.nondeterministic_seeded, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    aten, seeded = torch.ops.aten, torch.Tag.nondeterministic_seeded
     kept = {op: rule for op, rule in decompositions.items() if seeded not in getattr(op, "tags", ())}
+    raising = (aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.index_add, aten.index_copy)
+    for operator in raising:
+        kept.pop(operator.default, None)
     if training:
-        kept.pop(attention.default, None)
+        kept.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     return kept
 
 
@@ -167,7 +174,7 @@ def _flat(module: Any, inputs: Sequence[Any], options: Options, record: list[Pro
 
 def _otherwise(module: Any, inputs: Sequence[Any], options: Options, report: ProgramReport) -> Run:
     """The whole graph by inductor, if that is asked for, else as it is."""
-    eager: Run = module.forward
+    eager = uncompiled(module, inputs)
     report.runs = "eager"
     if options.on_miss != "inductor":
         return eager

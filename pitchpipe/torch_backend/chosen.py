@@ -84,12 +84,12 @@ class Chosen:
     """Called with the arguments of the captured graph. Thread-safe."""
 
     def __init__(
-        self, program: Program, captured: Any, compiled: Run, inputs: Sequence[Any], patience_secs: float
+        self, program: Program, captured: Any, eager: Run, compiled: Run, inputs: Sequence[Any], patience_secs: float
     ) -> None:
-        """inputs: what the graph was captured with, sizes as symbols. patience_secs: what a process may be made to wait."""
-        self._program, self._captured, self._compiled = program, captured, compiled
+        """eager: what runs the captured graph as PyTorch would. inputs: what it was captured with, sizes as symbols.
+        patience_secs: what a process may be made to wait."""
+        self._program, self._eager, self._compiled = program, eager, compiled
         self._patience_secs = patience_secs
-        self._eager: Run = captured.forward
         self._run: Run | None = None
         self._buckets: dict[Key, Bucket] = {}
         self._trying = threading.Lock()
@@ -102,6 +102,8 @@ class Chosen:
             self._places = {str(symbol): place for symbol, place in symbols(inputs).items()}
         except ValueError as error:
             program.failed = str(error)
+        if program.failed is None and not program.symbols <= set(self._places):
+            program.failed = "a size that none of the program's arguments tells"
         self._padded = program.padded if program.failed is None else frozenset()
         self._types = [_type_text(one) for one in inputs] if not self._places else []
         self._code = sha256(getattr(captured, "gm", captured).code.encode())
@@ -291,14 +293,14 @@ class Chosen:
                     part.forget_weights()
             return rehearsal(self._compiled)
 
-        nudged = (lambda: rehearsal.nudged()(self._captured)) if self._stepping else None
-        return ours, lambda: rehearsal(self._captured), nudged
+        nudged = (lambda: rehearsal.nudged()(self._eager)) if self._stepping else None
+        return ours, lambda: rehearsal(self._eager), nudged
 
     def _guarded(self, *arguments: Any) -> Any:
         try:
             return self._compiled(*arguments)
         except Exception as error:  # noqa: BLE001 - the program's own error is raised again by the captured graph
-            found = self._captured(*arguments)
+            found = self._eager(*arguments)
             warn_once("run", f"the model goes on in eager mode: {error}")
             self._settle(self._eager, "eager", str(error))
             return found

@@ -173,7 +173,7 @@ def difference(found: Sequence[Any], expected: Sequence[Any], nudged: Sequence[A
         if not isinstance(a, torch.Tensor) or (a.shape, a.dtype, a.device) != (r.shape, r.dtype, r.device):
             return f"result {at} is {_type_of(a)}, eager's {_type_of(r)}"
         if r.dtype.is_complex:
-            a, r = torch.view_as_real(a), torch.view_as_real(r)
+            a, r = _parts(a), _parts(r)
         if not r.dtype.is_floating_point:
             if not torch.equal(a, r):
                 return f"result {at} differs from eager's"
@@ -189,12 +189,17 @@ def difference(found: Sequence[Any], expected: Sequence[Any], nudged: Sequence[A
         scale = (r.abs() + size).clamp_min(comparison.CANCELLED * max(sizes) or comparison.NO_SIZE)
         error = float(((a - r).abs() / scale).max())
         if error > limit and nudged is not None:
-            other = torch.view_as_real(nudged[at]) if nudged[at].dtype.is_complex else nudged[at]
+            other = _parts(nudged[at]) if nudged[at].dtype.is_complex else nudged[at]
             own = ((other.detach()[usable].double() - r).abs() / scale).max()
             limit = max(limit, min(AS_FAR * float(own), FARTHEST))
         if error > limit:
             return f"result {at} is {error:.2g} off eager's"
     return None
+
+
+def _parts(one: Any) -> Any:
+    """The real and the imaginary parts of complex numbers."""
+    return torch.view_as_real(one.detach().resolve_conj())
 
 
 def _special(one: Any, usable: Any) -> Any:

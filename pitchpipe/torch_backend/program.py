@@ -18,6 +18,8 @@ from pitchpipe.torch_backend.report import ProgramReport
 from pitchpipe.torch_backend.warning import warn_once
 
 Run = Callable[..., Any]
+SEEN_OUTSIDE = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"})
+"""Namespaces of operators that other processes take part in: a trial that only this one makes would wait forever."""
 
 
 class Program:
@@ -52,11 +54,15 @@ class Program:
         return any(graph.random for graph in self.graphs)
 
     @property
+    def symbols(self) -> frozenset[str]:
+        """Of all its graphs."""
+        return frozenset(name for graph in self.graphs if graph.sizes is not None for name in graph.sizes.places)
+
+    @property
     def padded(self) -> frozenset[str]:
         """Symbols along which every graph that has them may be padded."""
         sized = [graph.sizes for graph in self.graphs if graph.sizes is not None]
-        names = {name for sizes in sized for name in sizes.places}
-        return frozenset(n for n in names if all(n in sizes.padded for sizes in sized if n in sizes.places))
+        return frozenset(n for n in self.symbols if all(n in sizes.padded for sizes in sized if n in sizes.places))
 
     def prepare(self, sizes: Mapping[str, int]) -> list[Prepared]:
         """Its graphs for such sizes, cut and looked up. For threads that may wait. Raises whatever goes wrong."""
@@ -87,6 +93,8 @@ class Program:
         try:
             run = Graph(module, kind, weights, self.options, self.trials)
             self.graphs.append(run)
+            if (operator := _seen_outside(module)) is not None:
+                self.failed = f"other processes take part in {operator}"
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
             self.failed = str(error)
             warn_once(f"compile {kind}", f"a graph runs in eager mode: {error}")
@@ -102,6 +110,12 @@ def built(prepared: Sequence[Prepared]) -> list[Part]:
     for one in prepared:
         one.install()
     return parts
+
+
+def _seen_outside(module: Any) -> str | None:
+    """An operator that cannot be run once more than the program runs it."""
+    targets = (node.target for node in module.graph.nodes if node.op == "call_function")
+    return next((str(one) for one in targets if getattr(one, "namespace", None) in SEEN_OUTSIDE), None)
 
 
 def _placeholders(module: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 A weight's layout transforms run when a library is first called, and again when a weight is another tensor, lies elsewhere or
 has another version, which is what in-place changes and `load_state_dict` leave behind. A change through `.data` leaves
-nothing behind that could be seen; `recompile()` makes it seen.
+nothing of that behind: it is seen in a sample of the weights' elements, on a CPU. One that misses the sample, or is made on
+a GPU, where looking would wait for the device, is seen after `recompile()`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from pitchpipe.artifact import Manifest
 ALIGNMENT = 64
 """Bytes; what compiled code relies on."""
 _VERSION = attrgetter("_version")
+SAMPLED = 16
+"""Elements of a weight that are looked at in every call: a line of the cache or two."""
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of an element."""
 
 
 class Runner:
@@ -52,6 +57,7 @@ class Runner:
         self._lock = threading.Lock()
         self._bound: tuple[list[int], list[Any]] | None = None
         self._aliases: list[Any] = []
+        self._sample: Sample | None = None
         self._settled = True
         self._params: list[Any] = []
         self._copied: list[bool] | None = None
@@ -75,7 +81,7 @@ class Runner:
 
     def _results(self, tensors: Sequence[Any]) -> list[Any]:
         weights = [tensors[at] for at in self._weights_at]
-        if self._bound is None or stamps(weights) != self._bound:
+        if self._bound is None or stamps(weights) != self._bound or (self._sample and self._sample.changed):
             self._bind(weights)
         inputs = [adopted(tensors[at]) for at in self._inputs_at]
         found = self._main(*inputs, *self._params)
@@ -104,6 +110,7 @@ class Runner:
         else:
             for own, new in zip(self._params, laid, strict=True):
                 new.copyto(own)
+        self._sample = None if self._on_gpu else Sample(aliases)
         self._aliases, self._bound = aliases, stamps(weights)
 
     def _on_current_stream(self) -> Any:
@@ -122,6 +129,39 @@ def stamps(weights: Sequence[Any]) -> tuple[list[int], list[Any]]:
         return list(map(torch.Tensor.data_ptr, weights)), list(map(_VERSION, weights))
     except RuntimeError:
         return list(map(torch.Tensor.data_ptr, weights)), [object()]
+
+
+class Sample:
+    """A few elements from the middle of each weight's memory, as they were when it was made.
+
+    What changes weights as a whole, such as an average of a training's weights, changes them there. All of it costs as much
+    as one small operator.
+    """
+
+    def __init__(self, weights: Sequence[Any]) -> None:
+        places: dict[int, list[Any]] = {}
+        for weight in weights:
+            size = weight.element_size()
+            if size in _WHOLE and weight.numel() and _is_dense(weight):
+                taken = min(SAMPLED, weight.numel())
+                some = weight.as_strided((taken,), (1,), weight.storage_offset() + (weight.numel() - taken) // 2)
+                places.setdefault(size, []).append(
+                    some.view(_WHOLE[size])
+                )  # bits: what is no number is equal to itself
+        self._places = list(places.values())
+        self._kept = self._read()
+
+    @property
+    def changed(self) -> bool:
+        return not all(map(torch.equal, self._read(), self._kept))
+
+    def _read(self) -> list[Any]:
+        return [torch.cat(each) for each in self._places]
+
+
+def _is_dense(weight: Any) -> bool:
+    places = zip(weight.shape, weight.stride(), strict=True)
+    return bool(1 + sum((extent - 1) * stride for extent, stride in places) == weight.numel())
 
 
 def adopted(tensor: Any) -> Any:

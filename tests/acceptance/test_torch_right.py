@@ -143,7 +143,7 @@ def test_a_compiled_side_that_forgets_a_write_is_never_used(monkeypatch: pytest.
 
     def forgetful(self: Any, function: Any) -> Any:
         found = original(self, function)
-        if hasattr(function, "graph"):  # what Dynamo captured
+        if hasattr(getattr(function, "__self__", None), "graph"):  # what Dynamo captured
             return found
         return duel.Outcome(tensors=[*found.tensors[:-1], found.tensors[-1] - 1], facts=found.facts)
 
@@ -176,6 +176,124 @@ def test_a_graph_can_be_run_backwards_twice() -> None:
     loss.backward()
     for one, once in zip(model.parameters(), first, strict=True):
         assert torch.allclose(one.grad, 2 * once)
+
+
+class Recomputing(nn.Module):  # type: ignore[misc]
+    """Dropout inside a checkpoint, whose backward draws its mask a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8))
+        self.outer = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(self.inner, self.outer(x), use_reentrant=False)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {}], ids=["compiled", "without schedules"])
+def test_activation_checkpointing_has_eagers_gradients(options: dict[str, Any]) -> None:
+    model, x = Recomputing().train(), torch.randn(4, 8)
+    gradients = []
+    for call in (model, torch.compile(model, backend="pitchpipe", options=options)):
+        model.zero_grad()
+        torch.manual_seed(0)
+        call(x).square().sum().backward()
+        gradients.append([one.grad.clone() for one in model.parameters()] + [torch.rand(2)])
+    check_equal(gradients[1], gradients[0])
+
+
+def test_a_zero_among_whole_divisors_is_eagers_error_and_ends_no_process() -> None:
+    def program(x: Any, y: Any) -> Any:
+        return x * 2 + 1, (x + 1) // y, (x - 1) % y, torch.relu(x) * 3
+
+    fast = compiled(program)
+    x, y = torch.arange(-4, 4), torch.tensor(3)
+    with torch.no_grad():
+        check_equal(fast(x, y), program(x, y))
+        (report,) = torch_backend.reports()
+        assert report.runs == "pitchpipe", report
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            fast(x, torch.tensor(0))
+
+
+RAISING: dict[str, tuple[Callable[[Any, Any], Any], Any, Any]] = {
+    "sum at an index": (lambda y, i: y.index_add(0, i, y[:2]), torch.tensor([0, 1]), torch.tensor([0, -1])),
+    "copy at an index": (lambda y, i: y.index_copy(0, i, y[:2]), torch.tensor([0, 1]), torch.tensor([0, 9])),
+    "sum at indices": (lambda y, i: y.scatter_add(0, i, y), torch.zeros(2, 8).long(), torch.full((2, 8), 9)),
+    "largest at indices": (
+        lambda y, i: y.scatter_reduce(0, i, y, "amax"),
+        torch.zeros(2, 8).long(),
+        torch.full((2, 8), -1),
+    ),
+    "put": (lambda y, i: y.put(i, y[0, :2]), torch.tensor([0, -1]), torch.tensor([0, 99])),
+    "bag of rows": (lambda y, i: f.embedding_bag(i, y), torch.tensor([[0, 1]]), torch.tensor([[0, 9]])),
+    "cross entropy": (f.binary_cross_entropy, torch.zeros(4, 8), torch.full((4, 8), 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_errors_that_values_cause_are_eagers(name: str) -> None:
+    operator, good, bad = RAISING[name]
+    weight, x = torch.randn(8, 8), torch.randn(4, 8)
+
+    def program(x: Any, given: Any) -> Any:
+        return (operator(torch.sigmoid(x @ weight), given) * 2,)
+
+    fast = compiled(program)
+    with torch.no_grad():
+        check_equal(fast(x, good), program(x, good))
+        with pytest.raises((RuntimeError, IndexError)) as expected:
+            program(x, bad)
+        with pytest.raises(type(expected.value)):
+            fast(x, bad)
+    (report,) = torch_backend.reports()
+    assert report.runs == "pitchpipe", report
+
+
+def test_a_change_of_weights_through_data_is_seen() -> None:
+    model, average, x = mlp(), mlp(), torch.randn(4, 8)
+    fast = compiled(average)
+    with torch.no_grad():
+        assert torch.allclose(fast(x), average(x), atol=1e-5)
+        (report,) = torch_backend.reports()
+        assert report.runs == "pitchpipe", report
+        for mine, new in zip(average.parameters(), model.parameters(), strict=True):
+            mine.data.mul_(0.5).add_(new.data, alpha=0.5)
+        assert torch.allclose(fast(x), average(x), atol=1e-5)
+
+
+def test_what_other_processes_take_part_in_is_run_as_often_as_the_program_runs_it(tmp_path: Path) -> None:
+    distributed = torch.distributed
+    weight, x = torch.randn(8, 8), torch.randn(4, 8)
+
+    def program(x: Any) -> Any:
+        y = torch.relu(x @ weight)
+        distributed.all_reduce(y)
+        return (y @ weight,)
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        with torch.no_grad():
+            check_equal(compiled(program)(x), program(x))
+        reports = torch_backend.reports()
+        assert [report.runs for report in reports] == ["eager"], reports
+        assert "other processes take part" in reports[0].reason
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_conjugated_results_are_compared() -> None:
+    weight = torch.randn(8, 8)
+
+    def program(x: Any, z: Any) -> Any:
+        return torch.relu(x @ weight) * 2 + 1, z.conj()
+
+    x, z = torch.randn(4, 8), torch.randn(3, dtype=torch.complex64)
+    with torch.no_grad():
+        found, expected = compiled(program)(x, z), program(x, z)
+    check_equal(found, expected)
+    (report,) = torch_backend.reports()
+    assert report.runs == "pitchpipe", report
 
 
 def test_attention_in_training_has_eagers_gradients() -> None:

@@ -26,8 +26,27 @@ LEFT = frozenset(
     }
 )
 """Operators that are left to PyTorch: they compute nothing, or are about memory."""
-INDEXED = frozenset({"embedding", "gather", "index", "index_put", "index_select", "scatter", "take"})
+INDEXED = frozenset(
+    {
+        *("embedding", "_embedding_bag", "_embedding_bag_forward_only", "gather", "take", "put", "masked_scatter"),
+        *(
+            "index",
+            "index_add",
+            "index_copy",
+            "index_fill",
+            "index_put",
+            "_index_put_impl",
+            "index_reduce",
+            "index_select",
+        ),
+        *("scatter", "scatter_add", "scatter_reduce", "max_unpool2d", "max_unpool3d"),
+    }
+)
 """Operators for which an index out of range is an error in PyTorch, and memory of others in compiled code."""
+RANGED = frozenset({"binary_cross_entropy", "binary_cross_entropy_backward", "histc"})
+"""Operators that raise in PyTorch for values out of a range, which compiled code would take."""
+DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
+"""Operators for which a zero among whole divisors is an error in PyTorch, and ends the process in compiled code."""
 LOWERED = frozenset({"relax.call_tir", "relax.reshape"})
 DTYPES = frozenset(
     {
@@ -117,6 +136,10 @@ def _tried(node: Any) -> str | None:
         return f"{name} writes into its arguments"
     if name.partition(".")[0] in INDEXED:
         return f"{name} checks its indices"
+    if name.partition(".")[0] in RANGED:
+        return f"{name} checks its values"
+    if name.partition(".")[0] in DIVIDING and _divides_whole_numbers(node):
+        return f"{name} checks its divisors"
     if name in LEFT:
         return f"{name} is about memory"
     results = results_of(node)
@@ -140,6 +163,13 @@ def _tried(node: Any) -> str | None:
         if got != (str(value.dtype).removeprefix("torch."), list(value.shape)):
             return f"{name} would give {got[0]}{got[1]}, not {value.dtype}{list(value.shape)}"
     return _not_lowered(lowered)
+
+
+def _divides_whole_numbers(node: Any) -> bool:
+    """Whether it gives whole numbers by divisors that are not known, or zero."""
+    value, divisor = node.meta["val"], node.args[1]
+    whole = not (value.is_floating_point() or value.is_complex())
+    return whole and (isinstance(divisor, fx.Node) or divisor == 0)
 
 
 def _not_lowered(module: Any) -> str | None:

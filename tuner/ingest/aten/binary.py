@@ -76,8 +76,7 @@ def divide_rounded(to: Emitter, x: Any, other: Any, rounding_mode: str | None = 
     if rounding_mode is None:
         return divide(to, x, other)
     if not is_float(to.dtype):
-        make = tirx.floordiv if rounding_mode == "floor" else tirx.truncdiv
-        return elementwise(to, "divide", make, to.dtype, x, other)
+        return _whole(to, "divide", tirx.floordiv if rounding_mode == "floor" else tirx.truncdiv, x, other)
     if rounding_mode == "floor":
         return floor_divide(to, x, other)
     return elementwise(to, "divide", lambda a, b: tirx.trunc(a / b), wide(to.dtype), x, other)
@@ -86,7 +85,7 @@ def divide_rounded(to: Emitter, x: Any, other: Any, rounding_mode: str | None = 
 @converter("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(to: Emitter, x: Any, other: Any) -> Any:
     if not is_float(to.dtype):
-        return elementwise(to, "floor_divide", tirx.floordiv, to.dtype, x, other)
+        return _whole(to, "floor_divide", tirx.floordiv, x, other)
 
     def body(a: Any, b: Any) -> Any:
         """As Python divides: the remainder is taken off before the division, so that no quotient is rounded up."""
@@ -100,6 +99,17 @@ def floor_divide(to: Emitter, x: Any, other: Any) -> Any:
         return tirx.if_then_else(b == zero, a / b, whole)
 
     return elementwise(to, "floor_divide", body, wide(to.dtype), x, other)
+
+
+def _whole(to: Emitter, name: str, make: Callable[..., Any], x: Any, other: Any) -> Any:
+    """make of whole numbers. For a divisor of zero, where PyTorch raises, it is that by 1: the processor would end the
+    process."""
+
+    def body(a: Any, b: Any) -> Any:
+        zero, one = (tirx.const(value, str(b.ty.dtype)) for value in (0, 1))
+        return make(a, tirx.Select(b == zero, one, b) if is_tensor(other) else b)
+
+    return elementwise(to, name, body, to.dtype, x, other)
 
 
 def _apart(rest: Any, divisor: Any) -> Any:
@@ -122,14 +132,14 @@ def _fmod_of(a: Any, b: Any) -> Any:
 @converter("fmod.Tensor", "fmod.Scalar")
 def fmod(to: Emitter, x: Any, other: Any) -> Any:
     if not is_float(to.dtype):
-        return elementwise(to, "fmod", tirx.truncmod, to.dtype, x, other)
+        return _whole(to, "fmod", tirx.truncmod, x, other)
     return elementwise(to, "fmod", _fmod_of, wide(to.dtype), x, other)
 
 
 @converter("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(to: Emitter, x: Any, other: Any) -> Any:
     if not is_float(to.dtype):
-        return elementwise(to, "remainder", tirx.floormod, to.dtype, x, other)
+        return _whole(to, "remainder", tirx.floormod, x, other)
 
     def body(a: Any, b: Any) -> Any:
         rest = _fmod_of(a, b)
