@@ -20,6 +20,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     resampling,
     scattering,
     shapes,
+    sorting,
     special,
     unary,
 )

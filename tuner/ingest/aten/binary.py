@@ -19,6 +19,7 @@ from tuner.ingest.aten.emitter import (
     is_tensor,
     wide,
 )
+from tuner.ingest.aten.iteration import Iteration, iterated
 from tuner.ingest.aten.unary import smooth
 from tuner.tvm_compat import relax, tirx
 
@@ -177,6 +178,26 @@ def _integer_power(base: Any, exponent: Any) -> Any:
         base == one, one, tirx.if_then_else(base == -one, tirx.if_then_else(odd != zero, -one, one), zero)
     )
     return tirx.if_then_else(exponent < zero, negative, result)
+
+
+EUCLID_STEPS = 93
+"""Most divisions of Euclid's algorithm for whole numbers of 64 bits: neighbours in Fibonacci's sequence take so many."""
+
+
+@converter("gcd.default")
+def gcd(to: Emitter, x: Any, other: Any) -> Any:
+    zero = tirx.const(0, to.dtype)
+
+    def body(a: Any, b: Any) -> Iteration:
+        return Iteration(
+            states=[tirx.abs(a), tirx.abs(b)],
+            steps=tirx.const(EUCLID_STEPS, "int64"),
+            goes_on=lambda a, _: a != zero,
+            step=lambda _, a, b: (tirx.truncmod(b, a), a),
+            result=lambda _, b: b,
+        )
+
+    return iterated(to, "gcd", body, to.dtype, x, other)
 
 
 COMPARISONS = {

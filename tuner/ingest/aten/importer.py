@@ -277,6 +277,8 @@ def randomness(node: Any) -> str | None:
             return None
         if name in ("p", "dropout", "dropout_p") and value == 0:
             return None
+        if name == "p" and value == 1 and "dropout" in operator_name(node):  # everything is dropped
+            return None
     return "draws random numbers"
 
 
