@@ -215,6 +215,9 @@ def _comparison(make: Callable[..., Any]) -> Callable[..., Any]:
         dtype = promoted(to)
         if dtype == "bool":
             dtype = "int8"
+        if x is other and is_float(dtype):  # which TVM takes to be equal, numbers or not
+            nothing = to.emit(op.isnan(to.cast(x, wide(dtype))))
+            return to.emit(op.where(nothing, to.const(make is op.not_equal, "bool"), make(x, x)))
         return to.emit(make(to.tensor(x, dtype), to.tensor(other, dtype)))
 
     return convert
@@ -312,7 +315,7 @@ def _number_first(to: Emitter, make: Callable[..., Any], x: Any, other: Any) -> 
     def body(a: Any, b: Any) -> Any:
         if not is_float(str(a.ty.dtype)):
             return make(a, b)
-        return tirx.if_then_else(a != a, b, tirx.if_then_else(b != b, a, make(a, b)))
+        return tirx.if_then_else(tirx.isnan(a), b, tirx.if_then_else(tirx.isnan(b), a, make(a, b)))
 
     return elementwise(to, "extremum", body, wide(to.dtype), x, other)
 

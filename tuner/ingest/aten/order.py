@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, highest, is_float, lowest, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, lowest, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
+from tuner.ingest.aten.sorting import keys
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
@@ -41,7 +42,7 @@ def searchsorted(
         value = given[1](*at)
         before = element <= value if right else element < value
         if is_float(dtype):
-            before = tirx.Or(before, value != value)
+            before = tirx.Or(before, tirx.isnan(value))
         return te.sum(before.astype("int64"), axis=k)
 
     return to.cast(to.compute("searchsorted", body, shape_of(values), sorted_sequence, values), to.dtype)
@@ -83,35 +84,32 @@ def cummin(to: Emitter, x: Any, dim: int) -> Any:
 
 
 def _running(to: Emitter, x: Any, dim: int, largest: bool) -> tuple[Any, Any]:
-    """The extremum of an element and all before it, and its last place."""
-    have = dtype_of(x)
+    """The extremum of an element and all before it, and its last place; what is no number is the extremum."""
     shape = shape_of(x)
     if not shape:
         return x, to.const(0, "int64")
     dim %= len(shape)
-    dtype = "int8" if have == "bool" else wide(have)
-    x = to.cast(x, dtype)
+    if largest:
+        ordered = keys(to, x)
+    elif is_float(dtype_of(x)):
+        ordered = keys(to, to.emit(op.negative(to.cast(x, wide(dtype_of(x))))))
+    else:
+        ordered = to.emit(op.bitwise_not(keys(to, x)))
 
     def body(given: Any, at: Any) -> Any:
-        """The last place k <= i such that no element up to i is beyond the one at k: counted, since order decides."""
         k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        unit = (lowest if largest else highest)(dtype)
-        return (te.max if largest else te.min)(tirx.if_then_else(k.var <= at[dim], value, unit), axis=k)
+        return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype_of(ordered))), axis=k)
 
-    values = to.compute("running", body, shape, x)
+    best = to.compute("running", body, shape, ordered)
 
     def place(given: Any, at: Any) -> Any:
         k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
-        value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        found = given[1](*at)
-        equal = value == found
-        if is_float(dtype):
-            equal = tirx.Or(equal, tirx.And(value != value, found != found))
+        equal = given[0](*at[:dim], k.var, *at[dim + 1 :]) == given[1](*at)
         return te.max(tirx.if_then_else(tirx.all(k.var <= at[dim], equal), k.var, _int64(-1)), axis=k)
 
-    places = to.compute("place", place, shape, x, values)
-    return to.cast(values, have), places
+    places = to.compute("place", place, shape, ordered, best)
+    return gathered(to, x, dim, places), places
 
 
 @converter("logcumsumexp.default")

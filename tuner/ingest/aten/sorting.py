@@ -22,7 +22,7 @@ def _int64(value: int) -> Any:
     return tirx.const(value, "int64")
 
 
-def _keys(to: Emitter, x: Any) -> Any:
+def keys(to: Emitter, x: Any) -> Any:
     """Whole numbers of 32 or 64 bits in the order of the elements.
 
     Bits of floating-point numbers are in the order of their sizes; those of negative numbers are turned over.
@@ -52,7 +52,7 @@ def _sorted(to: Emitter, x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
     if not shape_of(x):
         return x, to.const(0, "int64")
     dim %= len(shape_of(x))
-    places = to.emit(op.argsort(_keys(to, x), dim, descending, dtype="int64"))
+    places = to.emit(op.argsort(keys(to, x), dim, descending, dtype="int64"))
     return _values(to, x, dim, places), places
 
 
@@ -78,7 +78,7 @@ def topk(to: Emitter, x: Any, k: int, dim: int = -1, largest: bool = True, **_: 
     if not shape_of(x):
         return x, to.const(0, "int64")
     dim %= len(shape_of(x))
-    places = to.emit(op.topk(_keys(to, x), k=k, axis=dim, largest=largest, ret_type="indices", dtype="int64"))
+    places = to.emit(op.topk(keys(to, x), k=k, axis=dim, largest=largest, ret_type="indices", dtype="int64"))
     return _values(to, x, dim, places), places
 
 
@@ -99,7 +99,7 @@ def median(to: Emitter, x: Any) -> Any:
     return _nth(to, to.reshape(x, [size]), 0, (size - 1) // 2, spreads=True)[0]
 
 
-def _nth(to: Emitter, x: Any, dim: int, n: int, *, spreads: bool = False) -> tuple[Any, Any]:
+def _nth(to: Emitter, x: Any, dim: int, n: int, *, spreads: bool = False) -> tuple[Any, ...]:
     """Element n in ascending order along an axis, and its place.
 
     `spreads`: where something is no number, the first such element is the result.
@@ -119,7 +119,7 @@ def _no_numbers(to: Emitter, x: Any) -> Any:
     return to.emit(op.isnan(to.cast(x, wide(dtype_of(x)))))
 
 
-def _results(to: Emitter, *found: Any) -> Any:
+def _results(to: Emitter, *found: Any) -> tuple[Any, ...]:
     """In the shapes of the node's results."""
     return tuple(
         to.reshape(one, [int(extent) for extent in each.shape]) for one, each in zip(found, to.results, strict=False)
@@ -149,8 +149,8 @@ def mode(to: Emitter, x: Any, dim: int = -1, **_: Any) -> Any:
     shape = shape_of(x) or [1]
     dim %= len(shape)
     x = to.reshape(x, shape)
-    keys = _keys(to, x)
-    ordered = gathered(to, keys, dim, _sorted(to, x, dim, False)[1])
+    own = keys(to, x)
+    ordered = gathered(to, own, dim, _sorted(to, x, dim, False)[1])
 
     def count(given: Any, at: Any) -> Any:
         k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
@@ -159,5 +159,5 @@ def mode(to: Emitter, x: Any, dim: int = -1, **_: Any) -> Any:
 
     _, first = arg_extremum(to, to.compute("count", count, shape, ordered), dim, True)
     most = gathered(to, ordered, dim, first)
-    _, place = arg_extremum(to, to.cast(to.emit(op.equal(keys, most)), "int32"), dim, True, last=True)
+    _, place = arg_extremum(to, to.cast(to.emit(op.equal(own, most)), "int32"), dim, True, last=True)
     return _results(to, gathered(to, x, dim, place), place)
