@@ -126,6 +126,11 @@ RIGHT: dict[str, Of] = {
         torch.tensor([[1.0, NAN, 3.0, -2.0], [3.0, 3.0, 0.0, NAN]]),
         torch.tensor([[NAN, NAN, 1.0, 7.0], [2.0, NAN, NAN, 0.0]]),
     ),
+    "a hash of 64 bits": Of(
+        lambda x, n: (torch.hash_tensor(x, dim=1), torch.hash_tensor(n)),
+        torch.linspace(-1, 2, 6).reshape(2, 3),
+        torch.arange(-3, 5),
+    ),
     "divisors": Of(
         lambda a, b: (torch.gcd(a, b), torch.lcm(a % 1000, b % 1000)),
         torch.tensor([0, 0, 5, -12, 7, FIBONACCI[0]]),

@@ -27,7 +27,7 @@ from tuner.tvm_compat import relax
 DTYPES = frozenset(
     {
         *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64, torch.bool),
     }
 )
 IGNORED = frozenset(
