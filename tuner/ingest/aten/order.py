@@ -6,16 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, lowest, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, lowest, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
 from tuner.ingest.aten.sorting import keys
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
-
-
-def _int64(value: int) -> Any:
-    return tirx.const(value, "int64")
 
 
 # Places in sorted sequences
@@ -37,7 +33,7 @@ def searchsorted(
     extent, common = shape_of(sorted_sequence)[-1], len(shape_of(sorted_sequence)) == 1
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(extent)), "k")
+        k = te.reduce_axis((int64(0), int64(extent)), "k")
         element = given[0](k.var) if common else given[0](*at[:-1], k.var)
         value = given[1](*at)
         before = element <= value if right else element < value
@@ -97,16 +93,16 @@ def _running(to: Emitter, x: Any, dim: int, largest: bool) -> tuple[Any, Any]:
         ordered = to.emit(op.bitwise_not(keys(to, x)))
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
         return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype_of(ordered))), axis=k)
 
     best = to.compute("running", body, shape, ordered)
 
     def place(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         equal = given[0](*at[:dim], k.var, *at[dim + 1 :]) == given[1](*at)
-        return te.max(tirx.if_then_else(tirx.all(k.var <= at[dim], equal), k.var, _int64(-1)), axis=k)
+        return te.max(tirx.if_then_else(tirx.all(k.var <= at[dim], equal), k.var, int64(-1)), axis=k)
 
     places = to.compute("place", place, shape, ordered, best)
     return gathered(to, x, dim, places), places
@@ -122,7 +118,7 @@ def logcumsumexp(to: Emitter, x: Any, dim: int) -> Any:
     peak, _ = _running_max(to, x, dim, dtype, shape)
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
         top = given[1](*at)
         term = tirx.if_then_else(value == top, tirx.const(1, dtype), tirx.exp(value - top))
@@ -134,7 +130,7 @@ def logcumsumexp(to: Emitter, x: Any, dim: int) -> Any:
 
 def _running_max(to: Emitter, x: Any, dim: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Any]:
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
         return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype)), axis=k)
 
@@ -159,12 +155,12 @@ def histc(to: Emitter, x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> A
         low, high = (to.reshape(to.const(float(end), work), [1]) for end in (min, max))
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(size)), "k")
-        value, first, last = given[0](k.var), given[1](_int64(0)), given[2](_int64(0))
+        k = te.reduce_axis((int64(0), int64(size)), "k")
+        value, first, last = given[0](k.var), given[1](int64(0)), given[2](int64(0))
         inside = tirx.all(value >= first, value <= last)
         place = tirx.floor((value - first) * tirx.const(bins, work) / (last - first))
         place = tirx.min(place, tirx.const(bins - 1, work))
         mine = tirx.all(inside, place == at[0].astype(work))
-        return te.sum(tirx.if_then_else(mine, tirx.const(1, "int64"), _int64(0)), axis=k)
+        return te.sum(tirx.if_then_else(mine, tirx.const(1, "int64"), int64(0)), axis=k)
 
     return to.cast(to.compute("histc", body, [bins], x, low, high), to.dtype)

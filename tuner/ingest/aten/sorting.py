@@ -10,16 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
 from tuner.ingest.aten.reductions import arg_extremum
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
-
-
-def _int64(value: int) -> Any:
-    return tirx.const(value, "int64")
 
 
 def keys(to: Emitter, x: Any) -> Any:
@@ -153,7 +149,7 @@ def mode(to: Emitter, x: Any, dim: int = -1, **_: Any) -> Any:
     ordered = gathered(to, own, dim, _sorted(to, x, dim, False)[1])
 
     def count(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         other = given[0](*at[:dim], k.var, *at[dim + 1 :])
         return te.sum((other == given[0](*at)).astype("int32"), axis=k)
 
