@@ -168,7 +168,7 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
 
     Modes: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 the border, 2 reflection. Where x is of half precision PyTorch
     rounds places to it, step by step, and so does this: one of bfloat16 beyond 16 is off by up to a sixteenth, which shows
-    in what is read there. Elements are weighted and summed in float32.
+    in what is read there; its linear sums are rounded as well.
     """
     spatial = shape_of(x)[2:]
     rank = len(spatial)
@@ -248,7 +248,30 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
             )
         return total
 
+    def rounded_sum(places: Sequence[Any]) -> Any:
+        """Corner after corner, tensors of their own for the same reason; weights multiplied from the innermost axis."""
+        total = to.emit(op.zeros(relax.ShapeExpr(to.shape), dtype))
+        for corner in itertools.product((0, 1), repeat=rank):
+
+            def add(given: Any, at: Any, corner: Any = corner) -> Any:
+                here = [tensor(at[0], *at[2:]) for tensor in given[2:]]
+                lows = [tirx.floor(place) for place in here]
+                parts = [
+                    place - low if side else number(1) - (place - low)
+                    for place, low, side in zip(here, lows, corner, strict=True)
+                ]
+                weight = parts[-1]
+                for part in parts[-2::-1]:
+                    weight = near(weight * part)
+                value = read(given, at, [low + number(side) for low, side in zip(lows, corner, strict=True)])
+                return near(given[1](*at) + near(weight * value))
+
+            total = to.compute("corner", add, to.shape, x, total, *places)
+        return total
+
     where = [grid] if dtype == result else [rounded_place(axis) for axis in range(rank)]
+    if dtype != result and interpolation_mode == 0:
+        return to.cast(rounded_sum(where), result)
     return to.cast(to.compute("grid_sample", body, to.shape, x, *where), result)
 
 
