@@ -5,8 +5,8 @@
 Up to three samples of each operator in each type. A row is an operator and a type: what became of each sample (right, wrong,
 refused, raised, outside) and the first reason. `outside` are samples that no static inference program holds: random draws,
 shapes that depend on data, sparse and complex tensors, results that are no tensors, programs that write into their inputs,
-tensors without elements among inputs and results, and what eager mode or torch.export refuses; shares are given with
-and without them. An operator is right if all its samples are.
+memory that nobody has written, tensors without elements among inputs and results, and what eager mode or torch.export
+refuses; shares are given with and without them. An operator is right if all its samples are.
 
 Through torch.compile none is outside: it has to answer as eager mode does, whatever that is (torch_compiled_cases.py), and
 there is a sample more of operators that have an in-place form. `ran` says of each sample whether compiled code answered,

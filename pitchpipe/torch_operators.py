@@ -38,6 +38,7 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
         aten._scaled_dot_product_attention_math.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
         aten.cumsum.default: cumulative_sum,
+        aten.soft_margin_loss.default: soft_margin_loss,
     }
 
 
@@ -175,6 +176,13 @@ def flash_attention(
     order = sorted(range(4), key=lambda axis: -query.stride(axis))
     lies = read.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
     return lies, query.new_zeros(query.shape[:-1])
+
+
+def soft_margin_loss(x: Any, target: Any, reduction: int = 1) -> Any:
+    """log(1 + exp(-x target)), summed (2) or their mean (1). In half precision eager mode rounds every step, and its
+    exponential overflows beyond 11; torch's decomposition computes in float32."""
+    losses = torch.log1p(torch.exp(-x * target))
+    return losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses
 
 
 def cumulative_sum(x: Any, dim: int, *, dtype: Any = None) -> Any:

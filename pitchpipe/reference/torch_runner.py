@@ -1,4 +1,4 @@
-"""PyTorch: modules and TorchScript in eager, exported programs as torch runs them. Needs torch."""
+"""PyTorch: modules and TorchScript in eager, exported programs as torch runs them, ties by place. Needs torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pitchpipe.reference.expected import CannotRun
 from pitchpipe.torch_arrays import to_array, to_tensor
+from pitchpipe.torch_ties import TiesByPlace
 
 
 class TorchRunner:
@@ -33,7 +34,7 @@ class TorchRunner:
         for at, array in zip(self._tensors, arrays, strict=True):
             leaves[at] = to_tensor(array).to(self._leaves[at].device)
         arguments, keywords = pytree.tree_unflatten(leaves, self._spec)
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(), torch.no_grad(), TiesByPlace():
             torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
             found = self._module(*arguments, **keywords)
         return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]

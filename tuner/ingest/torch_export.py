@@ -25,7 +25,7 @@ from torch._decomp import decomposition_table
 from torch._export.converter import TS2EPConverter
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from pitchpipe.errors import InvalidInput, InvalidModel, PitchpipeError, UnsupportedOperator
+from pitchpipe.errors import InvalidInput, InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
 from pitchpipe.strip import KEPT_INTEGERS
 from pitchpipe.torch_arrays import to_array
 from pitchpipe.torch_operators import further_decompositions, inference_decompositions
@@ -132,6 +132,7 @@ def from_exported_program(program: Any) -> Converted:
         except Exception as error:  # decompositions raise whatever they met
             raise InvalidModel(f"the program cannot be taken apart: {_first_line(error)}") from error
         _check_state(program)
+        _check_results(program)
         inputs, weights, names, bound = _placeholders(program)
         module = import_graph(program.graph, [*inputs, *names], bound, _user_results(program))
     variables, specs = list(module["main"].params), []
@@ -173,6 +174,14 @@ def _check_state(program: Any) -> None:
                 raise UnsupportedOperator(
                     f"the program writes into its buffer {spec.target!r} and reads it: it is stateful"
                 )
+
+
+def _check_results(program: Any) -> None:
+    """Raises UnsupportedShape where the extents of a result are computed."""
+    for result in _user_results(program):
+        value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
+        if isinstance(value, torch.Tensor) and not all(isinstance(extent, int) for extent in value.shape):
+            raise UnsupportedShape(f"output {result.name!r} has a shape that depends on data")
 
 
 def _user_results(program: Any) -> list[Any]:

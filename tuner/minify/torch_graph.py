@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
 from pitchpipe.torch_arrays import to_array, to_tensor
+from pitchpipe.torch_ties import TiesByPlace
 from tuner.ingest import TensorSpec
 from tuner.ingest.torch_export import export_decompositions, from_exported_program, module_of_torchscript, quiet
 from tuner.ingest.torch_fx import graph_of, module_of_graph, results_of
@@ -114,7 +115,7 @@ class TorchSource(Source):
                 weights.add(spec.arg.name)
                 arguments.append(held.get(spec.target))
         recorder = _Recorder(program.graph_module)
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), TiesByPlace():
             try:
                 recorder.run(*arguments)
             except Exception as error:

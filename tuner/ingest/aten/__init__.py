@@ -27,6 +27,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     scattering,
     segments,
     shapes,
+    sorting,
     special,
     spectra,
     unary,

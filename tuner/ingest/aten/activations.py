@@ -13,7 +13,7 @@ from tuner.ingest.aten.emitter import (
     shape_of,
     wide,
 )
-from tuner.ingest.aten.unary import expm1_of, smooth
+from tuner.ingest.aten.unary import expm1_of, log1p_of, smooth
 from tuner.tvm_compat import relax, tirx
 
 op = relax.op
@@ -74,12 +74,9 @@ def softplus(to: Emitter, x: Any, beta: Any, threshold: Any) -> Any:
 
     def body(v: Any) -> Any:
         """log(1 + e^t) = max(t, 0) + log1p(e^-|t|), t = beta x."""
-        b, one = tirx.const(float(beta), dtype), tirx.const(1, dtype)
+        b = tirx.const(float(beta), dtype)
         t = v * b
-        small = tirx.exp(-tirx.abs(t))
-        moved = one + small
-        log1p = tirx.if_then_else(moved == one, small, tirx.log(moved) * (small / (moved - one)))
-        soft = (tirx.max(t, tirx.const(0, dtype)) + log1p) / b
+        soft = (tirx.max(t, tirx.const(0, dtype)) + log1p_of(tirx.exp(-tirx.abs(t)))) / b
         return tirx.if_then_else(t > tirx.const(float(threshold), dtype), v, soft)
 
     return elementwise(to, "softplus", body, dtype, x)

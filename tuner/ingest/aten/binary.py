@@ -19,6 +19,7 @@ from tuner.ingest.aten.emitter import (
     is_tensor,
     wide,
 )
+from tuner.ingest.aten.iteration import Iteration, iterated
 from tuner.ingest.aten.unary import smooth
 from tuner.tvm_compat import relax, tirx
 
@@ -189,6 +190,26 @@ def _integer_power(base: Any, exponent: Any) -> Any:
     return tirx.if_then_else(exponent < zero, negative, result)
 
 
+EUCLID_STEPS = 93
+"""Most divisions of Euclid's algorithm for whole numbers of 64 bits: neighbours in Fibonacci's sequence take so many."""
+
+
+@converter("gcd.default")
+def gcd(to: Emitter, x: Any, other: Any) -> Any:
+    zero = tirx.const(0, to.dtype)
+
+    def body(a: Any, b: Any) -> Iteration:
+        return Iteration(
+            states=[tirx.abs(a), tirx.abs(b)],
+            steps=tirx.const(EUCLID_STEPS, "int64"),
+            goes_on=lambda a, _: a != zero,
+            step=lambda _, a, b: (tirx.truncmod(b, a), a),
+            result=lambda _, b: b,
+        )
+
+    return iterated(to, "gcd", body, to.dtype, x, other)
+
+
 COMPARISONS = {
     "eq": op.equal,
     "ne": op.not_equal,
@@ -204,6 +225,9 @@ def _comparison(make: Callable[..., Any]) -> Callable[..., Any]:
         dtype = promoted(to)
         if dtype == "bool":
             dtype = "int8"
+        if x is other and is_float(dtype):  # which TVM takes to be equal, numbers or not
+            nothing = to.emit(op.isnan(to.cast(x, wide(dtype))))
+            return to.emit(op.where(nothing, to.const(make is op.not_equal, "bool"), make(x, x)))
         return to.emit(make(to.tensor(x, dtype), to.tensor(other, dtype)))
 
     return convert
@@ -301,7 +325,7 @@ def _number_first(to: Emitter, make: Callable[..., Any], x: Any, other: Any) -> 
     def body(a: Any, b: Any) -> Any:
         if not is_float(str(a.ty.dtype)):
             return make(a, b)
-        return tirx.if_then_else(a != a, b, tirx.if_then_else(b != b, a, make(a, b)))
+        return tirx.if_then_else(tirx.isnan(a), b, tirx.if_then_else(tirx.isnan(b), a, make(a, b)))
 
     return elementwise(to, "extremum", body, wide(to.dtype), x, other)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, shape_of
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, shape_of, wide
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -257,7 +257,8 @@ def complex_to_real(to: Emitter, x: Pair, dim: Sequence[int], normalization: int
 
 @converter("angle.default")
 def angle_of_real(to: Emitter, x: Any) -> Any:
-    dtype = to.dtype
+    """Pi for negative numbers, 0 for others, and no number for what is none."""
+    dtype = wide(to.dtype)
     x = to.cast(x, dtype)
-    negative = op.where(op.less(x, to.const(0, dtype)), to.const(math.pi, dtype), to.const(0, dtype))
-    return to.emit(op.where(op.isnan(x), x, negative)) if "float" in dtype else to.emit(negative)
+    negative = to.emit(op.where(op.less(x, to.const(0, dtype)), to.const(math.pi, dtype), to.const(0, dtype)))
+    return to.cast(to.emit(op.where(op.isnan(x), x, negative)), to.dtype)

@@ -177,6 +177,23 @@ def wide(dtype: str) -> str:
     return "float32" if dtype in HALF else dtype
 
 
+def rounded(value: Any, dtype: str) -> Any:
+    """A float32 expression, rounded to what a type of half precision can hold; it is written out twice in the result.
+
+    A cast to bfloat16 and back vanishes where TVM computes that type in float32: its rounding is written in whole numbers,
+    to the nearest, of two the even one.
+    """
+    if dtype == "float16":
+        return value.astype(dtype).astype("float32")
+
+    def number(one: int) -> Any:  # of unsigned ones: TVM widens signed numbers that an index is computed from
+        return tirx.const(one, "uint32")
+
+    bits = tirx.reinterpret("uint32", value)
+    half = number(0x7FFF) + ((bits >> number(16)) & number(1))
+    return tirx.reinterpret("float32", (bits + half) & number(0xFFFF0000))
+
+
 def at_broadcast(x: Any, at: Sequence[Any]) -> Any:
     """The element of a tensor expression that stands at `at` once it is broadcast."""
     offset = len(at) - len(x.shape)

@@ -27,7 +27,7 @@ from tuner.tvm_compat import relax
 DTYPES = frozenset(
     {
         *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64, torch.bool),
     }
 )
 IGNORED = frozenset(
@@ -279,6 +279,8 @@ def randomness(node: Any) -> str | None:
         if name in ("train", "training") and value is False:
             return None
         if name in ("p", "dropout", "dropout_p") and value == 0:
+            return None
+        if name == "p" and value == 1 and "dropout" in operator_name(node):  # everything is dropped
             return None
     return "draws random numbers"
 

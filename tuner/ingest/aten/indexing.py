@@ -64,7 +64,7 @@ def gathered(to: Emitter, x: Any, dim: int, index: Any) -> Any:
         place = tirx.max(tirx.min(given[1](*at).astype("int64"), last), int64(0))
         return given[0](*at[:dim], place, *at[dim + 1 :])
 
-    return to.compute("gather", body, to.shape, x, index)
+    return to.compute("gather", body, shape_of(index), x, index)
 
 
 @converter("index.Tensor", "_unsafe_index.Tensor")

@@ -1,4 +1,4 @@
-"""Sorts, places in sorted sequences, and results cumulated along an axis."""
+"""Places in sorted sequences, and results cumulated along an axis."""
 
 from __future__ import annotations
 
@@ -6,149 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, highest, is_float, lowest, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, lowest, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
-from tuner.ingest.aten.reductions import arg_extremum
+from tuner.ingest.aten.sorting import keys
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
 
 
-def _int64(value: int) -> Any:
-    return tirx.const(value, "int64")
-
-
-# Order
-
-
-@converter("sort.default", "sort.stable")
-def sort(to: Emitter, x: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
-    return _sorted(to, x, dim, descending)
-
-
-def _sorted(to: Emitter, x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
-    have = dtype_of(x)
-    if not shape_of(x):
-        return x, to.const(0, "int64")
-    keys = to.cast(x, "int8" if have == "bool" else wide(have))
-    keys = to.cast(keys, "int32") if dtype_of(keys) in ("int8", "uint8", "int16") else keys
-    places = to.emit(op.argsort(keys, dim % len(shape_of(x)), descending, dtype="int64"))
-    values = to.emit(op.gather_elements(keys, places, axis=dim))
-    return to.cast(values, have), places
-
-
-@converter("argsort.default", "argsort.stable")
-def argsort(to: Emitter, x: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
-    return _sorted(to, x, dim, descending)[1]
-
-
-@converter("topk.default")
-def topk(to: Emitter, x: Any, k: int, dim: int = -1, largest: bool = True, **_: Any) -> Any:
-    if not shape_of(x):
-        return x, to.const(0, "int64")
-    have = dtype_of(x)
-    keys = to.cast(x, wide(have))
-    if dtype_of(keys) in ("int8", "uint8", "int16"):
-        keys = to.cast(keys, "int32")
-    found = to.emit(op.topk(keys, k=k, axis=dim, largest=largest, ret_type="both", dtype="int64"))
-    return to.cast(to.emit(found[0]), have), to.emit(found[1])
-
-
-@converter("kthvalue.default")
-def kthvalue(to: Emitter, x: Any, k: int, dim: int = -1, **_: Any) -> Any:
-    return _nth(to, x, dim, k - 1)
-
-
-@converter("median.dim")
-def median_dim(to: Emitter, x: Any, dim: int, **_: Any) -> Any:
-    shape = shape_of(x) or [1]
-    return _nth(to, x, dim, (shape[dim] - 1) // 2, spreads=True)
-
-
-@converter("median.default")
-def median(to: Emitter, x: Any) -> Any:
-    size = math.prod(shape_of(x))
-    return _nth(to, to.reshape(x, [size]), 0, (size - 1) // 2, spreads=True)[0]
-
-
-@converter("nanmedian.default", "nanmedian.dim")
-def nanmedian(to: Emitter, x: Any, dim: Any = None, **_: Any) -> Any:
-    """The middle of the numbers, the lower of two; no number where there is none."""
-    if not is_float(dtype_of(x)):
-        return median(to, x) if dim is None else median_dim(to, x, dim)
-    shape = [math.prod(shape_of(x))] if dim is None or not shape_of(x) else shape_of(x)
-    axis = 0 if dim is None else dim % len(shape)
-    x = to.reshape(x, shape)
-    none, keys = _numbers_first(to, x)
-    values, places = _sorted(to, keys, axis, False)
-    count = to.emit(op.sum(to.cast(to.emit(op.logical_not(none)), "int64"), axis, keepdims=True))
-    middle = to.emit(
-        op.maximum(
-            op.floor_divide(op.subtract(count, to.const(1, "int64")), to.const(2, "int64")), to.const(0, "int64")
-        )
-    )
-    nothing = to.emit(op.equal(count, to.const(0, "int64")))
-    value = to.emit(op.where(nothing, to.const(math.nan, dtype_of(x)), _gathered_at(to, values, axis, middle)))
-    found = value, _gathered_at(to, places, axis, middle)
-    results = [to.reshape(each, [int(n) for n in one.shape]) for each, one in zip(found, to.results, strict=False)]
-    return results[0] if dim is None else tuple(results)
-
-
-def _numbers_first(to: Emitter, x: Any) -> tuple[Any, Any]:
-    """Where x is no number, and x with infinity there: comparisons sort it behind the others."""
-    none = to.emit(op.isnan(to.cast(x, wide(dtype_of(x)))))
-    return none, to.emit(op.where(none, to.const(math.inf, dtype_of(x)), x))
-
-
-def _gathered_at(to: Emitter, x: Any, dim: int, places: Any) -> Any:
-    def body(given: Any, at: Any) -> Any:
-        return given[0](*at[:dim], given[1](*at), *at[dim + 1 :])
-
-    return to.compute("nth", body, shape_of(places), x, places)
-
-
-def _nth(to: Emitter, x: Any, dim: int, n: int, *, spreads: bool = False) -> tuple[Any, Any]:
-    """Element n in ascending order along an axis, and its place.
-
-    `spreads`: where something is no number, that is the result.
-    """
-    shape = shape_of(x) or [1]
-    dim %= len(shape)
-    x = to.reshape(x, shape)
-    spreads = spreads and is_float(dtype_of(x))
-    none, keys = _numbers_first(to, x) if spreads else (None, x)
-    values, places = _sorted(to, keys, dim, False)
-    result = [int(extent) for extent in to.results[0].shape]
-    value, place = (to.emit(op.strided_slice(each, [dim], [n], [n + 1])) for each in (values, places))
-    if spreads:
-        some, first = arg_extremum(to, to.cast(none, "int32"), dim, True)
-        found = to.cast(some, "bool")
-        value = to.emit(op.where(found, to.const(math.nan, dtype_of(x)), value))
-        place = to.emit(op.where(found, first, place))
-    return to.reshape(value, result), to.reshape(place, result)
-
-
-@converter("mode.default")
-def mode(to: Emitter, x: Any, dim: int = -1, **_: Any) -> Any:
-    """The smallest of the most frequent values, and the last place of it."""
-    have = dtype_of(x)
-    shape = shape_of(x) or [1]
-    dim %= len(shape)
-    x = to.reshape(to.cast(x, wide(have) if have != "bool" else "int8"), shape)
-    values, _ = _sorted(to, x, dim, False)
-
-    def count(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
-        other = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        return te.sum((other == given[0](*at)).astype("int32"), axis=k)
-
-    counts = to.compute("count", count, shape, values)
-    _, first = arg_extremum(to, counts, dim, True)
-    value = _gathered_at(to, values, dim, first)
-    equal = to.cast(to.emit(op.equal(x, value)), "int32")
-    _, place = arg_extremum(to, equal, dim, True, last=True)
-    result = [int(extent) for extent in to.results[0].shape]
-    return to.cast(to.reshape(value, result), have), to.reshape(place, result)
+# Places in sorted sequences
 
 
 @converter("searchsorted.Tensor", "searchsorted.Scalar")
@@ -167,12 +33,12 @@ def searchsorted(
     extent, common = shape_of(sorted_sequence)[-1], len(shape_of(sorted_sequence)) == 1
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(extent)), "k")
+        k = te.reduce_axis((int64(0), int64(extent)), "k")
         element = given[0](k.var) if common else given[0](*at[:-1], k.var)
         value = given[1](*at)
         before = element <= value if right else element < value
         if is_float(dtype):
-            before = tirx.Or(before, value != value)
+            before = tirx.Or(before, tirx.isnan(value))
         return te.sum(before.astype("int64"), axis=k)
 
     return to.cast(to.compute("searchsorted", body, shape_of(values), sorted_sequence, values), to.dtype)
@@ -214,35 +80,32 @@ def cummin(to: Emitter, x: Any, dim: int) -> Any:
 
 
 def _running(to: Emitter, x: Any, dim: int, largest: bool) -> tuple[Any, Any]:
-    """The extremum of an element and all before it, and its last place."""
-    have = dtype_of(x)
+    """The extremum of an element and all before it, and its last place; what is no number is the extremum."""
     shape = shape_of(x)
     if not shape:
         return x, to.const(0, "int64")
     dim %= len(shape)
-    dtype = "int8" if have == "bool" else wide(have)
-    x = to.cast(x, dtype)
+    if largest:
+        ordered = keys(to, x)
+    elif is_float(dtype_of(x)):
+        ordered = keys(to, to.emit(op.negative(to.cast(x, wide(dtype_of(x))))))
+    else:
+        ordered = to.emit(op.bitwise_not(keys(to, x)))
 
     def body(given: Any, at: Any) -> Any:
-        """The last place k <= i such that no element up to i is beyond the one at k: counted, since order decides."""
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        unit = (lowest if largest else highest)(dtype)
-        return (te.max if largest else te.min)(tirx.if_then_else(k.var <= at[dim], value, unit), axis=k)
+        return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype_of(ordered))), axis=k)
 
-    values = to.compute("running", body, shape, x)
+    best = to.compute("running", body, shape, ordered)
 
     def place(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
-        value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        found = given[1](*at)
-        equal = value == found
-        if is_float(dtype):
-            equal = tirx.Or(equal, tirx.And(value != value, found != found))
-        return te.max(tirx.if_then_else(tirx.all(k.var <= at[dim], equal), k.var, _int64(-1)), axis=k)
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
+        equal = given[0](*at[:dim], k.var, *at[dim + 1 :]) == given[1](*at)
+        return te.max(tirx.if_then_else(tirx.all(k.var <= at[dim], equal), k.var, int64(-1)), axis=k)
 
-    places = to.compute("place", place, shape, x, values)
-    return to.cast(values, have), places
+    places = to.compute("place", place, shape, ordered, best)
+    return gathered(to, x, dim, places), places
 
 
 @converter("logcumsumexp.default")
@@ -255,7 +118,7 @@ def logcumsumexp(to: Emitter, x: Any, dim: int) -> Any:
     peak, _ = _running_max(to, x, dim, dtype, shape)
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
         top = given[1](*at)
         term = tirx.if_then_else(value == top, tirx.const(1, dtype), tirx.exp(value - top))
@@ -267,7 +130,7 @@ def logcumsumexp(to: Emitter, x: Any, dim: int) -> Any:
 
 def _running_max(to: Emitter, x: Any, dim: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Any]:
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(shape[dim])), "k")
+        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
         value = given[0](*at[:dim], k.var, *at[dim + 1 :])
         return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype)), axis=k)
 
@@ -292,12 +155,12 @@ def histc(to: Emitter, x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> A
         low, high = (to.reshape(to.const(float(end), work), [1]) for end in (min, max))
 
     def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((_int64(0), _int64(size)), "k")
-        value, first, last = given[0](k.var), given[1](_int64(0)), given[2](_int64(0))
+        k = te.reduce_axis((int64(0), int64(size)), "k")
+        value, first, last = given[0](k.var), given[1](int64(0)), given[2](int64(0))
         inside = tirx.all(value >= first, value <= last)
         place = tirx.floor((value - first) * tirx.const(bins, work) / (last - first))
         place = tirx.min(place, tirx.const(bins - 1, work))
         mine = tirx.all(inside, place == at[0].astype(work))
-        return te.sum(tirx.if_then_else(mine, tirx.const(1, "int64"), _int64(0)), axis=k)
+        return te.sum(tirx.if_then_else(mine, tirx.const(1, "int64"), int64(0)), axis=k)
 
     return to.cast(to.compute("histc", body, [bins], x, low, high), to.dtype)

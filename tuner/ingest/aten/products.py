@@ -79,11 +79,11 @@ def convolution(
 ) -> Any:
     rank = len(shape_of(x))
     result = to.dtype
-    if not is_float(result):
-        raise NotImplementedError("whole numbers")
     dtype = wide(result)
     x, weight = to.cast(x, dtype), to.cast(weight, dtype)
-    if transposed and not _has_transposed(rank, stride, output_padding):
+    if not transposed and not is_float(result):
+        found = _plain(to, x, weight, stride, padding, dilation, groups)
+    elif transposed and not _has_transposed(rank, dtype, stride, output_padding):
         found = _transposed(to, x, weight, stride, padding, dilation, groups)
     else:
         make, layout, kernel_layout = (TRANSPOSED if transposed else PLAIN)[rank]
@@ -108,9 +108,48 @@ def convolution(
     return to.cast(found, result)
 
 
-def _has_transposed(rank: int, stride: Sequence[int], output_padding: Sequence[int]) -> bool:
+def _plain(
+    to: Emitter,
+    x: Any,
+    weight: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Any:
+    """Of whole numbers, which Relax's convolutions are not made for; weight [o, c / groups, ...]."""
+    have, kernel = shape_of(x), shape_of(weight)
+    per_group = kernel[0] // groups
+    dtype = dtype_of(x)
+
+    def body(given: Any, at: Any) -> Any:
+        group = tirx.floordiv(at[1], per_group)
+
+        def term(c: Any, *taps: Any) -> Any:
+            inside, index = [], []
+            for axis, tap in enumerate(taps):
+                source = at[2 + axis] * stride[axis] + tap * dilation[axis] - padding[axis]
+                inside += [source >= 0, source < have[2 + axis]]
+                index.append(_clamped(source, have[2 + axis]))
+            product = given[0](at[0], group * kernel[1] + c, *index) * given[1](at[1], c, *taps)
+            return tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype))
+
+        return sum_over(kernel[1:], term)
+
+    return to.compute("conv", body, to.shape, x, weight)
+
+
+def _clamped(place: Any, extent: int) -> Any:
+    return tirx.max(tirx.min(place, tirx.const(extent - 1, "int64")), tirx.const(0, "int64"))
+
+
+def _has_transposed(rank: int, dtype: str, stride: Sequence[int], output_padding: Sequence[int]) -> bool:
     """Whether Relax has such a transposed convolution: its output padding is less than the stride."""
-    return rank in TRANSPOSED and all(more < step for more, step in zip(output_padding, stride, strict=True))
+    return (
+        is_float(dtype)
+        and rank in TRANSPOSED
+        and all(more < step for more, step in zip(output_padding, stride, strict=True))
+    )
 
 
 def _transposed(
@@ -138,8 +177,7 @@ def _transposed(
                 place = at[2 + axis] + padding[axis] - tap * dilation[axis]
                 source = tirx.floordiv(place, stride[axis])
                 inside += [tirx.floormod(place, stride[axis]) == 0, source >= 0, source < have[2 + axis]]
-                last = tirx.const(have[2 + axis] - 1, "int64")
-                index.append(tirx.max(tirx.min(source, last), tirx.const(0, "int64")))
+                index.append(_clamped(source, have[2 + axis]))
             channel = group * channels + c
             product = given[0](image, channel, *index) * given[1](channel, tirx.floormod(out, per_group), *taps)
             return tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype))

@@ -235,6 +235,26 @@ def count_nonzero(to: Emitter, x: Any, dim: Any = None) -> Any:
     return reduced(to, op.sum, to.cast(x, "bool"), dim, False, "int64")
 
 
+@converter("hash_tensor.default")
+def hash_tensor(to: Emitter, x: Any, dim: Any = None, **_: Any) -> Any:
+    """The exclusive or of the elements' 64 bits: floating-point numbers as float64, whole numbers with their sign."""
+    x = to.cast(x, "float64" if is_float(dtype_of(x)) else "int64")
+    shape, axes = shape_of(x), axes_of(x, dim)
+    kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
+    zero = tirx.const(0, "uint64")
+    reducer = te.comm_reducer(lambda a, b: a ^ b, lambda _: zero, name="xor")
+
+    def body(given: Any, at: Any) -> Any:
+        inner = {
+            axis: te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", shape[axis])), f"k{axis}")
+            for axis in axes
+        }
+        bits = tirx.reinterpret("uint64", given[0](*(inner[a].var if a in inner else at[a] for a in range(len(shape)))))
+        return reducer(bits, axis=list(inner.values())) if inner else bits
+
+    return to.reshape(to.compute("hash", body, kept, x), to.shape)
+
+
 def sum_over(extents: Sequence[int], body: Callable[..., Any]) -> Any:
     """The sum of body(indices) over ranges, for use inside a tensor function."""
     axes = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, rounded, shape_of, wide
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
@@ -166,22 +166,29 @@ for _kind, _name in (("linear", "_upsample_bilinear2d_aa"), ("cubic", "_upsample
 def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     """x [n, c, (d,) h, w], grid [n, ..., 2 or 3] in [-1, 1], its last axis from the innermost -> [n, c, ...].
 
-    Modes: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 the border, 2 reflection.
+    Modes: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 the border, 2 reflection. Where x is of half precision PyTorch
+    rounds places to it, step by step, and so does this: one of bfloat16 beyond 16 is off by up to a sixteenth, which shows
+    in what is read there; its linear sums are rounded as well.
     """
-    have = shape_of(x)
-    spatial = have[2:]
+    spatial = shape_of(x)[2:]
     rank = len(spatial)
     result = to.dtype
+    if result == "bfloat16" and interpolation_mode == 2:
+        raise NotImplementedError("cubic sampling in bfloat16, whose weights PyTorch rounds away")
     dtype = wide(result)
     x, grid = to.cast(x, dtype), to.cast(grid, dtype)
+
+    def near(value: Any) -> Any:
+        return value if dtype == result else rounded(value, result)
 
     def number(value: float) -> Any:
         return tirx.const(value, dtype)
 
     def in_pixels(value: Any, extent: int) -> Any:
+        moved = near(value + number(1))
         if align_corners:
-            return (value + number(1)) * number((extent - 1) / 2)
-        return ((value + number(1)) * number(extent) - number(1)) * number(0.5)
+            return near(moved * number((extent - 1) / 2))
+        return near(near(near(moved * number(extent)) - number(1)) * number(0.5))
 
     def bounded(place: Any, extent: int) -> Any:
         if padding_mode == 2:
@@ -191,14 +198,13 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
         return place
 
     def reflected(place: Any, extent: int) -> Any:
+        """Between the middles of the first and the last element, or their outer edges."""
         low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
         if span == 0:
             return number(0)
-        away = tirx.abs(place - number(low))
-        times = tirx.floor(away / number(span))
-        rest = away - times * number(span)
-        even = tirx.floormod(times.astype("int64"), 2) == 0
-        return tirx.if_then_else(even, rest + number(low), number(span + low) - rest)
+        away, period = tirx.abs(place - number(low)), number(2 * span)
+        rest = away - tirx.trunc(near(away / period)) * period
+        return near(tirx.min(rest, period - rest) + number(low))
 
     def read(given: Any, at: Any, places: Sequence[Any]) -> Any:
         inside, index = [], []
@@ -208,13 +214,27 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
             index.append(safe.astype("int64"))
         return tirx.if_then_else(tirx.all(*inside), given[0](at[0], at[1], *index), number(0))
 
+    def place_of(tensor: Any, at: Any, axis: int) -> Any:
+        return in_pixels(tensor(*at, int64(rank - 1 - axis)), spatial[axis])
+
+    def rounded_place(axis: int) -> Any:
+        """As a tensor of its own: written out in the sum below, the roundings of all places would be a large expression."""
+        shape = shape_of(grid)[:-1]
+        found = to.compute("place", lambda given, at: place_of(given[0], at, axis), shape, grid)
+        if interpolation_mode == 2 or not padding_mode:
+            return found
+        return to.compute("place", lambda given, at: bounded(given[0](*at), spatial[axis]), shape, found)
+
     def body(given: Any, at: Any) -> Any:
-        raw = [
-            in_pixels(given[1](at[0], *at[2:], int64(rank - 1 - axis)), extent) for axis, extent in enumerate(spatial)
-        ]
+        own = [at[0], *at[2:]]
+        if dtype != result:
+            places = [tensor(*own) for tensor in given[1:]]
+        else:
+            places = [place_of(given[1], own, axis) for axis in range(rank)]
         if interpolation_mode == 2:
-            return _cubic(given, at, raw, spatial, bounded, read, number)
-        places = [bounded(place, extent) for place, extent in zip(raw, spatial, strict=True)]
+            return _cubic(given, at, places, spatial, bounded, read, number)
+        if dtype == result:
+            places = [bounded(place, extent) for place, extent in zip(places, spatial, strict=True)]
         if interpolation_mode == 1:
             return read(given, at, [tirx.nearbyint(place) for place in places])
         lows = [tirx.floor(place) for place in places]
@@ -228,7 +248,31 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
             )
         return total
 
-    return to.cast(to.compute("grid_sample", body, to.shape, x, grid), result)
+    def rounded_sum(places: Sequence[Any]) -> Any:
+        """Corner after corner, tensors of their own for the same reason; weights multiplied from the innermost axis."""
+        total = to.emit(op.zeros(relax.ShapeExpr(to.shape), dtype))
+        for corner in itertools.product((0, 1), repeat=rank):
+
+            def add(given: Any, at: Any, corner: Any = corner) -> Any:
+                here = [tensor(at[0], *at[2:]) for tensor in given[2:]]
+                lows = [tirx.floor(place) for place in here]
+                parts = [
+                    place - low if side else number(1) - (place - low)
+                    for place, low, side in zip(here, lows, corner, strict=True)
+                ]
+                weight = parts[-1]
+                for part in parts[-2::-1]:
+                    weight = near(weight * part)
+                value = read(given, at, [low + number(side) for low, side in zip(lows, corner, strict=True)])
+                return near(given[1](*at) + near(weight * value))
+
+            total = to.compute("corner", add, to.shape, x, total, *places)
+        return total
+
+    where = [grid] if dtype == result else [rounded_place(axis) for axis in range(rank)]
+    if dtype != result and interpolation_mode == 0:
+        return to.cast(rounded_sum(where), result)
+    return to.cast(to.compute("grid_sample", body, to.shape, x, *where), result)
 
 
 def _cubic(given: Any, at: Any, raw: Any, spatial: Any, bounded: Any, read: Any, number: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tuner.ingest.aten.emitter import (
     Emitter,
+    at_broadcast,
     converter,
     dtype_of,
     highest,
@@ -34,11 +35,9 @@ def index_put(to: Emitter, x: Any, indices: Sequence[Any], values: Any, accumula
     have = shape_of(x)
     indices = [*indices, *[None] * (len(have) - len(indices))]
     values = to.cast(values, to.dtype)
-    if len(indices) == 1 and indices[0] is not None and dtype_of(indices[0]) == "bool" and not accumulate:
-        raise NotImplementedError("a mask as an index")
     masks = [at for at, each in enumerate(indices) if each is not None and dtype_of(each) in ("bool", "uint8")]
     if masks:
-        return _put_where(to, x, indices, values, accumulate)
+        return _put_where(to, x, masks[0], indices, values, accumulate)
     given = [(axis, each) for axis, each in enumerate(indices) if each is not None]
     if not given:
         spread = to.broadcast(values, have)
@@ -67,15 +66,34 @@ def index_put(to: Emitter, x: Any, indices: Sequence[Any], values: Any, accumula
     return to.emit(op.index_put(x, relax.Tuple(flat), to.reshape(to.broadcast(values, shape), [size]), accumulate))
 
 
-def _put_where(to: Emitter, x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
-    """x[mask] = value for a single value and a mask of the leading axes."""
-    mask = indices[0]
-    if any(each is not None for each in indices[1:]) or math.prod(shape_of(values)) != 1:
-        raise NotImplementedError("a mask as an index")
-    rank = len(shape_of(x))
-    mask = to.reshape(to.cast(mask, "bool"), shape_of(mask) + [1] * (rank - len(shape_of(mask))))
-    value = to.reshape(values, [1] * rank)
-    return to.emit(op.where(mask, to.emit(op.add(x, value)) if accumulate else value, x))
+def _put_where(to: Emitter, x: Any, axis: int, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+    """x[..., mask] = values, the mask beginning at an axis: with one value for all places, or one for each in order."""
+    if sum(each is not None for each in indices) > 1:
+        raise NotImplementedError("a mask among other indices")
+    have, mask = shape_of(x), to.cast(indices[axis], "bool")
+    covered = len(shape_of(mask))
+    extents = have[axis : axis + covered]
+    size, after = math.prod(extents), have[axis + covered :]
+    each = shape_of(values)
+    each = [1] * (axis + 1 + len(after) - len(each)) + each
+    count = each[axis]
+    if count == 1:
+        mask = to.reshape(mask, [*[1] * axis, *extents, *[1] * len(after)])
+        value = to.reshape(values, [*each[:axis], *[1] * covered, *each[axis + 1 :]])
+        return to.emit(op.where(mask, to.emit(op.add(x, value)) if accumulate else value, x))
+    values, chosen = to.reshape(values, each), to.reshape(mask, [size])
+    order = to.emit(op.cumsum(to.cast(chosen, "int64"), 0))
+
+    def body(given: Any, at: Any) -> Any:
+        flat = int64(0)
+        for place, extent in zip(at[axis : axis + covered], extents, strict=True):
+            flat = flat * extent + place
+        number = tirx.max(tirx.min(given[3](flat) - int64(1), int64(count - 1)), int64(0))
+        value = at_broadcast(given[1], [*at[:axis], number, *at[axis + covered :]])
+        old = given[0](*at)
+        return tirx.if_then_else(given[2](flat), old + value if accumulate else value, old)
+
+    return to.compute("put", body, have, x, values, chosen, order)
 
 
 @converter("scatter.src", "scatter.value", "scatter_add.default", "scatter.reduce", "scatter.value_reduce")

@@ -21,6 +21,18 @@ def view(to: Emitter, x: Any, **_: Any) -> Any:
     return to.reshape(x, to.shape)
 
 
+@converter("resize.default", "resize_as.default")
+def resize(to: Emitter, x: Any, **_: Any) -> Any:
+    """The first elements, in the order of x's memory, in another shape."""
+    count, wanted = math.prod(shape_of(x)), math.prod(to.shape)
+    if wanted > count:
+        raise NotImplementedError("elements that nobody has written")
+    if not to.node.args[0].meta["val"].is_contiguous():
+        raise NotImplementedError("memory that is not in the tensor's order")
+    flat = to.reshape(x, [count])
+    return to.reshape(flat if wanted == count else to.emit(op.strided_slice(flat, [0], [0], [wanted])), to.shape)
+
+
 @converter("view.dtype")
 def view_bits(to: Emitter, x: Any, **_: Any) -> Any:
     if shape_of(x) != to.shape or "bool" in (dtype_of(x), to.dtype):

@@ -130,16 +130,26 @@ def _log_of_base(to: Emitter, x: Any, log_base: float) -> Any:
 
 @converter("log1p.default")
 def log1p(to: Emitter, x: Any) -> Any:
-    """W. Kahan's: log(1 + x) x / ((1 + x) - 1), which is exact where 1 + x is rounded."""
+    return elementwise(to, "log1p", log1p_of, wide(to.dtype), x)
 
-    def body(value: Any) -> Any:
-        dtype = str(value.ty.dtype)
-        one = tirx.const(1, dtype)
-        moved = value + one
-        small = tirx.if_then_else(moved == one, value, tirx.log(moved) * (value / (moved - one)))
-        return tirx.if_then_else(tirx.isinf(value), tirx.log(moved), small)
 
-    return elementwise(to, "log1p", body, wide(to.dtype), x)
+def log1p_of(value: Any) -> Any:
+    """log(1 + x): below 1/2 by the series of 2 artanh(x / (2 + x)), whose argument is at most 1/3.
+
+    W. Kahan's correction for the rounding of 1 + x cannot be written: TVM takes (1 + x) - 1 for x.
+    """
+    dtype = str(value.ty.dtype)
+
+    def number(one: float) -> Any:
+        return tirx.const(one, dtype)
+
+    near = value / (number(2) + value)
+    square = near * near
+    last = 17 if dtype == "float64" else 8  # the next term is below a ninth to that power
+    series = number(2 / (2 * last + 1))
+    for power in range(last - 1, -1, -1):
+        series = number(2 / (2 * power + 1)) + square * series
+    return tirx.if_then_else(tirx.abs(value) < number(0.5), near * series, tirx.log(number(1) + value))
 
 
 @converter("expm1.default")
