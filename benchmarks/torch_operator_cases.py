@@ -199,12 +199,8 @@ def outside(call: Call) -> tuple[str | None, list[Any]]:
     arrays = [*map(to_array, results)]
     for value in (0, 1):
         with TiesByPlace(), _Unwritten(value):
-            again = [
-                to_array(one)
-                for one in tree_leaves(call.results(*(t.clone() for t in call.tensors)))
-                if one is not None
-            ]
-        if difference(again, arrays) is not None:
+            again = tree_leaves(call.results(*(tensor.clone() for tensor in call.tensors)))
+        if difference([to_array(one) for one in again if one is not None], arrays) is not None:
             return "memory that nobody has written", []
     return None, arrays
 
@@ -238,8 +234,7 @@ def through_load(module: Any, target: Target) -> list[Any]:
     return list(found) if isinstance(found, tuple) else [found]
 
 
-def judged(run: Callable[[], list[Any]], *expected: Sequence[Any]) -> Outcome:
-    """What became of a sample whose results are to be like one of the expected ones."""
+def judged(run: Callable[[], list[Any]], expected: Sequence[Any]) -> Outcome:
     try:
         found = run()
     except REFUSALS as error:
@@ -247,8 +242,8 @@ def judged(run: Callable[[], list[Any]], *expected: Sequence[Any]) -> Outcome:
     except Exception as error:  # noqa: BLE001 - that is what is looked for
         line = (str(error).strip().splitlines() or [""])[-1]
         return Outcome(kind="raised", detail=f"{type(error).__name__}: {line}"[:300])
-    differs = [difference(found, each) for each in expected]
-    return Outcome(kind="right") if None in differs else Outcome(kind="wrong", detail=str(differs[0]))
+    differs = difference(found, expected)
+    return Outcome(kind="right") if differs is None else Outcome(kind="wrong", detail=differs)
 
 
 def exported(given: Sequence[Call], target: Target) -> list[Outcome]:
