@@ -61,9 +61,7 @@ QUICK = (
     "wav2vec2",
     "mamba",
 )
-LIMIT_SECS = 600.0
-"""Of one model, on a busy machine."""
-COMPILED = {"on_miss": "default", "deadline_secs": LIMIT_SECS}
+COMPILED = {"on_miss": "default", "deadline_secs": 600.0}
 """The backend's options: default schedules, and calls that wait for the compiled program."""
 REFUSED = (UnsupportedOperator, UnsupportedShape, InvalidModel)
 
@@ -80,6 +78,7 @@ def main() -> None:
         "--ways", nargs="+", default=["load", "compile", "train"], choices=["load", "compile", "train"]
     )
     arguments.add_argument("--jobs", type=int, default=2, help="models at a time")
+    arguments.add_argument("--limit", type=float, default=900.0, help="seconds that a model may take")
     options = arguments.parse_args()
     builders = runpy.run_path(str(options.models))["MODELS"] if options.models else architectures(options.families)
     chosen = QUICK if options.quick and not options.models else builders
@@ -90,7 +89,7 @@ def main() -> None:
     children: dict[str, Child] = {}
     while waiting or children:
         while waiting and len(children) < options.jobs:
-            children[waiting[0]] = Child(builders[waiting[0]], options.ways)
+            children[waiting[0]] = Child(builders[waiting[0]], options.ways, options.limit)
             del waiting[0]
         for name, child in list(children.items()):
             if (row := child.row()) is not None:
@@ -135,8 +134,8 @@ def _kept(work: Path | None) -> dict[str, dict[str, Any]]:
 class Child:
     """A fork of this process that makes the row of a model."""
 
-    def __init__(self, builder: Any, ways: Sequence[str]) -> None:
-        self.ways, self.started = ways, time.monotonic()
+    def __init__(self, builder: Any, ways: Sequence[str], limit_secs: float) -> None:
+        self.ways, self.limit_secs, self.started = ways, limit_secs, time.monotonic()
         self.scratch = tempfile.TemporaryDirectory(prefix="coverage-")
         folder = Path(self.scratch.name)
         self.told = folder / "row.json"
@@ -154,7 +153,7 @@ class Child:
     def row(self) -> dict[str, Any] | None:
         """What it made; None while it is at work."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        is_late = not pid and time.monotonic() - self.started > LIMIT_SECS
+        is_late = not pid and time.monotonic() - self.started > self.limit_secs
         if not pid and not is_late:
             return None
         with contextlib.suppress(ProcessLookupError):

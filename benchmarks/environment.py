@@ -6,17 +6,22 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from workers.device import fingerprint, usable_cores
 
-SHOWN = ("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "torch", "transformers", "onnxruntime", "openvino")
+SHOWN = (
+    *("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu"),
+    *("torch", "transformers", "onnx", "onnxruntime", "openvino"),
+)
 
 
 def environment(**budget: object) -> dict[str, Any]:
-    """Machine, versions, date, load before the run, and the budget given."""
+    """Machine, versions, commit, date, load before the run, and the budget given."""
     device = fingerprint()
     found = {}
     for name in SHOWN:
@@ -31,11 +36,27 @@ def environment(**budget: object) -> dict[str, Any]:
         "kernel": device.driver,
         "python": platform.python_version(),
         "versions": found,
+        "commit": commit(),
         "threads": kernel_threads(),
         "load_before": os.getloadavg()[0],
         "date": datetime.now(UTC).date().isoformat(),
         "budget": budget,
     }
+
+
+def commit() -> str:
+    """What was measured: the commit that is checked out, with `+` where files other than results differ from it."""
+    root = Path(__file__).parent
+    asked = ["git", "-C", str(root), "-c", f"safe.directory={root.parent}"]
+    changes = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results"]
+    try:
+        head, changed = (
+            subprocess.run([*asked, *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], changes)
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + "+" * bool(changed)
 
 
 def kernel_threads() -> int:
