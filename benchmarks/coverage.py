@@ -47,6 +47,7 @@ from pitchpipe import building, comparison, identity, sdk
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
 from pitchpipe.plugins import step
 from pitchpipe.wire.ids import json_digest
+from workers.device import detect_target
 
 FAMILIES = ("text", "vision", "audio", "recurrent", "images", "layers")
 QUICK = (
@@ -208,7 +209,7 @@ def _prepare_process() -> None:
     sdk.linker = lambda: None  # type: ignore[assignment]
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
-    target = sdk.detect_target("llvm")
+    target = detect_target("llvm")
     load_intrinsics(target)
     # What torch and TVM import and cache when they are first used, a fork would do again. Nothing here starts a thread.
     tiny = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
@@ -268,7 +269,7 @@ def _judged(way: str, judge: Callable[[], float | str]) -> dict[str, Any]:
 
 
 def _load(module: Any, examples: Any, sets: Any, expected: Any, tell: Callable[..., None]) -> float | str:
-    compiled = sdk.load(module, example_inputs=examples, target="llvm")
+    compiled = sdk.load(module, example_inputs=examples, target=detect_target("llvm"))
     tell(workloads=json_digest(sorted([*compiled.manifest.tuned, *compiled.manifest.untuned])))
     return _worst(
         [(_arrays(compiled(*[each.numpy() for each in one])), good) for one, good in zip(sets, expected, strict=True)]
