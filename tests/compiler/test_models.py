@@ -24,11 +24,11 @@ from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 try:
-    from architectures import layers, recurrent, text, vision
+    from architectures import images, layers, recurrent, text, vision
 finally:
     sys.path.remove(str(FOLDER))
 
-OWN = {**layers.MODELS, **recurrent.MODELS}
+OWN = {**images.MODELS, **layers.MODELS, **recurrent.MODELS}
 OURS = (
     "lstm_last_step",
     "gru_bidirectional_last_step",

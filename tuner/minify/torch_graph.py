@@ -16,6 +16,7 @@ from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
 from pitchpipe.torch_arrays import to_array, to_tensor
 from pitchpipe.torch_ties import TiesByPlace
 from tuner.ingest import TensorSpec
+from tuner.ingest.aten import has_converter
 from tuner.ingest.torch_export import export_decompositions, from_exported_program, module_of_torchscript, quiet
 from tuner.ingest.torch_fx import graph_of, module_of_graph, results_of
 from tuner.minify import Converted, Node, Part, Source
@@ -219,6 +220,10 @@ def refused(node: Any) -> str | None:
     results = results_of(node)
     if not results or not all(each is node or each.target is operator.getitem for each in results):
         return None
+    if any(
+        each.meta["val"].is_complex() for each in (*sources, *results)
+    ):  # which a program can hold, not take or give
+        return None if has_converter(node.target) else f"operator {operator_name(node.target)} has no converter"
     try:
         module_of_graph(graph_of(node))
     except InvalidModel as error:
