@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe.errors import UnsupportedOperator
+from pitchpipe.errors import InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
@@ -246,3 +246,34 @@ def test_polar_coordinates_turn_a_row() -> None:
         return torch.view_as_real(torch.view_as_complex(x) * turn)
 
     check(Of(turned), torch.randn(3, 4, 2), torch.randn(3, 4))
+
+
+def test_questions_about_constants_are_answered_where_a_module_is_exported() -> None:
+    class Asks(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("stride", torch.tensor(2), persistent=False)
+
+        def forward(self, x: Any) -> Any:
+            mask = torch.ones_like(x[:, 0])
+            written = torch.zeros(3)
+            written[1:] = 5
+            if bool((mask > 0).all()) and written.sum().item() == 10:
+                x = x * 3
+            return x[:, :: self.stride.item()]
+
+    check(Asks(), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("kind", ["an input", "what an input is written into", "a draw"])
+def test_questions_about_anything_else_are_not(kind: str) -> None:
+    def asks(x: Any) -> Any:
+        kept = torch.zeros(4)
+        seen = kept[1:]
+        if kind == "what an input is written into":
+            kept[2] = x[0]
+        asked = {"an input": x, "what an input is written into": seen, "a draw": torch.rand(4)}[kind]
+        return x * 2 if bool((asked > 0.5).any()) else x * 3
+
+    with pytest.raises(InvalidModel, match="data-dependent"):
+        from_torch(Of(asks).eval(), (torch.ones(4),))

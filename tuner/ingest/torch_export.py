@@ -32,6 +32,7 @@ from pitchpipe.torch_operators import further_decompositions, inference_decompos
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
 from tuner.ingest.settle import check_static, settle
+from tuner.ingest.torch_constants import constants_known
 from tuner.ingest.torch_numbers import settle_numbers
 
 if TYPE_CHECKING:
@@ -52,11 +53,19 @@ def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
     with quiet(), torch.no_grad():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = module_of_torchscript(module, examples)
-        try:
-            program = torch.export.export(module, examples)
-        except Exception as error:  # torch.export raises many kinds, user errors among them
-            raise InvalidModel(f"torch.export failed: {_first_line(error)}") from error
+        program = _exported(module, examples)
     return from_exported_program(program)
+
+
+def _exported(module: Any, examples: tuple[Any, ...]) -> Any:
+    """As torch.export gives it; where it cannot follow a question that the module asks of its constants, as it does when
+    they are answered."""
+    try:
+        return torch.export.export(module, examples)
+    except Exception as error:  # torch.export raises many kinds, user errors among them
+        with contextlib.suppress(Exception), constants_known(module):
+            return torch.export.export(module, examples)
+        raise InvalidModel(f"torch.export failed: {_first_line(error)}") from error
 
 
 def module_of_torchscript(script: Any, examples: tuple[Any, ...]) -> Any:
