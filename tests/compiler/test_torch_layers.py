@@ -277,3 +277,8 @@ def test_questions_about_anything_else_are_not(kind: str) -> None:
 
     with pytest.raises(InvalidModel, match="data-dependent"):
         from_torch(Of(asks).eval(), (torch.ones(4),))
+
+
+def test_overlapping_windows_of_a_transposed_tensor_are_read_by_their_places_in_memory() -> None:
+    check(Of(lambda x: (x + 1).transpose(0, 1).as_strided((3, 4, 2), (4, 2, 1))), torch.randn(4, 6))
+    check(Of(lambda x: (x + 1).transpose(0, 2).as_strided((3, 4, 2), (8, 1, 4), 2)), torch.randn(2, 3, 6))

@@ -283,9 +283,10 @@ def diagonal_scatter(to: Emitter, x: Any, src: Any, offset: int = 0, dim1: int =
 
 @converter("as_strided.default", "as_strided_copy.default")
 def as_strided(to: Emitter, x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None) -> Any:
-    """Of a tensor that fills its memory in order, elements by their places in memory."""
+    """Of a tensor that fills its memory, elements by their places in memory."""
+    order = _order(to)
     places = _memory(to, size, stride, storage_offset)
-    flat = to.reshape(x, [math.prod(shape_of(x))])
+    flat = to.reshape(to.permute(x, order), [math.prod(shape_of(x))])
     if places.size == flat.ty.shape.values[0] and (places.reshape(-1) == np.arange(places.size)).all():
         return to.reshape(flat, to.shape)
     start = 0 if storage_offset is None else storage_offset
@@ -303,7 +304,10 @@ def as_strided(to: Emitter, x: Any, size: Sequence[int], stride: Sequence[int], 
 def as_strided_scatter(
     to: Emitter, x: Any, src: Any, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None
 ) -> Any:
+    order = _order(to)
     places = _memory(to, size, stride, storage_offset).reshape(-1)
+    if order != sorted(order):
+        raise NotImplementedError("memory that is not in the tensor's order")
     if len(np.unique(places)) < len(places):
         raise NotImplementedError("elements that share memory")
     count = math.prod(to.shape)
@@ -318,15 +322,21 @@ def as_strided_scatter(
     return to.reshape(to.compute("as_strided_scatter", body, [count], flat, given, relax.const(source)), to.shape)
 
 
+def _order(to: Emitter) -> list[int]:
+    """The axes of the first argument from the one with the widest strides in memory to the one with the narrowest."""
+    fake = to.node.args[0].meta["val"]
+    order = sorted(range(fake.ndim), key=lambda axis: (-fake.stride(axis), fake.shape[axis] == 1, axis))
+    if not fake.permute(order).is_contiguous() or fake.storage_offset():
+        raise NotImplementedError("a tensor that does not fill its memory")
+    return order
+
+
 def _memory(to: Emitter, size: Sequence[int], stride: Sequence[int], storage_offset: Any) -> np.ndarray:
     """Places in memory of the elements, which must be among the first argument's."""
-    fake = to.node.args[0].meta["val"]
-    if not fake.is_contiguous() or fake.storage_offset():
-        raise NotImplementedError("a view of memory that is not in the tensor's order")
     places = np.full(tuple(size), 0 if storage_offset is None else storage_offset, np.int64)
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         places += (np.arange(extent) * step).reshape([-1] + [1] * (len(size) - axis - 1))
-    if places.max() >= fake.numel():
+    if places.max() >= to.node.args[0].meta["val"].numel():
         raise NotImplementedError("memory beyond the tensor's")
     return places
 
