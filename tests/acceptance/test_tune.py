@@ -67,7 +67,12 @@ def records(database: Path) -> int:
 def interrupt(model: Path, database: Path, how: signal.Signals, *options: str) -> None:
     """Runs until a few candidates more have been measured, then sends the signal."""
     enough = records(database) + 4
-    process = subprocess.Popen(command(model, database, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command(model, database, *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
     deadline = time.monotonic() + 90
     while records(database) < enough:
         assert time.monotonic() < deadline
