@@ -265,18 +265,48 @@ def test_questions_about_constants_are_answered_where_a_module_is_exported() -> 
     check(Asks(), torch.randn(4, 6))
 
 
-@pytest.mark.parametrize("kind", ["an input", "what an input is written into", "a draw"])
-def test_questions_about_anything_else_are_not(kind: str) -> None:
-    def asks(x: Any) -> Any:
-        kept = torch.zeros(4)
-        seen = kept[1:]
-        if kind == "what an input is written into":
-            kept[2] = x[0]
-        asked = {"an input": x, "what an input is written into": seen, "a draw": torch.rand(4)}[kind]
-        return x * 2 if bool((asked > 0.5).any()) else x * 3
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    {
+        "an input": lambda x: x,
+        "a draw": lambda _: torch.rand(4),
+        "what an input is written into": lambda x: _written(x, lambda kept: kept.__setitem__(2, x[0])),
+        "what a view of is written into": lambda x: _written(x, lambda kept: kept[1:3].add_(x[0])),
+        "what a view of an unknown place is written into": lambda x: _written(
+            x, lambda kept: kept.scatter_(0, x.long(), 1)
+        ),
+        "a known shape filled with an input": lambda x: torch.full_like(x, x.sum()),
+        "a new tensor filled with an input": lambda x: x.new_full((2,), x.sum()),
+        "a constant as it was before an input was written into it": lambda x: _asked_for_its_shape(x),
+        "a new tensor of an input": lambda x: x.new_tensor(x.sum()),
+        "a question of an input": lambda x: torch.tensor([1.0, x.sum().item()]),
+        "a statistic of an input": lambda x: _statistic(x),
+    }.items(),
+)
+def test_questions_about_anything_else_are_not(kind: str, asked: Any) -> None:
+    with pytest.raises(InvalidModel, match=r"data-dependent|GuardOnDataDependent"):
+        from_torch(Of(lambda x: x * 2 if bool((asked(x) > 0.5).any()) else x * 3).eval(), (torch.ones(4),))
 
-    with pytest.raises(InvalidModel, match="data-dependent"):
-        from_torch(Of(asks).eval(), (torch.ones(4),))
+
+def _written(x: Any, write: Any) -> Any:
+    """A view of a constant into which `write` wrote through another."""
+    kept = torch.zeros(4)
+    seen = kept[1:]
+    write(kept)
+    return seen
+
+
+def _asked_for_its_shape(x: Any) -> Any:
+    kept = torch.zeros(4)
+    kept.add_(x)
+    torch.ones_like(kept)
+    return kept
+
+
+def _statistic(x: Any) -> Any:
+    mean = torch.zeros(1)
+    nn.functional.batch_norm(x.reshape(4, 1), mean, torch.ones(1), training=True)
+    return mean
 
 
 def test_overlapping_windows_of_a_transposed_tensor_are_read_by_their_places_in_memory() -> None:

@@ -21,8 +21,11 @@ LARGEST = 1 << 20
 """Elements of a value that is kept."""
 ASKS = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
 """Functions that give Python's numbers."""
-SHAPED = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "new_tensor"})
-"""Functions that read the shape and type of a tensor alone."""
+LIKE = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"})
+"""Functions that read of their first argument its shape and type alone."""
+UNCOUNTED = ("batch_norm", "instance_norm")
+"""Functions that write statistics into tensors without counting it as a version of them."""
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @contextlib.contextmanager
@@ -51,44 +54,55 @@ def constants_known(module: Any) -> Iterator[None]:
 
 
 class _Constants(TorchFunctionMode):  # type: ignore[misc]
+    """The values of tensors without values, for as long as each has been written into as often as its value has.
+
+    torch counts the writes into a tensor and its views as its version. A function of known arguments runs on tensors and
+    on values; what anything unknown writes into a tensor leaves its value behind by a version.
+    """
+
     def __init__(self, known: list[tuple[Any, Any]]) -> None:
         super().__init__()
-        self._values: Any = WeakTensorKeyDictionary()
-        self._written: set[int] = set()
+        self._values: Any = WeakTensorKeyDictionary()  # tensor -> its value, and how many versions it is ahead
         for fake, value in known:
-            self._values[fake] = value
+            self._learn(fake, value)
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        unknown = name not in SHAPED and any(self._value(one) is None for one in given)
-        if name in ASKS and given and not unknown:
-            return self._evaluated(function, args, kwargs)
+        known = self._are_known(_without_subject(args) if name in LIKE else args, kwargs)
+        if known and given and name in ASKS:
+            return _evaluated(function, *self._values_of((args, kwargs)))
+        before = [(one, self._value(one)) for one in given]
+        values = self._values_of((args, kwargs)) if known else None
         if name == "pad":  # which asks for extents where no mode hears it
             args, kwargs = tree_map_only(torch.Tensor, self._number, (args, kwargs))
         found = function(*args, **kwargs)
         results = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
-        if unknown:
-            for one in given:
-                if name.endswith("_") or any(one is each for each in results):  # it is written into
-                    self._forget(one)
-            return found
-        if results or name == "__setitem__":
-            try:
-                values = self._evaluated(function, args, kwargs)
-            except Exception:  # noqa: BLE001 - what cannot be evaluated is not known
+        if not known:
+            if any(one in name for one in UNCOUNTED):
                 for one in given:
-                    self._forget(one)
-                return found
-            leaves = [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
-            for one, value in zip(results, leaves, strict=False):
+                    self._values.pop(one, None)
+        elif results or name == "__setitem__":
+            try:
+                leaves = tree_leaves(_evaluated(function, *values))
+                tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+                learned = [*before, *zip(results, tensors, strict=True)]
+            except Exception:  # noqa: BLE001 - what cannot be evaluated is not known
+                learned = [(one, None) for one in given]
+            for one, value in learned:
                 self._learn(one, value)
         return found
 
+    def _are_known(self, *arguments: Any) -> bool:
+        leaves = tree_leaves(arguments)
+        return not any(
+            isinstance(one, SYMBOLS) or isinstance(one, torch.Tensor) and self._value(one) is None for one in leaves
+        )
+
     def _value(self, tensor: Any) -> Any:
-        value = self._values.get(tensor)
-        return None if value is None or value.untyped_storage().data_ptr() in self._written else value
+        value, ahead = self._values.get(tensor, (None, 0))
+        return None if value is None or tensor._version - value._version != ahead else value
 
     def _number(self, tensor: Any) -> Any:
         """A whole number that is known as Python's, anything else as it is."""
@@ -96,22 +110,28 @@ class _Constants(TorchFunctionMode):  # type: ignore[misc]
         return int(value) if value is not None and value.ndim == 0 and not value.is_floating_point() else tensor
 
     def _learn(self, tensor: Any, value: Any) -> None:
-        if value.numel() <= LARGEST:
-            self._values[tensor] = value
+        if value is None or value.numel() > LARGEST or tensor.is_inference() or value.is_inference():
+            self._values.pop(tensor, None)
+        else:
+            self._values[tensor] = value, tensor._version - value._version
 
-    def _forget(self, tensor: Any) -> None:
-        """Of a tensor that something unknown is written into, and of all that share its memory."""
-        value = self._values.pop(tensor, None)
-        if value is not None:
-            self._written.add(value.untyped_storage().data_ptr())
-
-    def _evaluated(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def _values_of(self, arguments: Any) -> Any:
         def value(one: Any) -> Any:
             known = self._value(one)
-            return torch.empty(one.shape, dtype=one.dtype) if known is None else known
+            return torch.empty(one.shape, dtype=one.dtype) if known is None else known  # one of which the shape is read
 
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), _NoDraws(), torch.no_grad():
-            return function(*tree_map_only(torch.Tensor, value, args), **tree_map_only(torch.Tensor, value, kwargs))
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return tree_map_only(torch.Tensor, value, arguments)
+
+
+def _evaluated(function: Any, args: Any, kwargs: Any) -> Any:
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), _NoDraws(), torch.no_grad():
+        return function(*args, **kwargs)
+
+
+def _without_subject(args: Any) -> Any:
+    """Of a function that reads the shape of its first argument: that shape, and the other arguments."""
+    return (tuple(args[0].shape), *args[1:]) if args else args
 
 
 class _NoDraws(TorchDispatchMode):  # type: ignore[misc]
