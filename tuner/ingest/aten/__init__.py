@@ -30,6 +30,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     sorting,
     special,
     spectra,
+    strides,
     unary,
 )
 from tuner.ingest.aten.importer import has_converter, import_graph, operator_name, randomness
