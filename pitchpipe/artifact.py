@@ -73,6 +73,7 @@ class CompiledModel:
         self._tvm = tvm
         self._device = tvm.device("cuda" if manifest.target.kind == "cuda" else "cpu", 0)
         self._machine = importlib.import_module("tvm.relax").VirtualMachine(module, self._device)
+        self._main = self._machine["main"]
         self.bind(weights)
 
     @property
@@ -96,8 +97,8 @@ class CompiledModel:
         if len(arrays) != len(self.inputs):
             raise InvalidInput(f"the model takes {len(self.inputs)} arrays, not {len(arrays)}")
         tensors = [self._tensor(spec, array) for spec, array in zip(self.inputs, arrays, strict=True)]
-        result = self._machine["main"](*tensors, *self._params)
-        return result.numpy() if hasattr(result, "numpy") else tuple(part.numpy() for part in result)
+        result = self._main(*tensors, *self._params)
+        return _copied(result) if hasattr(result, "numpy") else tuple(_copied(part) for part in result)
 
     def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""
@@ -112,25 +113,37 @@ class CompiledModel:
             found = self._adopted(array)
         except Exception as error:  # whatever an array library raises for an array that it cannot hand over
             raise InvalidInput(f"{spec.name} is no array that can be used: {error}") from error
-        shape, dtype = tuple(int(n) for n in found.shape), str(found.dtype)
-        if (shape, dtype) != (spec.shape, spec.dtype):
-            raise InvalidInput(f"{spec.name} must be {spec.dtype}{list(spec.shape)}, not {dtype}{list(shape)}")
+        if found.shape != spec.shape or found.dtype != spec.dtype:
+            has = f"{found.dtype}{list(found.shape)}"
+            raise InvalidInput(f"{spec.name} must be {spec.dtype}{list(spec.shape)}, not {has}")
         return found.copyto(self._device) if copy or found.device != self._device else found
 
     def _adopted(self, array: Any) -> Any:
         import numpy as np
 
         runtime = self._tvm.runtime
-        if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+        if not hasattr(array, "__dlpack__"):
             return runtime.tensor(np.asarray(array, order="C"), self._device)
         if hasattr(array, "detach"):
             array = array.detach()
         try:
             return runtime.from_dlpack(array)
-        except (RuntimeError, ValueError):  # strided, or not aligned to a cache line, as compiled code expects
+        except (RuntimeError, ValueError, BufferError):  # strided, read-only, or not aligned as compiled code expects
+            if isinstance(array, np.ndarray):
+                return runtime.tensor(np.asarray(array, order="C"), self._device)
             if hasattr(array, "clone"):
                 return runtime.from_dlpack(array.contiguous().clone())
             return runtime.tensor(np.array(np.from_dlpack(array), order="C"), self._device)
+
+
+def _copied(result: Any) -> Any:
+    """A result as NumPy's array, in memory of its own: the executable keeps what it gives back, and may give it again."""
+    import numpy as np
+
+    try:
+        return np.array(np.from_dlpack(result))
+    except (RuntimeError, TypeError, BufferError):  # on another device, or of a type that NumPy lacks
+        return result.numpy()
 
 
 def linker() -> str | None:

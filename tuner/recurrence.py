@@ -17,7 +17,7 @@ T - 1 - t where a forward one is at step t.
 The workload computes a row's products, then its gates. The rewrite (`tiled`) is the same arithmetic in panels of units: all
 gates of a panel are summed in registers for a few rows at once, then become states, so that a step reads every weight once
 and writes nothing but states. Its weights lie as [H / panel, H, G, panel], brought there when they are bound. Panels may be
-divided among threads, which meet once a step. The step reads the states of the step before from y itself.
+divided among threads, launched once, which meet after every step. A step reads the states of the one before from y itself.
 
 LSTM: Hochreiter and Schmidhuber (1997), with forget gates: Gers, Schmidhuber and Cummins (2000). GRU: Cho et al. (2014), the
 reset gate applied after the product.
@@ -134,6 +134,8 @@ def tiled(mod: Any, panels: Panels) -> Any:
         raise InvalidTrace(f"panels of {panels.rows} x {panels.units} do not divide {layer.rows} x {layer.units}")
     tensors = _tensors(layer)
     count = layer.units // panels.units
+    if panels.parallel and count == 1:
+        raise InvalidTrace("one panel is not divided among threads")
     packed = _buffer("packed", (count, layer.units, layer.gates, panels.units))
     body = _sequence(layer, tensors, panels, lambda panel, k, gate, unit: packed[panel, k, gate, unit])
     read = [packed if one is tensors.w else one for one in tensors.params]
@@ -155,14 +157,25 @@ def _sequence(layer: Recurrence, tensors: _Tensors, panels: Panels, weight: Load
 
     first = _step(layer, tensors, panels, weight, at(_integer(0)), lambda n, k: tensors.h[n, k], tensors.c, sums)
     if layer.steps == 1:
-        return first
+        return _launched(first) if panels.parallel else first
 
     def following(t: Any) -> Any:
         before = at(t)
         now = before - 1 if layer.backward else before + 1
         return _step(layer, tensors, panels, weight, now, lambda n, k: tensors.y[before, n, k], tensors.last, sums)
 
-    return tirx.SeqStmt([first, _loop("t", layer.steps - 1, following)])
+    steps = tirx.SeqStmt([first, _loop("t", layer.steps - 1, following)])
+    return _launched(steps) if panels.parallel else steps
+
+
+def _launched(body: Any) -> Any:
+    """All of it in every thread, which divide parallel loops inside among themselves; one launch in place of one a loop."""
+    return tirx.AttrStmt(_integer(0), "pragma_parallel_launch_point", _integer(1), body)
+
+
+def _met(parallel_loop: Any) -> Any:
+    """Threads wait behind the loop until all have done their part of it."""
+    return tirx.AttrStmt(_integer(0), "pragma_parallel_barrier_when_finish", _integer(1), parallel_loop)
 
 
 def _step(
@@ -224,12 +237,13 @@ def _step(
         block = tvm.s_tir.SBlock([], [], [], "panel", body, None, [sums], [], {})
         return tvm.s_tir.SBlockRealize([], True, block)
 
-    kind = tirx.ForKind.PARALLEL if panels.parallel else tirx.ForKind.SERIAL
-
     def in_panel(panel: Any) -> Any:
         return _loop("rows", layer.rows // panels.rows, lambda rows: panel_of_rows(panel, rows))
 
-    return _loop("panel", layer.units // panels.units, in_panel, kind)
+    count = layer.units // panels.units
+    if panels.parallel:
+        return _met(_loop("panel", count, in_panel, tirx.ForKind.PARALLEL))
+    return _loop("panel", count, in_panel)
 
 
 def _cell(

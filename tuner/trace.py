@@ -90,7 +90,7 @@ REWRITE = "pitchpipe.rewrite"
 WINOGRAD: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
 """Name of a rewrite (algorithm, rows of an output tile, version) -> rows of an output tile. See tuner/winograd.py."""
 PANELS: Mapping[str, tuple[int, int, int, bool]] = {
-    f"recurrence-{rows}x{units}x{lanes}{'p' if parallel else 's'}.1": (rows, units, lanes, parallel)
+    f"recurrence-{rows}x{units}x{lanes}{'p.2' if parallel else 's.1'}": (rows, units, lanes, parallel)
     for rows in (1, 2, 4, 8)
     for units in (4, 8, 16, 32, 64, 128)
     for lanes in (4, 8, 16)

@@ -85,7 +85,7 @@ def test_a_layer_and_its_panels_compute_what_the_equations_say(layer: Recurrence
     assert find_recurrence(module["main"]) == layer  # type: ignore[index]
     expected = _expected(layer, arrays)
     assert largest_error(_run(module, layer, arrays), expected) < 1e-5
-    panels = Panels(rows=layer.rows, units=layer.units // (2 if layer.units % 8 == 0 else 1), lanes=4, parallel=True)
+    panels = Panels(rows=layer.rows, units=layer.units // 2 if layer.units % 8 == 0 else 4, lanes=4, parallel=True)
     assert largest_error(_run(tiled(module, panels), layer, arrays), expected) < 1e-5
 
 

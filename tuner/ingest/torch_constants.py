@@ -74,7 +74,7 @@ class _Constants(TorchFunctionMode):  # type: ignore[misc]
         if known and given and name in ASKS:
             return _evaluated(function, *self._values_of((args, kwargs)))
         before = [(one, self._value(one)) for one in given]
-        values = self._values_of((args, kwargs)) if known else None
+        values, options = self._values_of((args, kwargs)) if known else ((), {})
         if name == "pad":  # which asks for extents where no mode hears it
             args, kwargs = tree_map_only(torch.Tensor, self._number, (args, kwargs))
         found = function(*args, **kwargs)
@@ -85,7 +85,7 @@ class _Constants(TorchFunctionMode):  # type: ignore[misc]
                     self._values.pop(one, None)
         elif results or name == "__setitem__":
             try:
-                leaves = tree_leaves(_evaluated(function, *values))
+                leaves = tree_leaves(_evaluated(function, values, options))
                 tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
                 learned = [*before, *zip(results, tensors, strict=True)]
             except Exception:  # noqa: BLE001 - what cannot be evaluated is not known
@@ -97,7 +97,7 @@ class _Constants(TorchFunctionMode):  # type: ignore[misc]
     def _are_known(self, *arguments: Any) -> bool:
         leaves = tree_leaves(arguments)
         return not any(
-            isinstance(one, SYMBOLS) or isinstance(one, torch.Tensor) and self._value(one) is None for one in leaves
+            isinstance(one, SYMBOLS) or (isinstance(one, torch.Tensor) and self._value(one) is None) for one in leaves
         )
 
     def _value(self, tensor: Any) -> Any:
