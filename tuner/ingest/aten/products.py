@@ -126,12 +126,9 @@ def _plain(
         group = tirx.floordiv(at[1], per_group)
 
         def term(c: Any, *taps: Any) -> Any:
-            inside, index = [], []
-            for axis, tap in enumerate(taps):
-                source = at[2 + axis] * stride[axis] + tap * dilation[axis] - padding[axis]
-                inside += [source >= 0, source < have[2 + axis]]
-                index.append(_clamped(source, have[2 + axis]))
-            product = given[0](at[0], group * kernel[1] + c, *index) * given[1](at[1], c, *taps)
+            places = [at[2 + i] * stride[i] + tap * dilation[i] - padding[i] for i, tap in enumerate(taps)]
+            pixel, inside = _pixel(places, have[2:])
+            product = given[0](at[0], group * kernel[1] + c, *pixel) * given[1](at[1], c, *taps)
             return tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype))
 
         return sum_over(kernel[1:], term)
@@ -139,8 +136,12 @@ def _plain(
     return to.compute("conv", body, to.shape, x, weight)
 
 
-def _clamped(place: Any, extent: int) -> Any:
-    return tirx.max(tirx.min(place, tirx.const(extent - 1, "int64")), tirx.const(0, "int64"))
+def _pixel(places: Sequence[Any], extents: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """Indices within the extents, and the conditions under which they are the places that were asked for."""
+    zero = tirx.const(0, "int64")
+    index = [tirx.max(tirx.min(one, tirx.const(n - 1, "int64")), zero) for one, n in zip(places, extents, strict=True)]
+    inside = [test for one, n in zip(places, extents, strict=True) for test in (one >= 0, one < n)]
+    return index, inside
 
 
 def _has_transposed(rank: int, dtype: str, stride: Sequence[int], output_padding: Sequence[int]) -> bool:
@@ -172,14 +173,12 @@ def _transposed(
         group = tirx.floordiv(out, per_group)
 
         def term(c: Any, *taps: Any) -> Any:
-            inside, index = [], []
-            for axis, tap in enumerate(taps):
-                place = at[2 + axis] + padding[axis] - tap * dilation[axis]
-                source = tirx.floordiv(place, stride[axis])
-                inside += [tirx.floormod(place, stride[axis]) == 0, source >= 0, source < have[2 + axis]]
-                index.append(_clamped(source, have[2 + axis]))
+            places = [at[2 + i] + padding[i] - tap * dilation[i] for i, tap in enumerate(taps)]
+            pixel, inside = _pixel([tirx.floordiv(*each) for each in zip(places, stride, strict=True)], have[2:])
+            reached = [tirx.floormod(*each) == 0 for each in zip(places, stride, strict=True)]
+            inside = [test for each in zip(reached, inside[::2], inside[1::2], strict=True) for test in each]
             channel = group * channels + c
-            product = given[0](image, channel, *index) * given[1](channel, tirx.floormod(out, per_group), *taps)
+            product = given[0](image, channel, *pixel) * given[1](channel, tirx.floormod(out, per_group), *taps)
             return tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, dtype))
 
         return sum_over([channels, *kernel[2:]], term)
