@@ -28,6 +28,7 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import runpy
 import signal
 import sys
@@ -42,6 +43,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from environment import environment, parser, show
 
@@ -202,6 +204,7 @@ def _prepare_process() -> None:
 
         transformers.logging.set_verbosity_error()
     torch.set_num_threads(int(os.environ.get("TVM_NUM_THREADS", "2")))
+    torch._dynamo.config.use_numpy_random_stream = True  # else torch.compile draws other numbers than eager mode
 
     def here(name: str, data: bytes = b"", arrays: Any = None, **given: Any) -> Any:
         given.pop("timeout_secs", None)
@@ -324,6 +327,8 @@ def _stepped(module: Any, state: Any, forward: Any, inputs: Any) -> list[Any]:
     module.load_state_dict(state)
     module.zero_grad(set_to_none=True)
     torch.manual_seed(1)
+    np.random.seed(1)  # models of transformers draw what they mask by it
+    random.seed(1)
     outputs = [each for each in torch.utils._pytree.tree_leaves(forward(*inputs)) if each.requires_grad]
     weights = [torch.linspace(-1, 1, each.numel()).reshape(each.shape) for each in outputs]
     loss = sum(((each.float() - weight) * weight).mean() for each, weight in zip(outputs, weights, strict=True))
