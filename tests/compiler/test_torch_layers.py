@@ -288,6 +288,18 @@ def test_questions_about_anything_else_are_not(kind: str, asked: Any) -> None:
         from_torch(Of(lambda x: x * 2 if bool((asked(x) > 0.5).any()) else x * 3).eval(), (torch.ones(4),))
 
 
+def test_what_torch_export_refuses_names_the_line_of_the_model() -> None:
+    def asks(x: Any) -> Any:
+        if not x.any():
+            return x
+        return x * 2
+
+    with pytest.raises(
+        InvalidModel, match=r"failed at `if not x\.any\(\):` \(test_torch_layers\.py, line \d+\): Could not"
+    ):
+        from_torch(Of(asks).eval(), (torch.ones(4),))
+
+
 def _written(x: Any, write: Any) -> Any:
     """A view of a constant into which `write` wrote through another."""
     kept = torch.zeros(4)
