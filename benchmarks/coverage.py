@@ -13,7 +13,8 @@ each, on the example inputs, on inputs drawn like them and on edge values (pitch
 * `train`: a training step by the same, its loss and all gradients. AOTAutograd gives zeros, under every backend, for
   gradients that eager mode leaves out: they are equal here. A gradient may be as far off as rounding throws eager's own, by
   the measure of the backend's contest (pitchpipe/torch_backend/duel.py): for the same images in another order of memory, or
-  for inputs that differ in their last digits. Then `train_nudged` is true.
+  for inputs that differ in their last digits. Then `train_nudged` is true, `train_nudged_error` the largest error beside
+  those.
 
 Each is right, refused (by name, before anything was computed), wrong, failed (raised something else, or ended its
 process) or late. `parts_wrong` counts partitions that torch.compile left to PyTorch since what was compiled for them
@@ -301,7 +302,7 @@ def _train(module: Any, _examples: Any, sets: Any, _expected: Any, tell: Callabl
     state = {name: value.clone() for name, value in module.state_dict().items()}
     module.train()
     try:
-        errors = []
+        errors, from_nudged = [], 0.0
         compiled = torch.compile(module, backend="pitchpipe", options=COMPILED)
         for one in sets[:2]:
             good, ours = _stepped(module, state, module, one), _stepped(module, state, compiled, one)
@@ -309,8 +310,11 @@ def _train(module: Any, _examples: Any, sets: Any, _expected: Any, tell: Callabl
             if told is not None:
                 tell(train_nudged=True)
                 others = (_stepped(module, state, module, other) for other in rounded_otherwise(one, duel.NUDGE))
-                if not any(duel.difference(ours, good, other) is None for other in others):
+                excuse = next((other for other in others if duel.difference(ours, good, other) is None), None)
+                if excuse is None:
                     return told
+                from_nudged = max(from_nudged, comparison.largest_error(_arrays(ours), _arrays(excuse)))
+                tell(train_nudged_error=from_nudged)
             errors.append(comparison.largest_error(_arrays(ours), _arrays(good)))
         return max(errors)
     finally:
