@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,13 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 try:
     from architectures import images, layers, recurrent, text, vision
+
+    # By its path: a library that measures tests has the same name.
+    NAMED = importlib.util.spec_from_file_location("benchmarks_coverage", FOLDER / "coverage.py")
+    assert NAMED is not None
+    assert NAMED.loader is not None
+    coverage: Any = importlib.util.module_from_spec(NAMED)
+    NAMED.loader.exec_module(coverage)
 finally:
     sys.path.remove(str(FOLDER))
 
@@ -63,3 +71,54 @@ def test_a_network_computes_what_eager_does(name: str) -> None:
 def test_an_architecture_of_transformers_computes_what_eager_does(name: str) -> None:
     pytest.importorskip("transformers")
     check(THEIRS[name])
+
+
+class Convolved(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A convolution, a norm and a rectifier, whose gradient is `slope` times what it should be."""
+
+    def __init__(self, slope: float = 1.0) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.slope = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), slope
+
+    def forward(self, x: Any) -> Any:
+        y, slope = self.norm(self.convolution(x)), self.slope
+        y.register_hook(lambda gradient: gradient * slope)
+        return torch.relu(y)
+
+
+def test_eager_rounds_otherwise_in_another_order_of_memory_and_for_other_draws() -> None:
+    x, tokens = torch.randn(2, 3, 8, 8), torch.arange(4)
+    same, *nudged = coverage.rounded_otherwise([x, tokens], 2.0**-20)
+    assert torch.equal(same[0], x)
+    assert same[0].is_contiguous(memory_format=torch.channels_last)
+    drawn = []
+    for one, whole in nudged:
+        torch.manual_seed(1)  # as a step does
+        assert torch.equal(whole, tokens)
+        assert 0 < float((one / x - 1).abs().max()) < 2.0**-17
+        drawn.append(one)
+    assert len(drawn) == coverage.NUDGES
+    assert not any(torch.equal(a, b) for at, a in enumerate(drawn) for b in drawn[:at])
+    assert len(list(coverage.rounded_otherwise([tokens], 2.0**-20))) == coverage.NUDGES
+
+
+@pytest.mark.parametrize(("slope", "is_right"), [(1.0, True), (1.01, False)])
+def test_rounding_excuses_no_wrong_gradient(slope: float, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module, x = Convolved(), torch.randn(2, 3, 8, 8)
+
+    def compiled(model: Any, **_: Any) -> Any:
+        def run(one: Any) -> Any:
+            model.slope = slope
+            try:
+                return model(one)
+            finally:
+                model.slope = 1.0
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    told: dict[str, Any] = {}
+    found = coverage._train(module, None, [[x], [2 * x]], None, tell=told.update)
+    assert isinstance(found, float) is is_right, found
+    assert told == ({} if is_right else {"train_nudged": True})

@@ -288,6 +288,18 @@ def test_questions_about_anything_else_are_not(kind: str, asked: Any) -> None:
         from_torch(Of(lambda x: x * 2 if bool((asked(x) > 0.5).any()) else x * 3).eval(), (torch.ones(4),))
 
 
+def test_what_torch_export_refuses_names_the_line_of_the_model() -> None:
+    def asks(x: Any) -> Any:
+        if not x.any():
+            return x
+        return x * 2
+
+    with pytest.raises(
+        InvalidModel, match=r"failed at `if not x\.any\(\):` \(test_torch_layers\.py, line \d+\): Could not"
+    ):
+        from_torch(Of(asks).eval(), (torch.ones(4),))
+
+
 def _written(x: Any, write: Any) -> Any:
     """A view of a constant into which `write` wrote through another."""
     kept = torch.zeros(4)
@@ -307,6 +319,37 @@ def _statistic(x: Any) -> Any:
     mean = torch.zeros(1)
     nn.functional.batch_norm(x.reshape(4, 1), mean, torch.ones(1), training=True)
     return mean
+
+
+@pytest.mark.parametrize(
+    "order",
+    [(0, 2, 1, 3), (0, 1, 2, 3), (2, 0, 1, 3)],
+    ids=["images, rows, heads", "images, heads, rows", "rows, images, heads"],
+)
+def test_attention_lies_in_memory_as_its_query_does(order: tuple[int, ...]) -> None:
+    """`order`: the axes of [images, heads, rows, size] in memory, from the outermost. What reads the result by its strides was
+    traced with those of torch's kernel."""
+    torch.manual_seed(0)
+
+    def attend(x: Any) -> Any:
+        q = (x * 2).permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
+        return functional.scaled_dot_product_attention(q, q, q).as_strided((2 * 7, 24), (24, 1))
+
+    check(Of(attend), torch.randn(2, 3, 7, 8))
+
+
+def test_windows_of_attention_meet_the_next_weights_in_one_product() -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(24, 24)
+
+    def attend(x: Any) -> Any:
+        q = x.view(5, 7, 3, 8).transpose(1, 2)
+        read = functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).contiguous()
+        return functional.linear(read.reshape(5, 7, 24), weights)
+
+    mod, _, _ = prepared(Of(attend), (torch.randn(5, 7, 24),))
+    assert [5, 24, 24] not in [[int(extent) for extent in one.ty.shape] for one in mod["main"].params]
+    check(Of(attend), torch.randn(5, 7, 24))
 
 
 def test_overlapping_windows_of_a_transposed_tensor_are_read_by_their_places_in_memory() -> None:

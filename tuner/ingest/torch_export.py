@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -65,7 +66,18 @@ def _exported(module: Any, examples: tuple[Any, ...]) -> Any:
     except Exception as error:  # torch.export raises many kinds, user errors among them
         with contextlib.suppress(Exception), constants_known(module):
             return torch.export.export(module, examples)
-        raise InvalidModel(f"torch.export failed: {_first_line(error)}") from error
+        raise InvalidModel(f"torch.export failed{_place(error)}: {_first_line(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Words for the innermost line of the model that torch.export was at; none for a model without lines."""
+    library = Path(torch.__file__).parent
+    lines = [
+        f" at `{frame.line[:200]}` ({Path(frame.filename).name}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.line and frame.filename != __file__ and not Path(frame.filename).is_relative_to(library)
+    ]
+    return lines[-1] if lines else ""
 
 
 def module_of_torchscript(script: Any, examples: tuple[Any, ...]) -> Any:
