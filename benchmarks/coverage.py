@@ -6,7 +6,7 @@
     python benchmarks/coverage.py --work build/coverage.jsonl  # rows that are there already are not made again
 
 Architectures are those of architectures/: small, batch two, random weights whose outputs are neither zero nor chaos. Of
-each, on the example inputs, on inputs drawn like them and on edge values (pitchpipe/comparison.py says what is equal):
+each, on the example inputs, on inputs drawn like them and on edge values (pitchpipe/model/comparison.py says what is equal):
 
 * `load`: exported, built with the compiler's default schedules and run, as pitchpipe.load does where there is no linker;
 * `compile`: torch.compile(backend="pitchpipe"), without schedules and waited for, every partition used that is right;
@@ -49,9 +49,11 @@ import numpy as np
 import torch
 from environment import environment, parser, show
 
-from pitchpipe import building, comparison, identity, sdk
+from pitchpipe import sdk
+from pitchpipe.deploy import building, identity
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.plugins import step
+from pitchpipe.model import comparison
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.ids import json_digest
 from workers.device import detect_target
 
@@ -193,8 +195,8 @@ def _prepare_process() -> None:
     """Everything is imported once, and steps run in the process that asks for them: it is a child of its own already."""
     from pitchpipe import torch_backend
     from pitchpipe.torch_backend import duel
-    from tuner import deploy
-    from tuner.graph import prepare
+    from tuner.deploy import build as deploy
+    from tuner.graph.prepare import prepare
     from tuner.ingest import DEFAULT_LIMITS, parse_container
     from tuner.ingest.relax_reader import read_relax
     from tuner.ingest.torch_export import from_torch

@@ -37,14 +37,14 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.budget import BudgetLedger
-from tuner.confirm import MeasuredBatch
-from tuner.engine import LocalEngine
-from tuner.loop import TuningLoop
-from tuner.records import InMemoryRecordStore, encode_trace
-from tuner.steps import Proposal, ProposeRequest, Sample, TrainedModel, propose, train
+from tuner.execution.engine import LocalEngine
+from tuner.execution.steps import Proposal, ProposeRequest, Sample, TrainedModel, propose, train
+from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.confirm import MeasuredBatch
+from tuner.tuning.loop import TuningLoop
+from tuner.tuning.records import InMemoryRecordStore, encode_trace
 from workers.device import detect_target, fingerprint, toolchain, usable_cores
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 128, 32
 BATCH = 32
@@ -59,9 +59,9 @@ STOCK = Path(__file__).parent / "peers" / "metaschedule.py"
 
 def task_of(name: str, target: Target) -> Task:
     """The program as a task of its own."""
-    from tuner.digest import workload_digest
     from tuner.space.default import baseline_trace
     from tuner.tvm_compat import save_ir
+    from tuner.workload.digest import workload_digest
 
     mod = program(name)
     workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))

@@ -129,7 +129,7 @@ class Embedded:
     ) -> subprocess.Popen[bytes]:
         with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pitchpipe.cli", name, *arguments],
+                [sys.executable, "-m", "pitchpipe.cli.main", name, *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

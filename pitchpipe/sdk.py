@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pitchpipe import identity, misses
-from pitchpipe.artifact import CompiledModel, Manifest, cache_dir, intact, linker
-from pitchpipe.building import Recipe, make
 from pitchpipe.client import Client
-from pitchpipe.comparison import Agreement
-from pitchpipe.deadline import within
+from pitchpipe.deploy import identity, misses
+from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, intact, linker
+from pitchpipe.deploy.building import Recipe, make
+from pitchpipe.deploy.evidence import Evidence, compared, gather
+from pitchpipe.deploy.proof import open_proved
 from pitchpipe.errors import IntegrityError, NotFound, PitchpipeError, WrongResult
-from pitchpipe.evidence import Evidence, compared, gather
-from pitchpipe.local import LocalModel, detect_target, local_model
-from pitchpipe.plugins import step
-from pitchpipe.proof import open_proved
-from pitchpipe.reference import Expected, NoSource
-from pitchpipe.verify import ASKED_NOT_TO, compare_default, with_operator
+from pitchpipe.model.comparison import Agreement
+from pitchpipe.model.local import LocalModel, detect_target, local_model
+from pitchpipe.model.reference import Expected, NoSource
+from pitchpipe.model.verify import ASKED_NOT_TO, compare_default, with_operator
+from pitchpipe.processes.deadline import within
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelView
 from pitchpipe.wire.record import LookupRequest, LookupResponse
@@ -150,7 +150,7 @@ def _fetch_locked(
     deadline_secs: float | None,
     cache: Path | None,
 ) -> Schedules:
-    from pitchpipe.lockfile import locked  # which imports this module
+    from pitchpipe.deploy.lockfile import locked  # which imports this module
 
     folder = cache or cache_dir()
     wanted = resolve_target(target, folder)

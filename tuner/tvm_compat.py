@@ -229,7 +229,7 @@ def with_function(module: Any, name: str, function: Any) -> Any:
 
 
 MATH_VERSION = 2
-"""Of the arithmetic in tuner/fastmath.py and tuner/remainders.py, which CPU code is made with."""
+"""Of the arithmetic in tuner/lowering/fastmath.py and tuner/lowering/remainders.py, which CPU code is made with."""
 
 
 def toolchain(kind: str = "llvm") -> Toolchain:

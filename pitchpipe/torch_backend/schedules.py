@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.artifact import cache_dir
+from pitchpipe.cli.tune import DEFAULT_SECONDS
 from pitchpipe.client import Client
-from pitchpipe.deadline import within
+from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.identity import Identity
 from pitchpipe.embedded import Embedded, default_database
 from pitchpipe.errors import JobFailed, PitchpipeError
-from pitchpipe.identity import Identity
-from pitchpipe.local import LocalModel
-from pitchpipe.plugins import step
+from pitchpipe.model.local import LocalModel
+from pitchpipe.processes.deadline import within
+from pitchpipe.processes.plugins import step
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.warning import warn_once
-from pitchpipe.tune import DEFAULT_SECONDS
 from pitchpipe.wire.job import Budget, JobRequest, JobState
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target

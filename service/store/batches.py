@@ -19,7 +19,7 @@ from service.store.values import get_device, get_target, get_toolchain, insert, 
 from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record, spelled
 
 if TYPE_CHECKING:
-    from tuner.confirm import MeasuredBatch
+    from tuner.tuning.confirm import MeasuredBatch
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
 _CHARGED = [purpose for purpose in Purpose if purpose.charged]
@@ -290,7 +290,9 @@ def samples(session: Session, project: str, target_kind: str, limit: int) -> lis
 
 
 def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
-    from tuner.confirm import MeasuredBatch  # The API's processes never come here, and load nothing of the tuner.
+    from tuner.tuning.confirm import (
+        MeasuredBatch,  # The API's processes never come here, and load nothing of the tuner.
+    )
 
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]

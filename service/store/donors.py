@@ -14,7 +14,7 @@ from service.store.values import target_key
 from service.tables import BestRow, JobTask, StoredWorkload
 
 if TYPE_CHECKING:
-    from tuner.transfer import Known
+    from tuner.search.transfer import Known
 
 CONSIDERED = 32
 """Workloads of the same anchor with more work, and as many with less, that are ranked: those with about as much."""
@@ -22,7 +22,7 @@ CONSIDERED = 32
 
 def known(session: Session, project: str, workload: str, target: Target) -> tuple[Signature | None, list[Known]]:
     """The workload's signature, and what is served for others of its anchor; nothing where it has no signature."""
-    from tuner.transfer import Known  # The API's processes never come here, and load nothing of the tuner.
+    from tuner.search.transfer import Known  # The API's processes never come here, and load nothing of the tuner.
 
     own = session.get(StoredWorkload, (project, workload), populate_existing=True)
     if own is None or own.signature is None or own.size is None:

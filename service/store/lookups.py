@@ -1,6 +1,6 @@
 """Look-ups: which stored schedule an asking device is given, how well it fits, and why.
 
-One query reads every best of the asked workloads, whatever its target, with the project's generation. `pitchpipe.isa`
+One query reads every best of the asked workloads, whatever its target, with the project's generation. `pitchpipe.deploy.isa`
 judges the targets. Of what fits, the nearest is served:
 
     exact            same target, device class and toolchain
@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from pitchpipe import isa
+from pitchpipe.deploy import isa
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier

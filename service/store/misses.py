@@ -45,7 +45,7 @@ UNKNOWN_SECS = 1e-3
 MAX_VALUE_SECS = 1e7
 """That one report may add to a workload: a hundred days."""
 TRANSFER_TRIALS = 4
-"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/job_run.py, DONORS)."""
+"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/coordination/job_run.py, DONORS)."""
 TUNE_TRIALS = 64
 """Of its search."""
 MISSES_PER_JOB = 16

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe import building
-from pitchpipe.artifact import CompiledModel, open_artifact
 from pitchpipe.client import Client
+from pitchpipe.deploy import building
+from pitchpipe.deploy.artifact import CompiledModel, open_artifact
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
 from pitchpipe.sdk import Schedules, fetch, load, submit
 from pitchpipe.wire.job import JobState, JobView

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe import building, identity, packs, signing, verify
 from pitchpipe.client import Client
+from pitchpipe.deploy import building, identity, packs, signing
+from pitchpipe.deploy.packs import create_pack, open_pack
+from pitchpipe.deploy.safe import FallbackWarning, load_safely
 from pitchpipe.errors import WrongResult
-from pitchpipe.local import LocalModel, local_model
-from pitchpipe.packs import create_pack, open_pack
-from pitchpipe.reference import NoSource
-from pitchpipe.safe import FallbackWarning, load_safely
+from pitchpipe.model import verify
+from pitchpipe.model.local import LocalModel, local_model
+from pitchpipe.model.reference import NoSource
 from pitchpipe.sdk import Schedules, load, submit
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pitchpipe import comparison
+from pitchpipe.model import comparison
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.fastmath import expand_intrinsics
-from tuner.graph import finish, prepare
+from tuner.graph.prepare import finish, prepare
 from tuner.ingest import ingest
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.tvm_compat import load_ir
 
 torch = pytest.importorskip("torch")

@@ -18,8 +18,11 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, CheckVerdict, Time
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target
 from tests.compiler import programs
-from tuner.exchange import RECORDS, WORKLOADS, parse
-from tuner.records import (
+from tuner.execution.steps import ProposeRequest
+from tuner.ingest.metaschedule_files import RECORDS, WORKLOADS, parse
+from tuner.schedule.trace import REWRITE
+from tuner.search.evolution import propose
+from tuner.tuning.records import (
     InMemoryRecordStore,
     RecordStore,
     apply_trace,
@@ -28,9 +31,6 @@ from tuner.records import (
     export_metaschedule,
     import_metaschedule,
 )
-from tuner.search import propose
-from tuner.steps import ProposeRequest
-from tuner.trace import REWRITE
 from tuner.tvm_compat import PrimFunc, load_ir, ms, relax, save_ir, to_tvm_target, toolchain, tvm_ffi
 
 
@@ -48,7 +48,7 @@ def traces() -> list[str]:
 
 APPLY = """
 import sys, json
-from tuner.trace import apply_trace
+from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import PrimFunc, load_ir, save_ir, tvm_ffi
 from pitchpipe.wire.ids import sha256
 ir, traces = json.load(sys.stdin)

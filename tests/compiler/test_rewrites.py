@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.constants import folded
-from tuner.fastmath import expand_intrinsics
-from tuner.graph import finish, prepare
+from tuner.graph.fold_constants import folded
+from tuner.graph.prepare import finish, prepare
 from tuner.ingest import IngestedModel, TensorSpec
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.tvm_compat import relax
 
 ENDS = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 6.0, -88.0, 1e30, -1e30, 1e-30, np.inf, -np.inf, np.nan])

@@ -14,11 +14,10 @@ from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.compiler.programs import TARGET
 from tests.compiler.test_space_default import outputs
-from tuner.digest import workload_digest
+from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.default import fixed_trace
 from tuner.space.rowwise import find_chain, rowwise_sketches
-from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
@@ -32,6 +31,7 @@ from tuner.tvm_compat import (
     tvm,
     tvm_ffi,
 )
+from tuner.workload.digest import workload_digest
 
 op = relax.op
 SSE = Target.parse({"kind": "llvm", "mcpu": "x86-64", "num-cores": 4})

@@ -9,7 +9,7 @@ import pytest
 
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.graph.prepare import finish, prepare
 from tuner.ingest import IngestedModel
 from tuner.tvm_compat import relax
 

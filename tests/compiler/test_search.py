@@ -18,14 +18,15 @@ from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
-from tuner import search, space
-from tuner.cost_model import CostModel, train, unpack_features
-from tuner.families import family_of
-from tuner.search import propose
+from tuner import space
+from tuner.execution.steps import Donor, Proposal, ProposeRequest, Sample
+from tuner.schedule.trace import decode_trace, encode_trace, without_postproc
+from tuner.search import evolution as search
+from tuner.search.cost_model import CostModel, train, unpack_features
+from tuner.search.evolution import propose
+from tuner.search.population import family_of
+from tuner.search.transfer import refit
 from tuner.space import Space, design_space, space_of
-from tuner.steps import Donor, Proposal, ProposeRequest, Sample
-from tuner.trace import decode_trace, encode_trace, without_postproc
-from tuner.transfer import refit
 from tuner.tvm_compat import relax
 
 
@@ -96,7 +97,7 @@ def test_the_same_request_gives_the_same_proposals(
 
 ELSEWHERE = """
 import pickle, sys
-from tuner.steps import propose
+from tuner.execution.steps import propose
 print("\\n".join(p.candidate.digest for p in propose(pickle.load(sys.stdin.buffer))))
 """
 

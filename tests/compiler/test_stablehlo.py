@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.local import local_model
+from pitchpipe.model.comparison import difference
+from pitchpipe.model.local import local_model
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.graph.prepare import finish, prepare
 from tuner.ingest import IngestedModel, IngestLimits, convert, ingest, parse_container
 from tuner.tvm_compat import load_ir
 

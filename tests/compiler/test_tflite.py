@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator
+from pitchpipe.model.comparison import difference
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.graph.prepare import finish, prepare
 from tuner.ingest import IngestedModel, IngestLimits, convert, ingest, parse_container
 from tuner.ingest.isolation import join_weights, split_weights
 from tuner.tvm_compat import load_ir

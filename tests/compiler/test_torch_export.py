@@ -12,7 +12,7 @@ from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.graph.prepare import finish, prepare
 from tuner.ingest import ingest, parse_container
 from tuner.tvm_compat import load_ir
 

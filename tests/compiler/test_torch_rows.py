@@ -14,7 +14,7 @@ from torch.nn import functional as f  # noqa: E402
 
 from pitchpipe.torch_backend.dynamic import bucket  # noqa: E402
 from pitchpipe.torch_backend.rows import independent  # noqa: E402
-from pitchpipe.torch_operators import inference_decompositions  # noqa: E402
+from pitchpipe.torch_operators.decompositions import inference_decompositions  # noqa: E402
 
 W = torch.randn(8, 8)
 KERNEL = torch.randn(4, 3, 3, 3)

@@ -13,9 +13,9 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, workload
 from tests.compiler.test_tiles import convolution, dense, dense_gelu
 from tests.compiler.test_winograd import assert_same, network, workload_of
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, rewrite_of
+from tuner.search.transfer import refit
 from tuner.space import space_of
-from tuner.trace import apply_trace, decode_trace, encode_trace, rewrite_of
-from tuner.transfer import refit
 from tuner.tvm_compat import load_ir, relax
 
 op = relax.op

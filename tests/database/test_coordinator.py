@@ -16,15 +16,15 @@ from pitchpipe.wire.miss import MissCount, MissReport, MissStage
 from pitchpipe.wire.record import Origin
 from pitchpipe.wire.task import Signature, Workload
 from service.blobs import Blobs
-from service.coordinator import Coordinator
+from service.coordination.coordinator import Coordinator
+from service.coordination.job_run import MAX_CRASHES
+from service.coordination.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.db import Database
-from service.job_run import MAX_CRASHES
-from service.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.settings import Settings
 from service.store import batches, coordination, jobs, misses, models, records, workloads
 from service.wake import Wake
 from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
-from tuner.steps import Proposal, ProposeRequest, TrainedModel
+from tuner.execution.steps import Proposal, ProposeRequest, TrainedModel
 
 SIGNATURE = Signature(operators="matmul", anchor="SSR products", extents=(8, 8, 8), arguments=(), flops=1024.0)
 

@@ -43,10 +43,10 @@ from pitchpipe.wire.measure import (
 from pitchpipe.wire.record import LookupRequest, Tier
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
-from service.app import create_app
-from service.auth import Authenticator
 from service.blobs import Blobs
 from service.db import Database
+from service.http.app import create_app
+from service.http.auth import Authenticator
 from service.settings import Settings
 from service.store import batches, jobs, records, tokens, workloads
 from service.wake import Wake

@@ -12,8 +12,8 @@ import pytest
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Measurement, Stop, Timed
 from tuner.measure.candidate import Bench
-from tuner.testing import PASSED
-from workers.batch_run import Batch, BatchRun, Host
+from tuner.tuning.testing import PASSED
+from workers.sandbox.cpu.batch import Batch, BatchRun, Host
 
 
 class ScriptedChild:

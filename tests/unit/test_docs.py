@@ -10,10 +10,10 @@ import pytest
 import typer.main
 
 from pitchpipe import errors
-from pitchpipe.cli import app as commands
-from service.app import create_app
+from pitchpipe.cli.main import app as commands
 from service.blobs import Blobs
 from service.db import Database
+from service.http.app import create_app
 from service.settings import Settings
 from service.wake import Wake
 

@@ -12,12 +12,12 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_importing_the_sdk_loads_no_compiler_no_torch_and_no_database():
-    loaded = modules_after("import pitchpipe, pitchpipe.client, pitchpipe.sdk, pitchpipe.cli")
+    loaded = modules_after("import pitchpipe, pitchpipe.client, pitchpipe.sdk, pitchpipe.cli.main")
     assert not loaded & {"tvm", "torch", "sqlalchemy", "xgboost", "onnx", "numpy"}
 
 
 def test_importing_the_coordinator_loads_no_compiler():
-    loaded = modules_after("import service.coordinator")
+    loaded = modules_after("import service.coordination.coordinator")
     assert not loaded & {"tvm", "torch", "xgboost", "onnx"}
 
 

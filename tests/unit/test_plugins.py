@@ -4,7 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from pitchpipe.plugins import GROUP, MissingExtra, step
+from pitchpipe.processes.plugins import GROUP, MissingExtra, step
 
 
 @pytest.mark.parametrize("name", sorted(entry.name for entry in entry_points(group=GROUP)))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pitchpipe.wire.measure import Candidate
-from tuner.steps import FEWEST_PER_PART, Proposal, ProposeRequest, propose_on
-from tuner.testing import TARGET, fake_task
+from tuner.execution.steps import FEWEST_PER_PART, Proposal, ProposeRequest, propose_on
+from tuner.tuning.testing import TARGET, fake_task
 
 
 class Held(Executor):

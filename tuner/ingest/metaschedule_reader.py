@@ -11,8 +11,8 @@ import json
 
 from pitchpipe.errors import InvalidInput, InvalidModel, InvalidTrace
 from pitchpipe.wire.target import Target
-from tuner import exchange
 from tuner.ingest import IngestLimits
+from tuner.ingest import metaschedule_files as exchange
 from tuner.ingest.imported import ImportedWorkload, pack_imported
 from tuner.tvm_compat import load_intrinsics
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.fastmath import expand_intrinsics
-from tuner.measure.packing import packings_of, without_packings
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.measure.tensor_type import TensorType
-from tuner.trace import apply_trace
+from tuner.schedule.packing import packings_of, without_packings
+from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import (
     IRModule,
     Schedule,

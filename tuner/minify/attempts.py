@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, from_problem
-from pitchpipe.lifeline import end_with_parent
+from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.finding import WALL_SECS, FindingKind
 from pitchpipe.wire.target import Target
-from tuner.deploy import Scheduled, compile_scheduled
-from tuner.graph import TRANSFORM, finish, prepare
+from tuner.deploy.build import Scheduled, compile_scheduled
+from tuner.graph.prepare import TRANSFORM, finish, prepare
 from tuner.ingest import parse_container
 from tuner.minify import Part
 from tuner.tvm_compat import load_intrinsics, load_ir, relax, to_tvm_target, tvm

@@ -15,9 +15,9 @@ import numpy as np
 
 from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.wire.target import Target
-from tuner.fastmath import expand_intrinsics
-from tuner.graph import MAIN, finish, prepare
+from tuner.graph.prepare import MAIN, finish, prepare
 from tuner.ingest import parse_container
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.minify import Part
 from tuner.minify.attempts import Say, in_fork, run_naively
 from tuner.minify.reduction import bisected

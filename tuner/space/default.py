@@ -12,6 +12,7 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
 from tuner.space.inlining import inline_producers, root_blocks
@@ -19,7 +20,6 @@ from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
 from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
 from tuner.space.tiles import tiled_sketches
-from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 
 TURNS = 4

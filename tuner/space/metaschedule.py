@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.measure.packing import without_packings
+from tuner.schedule.packing import without_packings
+from tuner.schedule.trace import REWRITE, rewritten
 from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
 from tuner.space.vector_tile import wastes_vectors, with_full_vectors
-from tuner.trace import REWRITE, rewritten
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
@@ -174,7 +174,7 @@ def structural_hash(schedule: Any) -> int:
 
 
 def _rewrite_of(trace: Any) -> str | None:
-    """The name of the rewrite that a trace begins with, as tuner/trace.py has it."""
+    """The name of the rewrite that a trace begins with, as tuner/schedule/trace.py has it."""
     insts = trace.insts
     if len(insts) < 2 or insts[1].kind.name != "Annotate" or str(insts[1].attrs[0]) != REWRITE:
         return None

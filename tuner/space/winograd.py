@@ -1,4 +1,4 @@
-"""Schedules of convolutions rewritten by Winograd's algorithm (tuner/winograd.py), for CPUs.
+"""Schedules of convolutions rewritten by Winograd's algorithm (tuner/schedule/winograd.py), for CPUs.
 
     [parallel over tiles: pad a tile's input, transform it]     where the input is transformed at the root
     parallel over blocks of tiles (and of panels)
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
+from tuner.schedule.trace import REWRITE, WINOGRAD, rewritten
+from tuner.schedule.winograd import KERNEL, Convolution, find_convolution
 from tuner.space.processor import VectorUnit
-from tuner.trace import REWRITE, WINOGRAD, rewritten
 from tuner.tvm_compat import Schedule
-from tuner.winograd import KERNEL, Convolution, find_convolution
 
 WIDTHS = 2
 """Register tiles offered of one rewrite."""

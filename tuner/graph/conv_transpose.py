@@ -1,0 +1,87 @@
+"""Transposed convolutions in the layout of the others, as the sums that their outputs are.
+
+    y[n, p, o] = sum over k, i of x[n, (p + pad - k * dilation) / stride, i] * w[k, i, o], where that division has no rest
+
+in as many dimensions as there are. TVM lowers them in NCHW alone, with the zeros between inputs written out: every output
+is then a whole window of products, most of them with zeros. Here the zeros are a condition on the remainder, which a
+register tile knows where it unrolls the window (tuner/space/tiles.py). The window is turned beforehand, in the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tuner.graph.def_use import Facts, Recipe, replaced, static_shape
+from tuner.tvm_compat import relax, te, tirx, topi
+
+LAYOUTS = {"relax.nn.conv1d_transpose": ["NWC", "WIO"], "relax.nn.conv2d_transpose": ["NHWC", "HWIO"]}
+"""Those in which it is taken: what is in another layout is left as it is."""
+OUT_ELEMWISE_FUSABLE = 4
+"""TVM's name for the kind of operator whose result may be computed on before it is written."""
+
+
+def write_out_transposed(mod: Any) -> Any:
+    """The module with the transposed convolutions of main as tensor functions; bindings canonical."""
+    facts = Facts(mod["main"])
+    recipes: dict[Any, Recipe] = {}
+    for name, (layout, kernel) in LAYOUTS.items():
+        for _, call in facts.calls(name):
+            attrs = call.attrs
+            known = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == (layout, kernel, layout)
+            if known and all(static_shape(argument) is not None for argument in call.args):
+                recipes[call] = _written_out(call)
+    return replaced(mod, recipes)
+
+
+def _written_out(call: Any) -> Recipe:
+    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
+        x, weight = (now(argument) for argument in call.args)
+        for axis in range(len(static_shape(weight) or ()) - 2):
+            weight = builder.emit(relax.op.flip(weight, axis))
+        name = str(call.op.name).rpartition(".")[2]
+        placeholders = [te.placeholder(static_shape(each), str(each.ty.dtype)) for each in (x, weight)]
+        result = _sum(placeholders[0], placeholders[1], static_shape(call) or [], call.attrs)
+        function = te.create_prim_func([*placeholders, result], index_dtype_override="int64")
+        function = function.without_attr("global_symbol").with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
+        return relax.call_tir(builder.add_func(function, name), (x, weight), call.ty)
+
+    return recipe
+
+
+def _sum(x: Any, weight: Any, shape: list[int], attrs: Any) -> Any:
+    """The tensor of outputs of the turned window."""
+    *window, inputs, outputs = (int(extent) for extent in weight.shape)
+    strides, dilation = ([int(step) for step in steps] for steps in (attrs.strides, attrs.dilation))
+    # Zeros before the first input, where inputs lie a stride apart; below zero it is cut off.
+    before = [
+        (extent - 1) * step - int(pad) for extent, step, pad in zip(window, dilation, attrs.padding, strict=False)
+    ]
+    low = [max(0, math.ceil(zeros / stride)) for zeros, stride in zip(before, strides, strict=True)]
+    shift = [pad * stride - zeros for pad, stride, zeros in zip(low, strides, before, strict=True)]
+    reach = [
+        (out - 1 + (extent - 1) * step + moved) // stride + 1
+        for out, extent, step, moved, stride in zip(shape[1:-1], window, dilation, shift, strides, strict=True)
+    ]
+    high = [max(0, last - pad - int(size)) for last, pad, size in zip(reach, low, list(x.shape)[1:-1], strict=True)]
+    padded = topi.nn.pad(x, [0, *low, 0], [0, *high, 0]) if any((*low, *high)) else x
+    groups = int(attrs.groups)
+    taps = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(window)]
+    channel = te.reduce_axis((0, inputs // groups), name="i")
+    zero = tirx.const(0.0, x.dtype)
+
+    def product(image: Any, *index: Any) -> Any:
+        *position, output = index
+        at = [
+            place + tap * step + moved for place, tap, step, moved in zip(position, taps, dilation, shift, strict=True)
+        ]
+        from_channel, to = channel, output
+        if groups > 1:
+            from_channel, to = output // outputs * (inputs // groups) + channel, output % outputs
+        read = padded[(image, *(i // stride for i, stride in zip(at, strides, strict=True)), from_channel)]
+        hits = [i % stride == 0 for i, stride in zip(at, strides, strict=True) if stride > 1]
+        data = tirx.if_then_else(tirx.all(*hits), read, zero) if hits else read
+        return te.sum(data * weight[(*taps, from_channel, to)], axis=[*taps, channel])
+
+    return te.compute(tuple(shape), product, name="transposed")

@@ -1,0 +1,100 @@
+"""Batch norms of inference as arithmetic on their parameters.
+
+With s = gamma / sqrt(variance + epsilon) and t = beta - mean * s, a batch norm is y = x * s + t along its channel axis.
+If x is the only use of a convolution (plus, perhaps, a bias b per channel), y = conv(x', w * s) + (b * s + t): the
+scale moves into the weights, and all arithmetic on parameters is lifted out of the model later (tuner/graph/prepare.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
+
+
+def fold_batch_norm(mod: Any) -> Any:
+    """The module with every batch_norm of main written out; bindings must be canonical."""
+    main = mod["main"]
+    folded = _Fold(mod, _use_counts(main)).visit_expr(main)
+    return with_function(mod, "main", folded)
+
+
+def _use_counts(function: Any) -> dict[Any, int]:
+    counts: dict[Any, int] = {}
+
+    def visit(expr: Any) -> None:
+        arguments = list(expr.args) if isinstance(expr, relax.Call) else []
+        arguments += list(expr.fields) if isinstance(expr, relax.Tuple) else []
+        for argument in arguments:
+            if isinstance(argument, relax.Var):
+                counts[argument] = counts.get(argument, 0) + 1
+
+    relax.analysis.post_order_visit(function.body, visit)
+    return counts
+
+
+def _is_op(expr: Any, name: str) -> bool:
+    return isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == name
+
+
+@mutator
+class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+    def __init__(self, mod: Any, uses: dict[Any, int]) -> None:
+        super().__init__(mod)
+        self.uses = uses
+
+    def visit_call_(self, call: Any) -> Any:
+        if not _is_op(call, "relax.nn.batch_norm"):
+            return self.visit_expr_post_order(call)
+        data = call.args[0]
+        call = self.visit_expr_post_order(call)
+        _, gamma, beta, mean, variance = call.args
+        dtype = str(gamma.ty.dtype)
+        emit = self.builder_.emit
+        deviation = emit(relax.op.sqrt(emit(relax.op.add(variance, relax.const(float(call.attrs.epsilon), dtype)))))
+        scale = emit(relax.op.divide(gamma if call.attrs.scale else relax.const(1.0, dtype), deviation))
+        shift = emit(relax.op.negative(emit(relax.op.multiply(mean, scale))))
+        if call.attrs.center:
+            shift = emit(relax.op.add(beta, shift))
+        return relax.Tuple([self._scaled(data, call, scale, shift), mean, variance])
+
+    def _scaled(self, data: Any, call: Any, scale: Any, shift: Any) -> Any:
+        """x * scale + shift, the scale inside the convolution's weights where that is possible."""
+        emit = self.builder_.emit
+        x = call.args[0]
+        channels = int(call.args[1].ty.shape[0])
+        rank = len(x.ty.shape)
+        axis = int(call.attrs.axis) % rank
+        along = [channels if index == axis else 1 for index in range(rank)]
+        conv, bias = self._convolution(data, axis, along)
+        if conv is None:
+            x = emit(relax.op.multiply(x, emit(relax.op.reshape(scale, along))))
+            return emit(relax.op.add(x, emit(relax.op.reshape(shift, along))))
+        source, weight = (self.visit_expr(argument) for argument in conv.args)
+        per_output = [channels] + [1] * (len(weight.ty.shape) - 1)
+        weight = emit(relax.op.multiply(weight, emit(relax.op.reshape(scale, per_output))))
+        y = emit(relax.Call(conv.op, [source, weight], conv.attrs, conv.ty_args))
+        if bias is not None:
+            bias = emit(relax.op.multiply(emit(relax.op.reshape(self.visit_expr(bias), [channels])), scale))
+            shift = emit(relax.op.add(bias, shift))
+        return emit(relax.op.add(y, emit(relax.op.reshape(shift, along))))
+
+    def _convolution(self, data: Any, axis: int, along: list[int]) -> tuple[Any, Any]:
+        """The convolution whose only use is this batch norm, and its bias; (None, None) if x is something else."""
+        bias = None
+        found = self._bound(data)
+        if _is_op(found, "relax.add"):
+            left, right = found.args
+            if [int(extent) for extent in right.ty.shape] != along:
+                return None, None
+            bias, found = right, self._bound(left)
+        if not _is_op(found, "relax.nn.conv2d") or axis != 1:
+            return None, None
+        layouts = (found.attrs.data_layout, found.attrs.kernel_layout, found.attrs.out_layout)
+        return (found, bias) if layouts == ("NCHW", "OIHW", "NCHW") else (None, None)
+
+    def _bound(self, variable: Any) -> Any:
+        """What a variable that is used once is bound to."""
+        if not isinstance(variable, relax.Var) or self.uses.get(variable, 0) != 1:
+            return None
+        return self.lookup_binding(variable)

@@ -1,0 +1,116 @@
+"""Heads: the split of a projection's columns, and the move of rows behind it, made on its weights instead.
+
+Attention reads a projection x W + b of shape [rows, heads * size] as [heads, rows, size]: a reshape and a permutation, a
+kernel that only moves. With W' [heads, columns of x, size] the product x W' has that shape at once, and W' depends on
+weights only, so it is made when weights are bound. Its panels of `size` columns are what a register tile wants, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.graph.def_use import Emit, Facts, Recipe, op_name, replaced, reshaped, static_shape
+from tuner.graph.simplify.rewriter import BINARY, UNARY
+from tuner.tvm_compat import relax
+
+MIN_SIZE = 16
+"""Columns of a head that are not a multiple of this leave vectors half empty, where all columns together fill them."""
+
+
+def split_heads(mod: Any) -> Any:
+    """The module with such permutations of main replaced by products with permuted weights; bindings canonical."""
+    facts = Facts(mod["main"])
+    recipes: dict[Any, Recipe] = {}
+    for _, call in facts.calls("relax.permute_dims"):
+        if (split := _Split.found(facts, call)) is not None:
+            recipes[call] = split
+    return replaced(mod, recipes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Split:
+    product: Any
+    """x W, of shape [batch..., rows, columns]."""
+    chain: tuple[Any, ...]
+    """The element-wise calls behind it, first to last."""
+    factors: tuple[int, ...]
+    """What the columns are split into."""
+    order: tuple[int, ...]
+    """Order of those factors, the last excepted, before the rows."""
+    transposed: bool
+    """Rows come last."""
+
+    @staticmethod
+    def found(facts: Facts, call: Any) -> _Split | None:
+        reshape = facts.made(call.args[0])
+        if op_name(reshape) != "relax.reshape" or not facts.once(call.args[0]) or not call.attrs.axes:
+            return None
+        chain: list[Any] = []
+        at = reshape.args[0]
+        while facts.once(at) and _follows_columns(facts, facts.made(at)):
+            chain.insert(0, facts.made(at))
+            at = chain[0].args[0]
+        product = facts.made(at)
+        if op_name(product) != "relax.matmul" or not facts.once(at):
+            return None
+        x, weight = product.args
+        shapes = [static_shape(each) for each in (x, weight, reshape)]
+        if None in shapes or not facts.from_weights(weight) or facts.from_weights(x):
+            return None
+        (rows, columns, whole), axes = [shape or [] for shape in shapes], [int(axis) for axis in call.attrs.axes]
+        lead = len(rows) - 1
+        if len(columns) != 2 or lead > 2 or whole[:lead] != rows[:-1] or len(whole) - lead < 2:
+            return None
+        transposed = axes[-1] == lead - 1
+        if transposed:
+            axes[-2:] = [axes[-1], axes[-2]]
+        last = len(whole) - 1
+        batch, moved = axes[: lead - 1], axes[lead - 1 : -2]
+        if axes[-2:] != [lead - 1, last] or batch != list(range(lead - 1)) or whole[-1] % MIN_SIZE:
+            return None
+        order = tuple(axis - lead for axis in moved)
+        return _Split(
+            product=product, chain=tuple(chain), factors=tuple(whole[lead:]), order=order, transposed=transposed
+        )
+
+    def __call__(self, builder: Any, now: Callable[[Any], Any]) -> Any:
+        emit = builder.emit
+        x, weight = (now(argument) for argument in self.product.args)
+        *batch, rows, columns = static_shape(x) or []
+        if batch:
+            x = emit(relax.op.reshape(x, [*batch, 1, rows, columns]))
+        y = emit(relax.op.matmul(x, self._per_head(emit, weight, columns), out_dtype=self.product.attrs.out_dtype))
+        for call in self.chain:
+            others = [self._per_head(emit, now(each), 1) if _length(each) > 1 else now(each) for each in call.args[1:]]
+            y = emit(relax.Call(call.op, [y, *others], call.attrs, call.ty_args))
+        tail = [rows, self.factors[-1]]
+        if self.transposed:
+            tail.reverse()
+            y = emit(relax.op.permute_dims(y, [*range(len(batch) + 1), len(batch) + 2, len(batch) + 1]))
+        return reshaped(y, [*batch, *(self.factors[axis] for axis in self.order), *tail])
+
+    def _per_head(self, emit: Emit, tensor: Any, rows: int) -> Any:
+        """[rows, columns] -> [heads, rows, size], the heads in the order that the permutation gives them."""
+        split = emit(relax.op.reshape(tensor, [rows, *self.factors]))
+        moved = emit(relax.op.permute_dims(split, [*(axis + 1 for axis in self.order), 0, len(self.factors)]))
+        return emit(relax.op.reshape(moved, [math.prod(self.factors[:-1]), rows, self.factors[-1]]))
+
+
+def _follows_columns(facts: Facts, call: Any) -> bool:
+    """Whether a call is element-wise, on a tensor of rows and, perhaps, one value for each column."""
+    out = static_shape(call)
+    if out is None or not isinstance(call, relax.Call) or static_shape(call.args[0]) != out:
+        return False
+    if op_name(call) in UNARY:
+        return len(call.args) == 1
+    if op_name(call) not in BINARY or not facts.from_weights(call.args[1]):
+        return False
+    shape = static_shape(call.args[1])
+    return shape is not None and math.prod(shape) in (1, out[-1]) and math.prod(shape) == (shape or [1])[-1]
+
+
+def _length(expr: Any) -> int:
+    return math.prod(static_shape(expr) or ())

@@ -1,0 +1,213 @@
+"""Schedules from elsewhere: the trace of one workload re-fitted to another of the same operator.
+
+A trace is not edited. The workload that wants a schedule has a design space of its own, whose sketches fit it by
+construction: its stages, its epilogue, register tiles that divide its extents. So re-fitting is two questions:
+
+1. Which sketch makes the same moves? Both are read as sequences of moves (kinds of instructions, without names of blocks
+   and variables) and aligned; what differs in one epilogue and the other falls out of the alignment. Among sketches that
+   make the same moves the one is taken that makes them on the same loops, with the nearest constants (register tiles).
+2. Which decisions are nearest? A tile keeps its inner factors (vectors, registers) as nearly as the new extent's divisors
+   allow, and the outermost takes the rest; a choice keeps its value, or takes the nearest offered; a place of computation
+   is kept where it is one, else drawn from a fixed seed, as is what has no counterpart.
+
+The result is a candidate like any other: nobody believes it before it was built, checked and measured.
+
+`nearest` says whose traces to try first. It needs no compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Signature, Workload
+from tuner.schedule.trace import REWRITE, decode_trace, encode_trace, without_postproc
+
+LEAST_ALIKE = 0.5
+"""Share of the moves that a trace and a sketch must have in common: with fewer, decisions have no counterparts. Another
+shape leaves 0.8 to 1, another epilogue as little as 0.6, another algorithm 0.2 to 0.4."""
+SKETCHES_TRIED = 3
+"""The nearest may be refused: for its code size, or by a limit of a GPU."""
+MOVES_COUNT = 6.0
+"""What the shares of moves that differ, or are made on other loops, count for beside the constants, whose distance is in
+doublings."""
+OTHER_EPILOGUE = 0.25
+"""Distance, in doublings of an extent, that other operators before or after the anchor count for."""
+NO_BOUND = 0.5
+"""Share of its bound that a schedule is taken to reach while that is not known."""
+DRAWN_SEED = 1
+
+
+# -- whose
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A workload with a served schedule."""
+
+    workload: str
+    """Digest."""
+    signature: Signature
+    trace: str
+    bound_share: float | None
+    """The least time it can take over that of the schedule."""
+
+
+def nearest(signature: Signature, known: Sequence[Known], n: int) -> list[Known]:
+    """The `n` nearest of those with the same anchor and type of elements: by the extents of its loops, the same operators
+    around it first; then by how near they are to their bound. The order does not depend on that of `known`."""
+    same = [one for one in known if _kind(one.signature) == _kind(signature)]
+    return sorted(
+        same,
+        key=lambda one: (_distance(signature, one.signature), -(one.bound_share or NO_BOUND), one.workload),
+    )[:n]
+
+
+def _kind(signature: Signature) -> tuple[str, list[str]]:
+    return signature.anchor, [argument.dtype for argument in signature.arguments[-1:]]
+
+
+def _distance(one: Signature, other: Signature) -> float:
+    """In doublings, summed over the anchor's loops."""
+    doublings = sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(one.extents, other.extents, strict=True))
+    return doublings + (OTHER_EPILOGUE if one.operators != other.operators else 0.0)
+
+
+# -- re-fitting
+
+
+def refit(trace: str, workload: Workload, target: Target) -> str | None:
+    """A trace of another workload as a complete trace of this one; None where no sketch of its space is alike, or what
+    comes out breaks a rule of the target. Pure; raises InvalidTrace for a text outside the allow-list."""
+    from tuner.space import space_of
+
+    space = space_of(workload, target)
+    complete = (schedule for schedule in refitted(space, decode_trace(trace)) if space.postprocessed(schedule))
+    return next((encode_trace(schedule.trace) for schedule in complete), None)
+
+
+def refitted(space: Any, trace: str) -> Iterator[Any]:
+    """The same as schedules before postprocessing, of the nearest sketches, the nearest first.
+
+    `space` is the workload's; the trace is canonical.
+    """
+    source = _Moves.read(without_postproc(trace))
+    alike: list[tuple[float, int, dict[int, int]]] = []
+    for index, sketch in enumerate(space.sketches):
+        if (found := _alike(source, _Moves.read(encode_trace(sketch)))) is not None:
+            alike.append((found[0], index, found[1]))
+    for _, index, counterparts in sorted(alike, key=lambda one: one[:2])[:SKETCHES_TRIED]:
+        decider = _Decider(source=source, counterparts=counterparts)
+        schedule = space.applied(space.sketches[index], DRAWN_SEED, decider.deciding)
+        if schedule is not None:
+            yield schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moves:
+    """A trace read as moves."""
+
+    instructions: list[Any]
+    tokens: list[str]
+    decisions: dict[int, Any]
+    made: dict[str, tuple[int, int]]
+    """Variable -> (instruction that gives it, place among what that gives)."""
+
+    @classmethod
+    def read(cls, text: str) -> _Moves:
+        instructions, decisions = json.loads(text)
+        return cls(
+            instructions=instructions,
+            tokens=[_token(i) for i in instructions],
+            decisions=dict(decisions),
+            made={name: (at, i) for at, one in enumerate(instructions) for i, name in enumerate(one[3])},
+        )
+
+    def inputs(self, at: int) -> list[Any]:
+        """What an instruction takes: variables as where they come from, of other values those that can be compared."""
+        taken = [part for item in self.instructions[at][1] for part in (item if isinstance(item, list) else [item])]
+        return [self.made.get(item) if isinstance(item, str) else item for item in taken]
+
+
+def _token(instruction: Sequence[Any]) -> str:
+    """What an instruction does, without what it does it to."""
+    kind, inputs, attributes, _ = instruction
+    if kind in ("Annotate", "Unannotate"):
+        return f"{kind} {attributes[0]} {inputs[1] if attributes[0] == REWRITE else ''}"
+    if kind in ("Bind", "SamplePerfectTile"):
+        return f"{kind} {attributes[0]}"
+    return str(kind)
+
+
+def _alike(source: _Moves, sketch: _Moves) -> tuple[float, dict[int, int]] | None:
+    """(distance, sketch instruction -> source instruction that makes the same move); None for too few of them."""
+    # Names of blocks and loops being left out, long runs repeat: the matcher must not call them junk.
+    matcher = SequenceMatcher(None, sketch.tokens, source.tokens, autojunk=False)
+    alike = matcher.ratio()
+    if alike < LEAST_ALIKE:
+        return None
+    pairs = {block.a + i: block.b + i for block in matcher.get_matching_blocks() for i in range(block.size)}
+    inputs = [(a, b) for at, of in pairs.items() for a, b in zip(sketch.inputs(at), source.inputs(of), strict=False)]
+    rewired = [
+        pairs.get(a[0]) != b[0] or a[1] != b[1] for a, b in inputs if isinstance(a, tuple) and isinstance(b, tuple)
+    ]
+    gaps = [abs(math.log2(a / b)) for a, b in inputs if isinstance(a, int) and isinstance(b, int) and a > 0 and b > 0]
+    return MOVES_COUNT * (1 - alike + _mean(rewired)) + _mean(gaps), pairs
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+@dataclass(kw_only=True)
+class _Decider:
+    """Answers a sketch's sampling instructions while it is applied, in their order."""
+
+    source: _Moves
+    counterparts: dict[int, int]
+    at: int = -1
+    """The instruction asked about last."""
+
+    def deciding(self, schedule: Any) -> Callable[..., Any]:
+        """TVM's decision provider for the schedule that the sketch is applied to; it is asked once per instruction."""
+
+        def decision(instruction: Any, inputs: Sequence[Any], attributes: Sequence[Any], _drawn: Any) -> Any:
+            self.at += 1
+            of = self.counterparts.get(self.at)
+            value = None if of is None else self.source.decisions.get(of)
+            if of is None or value is None:
+                return None
+            kind = str(instruction.kind.name)
+            if kind == "SamplePerfectTile":
+                return refit_tile(value, int(schedule.get(inputs[0]).extent), int(attributes[1]))
+            if kind == "SampleCategorical":
+                offered = [int(candidate) for candidate in attributes[0]]
+                return nearest_choice(int(self.source.instructions[of][2][0][value]), offered)
+            return value if kind == "SampleComputeLocation" else None
+
+        return decision
+
+
+def refit_tile(factors: Sequence[int], extent: int, max_innermost: int) -> list[int]:
+    """Factors of another extent, the inner ones kept as nearly as its divisors allow; the outermost takes the rest.
+
+    The innermost stays at most `max_innermost` where that is positive.
+    """
+    kept: list[int] = []
+    left = extent
+    for position, factor in enumerate(reversed(factors[1:])):
+        limit = max_innermost if position == 0 and max_innermost > 0 else left
+        divisors = [d for d in range(1, min(left, limit) + 1) if left % d == 0]
+        kept.append(min(divisors, key=lambda d: (abs(math.log(d / factor)), d)))
+        left //= kept[-1]
+    return [left, *reversed(kept)]
+
+
+def nearest_choice(value: int, offered: Sequence[int]) -> int:
+    """Index of the offered value that is nearest by ratio, the value itself if it is there."""
+    return min(range(len(offered)), key=lambda i: (abs(math.log2((offered[i] + 1) / (value + 1))), i))

@@ -1,0 +1,284 @@
+"""The tuning loop of one job, over three protocols: what measures, what remembers, what predicts.
+
+Driven by `step()`, which never blocks: searches run in an executor, measurements on workers, and a step moves whatever has
+finished to where it goes next. Several batches are in flight as long as the measurer can take them. Nothing is kept here
+that cannot be rebuilt from the record store and the measurer, so a coordinator that dies loses no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from pitchpipe.errors import StepDied, StepTimeout
+from pitchpipe.wire.ids import json_digest
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate
+from pitchpipe.wire.record import Best
+from pitchpipe.wire.task import Task, TaskKind
+from pitchpipe.wire.upgrade import REPLAYED
+from tuner.execution.steps import Donor, Proposal, ProposeRequest, propose_on
+from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.confirm import MeasuredBatch, choose_best, undecided
+from tuner.tuning.records import RecordStore
+from tuner.tuning.replay import ReplayStage
+
+log = structlog.get_logger("pitchpipe.loop")
+
+MEASURED_SHOWN = 256
+"""Measured candidates given to a search: the fastest of them; older and slower ones teach it through the cost model."""
+CONFIRMED = 3
+"""Candidates that meet the baseline in the confirming run."""
+SEEDS_CONFIRMED = 8
+"""Imported traces that join the confirming run."""
+MAX_CONFIRMATIONS = 3
+"""Confirming runs of a task; the last one's verdict stands. Workers may keep dying in them, a device may stay busy."""
+MAX_SEARCH_CRASHES = 3
+"""A task whose search crashed this often in a row gets no more batches. A job none of whose searches gave an answer fails
+when so many children died or were killed of them ..."""
+MAX_SEARCH_DEATHS = 10
+"""... and any job when so many did."""
+
+
+class Measurer(Protocol):
+    """Where candidates go to be measured. One thread calls it."""
+
+    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
+        """Queues a batch durably; returns how many candidates were new. Zero queues nothing."""
+
+    def collect(self) -> list[MeasuredBatch]:
+        """Batches that ended since the last call, each exactly once; never blocks."""
+
+    def hungry(self, waiting: int) -> bool:
+        """Whether another batch should be prepared, when `waiting` are being searched for."""
+
+
+class Predictor(Protocol):
+    """The newest cost model. Advisory: without one the search goes on at random."""
+
+    def latest(self) -> bytes | None:
+        """Serialised model, or None."""
+
+    def observe(self, measured: int) -> None:
+        """Tells that results arrived, so that a refit may start. Never blocks."""
+
+
+class Replays(Protocol):
+    """What was found under other circumstances than those of the job's workers."""
+
+    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:
+        """At most `n` candidates of it that were never measured here: what was served first, then the fastest."""
+
+    def confirmed(self, task: int, best: Best | None) -> bool:
+        """Takes the verdict on what was replayed (None: there is none); whether the task needs no search after it."""
+
+
+class NoReplays:
+    """Everything was found here."""
+
+    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def confirmed(self, task: int, best: Best | None) -> bool:  # noqa: ARG002
+        """Is not asked."""
+        return False
+
+
+@dataclass(kw_only=True)
+class _Search:
+    task: int
+    reserved: int
+    future: Future[list[Proposal]]
+
+
+class TuningLoop:
+    """Spends a job's budget on its tuned tasks, then confirms every task that is not reused.
+
+    A task that has candidates from other circumstances is not searched at once: the best of them are its first batch, and
+    are confirmed as soon as they are back. Where the verdict is as good as the earlier one was, that is all.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        reused: frozenset[int],
+        ledger: BudgetLedger,
+        measurer: Measurer,
+        records: RecordStore,
+        predictor: Callable[[str], Predictor],
+        executor: Executor,
+        *,
+        seed: int,
+        confirming: frozenset[int] = frozenset(),
+        on_confirmed: Callable[[int, Best], None],
+        donors: Callable[[Task], Sequence[Donor]] = lambda _: (),
+        donors_only: bool = False,
+        replays: Replays | None = None,
+        replaying: Mapping[int, ReplayStage] | None = None,
+        replay_only: bool = False,
+    ) -> None:
+        """`donors` tells whose schedules a task's first search begins with; with `donors_only` it is its last too.
+
+        `replaying` names the tasks that are to be replayed, and how far that has come; with `replay_only` no task is
+        searched.
+        """
+        self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
+        # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
+        self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
+        self.donors, self.donors_only = donors, donors_only
+        self.replays: Replays = replays or NoReplays()
+        self.replay_only = replay_only
+        self._replaying = dict(replaying or {})
+        self._searches: list[_Search] = []
+        self._crashes = [0] * len(tasks)
+        self._deaths, self._answered = 0, False
+        self._confirmations = [0] * len(tasks)
+        # The confirming run of a replay is not the task's last one: a search may follow.
+        last = confirming - self._replaying.keys()
+        self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
+        self._confirming = set(confirming)
+        for index, task in enumerate(tasks):
+            ledger.tasks[index].replaying = index in self._replaying
+            if task.kind is TaskKind.FIXED or index in reused or replay_only:
+                ledger.tasks[index].exhausted = True
+
+    def step(self, elapsed_secs: float) -> bool:
+        """Moves everything that can move; True when the job is complete. Raises what its searches keep dying of."""
+        for batch in self.measurer.collect():
+            if batch.purpose.charged:
+                if self._replaying.get(batch.task) is ReplayStage.MEASURING:
+                    self._replaying[batch.task] = ReplayStage.MEASURED
+                self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
+                self.predictor(self.tasks[batch.task].target.kind).observe(len(batch.results))
+            else:
+                self._confirmed(batch)
+        for search in [s for s in self._searches if s.future.done()]:
+            self._searches.remove(search)
+            self._queue(search)
+        for index, stage in self._replaying.items():
+            if stage is ReplayStage.MEASURED:
+                self._replaying[index] = ReplayStage.CONFIRMING
+                self._confirm(index)
+        while self.measurer.hungry(len(self._searches)) and self._begin(elapsed_secs):
+            pass
+        if not self.ledger.finished(elapsed_secs):
+            return False
+        while self._to_confirm:
+            self._confirm(self._to_confirm.pop())
+        return not self._confirming
+
+    def _begin(self, elapsed_secs: float) -> bool:
+        """Begins the next batch, what is to be replayed before what is to be searched for; False when nothing is due."""
+        due = [index for index, stage in self._replaying.items() if stage is ReplayStage.DUE]
+        if due:
+            self._replay(max(due, key=lambda i: self.tasks[i].weight * self.tasks[i].flops), elapsed_secs)
+            return True
+        if (batch := self.ledger.next_batch(elapsed_secs)) is None:
+            return False
+        self._searches.append(self._search(*batch))
+        return True
+
+    def _replay(self, index: int, elapsed_secs: float) -> None:
+        """The task's first batch; one that has nothing to replay, or no budget for it, goes on as any other."""
+        if queued := self._submit_unreplayed(index, int(min(REPLAYED, self.ledger.left(elapsed_secs)))):
+            self._replaying[index] = ReplayStage.MEASURING
+            self.ledger.reserve(index, queued)
+        else:
+            del self._replaying[index]
+            self.ledger.tasks[index].replaying = False
+
+    def _submit_unreplayed(self, index: int, n: int) -> int:
+        proposals = self.replays.unreplayed(index, n)
+        return self.measurer.submit(index, Purpose.REPLAY, proposals, None) if proposals else 0
+
+    def _replay_confirmed(self, index: int, best: Best | None) -> None:
+        del self._replaying[index]
+        self._confirmations[index] = 0
+        ledger = self.ledger.tasks[index]
+        ledger.replaying = False
+        if self.replays.confirmed(index, best) or self.replay_only:
+            ledger.exhausted = True
+            self._to_confirm.remove(index)
+
+    def _confirmed(self, batch: MeasuredBatch) -> None:
+        """Hands the verdict on; a run that decided nothing is repeated."""
+        task = self.tasks[batch.task]
+        best = choose_best(task, batch)
+        self._confirming.discard(batch.task)
+        self._confirmations[batch.task] += 1
+        if undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
+            self._confirm(batch.task)
+        elif batch.task in self._replaying:
+            self._replay_confirmed(batch.task, best)
+        elif best is not None:
+            self.on_confirmed(batch.task, best)
+
+    @property
+    def searching(self) -> bool:
+        """Whether trials may still be spent; False once only confirming runs are left."""
+        return bool(self._to_confirm)
+
+    def abandon(self) -> None:
+        """Takes back the searches that have not started. The loop is of no use after that."""
+        for search in self._searches:
+            search.future.cancel()
+
+    def _search(self, index: int, n: int) -> _Search:
+        task, ledger = self.tasks[index], self.ledger.tasks[index]
+        measured = self.records.fastest(task.workload.digest, task.target, MEASURED_SHOWN)
+        request = ProposeRequest(
+            workload=task.workload,
+            target=task.target,
+            measured=measured,
+            seen=self.records.seen(task.workload.digest, task.target),
+            model=self.predictor(task.target.kind).latest(),
+            n=n,
+            donors=() if ledger.trials or ledger.in_flight > n else tuple(self.donors(task)),
+            donors_only=self.donors_only,
+            seed=int(json_digest([self.seed, task.workload.digest, ledger.trials + ledger.in_flight])[:7], 16),
+        )
+        return _Search(task=index, reserved=n, future=propose_on(self.executor, request))
+
+    def _queue(self, search: _Search) -> None:
+        ledger = self.ledger.tasks[search.task]
+        try:
+            proposals = search.future.result()
+        except Exception as error:
+            self._crashes[search.task] += 1
+            self._deaths += isinstance(error, StepDied | StepTimeout)
+            if self._deaths >= (MAX_SEARCH_DEATHS if self._answered else MAX_SEARCH_CRASHES):
+                raise
+            log.warning("search failed", task=self.tasks[search.task].name, error=f"{type(error).__name__}: {error}")
+            self.ledger.searched(search.task, search.reserved, 0)
+            # One that took all the time it may have takes it again.
+            ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES or isinstance(error, StepTimeout)
+            return
+        self._answered = True
+        self._crashes[search.task] = 0
+        queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
+        # Nothing new is left to propose, but what was found elsewhere and not replayed yet is new here.
+        queued = queued or self._submit_unreplayed(search.task, search.reserved)
+        self.ledger.searched(search.task, search.reserved, queued)
+        if queued == 0:
+            ledger.exhausted = True
+
+    def _confirm(self, index: int) -> None:
+        task = self.tasks[index]
+        traces: list[str] = []
+        if task.kind is TaskKind.TUNED:
+            measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
+            traces = [trace for trace, secs in measured if secs is not None]
+            if (best := self.records.best(task.workload.digest, task.target)) is not None:
+                traces.append(best.trace)
+        if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.
+            traces = [task.fixed]
+        traces.extend(task.seeds[:SEEDS_CONFIRMED])
+        unique = dict.fromkeys([task.baseline, *traces])
+        proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]
+        self.measurer.submit(index, Purpose.CONFIRM, proposals, None)
+        self._confirming.add(index)

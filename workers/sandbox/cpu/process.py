@@ -1,0 +1,259 @@
+"""The process of one workload: holds its inputs and reference outputs, and forks a child for every candidate.
+
+Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Single-threaded, and foreign code never runs
+in it, only in its children (it does parse the workload's IR). Speaks with the worker over a channel:
+
+    worker -> here    {"open": {...}}           once: workload, target, seed, limits
+                      {"roofline": {...}}       in its place: measure the device, answer {"roofline": {...}}, end
+                      {"measure": {...}}        a batch
+                      {"cancel": true}          the batch's remaining candidates are not wanted
+    here -> worker    {"holds": n}              bytes this process keeps, once they are known
+                      {"beat": secs}            the reference workload was timed
+                      {"repeated": true}        candidates are timed again because the reference drifted
+                      {"result": {...}}         a Measurement; one per candidate unless cancelled
+                      {"end": true}             the batch is over
+                      {"alive": true}           at least every second
+
+What it does with a batch is in workers/sandbox/cpu/batch.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Failed, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.target import Target
+from tuner.measure import quiet
+from tuner.measure.candidate import Bench
+from tuner.measure.check import SETS
+from tuner.measure.heartbeat import ReferenceProgram
+from tuner.measure.roofline import measure as measure_roofline
+from workers.sandbox.channel import Channel, Closed
+from workers.sandbox.cpu.batch import Batch, BatchRun
+from workers.sandbox.cpu.child import last_line
+from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
+
+_ALIVE_SECS = 1.0
+
+
+class Open(BaseModel):
+    """The first message of a task process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ir: str
+    target: Target
+    config: MeasureConfig
+    """Of the first batch: seed and the limits of the reference run."""
+    parallel_builds: int
+    confined: bool
+
+
+class RooflineRequest(BaseModel):
+    """The first message of a process that measures the device and nothing else."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: Target
+    caches: tuple[tuple[str, int], ...]
+    """(name, bytes that the cores of the target hold together), nearest first."""
+    memory_bytes: int
+
+
+class Cancelled(Exception):
+    """The worker wants no more results of this batch."""
+
+
+class Unusable(Exception):
+    """No candidate of the workload can be measured, and why."""
+
+    def __init__(self, *, kind: FailureKind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind, self.detail = kind, detail
+
+
+def serve(channel: Channel, reference: ReferenceProgram) -> None:
+    """Runs until the other end closes."""
+    first = channel.receive(None)
+    if first is not None and "roofline" in first:
+        asked = RooflineRequest.model_validate(first["roofline"])
+        found = measure_roofline(asked.target, asked.caches, asked.memory_bytes)
+        channel.send({"roofline": found.model_dump(mode="json")})
+        return
+    if first is None or "open" not in first:
+        return
+    with TaskProcess(channel, Open.model_validate(first["open"]), reference) as task:
+        while True:
+            message = channel.receive(None)
+            if message is not None and "measure" in message:
+                task.measure(Batch.model_validate(message["measure"]))
+
+
+class TaskProcess:
+    """A context manager; leaving it ends every child."""
+
+    def __init__(self, channel: Channel, opened: Open, reference: ReferenceProgram | None) -> None:
+        self._channel, self._opened, self._reference = channel, opened, reference
+        self._nursery = Nursery()
+        self._bench: Bench | None = None
+        self._unusable: Unusable | None = None
+        self._told = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nursery.close()
+
+    def measure(self, batch: Batch) -> None:
+        """Sends one result per candidate, unless cancelled, then the end."""
+        try:
+            bench = self._prepared()
+            run = BatchRun(self, bench, batch)
+            if batch.purpose is Purpose.CONFIRM:
+                run.confirm()
+            else:
+                run.search()
+        except (Cancelled, quiet.Abandoned):
+            pass
+        except Unusable as unusable:
+            for candidate in batch.candidates:
+                self.send(Failed(candidate=candidate.digest, kind=unusable.kind, detail=unusable.detail[:4000]))
+        self._channel.send({"end": True})
+        self._nursery.close()  # While the worker hands the results on.
+
+    # -- the workload
+
+    def _prepared(self) -> Bench:
+        if self._unusable is not None:
+            raise self._unusable
+        if self._bench is None:
+            try:
+                self._bench = self._open()
+            except Unusable as unusable:
+                self._unusable = unusable
+                raise
+        return self._bench
+
+    def _open(self) -> Bench:
+        opened = self._opened
+        try:
+            bench = Bench(opened.ir, opened.target, opened.config.seed)
+        except Exception as error:
+            raise Unusable(
+                kind=FailureKind.BUILD_ERROR, detail=f"the workload cannot be read: {last_line(error)}"
+            ) from error
+        size = max(1, bench.output_bytes())
+        buffers = {name: mmap.mmap(-1, size) for name in SETS}
+        with quiet.computing(self.abandoned):
+            for name in SETS:
+                bench.fill(name)
+            silent = self._references(bench, buffers, SETS)
+            for name in silent:
+                bench.fill(name, positive=True)
+            silent = self._references(bench, buffers, silent)
+        if len(silent) == len(SETS):
+            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the untransformed build gives no finite output")
+        for name in SETS:
+            if name not in silent:
+                bench.set_reference(name, memoryview(buffers[name]))
+        self._channel.send({"holds": bench.held_bytes()})
+        return bench
+
+    def _references(self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]) -> list[str]:
+        """Runs the untransformed build on these sets, in children; returns the sets that compare nothing."""
+        config = self._opened.config
+        waiting, running, silent = deque(names), dict[Child, str](), []
+        while waiting or running:
+            while waiting and len(running) < self._opened.parallel_builds:
+                name = waiting.popleft()
+
+                def body(line: Line, name: str = name) -> None:
+                    line.send(finite=bench.run_reference(name, memoryview(buffers[name])))
+
+                child = self._nursery.spawn(
+                    body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
+                )
+                running[child] = name
+            for child, event in self.events():
+                if isinstance(event, Ended):
+                    name = running.pop(child)
+                    if "finite" not in child.note:
+                        kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
+                        raise Unusable(kind=kind, detail=f"the untransformed build {event}")
+                    if not child.note["finite"]:
+                        silent.append(name)
+                else:
+                    child.note.update(event)
+        return silent
+
+    # -- what a batch needs of its host
+
+    @property
+    def nursery(self) -> Nursery:
+        return self._nursery
+
+    @property
+    def parallel_builds(self) -> int:
+        return self._opened.parallel_builds
+
+    def send(self, result: Measurement) -> None:
+        self._channel.send({"result": result.model_dump(mode="json")})
+
+    def reference_body(self, line: Line) -> None:
+        assert self._reference is not None
+        while True:
+            line.wait()
+            line.send(secs=self._reference.beat())
+
+    def beaten(self, secs: float) -> None:
+        self._channel.send({"beat": secs})
+
+    def repeated(self) -> None:
+        self._channel.send({"repeated": True})
+
+    # -- the loop
+
+    def events(self) -> list[tuple[Child, dict[str, Any] | Ended]]:
+        if self.abandoned():
+            raise Cancelled
+        return self._nursery.events(_ALIVE_SECS / 2, self._channel.fileno())
+
+    def abandoned(self) -> bool:
+        """Whether the batch was cancelled; tells the worker that this process lives. Raises Closed."""
+        now = time.monotonic()
+        if now - self._told >= _ALIVE_SECS:
+            self._told = now
+            self._channel.send({"alive": True})
+        message = self._channel.receive(0.0)
+        return message is not None and "cancel" in message
+
+    def limits(self, config: MeasureConfig) -> Limits:
+        cores = self._opened.target.num_cores or 1
+        return Limits(
+            memory_bytes=config.memory_limit_bytes,
+            cpu_secs=config.build_timeout_secs + (config.run_timeout_secs + 1) * cores * 2,
+            confined=self._opened.confined,
+        )
+
+
+def run_forked(channel: Channel, reference: ReferenceProgram) -> None:
+    """In a fresh fork of the zygote: serves, and never returns."""
+    code = 1
+    try:
+        serve(channel, reference)
+    except Closed:
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream
+        traceback.print_exc()
+    finally:
+        os._exit(code)

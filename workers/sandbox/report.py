@@ -1,0 +1,49 @@
+"""From what a child reports about a candidate to the result that is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, Measurement, SampleRule, Timed
+from tuner.measure.heartbeat import load_average
+from tuner.measure.timing import CONFIDENCE, run_interval
+from workers.sandbox.cpu.child import last_line
+
+
+def measured(
+    candidate: Candidate, report: Mapping[str, Any], ratio: float | None, clock_hz: float | None, **rule: Any
+) -> Measurement:
+    """The time that the report tells, or the failure that it makes no sense; `rule` completes its SampleRule, `ratio` is
+    of the heartbeat beside it."""
+    try:
+        samples = tuple(float(secs) for secs in report["run_secs"])
+        taken = SampleRule(stop=report["stop"], calls=report["calls"], confidence=CONFIDENCE, **rule)
+        low, high = run_interval(samples, taken.processes)
+        return Timed(
+            candidate=candidate.digest,
+            run_secs=samples,
+            secs_low=low,
+            secs_high=high,
+            rule=taken,
+            check=report["check"],
+            build_secs=report["build_secs"],
+            load=load_average(),
+            clock_hz=clock_hz,
+            reference_ratio=ratio,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        return failed(candidate, FailureKind.RUN_ERROR, f"the report makes no sense: {last_line(error)}")
+
+
+def failed(candidate: Candidate, kind: FailureKind, detail: str) -> Failed:
+    """With as much of the detail as a result may carry."""
+    return Failed(candidate=candidate.digest, kind=kind, detail=detail[:4000])
+
+
+def kind_of(report: Mapping[str, Any]) -> FailureKind:
+    """The failure kind that a child's report names."""
+    try:
+        return FailureKind(report["failed"])
+    except ValueError:
+        return FailureKind.RUN_ERROR
