@@ -29,8 +29,9 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
-from tuner.execution.steps import ProposeRequest, propose
+from tuner.execution.steps import propose
 from tuner.measure.timing import CONFIRM_PROCESSES
+from tuner.search.requests import ProposeRequest
 from tuner.tuning.confirm import MeasuredBatch, choose_best
 from workers.device import detect_target, fingerprint, toolchain
 from workers.sandbox.sandbox import Sandbox
@@ -130,8 +131,8 @@ def programs() -> list[Program]:
 def task_of(program: Program, target: Target) -> Task:
     """The task that holds the operator; a change of layout before it is another task."""
     from tuner.graph.prepare import prepare
+    from tuner.tasks import split
     from tuner.tvm_compat import relax
-    from tuner.workload.tasks import split
 
     builder = relax.BlockBuilder()
     arguments = [relax.Var(f"a{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(program.shapes)]

@@ -23,18 +23,19 @@ from environment import environment, parser, show
 
 from pitchpipe.model.local import detect_target
 from pitchpipe.wire.task import Task, TaskKind
+from tuner.deploy.finish import finish
 from tuner.graph.fold_head_split import split_heads
 from tuner.graph.fold_transposes import absorb_permutations
 from tuner.graph.merge_matmuls import join_siblings
-from tuner.graph.prepare import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, finish, prepare, workload_module
+from tuner.graph.prepare import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.measure.build import build, parameters
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.default import fixed_trace
 from tuner.space.tiles import find_contraction, tiled_sketches
+from tuner.tasks import split, workload_functions
 from tuner.tvm_compat import Schedule, load_ir, relax, to_tvm_target, tvm
-from tuner.workload.tasks import split, workload_functions
 
 ROUNDS = 30
 RUNS = 4

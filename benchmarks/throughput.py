@@ -38,7 +38,8 @@ from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
 from tuner.execution.engine import LocalEngine
-from tuner.execution.steps import Proposal, ProposeRequest, Sample, TrainedModel, propose, train
+from tuner.execution.steps import propose, train
+from tuner.search.requests import Proposal, ProposeRequest, Sample, TrainedModel
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch
 from tuner.tuning.loop import TuningLoop

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pitchpipe.client import Client
     from pitchpipe.deploy.artifact import CompiledModel
+    from pitchpipe.deploy.fetch import fetch
     from pitchpipe.deploy.packs import open_pack
     from pitchpipe.deploy.safe import FallbackWarning, SafeModel, load_safely
     from pitchpipe.errors import PitchpipeError
-    from pitchpipe.sdk import fetch, load, submit
+    from pitchpipe.sdk import load, submit
     from pitchpipe.torch_backend import explain
     from pitchpipe.wire.target import Target
 
@@ -43,7 +44,7 @@ _HOMES = {
     "SafeModel": "pitchpipe.deploy.safe",
     "Target": "pitchpipe.wire.target",
     "explain": "pitchpipe.torch_backend",
-    "fetch": "pitchpipe.sdk",
+    "fetch": "pitchpipe.deploy.fetch",
     "load": "pitchpipe.sdk",
     "load_safely": "pitchpipe.deploy.safe",
     "open_pack": "pitchpipe.deploy.packs",

@@ -35,6 +35,8 @@ BACKLOG = 64
 RETRY_SECS = 5.0
 """What runs on this machine answers within it, or is gone."""
 WORKER_NAME = "local"
+DEFAULT_SECONDS = 150.0
+"""Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
 
 
 def default_database() -> str:

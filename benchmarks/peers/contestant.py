@@ -116,7 +116,7 @@ def metaschedule_longer(module: Any, inputs: Any, folder: Path) -> Call:
 def ours(module: Any, inputs: Any, folder: Path) -> Call:
     """Pitchpipe with the schedules that tuning left in the folder."""
     import pitchpipe
-    from pitchpipe.sdk import Schedules
+    from pitchpipe.deploy.lookup import Schedules
     from pitchpipe.wire.record import LookupResponse
     from pitchpipe.wire.target import Target
 

@@ -16,10 +16,11 @@ from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.client import Client
 from pitchpipe.deploy.explain import explain_misses
+from pitchpipe.deploy.fetch import fetch
 from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.model.local import detect_target, parse_input
 from pitchpipe.processes.plugins import step
-from pitchpipe.sdk import fetch, submit
+from pitchpipe.sdk import submit
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 

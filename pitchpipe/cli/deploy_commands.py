@@ -13,9 +13,10 @@ from rich.console import Console
 from pitchpipe.cli.commands import HERE, RETRY_SECS, Json, TargetText, Token, Url
 from pitchpipe.cli.tables import milliseconds, share, show
 from pitchpipe.client import Client
+from pitchpipe.deploy.fetch import fetch
+from pitchpipe.deploy.lookup import resolve_target
 from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.model.local import detect_target, local_model
-from pitchpipe.sdk import fetch, resolve_target
 from pitchpipe.wire.target import Target
 
 FILE_NAME = "pitchpipe.lock"

@@ -17,8 +17,8 @@ from rich.console import Console
 from pitchpipe.cli import commands, deploy_commands, minify_commands, upgrade_command
 from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import show_tuning
-from pitchpipe.cli.tune import DEFAULT_SECONDS, TuneOptions, tune
-from pitchpipe.embedded import default_database
+from pitchpipe.cli.tune import TuneOptions, tune
+from pitchpipe.embedded import DEFAULT_SECONDS, default_database
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.wire.job import Budget

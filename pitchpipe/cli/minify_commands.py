@@ -44,12 +44,12 @@ def minify(
     wanted = target if target == "auto" else detect_target(target)
     if task is not None:
         from pitchpipe.client import Client
-        from pitchpipe.model.minify_task import minify_task
+        from pitchpipe.deploy.minify_task import minify_task
 
         with Client(url, token, retry_secs=RETRY_SECS) as client:
             found = minify_task(task, target=wanted, client=client, out=out, wall_secs=seconds)
     else:
-        from pitchpipe.model.minify import first_difference
+        from pitchpipe.deploy.minify import first_difference
 
         assert model is not None
         examples = [parse_input(text) for text in inputs] if inputs else None
@@ -83,7 +83,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Lists what in a model's file would be refused, and where, without building it; exits 1 if anything would."""
-    from pitchpipe.model.minify import refusals
+    from pitchpipe.deploy.minify import refusals
 
     found = refusals(file, [parse_input(text) for text in inputs or ()], trust=trust)
     if as_json:

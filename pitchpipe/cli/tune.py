@@ -11,20 +11,17 @@ from typing import Any
 
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
 from pitchpipe.embedded import Embedded
 from pitchpipe.errors import JobFailed, WrongResult, from_problem
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel, parse_input, read_model
 from pitchpipe.model.reference import Expected
-from pitchpipe.model.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
 from pitchpipe.processes.child import run_step
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
-
-DEFAULT_SECONDS = 150.0
-"""Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)

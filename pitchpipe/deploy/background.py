@@ -160,9 +160,9 @@ def _stop_all() -> None:
 
 
 def _fulfil(order: Order, data: bytes) -> Outcome:
-    from pitchpipe import sdk
     from pitchpipe.client import Client
     from pitchpipe.deploy import identity
+    from pitchpipe.deploy.fetch import fetch
 
     cache = Path(order.cache)
     model = LocalModel(name=order.name, format=order.format, data=data, weights={})
@@ -170,7 +170,7 @@ def _fulfil(order: Order, data: bytes) -> Outcome:
     traces, response = order.traces, None
     if traces is None:
         client = Client(order.url, order.token, timeout_secs=LOOKUP_SECS, retry_secs=LOOKUP_SECS) if order.url else None
-        found = sdk.fetch(model, target=order.target or "auto", client=client, cache=cache, lock=order.lock)
+        found = fetch(model, target=order.target or "auto", client=client, cache=cache, lock=order.lock)
         traces, response = found.traces, found.response
     recipe = Recipe(model=model, target=target, traces=traces)
     if (failed := failure(recipe.folder(cache))) is not None:

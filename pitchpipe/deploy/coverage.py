@@ -12,9 +12,8 @@ from typing import Any
 
 from pydantic import Field
 
-from pitchpipe import sdk
 from pitchpipe.client import Client
-from pitchpipe.deploy import identity
+from pitchpipe.deploy import identity, lookup
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.lockfile import Locked
 from pitchpipe.errors import InvalidInput
@@ -73,7 +72,7 @@ def coverage(
     example_inputs: Sequence[Any] | None = None,
     *,
     target: Target | str = "auto",
-    schedules: sdk.Schedules | None = None,
+    schedules: lookup.Schedules | None = None,
     client: Client | None = None,
     trust: bool = False,
 ) -> Coverage:
@@ -82,14 +81,14 @@ def coverage(
     Raises errors of pitchpipe.errors.
     """
     cache = cache_dir()
-    wanted = schedules.target if schedules is not None else sdk.resolve_target(target, cache)
+    wanted = schedules.target if schedules is not None else lookup.resolve_target(target, cache)
     known = identity.identify(cache, local_model(model, example_inputs, trust=trust), wanted)
     if isinstance(schedules, Locked):
         raise InvalidInput("schedules of a lock file have no tiers: ask for the coverage of what is served")
     if schedules is not None:
         return covered(known, schedules.response.answers)
-    with sdk.service_of(client) as service:
-        found = sdk.look_up(known, wanted, service, here=target == "auto", cache=cache)
+    with lookup.service_of(client) as service:
+        found = lookup.look_up(known, wanted, service, here=target == "auto", cache=cache)
     return covered(known, found.response.answers)
 
 

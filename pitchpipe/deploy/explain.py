@@ -8,8 +8,8 @@ from typing import Any
 from pitchpipe.client import Client
 from pitchpipe.deploy import identity
 from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.lookup import MAX_WORKLOADS, device_class, resolve_target, service_of
 from pitchpipe.model.local import local_model
-from pitchpipe.sdk import MAX_WORKLOADS, device_class, resolve_target, service_of
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, Explanation
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import SignedWorkload

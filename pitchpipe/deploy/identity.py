@@ -97,7 +97,7 @@ def preparation() -> str:
     """
     sdk, tuner = Path(__file__).parents[1], importlib.util.find_spec("tuner")
     folders = [Path(folder) for folder in (tuner.submodule_search_locations or [])] if tuner is not None else []
-    return code_digest([*folders, sdk / "model" / "strip.py", sdk / "torch_operators"])
+    return code_digest([*folders, sdk / "model", sdk / "torch_operators"])
 
 
 def code_digest(places: Sequence[Path]) -> str:

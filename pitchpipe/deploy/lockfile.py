@@ -28,9 +28,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from pitchpipe import sdk
 from pitchpipe.client import Client
-from pitchpipe.deploy import identity
+from pitchpipe.deploy import identity, lookup
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
 from pitchpipe.processes.deadline import within
 from pitchpipe.wire._base import Digest, Seconds, Wire
@@ -90,7 +89,7 @@ class Lock(Wire):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Locked(sdk.Schedules):
+class Locked(lookup.Schedules):
     """The schedules that a lock file pins. `response` has no answers: nothing was looked up."""
 
     pinned: dict[Digest, str]
@@ -135,7 +134,7 @@ def update(
     old = before.workloads if before is not None and not upgrade else {}
     pins: dict[str, Pinned | None] = {}
     for model in models:
-        found = sdk.look_up(model, target, client, here=True, cache=cache)
+        found = lookup.look_up(model, target, client, here=True, cache=cache)
         for answer in found.response.answers:
             best = answer.best
             served = Pinned(record=best.record, trace=sha256(best.trace.encode())) if best and best.record else None

@@ -28,16 +28,15 @@ from typing import IO
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field, ValidationError
 
-from pitchpipe import sdk
-from pitchpipe.deploy import identity, isa, signing
+from pitchpipe.deploy import identity, isa, lookup, signing
 from pitchpipe.deploy.artifact import Manifest, cache_dir, write
 from pitchpipe.deploy.building import Recipe, make
 from pitchpipe.deploy.evidence import Evidence, gather
 from pitchpipe.deploy.proof import proof_of
+from pitchpipe.deploy.verify import weights_digest
 from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget
 from pitchpipe.model.local import LocalModel
 from pitchpipe.model.reference import Expected
-from pitchpipe.model.verify import weights_digest
 from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import canonical_json, sha256
@@ -94,7 +93,7 @@ class PackManifest(Wire):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack(sdk.Schedules):
+class Pack(lookup.Schedules):
     """The schedules of a pack that was verified, and where its library is, if it has one."""
 
     path: Path
@@ -145,7 +144,7 @@ def open_pack(
     might not run here, InvalidInput for a file or a key that cannot be read.
     """
     manifest = verify(path, signing.trusted_keys(trusted))
-    here = sdk.resolve_target(target, cache or cache_dir())
+    here = lookup.resolve_target(target, cache or cache_dir())
     fit = isa.fit(here, manifest.target)
     if not fit.fits:
         raise InvalidTarget(f"the pack is for {isa.describe(manifest.target)}: {fit.reason}")
@@ -179,7 +178,7 @@ def read_unverified(path: str | Path) -> PackManifest:
 
 def create_pack(
     path: Path,
-    schedules: sdk.Schedules,
+    schedules: lookup.Schedules,
     key: Path,
     *,
     model: LocalModel | None = None,

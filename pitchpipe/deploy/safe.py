@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pitchpipe import sdk
 from pitchpipe.client import Client
-from pitchpipe.deploy import background, identity, misses
+from pitchpipe.deploy import background, identity, lookup, misses
 from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, linker
 from pitchpipe.deploy.building import Recipe, failure
 from pitchpipe.deploy.evidence import leave
@@ -53,7 +52,7 @@ class Opening:
         model: LocalModel,
         *,
         weights: Mapping[str, Any] | None = None,
-        schedules: sdk.Schedules | None = None,
+        schedules: lookup.Schedules | None = None,
         target: Target | str = "auto",
         client: Client | None = None,
         cache: Path | None = None,
@@ -124,7 +123,7 @@ class Opening:
         if not self.folder.exists():
             self.schedules.install(recipe, self.cache)
 
-    def _asked(self, known: identity.Identity, target: Target, left_secs: float) -> sdk.Schedules:
+    def _asked(self, known: identity.Identity, target: Target, left_secs: float) -> lookup.Schedules:
         with contextlib.ExitStack() as closing:
 
             def service() -> Client:
@@ -136,7 +135,7 @@ class Opening:
 
             if self._lock is not None:
                 return locked(self._lock, known, target, service, cache=self.cache, deadline_secs=left_secs)
-            return sdk.look_up(
+            return lookup.look_up(
                 known,
                 target,
                 service(),
@@ -146,21 +145,21 @@ class Opening:
                 or_earlier=True,
             )
 
-    def _tell_misses(self, schedules: sdk.Schedules) -> None:
+    def _tell_misses(self, schedules: lookup.Schedules) -> None:
         """From a thread that nobody waits for; failing costs the report and nothing else."""
         if not self._report_misses or self._lock is not None or schedules.stale is not None:
             return
         workloads = misses.missed(schedules.response)
 
         def send() -> None:
-            with contextlib.suppress(Exception), sdk.service_of(self._client) as service:
+            with contextlib.suppress(Exception), lookup.service_of(self._client) as service:
                 misses.report(service, self.model, schedules.target, workloads)
 
         if workloads:
             threading.Thread(target=send, name="pitchpipe-misses", daemon=True).start()
 
     def _given_target(self) -> Target:
-        return sdk.resolve_target(self._target, self.cache)
+        return lookup.resolve_target(self._target, self.cache)
 
     def _work(self) -> None:
         """Takes over what the child tells, or starts one. Raises what keeps the model from being built."""
@@ -169,7 +168,7 @@ class Opening:
             if outcome.error is not None or outcome.folder is None or outcome.target is None:
                 raise PitchpipeError(outcome.error or "the child told nothing")
             if self.schedules is None and outcome.response is not None:
-                self.schedules = sdk.Schedules(target=outcome.target, response=outcome.response)
+                self.schedules = lookup.Schedules(target=outcome.target, response=outcome.response)
                 self._tell_misses(self.schedules)
             self.folder, self._background = Path(outcome.folder), None
         elif self._background is None:
@@ -258,7 +257,7 @@ def load_safely(
     example_inputs: Sequence[Any] | None = None,
     *,
     fallback: Callable[..., Any] | None = None,
-    schedules: sdk.Schedules | Callable[[], sdk.Schedules] | None = None,
+    schedules: lookup.Schedules | Callable[[], lookup.Schedules] | None = None,
     deadline_secs: float = DEADLINE_SECS,
     target: Target | str = "auto",
     client: Client | None = None,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidInput
-from pitchpipe.model.strip import param_names
+from pitchpipe.model.onnx_params import param_names
 
 
 def fix_shapes(model: Any, examples: Sequence[Any]) -> None:

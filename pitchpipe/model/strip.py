@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.model.onnx_params import PARAMS_KEY, param_names
+from pitchpipe.model.onnx_shapes import fix_shapes
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["PARAMS_KEY", "StrippedModel", "param_names", "parse_onnx", "strip_onnx", "strip_proto"]
-
-PARAMS_KEY = "pitchpipe.params"
-"""ONNX metadata key; the value is a JSON list of the graph inputs that are parameters, in order."""
+__all__ = ["StrippedModel", "parse_onnx", "strip_onnx", "strip_proto"]
 
 KEPT_INTEGERS = 1024
 """Largest integer or boolean tensor, in elements, that stays in the graph."""
@@ -83,8 +82,6 @@ def strip_onnx(
     """
     model = parse_onnx(data)
     if examples:
-        from pitchpipe.model.onnx_shapes import fix_shapes  # which imports this module
-
         fix_shapes(model, examples)
     try:
         weights = strip_proto(model, external_dir=external_dir)
@@ -107,21 +104,6 @@ def parse_onnx(data: bytes) -> Any:
     if not model.HasField("graph") or not model.graph.output:
         raise InvalidModel("the ONNX file holds no graph with outputs: it is truncated or is not an ONNX file")
     return model
-
-
-def param_names(model: Any) -> list[str]:
-    """Names of the graph inputs that are parameters, as `strip_proto` noted them; raises InvalidModel if malformed."""
-    found = [entry.value for entry in model.metadata_props if entry.key == PARAMS_KEY]
-    if not found:
-        return []
-    try:
-        names = json.loads(found[-1])
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"the metadata {PARAMS_KEY} is not JSON") from error
-    inputs = {value.name for value in model.graph.input}
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in inputs for name in names):
-        raise InvalidModel(f"the metadata {PARAMS_KEY} is not a list of graph inputs")
-    return list(dict.fromkeys(names))
 
 
 def strip_proto(model: Any, *, external_dir: Path | None = None, keep_values: bool = True) -> dict[str, np.ndarray]:

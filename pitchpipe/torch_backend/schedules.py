@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.cli.tune import DEFAULT_SECONDS
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import Identity
-from pitchpipe.embedded import Embedded, default_database
+from pitchpipe.embedded import DEFAULT_SECONDS, Embedded, default_database
 from pitchpipe.errors import JobFailed, PitchpipeError
 from pitchpipe.model.local import LocalModel
 from pitchpipe.processes.deadline import within

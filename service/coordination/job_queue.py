@@ -16,7 +16,7 @@ from service.db import Database
 from service.store import batches, coordination, jobs, replays, workers
 from service.store.values import Circumstances
 from service.wake import Wake
-from tuner.execution.steps import Proposal
+from tuner.search.requests import Proposal
 from tuner.tuning.confirm import MeasuredBatch
 
 BATCHES_AHEAD = 2

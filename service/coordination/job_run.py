@@ -23,7 +23,8 @@ from service.db import Database
 from service.store import batches, donors, events, jobs, models, records, replays, workers, workloads
 from service.store.values import Circumstances
 from service.wake import Wake
-from tuner.execution.steps import Donor, split_ingested
+from tuner.execution.steps import split_ingested
+from tuner.search.requests import Donor
 from tuner.search.transfer import nearest
 from tuner.tuning.budget import BudgetLedger, effort
 from tuner.tuning.loop import TuningLoop

@@ -13,7 +13,8 @@ from service.blobs import Blobs
 from service.db import Database
 from service.store import batches, cost_models
 from service.wake import Wake
-from tuner.execution.steps import Sample, TrainedModel, train
+from tuner.execution.steps import train
+from tuner.search.requests import Sample, TrainedModel
 
 log = structlog.get_logger()
 

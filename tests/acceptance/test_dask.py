@@ -21,7 +21,8 @@ from pitchpipe.wire.target import Target
 from tests.compiler import models, programs
 from tuner.execution import engine
 from tuner.execution.engine import DaskEngine, LocalEngine, create_engine
-from tuner.execution.steps import ProposeRequest, check_model, propose, split_ingested
+from tuner.execution.steps import check_model, propose, split_ingested
+from tuner.search.requests import ProposeRequest
 
 pytest.importorskip("distributed")
 pytestmark = [

@@ -23,8 +23,9 @@ from tests import bad_steps
 from tests.compiler import programs
 from tuner.execution import engine, pool, step_child
 from tuner.execution.engine import LocalEngine, create_engine, on_behalf
-from tuner.execution.steps import ProposeRequest, Sample, propose, train
+from tuner.execution.steps import propose, train
 from tuner.measure import quiet
+from tuner.search.requests import ProposeRequest, Sample
 
 PATIENCE_SECS = 60
 MIB = bad_steps.MIB

@@ -31,12 +31,13 @@ from pitchpipe.client import Client
 from pitchpipe.deploy import background, identity, signing
 from pitchpipe.deploy.artifact import Manifest, linker
 from pitchpipe.deploy.building import Recipe
+from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.deploy.packs import create_pack, open_pack
 from pitchpipe.deploy.proof import RETRY_SECS, Proof, proof_of, prove
 from pitchpipe.deploy.safe import FallbackWarning, SafeModel, load_safely
 from pitchpipe.errors import ArtifactRefused
 from pitchpipe.model.local import local_model
-from pitchpipe.sdk import Schedules, load
+from pitchpipe.sdk import load
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from pitchpipe.client import Client
-from pitchpipe.deploy import building, identity, packs, signing
+from pitchpipe.deploy import building, identity, packs, signing, verify
+from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.deploy.packs import create_pack, open_pack
 from pitchpipe.deploy.safe import FallbackWarning, load_safely
 from pitchpipe.errors import WrongResult
-from pitchpipe.model import verify
 from pitchpipe.model.local import LocalModel, local_model
 from pitchpipe.model.reference import NoSource
-from pitchpipe.sdk import Schedules, load, submit
+from pitchpipe.sdk import load, submit
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
 from tests.compiler import models

@@ -28,8 +28,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def make_batch(rows: int, count: int) -> tuple[Workload, list[Candidate]]:
     """A small matrix product and candidates that the search proposes for it."""
-    from tuner.execution.steps import ProposeRequest
     from tuner.search.evolution import propose
+    from tuner.search.requests import ProposeRequest
 
     workload = dense(rows, 128, 96)
     request = ProposeRequest(

@@ -16,8 +16,8 @@ from tuner.graph.prepare import prepare
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.space.default import fixed_trace
+from tuner.tasks import split
 from tuner.tvm_compat import load_ir, relax, tvm
-from tuner.workload.tasks import split
 
 OF_ANOTHER_BLOCK = '[[["GetSBlock",[],["another","main"],["b0"]]],[]]'
 FOREIGN_CODE = json.dumps(

@@ -14,12 +14,13 @@ from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.target import Target
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
-from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, finish, prepare, workload_module
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.tasks import workload_functions
 from tuner.tvm_compat import PrimFunc, Schedule, Trace, load_intrinsics, load_ir, ms, relax, to_tvm_target, tvm
-from tuner.workload.tasks import workload_functions
 
 
 def run(finished: Any, ingested: IngestedModel, weights: dict[str, np.ndarray], inputs: list[np.ndarray]) -> list[Any]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.compiler.programs import TARGET
-from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, finish, prepare, workload_module
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
 from tuner.graph.reshape_transpose import followed
 from tuner.space.tiles import find_contraction
+from tuner.tasks import workload_functions
 from tuner.tvm_compat import Schedule, relax, to_tvm_target, tvm
-from tuner.workload.tasks import workload_functions
 
 RNG = np.random.default_rng(0)
 

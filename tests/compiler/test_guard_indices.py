@@ -10,7 +10,8 @@ import pytest
 from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, run
-from tuner.graph.prepare import call_counts, finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import IngestedModel, TensorSpec
 from tuner.tvm_compat import load_ir, relax
 

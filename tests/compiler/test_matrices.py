@@ -16,7 +16,7 @@ from pitchpipe.model.comparison import difference  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
 from tuner.space.default import fixed_trace  # noqa: E402
-from tuner.workload.tasks import split_ingested  # noqa: E402
+from tuner.tasks import split_ingested  # noqa: E402
 
 linalg = torch.linalg
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,9 +13,10 @@ import pytest
 from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
-from tuner.graph.prepare import finish, prepare
+from tuner import tasks
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.tvm_compat import load_ir
-from tuner.workload import tasks
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -18,10 +18,10 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, CheckVerdict, Time
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target
 from tests.compiler import programs
-from tuner.execution.steps import ProposeRequest
 from tuner.ingest.metaschedule_files import RECORDS, WORKLOADS, parse
 from tuner.schedule.trace import REWRITE
 from tuner.search.evolution import propose
+from tuner.search.requests import ProposeRequest
 from tuner.tuning.records import (
     InMemoryRecordStore,
     RecordStore,

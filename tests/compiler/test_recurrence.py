@@ -8,10 +8,11 @@ import pytest
 from pitchpipe.model.comparison import largest_error
 from pitchpipe.wire.task import TaskKind, Workload
 from tests.compiler.programs import TARGET
-from tuner.execution.steps import ProposeRequest, propose
+from tuner.execution.steps import propose
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
+from tuner.search.requests import ProposeRequest
 from tuner.space.default import fixed_trace
 from tuner.space.recurrence import recurrent_sketches
 from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, tvm
@@ -132,7 +133,7 @@ def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]
     from tuner.graph.prepare import prepare
     from tuner.ingest import parse_container
     from tuner.ingest.torch_export import from_torch
-    from tuner.workload.tasks import split
+    from tuner.tasks import split
 
     for layer in torch_layers:
         x = torch.randn(3, 5, 12)

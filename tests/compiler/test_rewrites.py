@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
+from tuner.deploy.finish import finish
 from tuner.graph.fold_constants import folded
-from tuner.graph.prepare import finish, prepare
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel, TensorSpec
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.tvm_compat import relax

@@ -9,7 +9,8 @@ import pytest
 
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph.prepare import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel
 from tuner.tvm_compat import relax
 

@@ -19,12 +19,12 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tuner import space
-from tuner.execution.steps import Donor, Proposal, ProposeRequest, Sample
 from tuner.schedule.trace import decode_trace, encode_trace, without_postproc
 from tuner.search import evolution as search
 from tuner.search.cost_model import CostModel, train, unpack_features
 from tuner.search.evolution import propose
 from tuner.search.population import family_of
+from tuner.search.requests import Donor, Proposal, ProposeRequest, Sample
 from tuner.search.transfer import refit
 from tuner.space import Space, design_space, space_of
 from tuner.tvm_compat import relax

@@ -12,9 +12,9 @@ from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
-from tuner.execution.steps import ProposeRequest
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.search.evolution import propose
+from tuner.search.requests import ProposeRequest
 from tuner.space.default import baseline_trace, fixed_trace
 from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm

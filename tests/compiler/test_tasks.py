@@ -20,9 +20,9 @@ from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import IngestLimits, container, ingest_bytes
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.schedule.trace import apply_trace
+from tuner.tasks import split, split_ingested, workload_functions
 from tuner.tvm_compat import load_ir
 from tuner.workload.digest import workload_digest
-from tuner.workload.tasks import split, split_ingested, workload_functions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "make_resnet18.py"
 

@@ -14,7 +14,8 @@ from pitchpipe.model.comparison import difference
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph.prepare import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel, IngestLimits, convert, ingest, parse_container
 from tuner.ingest.isolation import join_weights, split_weights
 from tuner.tvm_compat import load_ir

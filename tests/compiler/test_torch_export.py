@@ -12,7 +12,8 @@ from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph.prepare import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import ingest, parse_container
 from tuner.tvm_compat import load_ir
 

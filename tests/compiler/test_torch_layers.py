@@ -13,8 +13,9 @@ from pitchpipe.errors import InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
+from tuner.deploy.finish import finish
 from tuner.graph.fold_constants import folded
-from tuner.graph.prepare import call_counts, finish, prepare
+from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import ingest
 from tuner.tvm_compat import load_ir, relax
 

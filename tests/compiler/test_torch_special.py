@@ -18,7 +18,7 @@ from pitchpipe.wire.job import ModelFormat  # noqa: E402
 from pitchpipe.wire.task import TaskKind  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
-from tuner.workload.tasks import split_ingested  # noqa: E402
+from tuner.tasks import split_ingested  # noqa: E402
 
 special = torch.special
 pytestmark = pytest.mark.filterwarnings("ignore")

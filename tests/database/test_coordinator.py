@@ -24,7 +24,7 @@ from service.settings import Settings
 from service.store import batches, coordination, jobs, misses, models, records, workloads
 from service.wake import Wake
 from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
-from tuner.execution.steps import Proposal, ProposeRequest, TrainedModel
+from tuner.search.requests import Proposal, ProposeRequest, TrainedModel
 
 SIGNATURE = Signature(operators="matmul", anchor="SSR products", extents=(8, 8, 8), arguments=(), flops=1024.0)
 

@@ -32,7 +32,7 @@ from tests.scene import (
     timed,
 )
 from tests.scene import best as best_of_record
-from tuner.execution.steps import Proposal
+from tuner.search.requests import Proposal
 
 KEY = WORKLOAD.digest
 EFFORT = 64

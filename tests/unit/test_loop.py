@@ -12,7 +12,7 @@ from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
-from tuner.execution.steps import Proposal
+from tuner.search.requests import Proposal
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore

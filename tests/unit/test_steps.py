@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pitchpipe.wire.measure import Candidate
-from tuner.execution.steps import FEWEST_PER_PART, Proposal, ProposeRequest, propose_on
+from tuner.execution.steps import FEWEST_PER_PART, propose_on
+from tuner.search.requests import Proposal, ProposeRequest
 from tuner.tuning.testing import TARGET, fake_task
 
 

@@ -13,13 +13,14 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.graph.prepare import call_counts, finish, prepare, workload_module
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.trace import apply_trace
 from tuner.space.default import fixed_trace
+from tuner.tasks import signature, workload_functions
 from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, save_ir, to_tvm_target, toolchain, tvm
-from tuner.workload.tasks import signature, workload_functions
 
 
 @dataclass(frozen=True, kw_only=True)

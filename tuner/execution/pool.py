@@ -31,7 +31,7 @@ STEPS_PER_CHILD = 200
 """Children are replaced after this many steps each, so that a slow leak in native code stays small."""
 STARTS = 2
 """Children that may die, each before it has the step, before the step fails."""
-COMPILER = ("tuner.search.evolution", "tuner.workload.tasks", "tuner.search.cost_model")
+COMPILER = ("tuner.search.evolution", "tuner.tasks", "tuner.search.cost_model")
 """What confined children import before they have anything to do: under the filter some imports fail."""
 NOBODY: Owner = ("", "")
 """Whose steps those are that were submitted without an owner."""

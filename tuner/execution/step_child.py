@@ -5,7 +5,7 @@ whole process group when the step has had its time. The child's clock stands sti
 host (tuner/measure/quiet.py), which it says. An end is noticed through the process itself, so that a descendant that
 holds the connection open hides nothing, and the group is killed before the child is reaped, so that none outlives it.
 
-Child side: `main` imports the compiler, then shuts itself in (tuner/execution/syscalls.py) and sets the limits of every
+Child side: `main` imports the compiler, then shuts itself in (tuner/syscalls.py) and sets the limits of every
 step anew. Requests are pickled by us. Answers come from where models of strangers were worked on: errors are JSON, and
 results are pickles of the types in `pitchpipe.wire` and `tuner.execution.steps` and nothing else.
 """
@@ -35,8 +35,8 @@ from pitchpipe.errors import PitchpipeError, StepDied, StepFailed, StepTimeout, 
 from pitchpipe.processes.lifeline import end_with_parent, ending, kill_group, until_ended
 from pitchpipe.processes.limits import limited
 from pitchpipe.wire.limits import StepLimits
-from tuner.execution.syscalls import deny_system_calls
 from tuner.measure import quiet
+from tuner.syscalls import deny_system_calls
 
 START_SECS = 180.0
 """For a child to import what it needs; two to five seconds on an idle core."""

@@ -1,4 +1,4 @@
-"""What the coordinator asks an executor to do: pure functions of their arguments, and the values they exchange.
+"""What the coordinator asks an executor to do: pure functions of their arguments.
 
 The coordinator imports this file and no compiler; each step imports what it needs in the child that runs it.
 """
@@ -8,81 +8,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.job import ModelFormat
-from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import Task, Workload
+from pitchpipe.wire.task import Task
+from tuner.search.requests import Proposal, ProposeRequest, Sample, TrainedModel
 
 FEWEST_PER_PART = 8
 """Proposals of a search for which another process is worth its start: the fastest traces are replayed in each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Donor:
-    """A schedule of another workload, to be re-fitted (tuner/search/transfer.py)."""
-
-    workload: str
-    """Digest of the workload that it is served for."""
-    trace: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProposeRequest:
-    """Everything a search round depends on: the same request always gives the same proposals."""
-
-    workload: Workload
-    target: Target
-    measured: tuple[tuple[str, float | None], ...]
-    """(trace, median seconds; None for a failure) of what was measured before."""
-    seen: frozenset[str]
-    """Digests of all candidates ever issued for the workload and target; none of them is proposed again."""
-    model: bytes | None
-    """A serialised cost model, or None: scores are then random."""
-    n: int
-    seed: int
-    donors: tuple[Donor, ...] = ()
-    """What becomes of them is proposed before anything else ..."""
-    donors_only: bool = False
-    """... and nothing else is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """A candidate with the features the cost model will learn from."""
-
-    candidate: Candidate
-    features: bytes | None
-    source: str | None = None
-    """Digest of the workload whose trace was re-fitted, of a candidate that was."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One measured candidate, as the cost model sees it."""
-
-    workload: str
-    features: bytes
-    secs: float | None
-    """Median seconds; None for a failure."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedModel:
-    """A cost model with its quality on held-out tasks."""
-
-    data: bytes
-    metrics: dict[str, float]
-    samples: int
-
-
 def propose(request: ProposeRequest) -> list[Proposal]:
     """At most `request.n` new candidates, best predicted first; none when the design space is exhausted."""
-    from tuner.search import evolution as search
+    from tuner.search import evolution
 
-    return search.propose(request)
+    return evolution.propose(request)
 
 
 def propose_on(executor: Executor, request: ProposeRequest) -> Future[list[Proposal]]:
@@ -159,6 +101,6 @@ def check_model(data: bytes, model_format: str) -> bytes:
 
 def split_ingested(ingested: bytes, model_format: str, targets: Sequence[Target]) -> list[Task]:
     """The tasks of a model for each target, from what `check_model` gave; raises InvalidModel and its kinds."""
-    from tuner.workload import tasks
+    from tuner import tasks
 
     return tasks.split_ingested(ingested, ModelFormat(model_format), list(targets))

@@ -1,39 +1,33 @@
-"""Graph preparation: from an ingested Relax module to calls of fused tensor functions, and on to something to build.
+"""Graph preparation: from an ingested Relax module to calls of fused tensor functions.
 
-`prepare` (before tuning) works in this order:
+`prepare` (before tuning) works in this order, one pass a file of this folder:
 
-1. Indices are wrapped and kept within bounds (tuner/graph/guard_indices.py). Attention is written out
-(tuner/graph/decompose_attention.py),
-   constants are folded and the graph simplified (tuner/simplify).
-2. Batch norms become arithmetic on their parameters (tuner/graph/fold_batch_norm.py). Stock FoldBatchnormToConv2D wants
-constants;
+1. Indices are wrapped and kept within bounds (guard_indices.py). Attention is written out (decompose_attention.py),
+   constants are folded (fold_constants.py) and the graph is simplified (simplify/).
+2. Batch norms become arithmetic on their parameters (fold_batch_norm.py). Stock FoldBatchnormToConv2D wants constants;
    weights here are arguments.
-3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (tuner/graph/reassociate.py), heads
-are split
-   in the weights (tuner/graph/fold_head_split.py), products that share an input become one
-   (tuner/graph/merge_matmuls.py), and permutations around products are orders of indices
-   (tuner/graph/fold_transposes.py).
+3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (reassociate.py), heads are split in
+   the weights (fold_head_split.py), products that share an input become one (merge_matmuls.py), and permutations around
+   products are orders of indices (fold_transposes.py).
 4. Convolutions go to channels last (NHWC with HWIO weights), the layout whose inner loops vectorise; transposed ones
-   are written out (tuner/graph/conv_transpose.py); what that moved in vain is
-   simplified away, and slices become views (tuner/graph/slice_views.py).
+   are written out (conv_transpose.py); what that moved in vain is simplified away, and slices become views
+   (slice_views.py).
 5. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
    bound.
 6. Operators become tensor functions, which are fused; reshapes that stand alone become views; buffers that hold weights
    are marked, so that a schedule may change their layout.
 
-`finish` (after schedules were put in) moves the layout changes that schedules made of weights into
-`main_transform_params` as well. It lifts a second time, so what the first lifting made is set aside and called first.
+What comes after schedules were put in is tuner/deploy/finish.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import Workload
-from tuner.graph import conv_transpose as transposed
+from tuner.graph import conv_transpose
 from tuner.graph.decompose_attention import write_out_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.fold_head_split import split_heads
@@ -44,10 +38,7 @@ from tuner.graph.reassociate import gather_weights
 from tuner.graph.scatters import write_out_scatters
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import inner_outputs, view_slices
-from tuner.schedule.trace import apply_trace
-from tuner.space.default import fixed_trace
-from tuner.tvm_compat import IRModule, PrimFunc, dlight, ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
-from tuner.workload.digest import workload_digest
+from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
 TRANSFORM = "main_transform_params"
@@ -57,7 +48,7 @@ LAYOUTS = {
     "relax.nn.conv1d": ["NWC", "WIO"],
     "relax.nn.conv2d": ["NHWC", "HWIO"],
     "relax.nn.conv3d": ["NDHWC", "DHWIO"],
-    **transposed.LAYOUTS,
+    **conv_transpose.LAYOUTS,
 }
 
 KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
@@ -105,7 +96,7 @@ def prepare(
         transform.DecomposeOpsForInference(),
         *(PRODUCTS if on_cpu else ()),
         transform.ConvertLayout(LAYOUTS),
-        transposed.write_out_transposed,
+        conv_transpose.write_out_transposed,
         *(LAYOUT if on_cpu else (simplify,)),
     ]
     lower: list[Rewrite] = [
@@ -165,11 +156,12 @@ def _normalise(mod: Any) -> Any:
     """
     for variable, function in list(mod.functions.items()):
         if isinstance(function, PrimFunc):
-            mod.update_func(variable, _normalised(function))
+            mod.update_func(variable, normalised(function))
     return mod
 
 
-def _normalised(function: Any) -> Any:
+def normalised(function: Any) -> Any:
+    """A tensor function as `prepare` leaves it: blocks numbered, and no attribute but KEPT_ATTRIBUTES."""
     attributes = {key: value for key, value in (function.attrs or {}).items() if key in KEPT_ATTRIBUTES}
     if not attributes.get("layout_free_buffers"):
         attributes.pop("layout_free_buffers", None)
@@ -197,90 +189,6 @@ def _normalised(function: Any) -> Any:
         root = tvm.s_tir.SBlock([], [], [], "root", body)
         body = tvm.s_tir.SBlockRealize([], True, root)
     return tirx.PrimFunc(function.params, body, function.ret_type).with_attrs(attributes)
-
-
-def finish(prepared: Any) -> Any:
-    """A module ready for tvm.compile: main(*inputs, *transformed) and main_transform_params(params) -> transformed.
-
-    `prepared` is what `prepare` made, any of its tensor functions replaced by a scheduled one with the same arguments.
-    Where a schedule changed the layout of a weight, the change is made in main_transform_params. What that function calls
-    gets the default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
-    """
-    target = Target.parse(str(prepared.attrs[TARGET_ATTRIBUTE]))
-    transform = relax.transform
-    functions = {}
-    for variable, function in prepared.functions.items():
-        # Tensor functions are private, so that passes may rename them and drop those left without a caller.
-        private = function.without_attr("global_symbol") if isinstance(function, PrimFunc) else function
-        functions[variable] = private
-    first = functions.pop(prepared.get_global_var(TRANSFORM))
-    second_lift = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()]
-    mod = tvm.transform.Sequential(second_lift)(IRModule(functions))
-    mod = transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
-    _schedule_rest(mod, target)
-    return mod
-
-
-def _schedule_rest(mod: Any, target: Target) -> None:
-    in_main = call_counts(mod)
-    for variable, function in list(mod.functions.items()):
-        left_as_it_is = variable.name_hint in in_main and target.kind == "llvm"
-        if not isinstance(function, PrimFunc) or left_as_it_is or _has_threads(function):
-            continue
-        scheduled = _default_schedule(_normalised(function), target)
-        mod.update_func(variable, scheduled.without_attr("global_symbol"))
-
-
-def _default_schedule(function: Any, target: Target) -> Any:
-    module = workload_module(function)
-    if target.kind == "llvm":
-        workload = Workload(digest=workload_digest(module), ir=save_ir(module))
-        return apply_trace(module, fixed_trace(workload, target)).mod[MAIN]
-    with to_tvm_target(target):
-        return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)[MAIN]
-
-
-def _has_threads(function: Any) -> bool:
-    """Whether a GPU schedule was applied to a tensor function."""
-    found = False
-
-    def visit(loop: Any) -> None:
-        nonlocal found
-        found = found or loop.thread_binding is not None
-
-    tvm_ffi.structural_walk(function.body, (tirx.For, visit))
-    return found
-
-
-def _chain(mod: Any, first: Any, functions: Mapping[Any, Any]) -> Any:
-    """The module whose main_transform_params does what `first` does, then what it did.
-
-    `first` calls tensor functions of `functions`, from before the second lifting, which may have changed them.
-    """
-    originals = {variable.name_hint: function for variable, function in functions.items()}
-    second = mod[TRANSFORM]
-    builder = relax.BlockBuilder(IRModule({v: f for v, f in mod.functions.items() if v.name_hint != TRANSFORM}))
-    renamed: dict[str, Any] = {}
-
-    def rename(variable: Any) -> Any:
-        name = variable.name_hint
-        if name not in renamed:
-            renamed[name] = builder.add_func(originals[name], f"bind_{name}")
-        return renamed[name]
-
-    first = tvm_ffi.structural_map(first, (ir.GlobalVar, rename))
-    callees = [builder.add_func(_private(first), "bind_params"), builder.add_func(_private(second), "lay_out_params")]
-    params = relax.Var(first.params[0].name, first.params[0].ty)
-    with builder.function(TRANSFORM, [params]):
-        value = params
-        for callee in callees:
-            value = builder.emit(relax.Call(callee, [value]))
-        builder.emit_func_output(value)
-    return builder.get()
-
-
-def _private(function: Any) -> Any:
-    return function.without_attr("global_symbol").without_attr("num_input")
 
 
 def _check_lowered(mod: Any) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
 from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.job import ModelFormat
-from tuner.execution.syscalls import deny_system_calls
 from tuner.ingest import IngestedModel, IngestLimits, container
 from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, join_weights, read_request
+from tuner.syscalls import deny_system_calls
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from pitchpipe.errors import InvalidInput, InvalidModel, InvalidTarget, InvalidTrace
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.graph.prepare import _normalised, workload_module
+from tuner.graph.prepare import normalised, workload_module
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.relax_reader import judge_tensor_function
 from tuner.schedule.trace import apply_trace, decode_trace, rewrite_of
@@ -183,7 +183,7 @@ def _module(where: str, line: Any) -> tuple[Any, Workload]:
         judge_tensor_function(mod, DEFAULT_LIMITS)
     except InvalidModel as error:
         raise type(error)(f"{where}: {error.detail}") from error
-    own = workload_module(_normalised(next(iter(mod.functions.values()))))
+    own = workload_module(normalised(next(iter(mod.functions.values()))))
     return mod, Workload(digest=workload_digest(own), ir=save_ir(own))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
-from tuner.measure.tensor_type import TensorType
 from tuner.schedule.packing import packings_of, without_packings
+from tuner.schedule.tensor_type import TensorType
 from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import (
     IRModule,

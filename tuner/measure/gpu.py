@@ -20,7 +20,7 @@ from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS, numpy_dtype, poison, size_bytes
 from tuner.measure.cuda_driver import Clock, Cuda, Kernel
 from tuner.measure.gpu_code import GpuProgram
-from tuner.measure.tensor_type import TensorType
+from tuner.schedule.tensor_type import TensorType
 
 REFERENCE_SOURCE = """
 extern "C" __global__ void reference(float* out) {

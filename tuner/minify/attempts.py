@@ -25,7 +25,8 @@ from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.finding import WALL_SECS, FindingKind
 from pitchpipe.wire.target import Target
 from tuner.deploy.build import Scheduled, compile_scheduled
-from tuner.graph.prepare import TRANSFORM, finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import TRANSFORM, prepare
 from tuner.ingest import parse_container
 from tuner.minify import Part
 from tuner.tvm_compat import load_intrinsics, load_ir, relax, to_tvm_target, tvm

@@ -15,7 +15,8 @@ import numpy as np
 
 from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.wire.target import Target
-from tuner.graph.prepare import MAIN, finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import MAIN, prepare
 from tuner.ingest import parse_container
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.minify import Part

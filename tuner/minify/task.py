@@ -17,7 +17,6 @@ from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
-from tuner.execution.syscalls import deny_system_calls
 from tuner.measure.build import build
 from tuner.measure.candidate import Bench, Running
 from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, mostly_finite
@@ -25,6 +24,7 @@ from tuner.minify.attempts import Outcome, Say, in_fork, outcome_of
 from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
 from tuner.schedule.trace import apply_trace, decode_trace
+from tuner.syscalls import deny_system_calls
 from tuner.tvm_compat import load_intrinsics, load_ir
 
 SEED = 0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.measure.tensor_type import TensorType
+from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, structural_walk, tirx, tvm, uses
 
 _PREPROC = "meta_schedule.layout_rewrite_preproc"

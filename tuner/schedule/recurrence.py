@@ -33,7 +33,8 @@ from pitchpipe.errors import InvalidTrace
 from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
 
 PREPROC = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of a block that makes a weight into what the kernel reads; graph.finish has it run when weights are bound."""
+"""Annotation of a block that makes a weight into what the kernel reads: it runs once, when weights are bound
+(tuner/deploy/finish.py)."""
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 """Kind of cell -> G. The last two are plain RNNs, by their activation."""
 DTYPE = "float32"

@@ -33,7 +33,8 @@ from pitchpipe.errors import InvalidTrace
 from tuner.tvm_compat import IRModule, PrimFunc, ir, structural_walk, tirx, tvm, tvm_ffi
 
 PREPROC = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of a block that makes a weight into what the kernel reads; graph.finish has it run when weights are bound."""
+"""Annotation of a block that makes a weight into what the kernel reads: it runs once, when weights are bound
+(tuner/deploy/finish.py)."""
 KERNEL = 3
 """Rows and columns of the filters that are rewritten."""
 _P2, _Q2 = 0.5, 2.0

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitchpipe.errors import IntegrityError, InvalidInput
-from tuner.execution.steps import Sample, TrainedModel
+from tuner.search.requests import Sample, TrainedModel
 
 __all__ = ["FEATURES", "CostModel", "held_out_metrics", "pack_features", "target_of", "train", "unpack_features"]
 

@@ -31,12 +31,12 @@ import structlog
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.wire.measure import Candidate, FailureKind
-from tuner.execution.steps import Proposal, ProposeRequest
 from tuner.measure import quiet
 from tuner.schedule.trace import decode_trace, encode_trace
 from tuner.search.candidates import KNOWN, Built, Draw, Refused
 from tuner.search.cost_model import CostModel, pack_features, target_of, unpack_features
 from tuner.search.population import families_of, family_of, identified, parent_of
+from tuner.search.requests import Proposal, ProposeRequest
 from tuner.search.transfer import refitted
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash

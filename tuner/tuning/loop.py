@@ -21,7 +21,8 @@ from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task, TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
-from tuner.execution.steps import Donor, Proposal, ProposeRequest, propose_on
+from tuner.execution.steps import propose_on
+from tuner.search.requests import Donor, Proposal, ProposeRequest
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch, choose_best, undecided
 from tuner.tuning.records import RecordStore

@@ -13,7 +13,7 @@ from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, Measurement,
 from pitchpipe.wire.record import TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, TaskKind, Workload
-from tuner.execution.steps import Proposal, ProposeRequest
+from tuner.search.requests import Proposal, ProposeRequest
 from tuner.tuning.confirm import MeasuredBatch
 from tuner.tuning.records import RecordStore
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tuner.execution.syscalls import deny_leaving, deny_system_calls
+from tuner.syscalls import deny_leaving, deny_system_calls
 from workers.sandbox.confinement import children, die_first, die_with_parent, kill_strays, limit
 
 MAX_OUTPUT_BYTES = 1 << 20

@@ -8,7 +8,6 @@ from typing import Any
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, Measurement, SampleRule, Timed
 from tuner.measure.heartbeat import load_average
 from tuner.measure.timing import CONFIDENCE, run_interval
-from workers.sandbox.cpu.child import last_line
 
 
 def measured(
@@ -47,3 +46,9 @@ def kind_of(report: Mapping[str, Any]) -> FailureKind:
         return FailureKind(report["failed"])
     except ValueError:
         return FailureKind.RUN_ERROR
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of a message, where TVM says what was wrong."""
+    lines = [text for text in str(error).strip().splitlines() if text.strip()]
+    return f"{type(error).__name__}: {lines[-1][:1000] if lines else ''}"

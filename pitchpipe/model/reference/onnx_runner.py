@@ -15,9 +15,9 @@ import onnx
 import onnx.reference
 
 from pitchpipe.model.comparison import INTEGERS
+from pitchpipe.model.onnx_params import param_names
 from pitchpipe.model.onnx_shapes import fix_shapes
 from pitchpipe.model.reference.expected import CannotRun
-from pitchpipe.model.strip import param_names
 
 MOVES = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}

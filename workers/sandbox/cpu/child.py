@@ -20,6 +20,7 @@ from tuner.measure.build import apply, build
 from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.placement import spread_threads
 from workers.sandbox.nursery import Line
+from workers.sandbox.report import last_line
 
 GO, SAMPLE = b"g", b"s"
 """The bytes a child is told: take your turn; give one more sample."""
@@ -93,9 +94,3 @@ def _reported(line: Line) -> Iterator[None]:
         yield
     except _Fault as fault:
         line.send(failed=fault.kind.value, detail=last_line(fault.error))
-
-
-def last_line(error: BaseException) -> str:
-    """The last line of a message, where TVM says what was wrong."""
-    lines = [text for text in str(error).strip().splitlines() if text.strip()]
-    return f"{type(error).__name__}: {lines[-1][:1000] if lines else ''}"

@@ -39,8 +39,8 @@ from tuner.measure.heartbeat import ReferenceProgram
 from tuner.measure.roofline import measure as measure_roofline
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.batch import Batch, BatchRun
-from workers.sandbox.cpu.child import last_line
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
+from workers.sandbox.report import last_line
 
 _ALIVE_SECS = 1.0
 

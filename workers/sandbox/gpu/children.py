@@ -28,8 +28,8 @@ from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from tuner.measure.gpu import Card, OnCard
 from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, GpuProgram, compile_program
-from workers.sandbox.cpu.child import last_line
 from workers.sandbox.nursery import Line
+from workers.sandbox.report import last_line
 
 TRIAL, WARM, SAMPLE, BEAT = b"t", b"w", b"s", b"b"
 """What a runner is told: check and time the program in the inbox; check program n and hold it; give one sample of

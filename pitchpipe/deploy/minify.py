@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.lookup import resolve_target
 from pitchpipe.errors import InvalidInput, UnsupportedOperator, UnsupportedShape
 from pitchpipe.model.local import LocalModel, local_model, read_file
 from pitchpipe.processes.child import run_step
-from pitchpipe.sdk import resolve_target
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind, Refusal
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target

@@ -98,7 +98,7 @@ def with_operator(told: str, source: Source, target: Target, inputs: Sequence[An
 
 
 def _first_operator(source: Source, inputs: Sequence[Any] | None, target: Target) -> str | None:
-    from pitchpipe.model.minify import first_difference  # which imports this module
+    from pitchpipe.deploy.minify import first_difference  # which imports this module
 
     try:
         given = inputs if inputs is not None else getattr(source, "examples", None)

@@ -10,9 +10,9 @@ from typing import Any
 
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.lookup import resolve_target
 from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.processes.child import run_step
-from pitchpipe.sdk import resolve_target
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.measure import BASELINE_TRACE, Failed
 from pitchpipe.wire.record import LookupRequest
