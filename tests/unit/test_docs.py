@@ -107,3 +107,13 @@ def test_files_that_the_documentation_names_are_there(page: Path) -> None:
     folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
     named = re.findall(rf"\b(?:{folders})/[\w/.-]+\.(?:py|md|service|lock)\b", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_folder_is_in_the_table_of_the_architecture_in_the_order_of_the_tree() -> None:
+    told = re.findall(r"^\| `([^`]+/)` \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    parts = ("pitchpipe", "tuner", "service", "workers")
+    folders = [
+        str(file.parent.relative_to(ROOT)) + "/" for part in parts for file in (ROOT / part).rglob("__init__.py")
+    ]
+    order = sorted(folders, key=lambda folder: (parts.index(folder.split("/")[0]), folder))
+    assert told == [*order, "migrations/"]
