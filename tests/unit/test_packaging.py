@@ -12,6 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import pitchpipe
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +121,7 @@ def test_whatever_computes_in_compose_shares_one_quiet_lock_that_its_user_may_wr
         folders.add((mounts[folder], service["environment"]["PITCHPIPE_QUIET_LOCK"]))
     ((_, lock),) = folders
     assert re.search(rf"install --directory --owner=pitchpipe .*{re.escape(str(Path(lock).parent))}$", DOCKERFILE, re.M)
+
+
+def test_the_code_knows_the_version_of_the_project() -> None:
+    assert pitchpipe.__version__ == PROJECT["project"]["version"]
