@@ -20,7 +20,7 @@ from service.blobs import Blobs
 from service.coordination.job_queue import JobQueue, JobReplays, JobRows
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
-from service.store import batches, donors, events, jobs, models, records, replays, workers, workloads
+from service.store import batches, donors, events, jobs, models, records, replays, workers
 from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.execution.steps import split_ingested
@@ -165,8 +165,6 @@ class JobRun:
                 if earlier and not here:
                     return False
                 found += ((target, one) for one in earlier)
-            for task in tasks:
-                workloads.put(session, self.project, task.workload)
             jobs.set_tasks(session, self.job, tasks)
             reused = replayed = 0
             for target, one in found:

@@ -166,11 +166,15 @@ def cancel(session: Session, project: str, job: str) -> JobView:
 
 
 def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
-    """What the model was split into. Repeating it, after a restart, keeps what the tasks were already charged."""
+    """What the model was split into, and its workloads, each once however many targets it has.
+
+    Repeating it, after a restart, keeps what the tasks were already charged.
+    """
     project = session.execute(select(Job.project).where(Job.id == job)).scalar_one()
+    for task in {task.workload.digest: task for task in tasks}.values():
+        workloads.put(session, project, task.workload, task.signature)
     rows = []
     for position, task in enumerate(tasks):
-        workloads.put(session, project, task.workload, task.signature)
         rows.append(
             {
                 "job": job,

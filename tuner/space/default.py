@@ -18,6 +18,7 @@ from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axi
 from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
+from tuner.space.refusals import tell_refused
 from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
 from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
@@ -57,7 +58,7 @@ def fixed_trace(workload: Workload, target: Target) -> str:
         return encode_trace(panels[0].trace)
     if (tiled := _in_register_tiles(mod, workload, target)) is not None:
         return tiled
-    for plan in (_row_by_row, _stage_by_stage):
+    for choice, plan in (("row by row", _row_by_row), ("stage by stage", _stage_by_stage)):
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
             if not plan(schedule, target):
@@ -65,7 +66,8 @@ def fixed_trace(workload: Workload, target: Target) -> str:
             trace = encode_trace(schedule.trace)
             if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
                 return trace
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
+            tell_refused("default", error, choice=choice)
             continue
     return BASELINE_TRACE
 
@@ -82,7 +84,8 @@ def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | No
         trace = encode_trace(schedule.trace)
         apply_trace(mod, trace)
         return trace
-    except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
+    except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
+        tell_refused("default", error, choice="register tiles")
         return None
 
 

@@ -29,6 +29,7 @@ from pitchpipe.wire.target import Target
 from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, spatial_axes, strides
 from tuner.space.inlining import inline_producers, is_reduction, root_blocks
 from tuner.space.processor import VectorUnit
+from tuner.space.refusals import tell_refused
 from tuner.space.tiles import find_contraction
 from tuner.tvm_compat import Schedule, loop_bindings, tirx, uses
 
@@ -86,7 +87,8 @@ def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
             if chain is None or not any(stage.reduction for stage in chain.stages):
                 return []
             schedule_chain(schedule, chain, target, accumulators=accumulators, sample=True)
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            tell_refused("rowwise", error, choice=f"{accumulators} accumulators")
             continue
         sketches.append(schedule)
         if chain.along_rows:  # Accumulators are of no concern.

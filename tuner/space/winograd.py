@@ -26,6 +26,7 @@ from pitchpipe.wire.target import Target
 from tuner.schedule.trace import REWRITE, WINOGRAD, rewritten
 from tuner.schedule.winograd import KERNEL, Convolution, find_convolution
 from tuner.space.processor import VectorUnit
+from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule
 
 WIDTHS = 2
@@ -77,7 +78,8 @@ def winograd_sketches(mod: Any, target: Target) -> list[Any]:
         schedule.annotate(schedule.get_sblock("root"), REWRITE, choice.rewrite)
         try:
             _tile(schedule, unit, choice)
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            tell_refused("winograd", error, choice=repr(choice))
             continue
         sketches.append(schedule)
     return sketches
