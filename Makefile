@@ -80,9 +80,7 @@ format: setup
 	$(BIN)/ruff format .
 
 QUICK ?= --quick
-MODELS ?= ../shared/models/zoo.py
-BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup
-OF_MODELS := preparation latency torch_backend
+BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup preparation latency torch_backend
 
 # The peers that the benchmarks compare with; the product needs none of them.
 bench-setup: setup $(VENV)/.torch
@@ -90,7 +88,6 @@ bench-setup: setup $(VENV)/.torch
 
 bench: setup $(VENV)/.torch
 	for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python benchmarks/$$script.py $(QUICK) || exit 1; done
-	for script in $(OF_MODELS); do echo "== $$script"; $(BIN)/python benchmarks/$$script.py $(QUICK) --models $(MODELS) || exit 1; done
 
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 LOCK := $(COMPILE) pyproject.toml

@@ -2,7 +2,7 @@
 
     python benchmarks/coverage.py --json > benchmarks/results/coverage.json
     python benchmarks/coverage.py --only falcon bit          # some, in full
-    python benchmarks/coverage.py --models ../shared/models/zoo.py --ways load
+    python benchmarks/coverage.py --models benchmarks/models.py --ways load
     python benchmarks/coverage.py --work build/coverage.jsonl  # rows that are there already are not made again
 
 Architectures are those of architectures/: small, batch two, random weights whose outputs are neither zero nor chaos. Of
@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from environment import environment, parser, show
+from environment import environment, kernel_threads, parser, show
 
 from pitchpipe import sdk
 from pitchpipe.deploy import building, identity
@@ -207,7 +207,7 @@ def _prepare_process() -> None:
         import transformers
 
         transformers.logging.set_verbosity_error()
-    torch.set_num_threads(int(os.environ.get("TVM_NUM_THREADS", "2")))
+    torch.set_num_threads(kernel_threads())
     torch._dynamo.config.use_numpy_random_stream = True  # else torch.compile draws other numbers than eager mode
 
     def here(name: str, data: bytes = b"", arrays: Any = None, **given: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from environment import environment, parser, show
 
-from pitchpipe.cli.tune import detect_target
+from pitchpipe.model.local import detect_target
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.task import Workload
 from tuner.graph.prepare import workload_module

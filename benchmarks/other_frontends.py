@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from environment import environment, parser, show
 
-from pitchpipe.cli.tune import detect_target
 from pitchpipe.errors import InvalidModel, UnsupportedOperator, UnsupportedShape
 from pitchpipe.model.comparison import difference, input_sets, largest_error
-from pitchpipe.model.local import local_model
+from pitchpipe.model.local import detect_target, local_model
 from pitchpipe.wire.job import ModelFormat
 from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.ingest import convert, parse_container

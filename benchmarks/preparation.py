@@ -1,8 +1,8 @@
 """What graph preparation buys: kernels and bytes of the models pass by pass, and the time of an encoder with and without.
 
-    python benchmarks/preparation.py --models ../shared/models/zoo.py --traces /tmp/traces.json
+    python benchmarks/preparation.py --traces /tmp/traces.json
 
-`--models` is a Python file with MODELS: name -> builder returning (module, example inputs). A row of the first kind is a
+Models are those of models.py, or of the file that `--models` names. A row of the first kind is a
 model prepared with the rewrites up to one, counted as main calls them: what a run writes, and what kernels that compute
 nothing write. A row of the second kind is an encoder of BERT's shape with some rewrites left out, its contractions tuned
 with the same number of candidates of the register-tile space and everything else under its fixed schedule; variants take
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import environment, parser, show
+from environment import environment, models_parser, show
 
 from pitchpipe.model.local import detect_target
 from pitchpipe.wire.task import Task, TaskKind
@@ -170,8 +170,7 @@ def timed(target: Any, layers: int, candidates: int, kept: Path | None) -> list[
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--models", type=Path, required=True)
+    arguments = models_parser(__doc__)
     arguments.add_argument("--traces", type=Path, help="file in which the traces of the encoder are kept")
     arguments.add_argument("--layers", type=int, default=4)
     arguments.add_argument("--candidates", type=int, default=24, help="of each contraction")

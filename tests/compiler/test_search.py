@@ -18,6 +18,7 @@ from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
+from tests.compiler.test_transfer import refit
 from tuner import space
 from tuner.schedule.trace import decode_trace, encode_trace, without_postproc
 from tuner.search import evolution as search
@@ -25,8 +26,7 @@ from tuner.search.cost_model import CostModel, train, unpack_features
 from tuner.search.evolution import propose
 from tuner.search.population import family_of
 from tuner.search.requests import Donor, Proposal, ProposeRequest, Sample
-from tuner.search.transfer import refit
-from tuner.space import Space, design_space, space_of
+from tuner.space import Space, space_of
 from tuner.tvm_compat import relax
 
 
@@ -209,7 +209,7 @@ def test_the_first_round_has_the_leads_and_something_of_every_sketch(first: list
 
 
 def test_a_design_space_is_a_list_of_schedules_of_the_workload() -> None:
-    schedules = design_space(programs.conv(), programs.TARGET)
+    schedules = space_of(programs.conv(), programs.TARGET).schedules
     assert len(schedules) >= 3
     assert all(json.loads(encode_trace(schedule.trace))[0] for schedule in schedules)
     other = Target.parse(programs.TARGET.attributes() | {"num-cores": 64})

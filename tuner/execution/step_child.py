@@ -7,7 +7,7 @@ holds the connection open hides nothing, and the group is killed before the chil
 
 Child side: `main` imports the compiler, then shuts itself in (tuner/syscalls.py) and sets the limits of every
 step anew. Requests are pickled by us. Answers come from where models of strangers were worked on: errors are JSON, and
-results are pickles of the types in `pitchpipe.wire` and `tuner.execution.steps` and nothing else.
+results are pickles of the types in `pitchpipe.wire` and `tuner.search.requests` and nothing else.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SLOW_SECS = 30.0
 """A step that computes for longer is told of as slow (`StepChild.run`)."""
 
 _READY, _BEGUN, _WAITS, _GOES_ON, _RESULT, _ERROR = b"r", b"b", b"w", b"g", b"+", b"-"
-_TYPES_OF = ("pitchpipe.wire.", "tuner.execution.steps")
+_TYPES_OF = ("pitchpipe.wire.", "tuner.search.requests")
 
 
 class NotBegun(Exception):

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import Signature, Workload
-from tuner.schedule.trace import REWRITE, decode_trace, encode_trace, without_postproc
+from pitchpipe.wire.task import Signature
+from tuner.schedule.trace import REWRITE, encode_trace, without_postproc
 
 LEAST_ALIKE = 0.5
 """Share of the moves that a trace and a sketch must have in common: with fewer, decisions have no counterparts. Another
@@ -81,20 +80,11 @@ def _distance(one: Signature, other: Signature) -> float:
 # -- re-fitting
 
 
-def refit(trace: str, workload: Workload, target: Target) -> str | None:
-    """A trace of another workload as a complete trace of this one; None where no sketch of its space is alike, or what
-    comes out breaks a rule of the target. Pure; raises InvalidTrace for a text outside the allow-list."""
-    from tuner.space import space_of
-
-    space = space_of(workload, target)
-    complete = (schedule for schedule in refitted(space, decode_trace(trace)) if space.postprocessed(schedule))
-    return next((encode_trace(schedule.trace) for schedule in complete), None)
-
-
 def refitted(space: Any, trace: str) -> Iterator[Any]:
-    """The same as schedules before postprocessing, of the nearest sketches, the nearest first.
+    """A trace of another workload as schedules of this space, of the nearest sketches, the nearest first; none where no
+    sketch is alike.
 
-    `space` is the workload's; the trace is canonical.
+    The trace is canonical (decode_trace). The schedules are not postprocessed yet: one may break a rule of the target.
     """
     source = _Moves.read(without_postproc(trace))
     alike: list[tuple[float, int, dict[int, int]]] = []

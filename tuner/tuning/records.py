@@ -1,4 +1,4 @@
-"""Tuning records: the store every part sees, an in-memory one, and the exchange with MetaSchedule's files.
+"""Tuning records: the store every part sees, an in-memory one, and the export to MetaSchedule's files.
 
 Importing this module needs no compiler.
 """
@@ -9,9 +9,8 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from pitchpipe.errors import InvalidInput
 from pitchpipe.wire.measure import Timed
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import Target
@@ -25,11 +24,7 @@ __all__ = [
     "decode_trace",
     "encode_trace",
     "export_metaschedule",
-    "import_metaschedule",
 ]
-
-if TYPE_CHECKING:
-    from tuner.ingest.metaschedule_files import ImportedRecord
 
 
 @runtime_checkable
@@ -112,14 +107,3 @@ def export_metaschedule(entries: Sequence[tuple[Workload, str, float]], target: 
     from tuner.ingest import metaschedule_files as exchange
 
     return exchange.export(entries, target, folder)
-
-
-def import_metaschedule(folder: Path) -> list[ImportedRecord]:
-    """The usable records of a pair of files; see tuner/ingest/metaschedule_files.py. Raises InvalidInput."""
-    from tuner.ingest import metaschedule_files as exchange
-
-    try:
-        pair = [(folder / name).read_text() for name in (exchange.WORKLOADS, exchange.RECORDS)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{folder}: {error}") from error
-    return exchange.parse(*pair)
