@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from workers.device import fingerprint, usable_cores
+from pitchpipe.processes.cores import usable_cores
+from workers.device import fingerprint
 
 SHOWN = (
     *("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu"),

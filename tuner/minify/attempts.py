@@ -104,7 +104,7 @@ def _child(work: Callable[[Say], Any], writing: int, complaints: int, parent: in
         os.dup2(2, 1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        cpu_secs = int(wall_secs) * (os.cpu_count() or 1) + 1
+        cpu_secs = int(wall_secs) * (os.cpu_count() or 1) + 1  # what all cores of the machine could do
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_secs, cpu_secs + 1))
 
         def tell(**message: Any) -> None:

@@ -27,13 +27,14 @@ from typing import Any
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.lease import Purpose, Steadiness
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.drift import Drift, drifted
-from workers.device import data_caches, usable_cores
+from workers.device import data_caches
 from workers.sandbox.channel import Channel, Closed
 
 _START_SECS = 180.0
