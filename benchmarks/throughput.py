@@ -259,7 +259,7 @@ def stock_trace(folder: Path, mod: Any, target: Target) -> str:
     """The schedule that stock would use: of its database's records, the fastest by its own ranking."""
     from tuner.tvm_compat import load_intrinsics, ms
 
-    load_intrinsics(target)  # Reading a record replays its trace.
+    load_intrinsics(target.kind)  # Reading a record replays its trace.
     database = ms.database.JSONDatabase(work_dir=str(folder))
     (record,) = database.get_top_k(database.commit_workload(mod), 1)
     return encode_trace(record.trace)
