@@ -13,7 +13,8 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Measurement, Stop, Timed
 from tuner.measure.candidate import Bench
 from tuner.tuning.testing import PASSED
-from workers.sandbox.cpu.batch import Batch, BatchRun, Host
+from workers.sandbox.cpu.batch import BatchRun, Host
+from workers.sandbox.messages import Batch
 
 
 class ScriptedChild:
