@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Failed, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.measure import FailureKind, MeasureConfig, Measurement
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
@@ -41,7 +41,7 @@ from workers.sandbox.messages import (
     ToTask,
 )
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
-from workers.sandbox.report import last_line
+from workers.sandbox.report import failed, last_line
 
 _ALIVE_SECS = 1.0
 
@@ -102,7 +102,7 @@ class TaskProcess:
             pass
         except Unusable as unusable:
             for candidate in batch.candidates:
-                self.send(Failed(candidate=candidate.digest, kind=unusable.kind, detail=unusable.detail[:4000]))
+                self.send(failed(candidate, unusable.kind, unusable.detail))
         self._channel.send(End())
         self._nursery.close()  # While the worker hands the results on.
 

@@ -18,7 +18,7 @@ from mmap import mmap
 from typing import Any
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Failed, MeasureConfig
+from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
@@ -31,6 +31,7 @@ from workers.sandbox.gpu.batch import GpuBatchRun
 from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
 from workers.sandbox.messages import Batch, End, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
+from workers.sandbox.report import failed
 
 _IDLE_SECS = 30.0
 """After this time without a batch the GPU's memory is given back."""
@@ -115,7 +116,7 @@ class GpuTaskProcess(TaskProcess):
         except Unusable as unusable:
             self._nursery.close()
             for candidate in batch.candidates:
-                self.send(Failed(candidate=candidate.digest, kind=unusable.kind, detail=unusable.detail[:4000]))
+                self.send(failed(candidate, unusable.kind, unusable.detail))
         self._channel.send(End())
 
     def rest(self) -> None:
