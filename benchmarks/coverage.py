@@ -221,7 +221,7 @@ def _prepare_process() -> None:
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = detect_target("llvm")
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     # What torch and TVM import and cache when they are first used, a fork would do again. Nothing here starts a thread.
     tiny = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     example = torch.ones(2, 4)

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from workers.device import fingerprint, usable_cores
+from pitchpipe.processes.cores import usable_cores
+from workers.device import fingerprint
 
 MODELS = Path(__file__).parent / "models.py"
 """The models that a script runs unless `--models` names another file."""

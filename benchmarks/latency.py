@@ -48,8 +48,9 @@ from peak import peak
 from peers.contestant import PEERS
 from rounds import first_at_most, geometric_mean, ratio_of, time_of
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.target import Target
-from workers.device import detect_target, usable_cores
+from workers.device import detect_target
 
 HERE = Path(__file__).parent
 SECONDS, QUICK_SECONDS = {"resnet18": 300.0, "bert_base_s128": 300.0}, 40.0

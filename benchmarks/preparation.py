@@ -149,7 +149,9 @@ def timed(target: Any, layers: int, candidates: int, kept: Path | None) -> list[
             scheduled = apply_trace(workload_module(function), traces[digest][1]).mod[MAIN]
             prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
         with to_tvm_target(target):
-            machine = relax.VirtualMachine(tvm.compile(finish(prepared), target=to_tvm_target(target)), tvm.cpu())
+            machine = relax.VirtualMachine(
+                tvm.compile(finish(prepared, target), target=to_tvm_target(target)), tvm.cpu()
+            )
         bound = machine[TRANSFORM]([tvm.runtime.tensor(weights[spec.name]) for spec in model.params])
         runs[name] = (machine[MAIN], [tvm.runtime.tensor(tokens.numpy()), *bound])
         error = float(np.abs(machine[MAIN](*runs[name][1]).numpy() - expected).max())

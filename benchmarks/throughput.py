@@ -32,6 +32,7 @@ from typing import Any
 from environment import environment, parser, show
 from peers.metaschedule import LEAN, program
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best, TuningRecord
@@ -44,7 +45,7 @@ from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch
 from tuner.tuning.loop import TuningLoop
 from tuner.tuning.records import InMemoryRecordStore, encode_trace
-from workers.device import detect_target, fingerprint, toolchain, usable_cores
+from workers.device import detect_target, fingerprint, toolchain
 from workers.sandbox.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 128, 32
@@ -258,7 +259,7 @@ def stock_trace(folder: Path, mod: Any, target: Target) -> str:
     """The schedule that stock would use: of its database's records, the fastest by its own ranking."""
     from tuner.tvm_compat import load_intrinsics, ms
 
-    load_intrinsics(target)  # Reading a record replays its trace.
+    load_intrinsics(target.kind)  # Reading a record replays its trace.
     database = ms.database.JSONDatabase(work_dir=str(folder))
     (record,) = database.get_top_k(database.commit_workload(mod), 1)
     return encode_trace(record.trace)

@@ -38,8 +38,9 @@ from latency import TOLERANCE, deviation
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.target import Target
-from workers.device import detect_target, usable_cores
+from workers.device import detect_target
 
 HERE = Path(__file__).parent
 TRAINING = HERE / "peers" / "training.py"

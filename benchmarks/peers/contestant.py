@@ -25,7 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-THREADS = int(os.environ.get("TVM_NUM_THREADS") or os.cpu_count() or 1)
+from pitchpipe.processes.cores import usable_cores
+
+THREADS = int(os.environ.get("TVM_NUM_THREADS") or usable_cores())
 SEED = 0
 PATIENCE_SECS = 3600
 """What the first call may wait for builds and duels, which otherwise go on beside and in later calls."""

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pitchpipe.deploy.artifact import cache_dir, linker
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.processes.child import run_step
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.processes.plugins import step
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.target import Toolchain
@@ -52,7 +53,7 @@ def _machine() -> Iterator[Finding]:
     yield _try("target", lambda: str(step("detect_target")("auto")))
     yield _try("device", lambda: str(step("fingerprint")().model))
     yield _try("toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind="llvm")).key)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     given = os.environ.get("TVM_NUM_THREADS")
     ok = given is None or given == str(cores)
     detail = f"{cores} usable cores, TVM_NUM_THREADS {given or 'unset (Pitchpipe sets it)'}"

@@ -18,9 +18,10 @@ from pitchpipe.cli import commands, deploy_commands, minify_commands, upgrade_co
 from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import show_tuning
 from pitchpipe.cli.tune import TuneOptions, tune
-from pitchpipe.embedded import DEFAULT_SECONDS, default_database
+from pitchpipe.embedded import DEFAULT_SECONDS
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
+from pitchpipe.places import default_database
 from pitchpipe.wire.job import Budget
 
 app = typer.Typer(

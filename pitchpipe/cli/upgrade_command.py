@@ -14,7 +14,8 @@ from rich.console import Console
 from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import show_upgrade
 from pitchpipe.client import Client
-from pitchpipe.embedded import Embedded, default_database
+from pitchpipe.embedded import Embedded
+from pitchpipe.places import default_database
 from pitchpipe.upgrade import Upgrade
 from pitchpipe.wire.upgrade import RETUNE_TRIALS
 

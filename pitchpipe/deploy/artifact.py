@@ -20,6 +20,7 @@ import filelock
 import platformdirs
 
 from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.comparison import not_compared
 from pitchpipe.wire.ids import sha256
@@ -219,7 +220,7 @@ def intact(folder: Path) -> bool:
 
 def _runtime(target: Target) -> Any:
     """TVM with its thread count set before first use: on its own it would use half of the cores (see docs/operations.md)."""
-    os.environ.setdefault("TVM_NUM_THREADS", str(target.num_cores or os.cpu_count() or 1))
+    os.environ.setdefault("TVM_NUM_THREADS", str(target.num_cores or usable_cores()))
     if "torch" in sys.modules:
         return importlib.import_module("tvm")
     sys.modules["torch"] = None  # type: ignore[assignment]  # TVM would import an installed torch: 2 s for nothing

@@ -16,9 +16,10 @@ from typing import Any
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import Identity
-from pitchpipe.embedded import DEFAULT_SECONDS, Embedded, default_database
+from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import JobFailed, PitchpipeError
 from pitchpipe.model.local import LocalModel
+from pitchpipe.places import default_database
 from pitchpipe.processes.deadline import within
 from pitchpipe.processes.plugins import step
 from pitchpipe.torch_backend.options import Options

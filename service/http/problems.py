@@ -12,8 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from pitchpipe.errors import InvalidInput, NotFound, PitchpipeError, TooLarge
+from pitchpipe.errors import InvalidInput, InvalidTarget, NotFound, PitchpipeError, TooLarge
 from pitchpipe.wire.problem import PROBLEM_MEDIA_TYPE, TYPE_PREFIX, FieldProblem, Problem
+from pitchpipe.wire.target import INCOMPLETE_TARGET
 
 DESCRIPTIONS = {
     400: "What was sent is not valid; `code` and `detail` say why",
@@ -102,28 +103,48 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    errors = _causes(error)
     # Only places and messages are told: an echo of the input could be huge, secret, or not JSON at all (NaN).
     fields = tuple(
         FieldProblem(
             field=".".join(str(part)[:128] for part in found["loc"])[:512],
             message=str(found["msg"]).removeprefix("Value error, ")[:512],
         )
-        for found in error.errors()[:_MAX_FIELDS]
+        for found in errors[:_MAX_FIELDS]
     )
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields[:3])
-    if len(error.errors()) > 3:
-        detail += f"; and {len(error.errors()) - 3} more"
+    if len(errors) > 3:
+        detail += f"; and {len(errors) - 3} more"
     # A rule of our own that no schema can say is broken: the payload is well formed and still not valid.
-    ours = all(found["type"] == "value_error" for found in error.errors())
-    return _malformed(detail, fields, _instance(request), status=400 if ours else 422)
+    kinds = {found["type"] for found in errors}
+    status = 400 if kinds <= {"value_error", INCOMPLETE_TARGET} else 422
+    refusal = InvalidTarget if kinds == {INCOMPLETE_TARGET} else InvalidInput
+    return _malformed(detail, fields, _instance(request), status, refusal)
 
 
-def _malformed(detail: str, fields: tuple[FieldProblem, ...], instance: str | None, status: int = 422) -> Response:
-    code = InvalidInput().code
+def _causes(error: RequestValidationError) -> list[Any]:
+    """The errors but those that follow from an incomplete target: a list of nothing else is said to be too short, too."""
+    found = list(error.errors())
+    incomplete = [cause["loc"] for cause in found if cause["type"] == INCOMPLETE_TARGET]
+    return [
+        each
+        for each in found
+        if all(each["loc"] == loc or each["loc"] != loc[: len(each["loc"])] for loc in incomplete)
+    ]
+
+
+def _malformed(
+    detail: str,
+    fields: tuple[FieldProblem, ...],
+    instance: str | None,
+    status: int = 422,
+    refusal: type[InvalidInput] = InvalidInput,
+) -> Response:
+    code = refusal().code
     return response(
         Problem(
             type=TYPE_PREFIX + code,
-            title=InvalidInput.title,
+            title=refusal.title,
             status=status,
             detail=detail,
             code=code,

@@ -15,7 +15,7 @@ from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
-from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
+from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_digest
 from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record, spelled
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def seen(
     session: Session, project: str, workload: str, target: Target, measure_version: int = MEASURE_VERSION
 ) -> frozenset[str]:
     """Digests of the SEARCH candidates issued so far and of every record: what is not to be proposed again."""
-    key = target_key(target)
+    key = target_digest(target)
     issued = select(CandidateRow.digest).where(
         CandidateRow.project == project,
         CandidateRow.workload == workload,
@@ -264,7 +264,7 @@ def source(session: Session, project: str, workload: str, target: Target, candid
         select(CandidateRow.source).where(
             CandidateRow.project == project,
             CandidateRow.workload == workload,
-            CandidateRow.target_key == target_key(target),
+            CandidateRow.target_key == target_digest(target),
             CandidateRow.measure_version == MEASURE_VERSION,
             CandidateRow.digest == candidate,
             CandidateRow.purpose == spelled(Purpose.SEARCH),

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature
-from service.store.values import target_key
+from service.store.values import target_digest
 from service.tables import BestRow, JobTask, StoredWorkload
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _served(
             StoredWorkload.anchor == own.anchor,
             side,
             StoredWorkload.digest != own.digest,
-            BestRow.target_key == target_key(target),
+            BestRow.target_key == target_digest(target),
             BestRow.measure_version == MEASURE_VERSION,
             BestRow.record.is_not(None),
         )

@@ -18,11 +18,11 @@ import pytest
 
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
-from workers.sandbox.cpu.batch import Batch
 from workers.sandbox.gpu import batch as gpu_batch
 from workers.sandbox.gpu import builders as gpu_builders
 from workers.sandbox.gpu.batch import GpuBatchRun
 from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL
+from workers.sandbox.messages import Batch
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 WORKLOAD = "0" * 64

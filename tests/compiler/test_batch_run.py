@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Measurement, Stop, Timed
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig, Measurement, Stop, Timed
 from tuner.measure.candidate import Bench
 from tuner.tuning.testing import PASSED
-from workers.sandbox.cpu.batch import Batch, BatchRun, Host
+from workers.sandbox.cpu.batch import BatchRun, Host
+from workers.sandbox.messages import Batch
+from workers.sandbox.report import failed
 
 
 class ScriptedChild:
@@ -94,3 +96,11 @@ def test_a_candidate_timed_again_is_not_judged_by_its_own_first_time(
     assert result.run_secs == (9.0,)
     assert host.repeats == 1
     assert host.told == [5.0, 5.0]
+
+
+def test_a_detail_that_no_text_can_hold_is_still_a_failure() -> None:
+    """A child writes JSON, which can name half of a surrogate pair; as an error of ours it would end the whole batch."""
+    result = failed(Candidate.of("0" * 64, BASELINE_TRACE), FailureKind.RUN_ERROR, "bad \ud800 words" + "x" * 5000)
+    assert result.kind is FailureKind.RUN_ERROR
+    assert result.detail.startswith("bad ? words")
+    assert len(result.detail) == 4000

@@ -56,7 +56,7 @@ def check(graph: Graph, make: Any, inputs: int = 1) -> Any:
     tensors = [tvm.runtime.tensor(value) for value in graph.values]
     with target:
         plain = relax.VirtualMachine(tvm.compile(relax.transform.LegalizeOps()(module), target=target), tvm.cpu())
-        ours = relax.VirtualMachine(tvm.compile(finish(prepared), target=target), tvm.cpu())
+        ours = relax.VirtualMachine(tvm.compile(finish(prepared, TARGET), target=target), tvm.cpu())
     bound = ours[TRANSFORM](tensors[inputs:])
     for got, expected in zip(results(ours, *tensors[:inputs], *bound), results(plain, *tensors), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)

@@ -56,7 +56,7 @@ def measure(
 
 def traces(workload: Workload, count: int, seed: int = 1) -> list[str]:
     """Random members of MetaSchedule's space that its postprocessors accept."""
-    load_intrinsics(TARGET)
+    load_intrinsics(TARGET.kind)
     mod = load_ir(workload.ir)
     context = ms.TuneContext(
         mod,

@@ -55,7 +55,7 @@ def check(builder: Any) -> None:
     module, examples = builder()
     data, weights = from_torch(module, examples)
     ingested = ingest(data, ModelFormat.RELAX)
-    built = expand_intrinsics(finish(prepare(load_ir(ingested.ir), TARGET)))
+    built = expand_intrinsics(finish(prepare(load_ir(ingested.ir), TARGET), TARGET))
     for inputs in comparison.input_sets([each.numpy() for each in examples])[1:]:
         with torch.no_grad():
             outputs = module(*map(torch.from_numpy, inputs))

@@ -183,7 +183,7 @@ def test_a_rewritten_graph_computes_the_same(pattern: Callable[[], Any]) -> None
     proto = pattern()
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     for ours, theirs in zip(found, expected(proto, inputs), strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -93,7 +93,7 @@ def compiled_result(chain: list[Step], x: np.ndarray) -> np.ndarray:
             y = builder.emit_output(value)
         builder.emit_func_output(y)
     model = IngestedModel(ir=b"", inputs=(TensorSpec(name="x", shape=x.shape, dtype=str(x.dtype)),), params=())
-    (found,) = run(expand_intrinsics(finish(prepare(builder.get(), TARGET))), model, {}, [x])
+    (found,) = run(expand_intrinsics(finish(prepare(builder.get(), TARGET), TARGET)), model, {}, [x])
     return np.asarray(found)
 
 
@@ -152,5 +152,5 @@ def test_weights_in_half_precision_are_not_multiplied_out_of_range() -> None:
         for name, p in zip("xpq", params, strict=True)
     ]
     model = IngestedModel(ir=b"", inputs=tuple(specs[:1]), params=tuple(specs[1:]))
-    (found,) = run(finish(prepare(builder.get(), TARGET)), model, weights, [x])
+    (found,) = run(finish(prepare(builder.get(), TARGET), TARGET), model, weights, [x])
     np.testing.assert_allclose(found, x * weights["p"] * weights["q"], rtol=1e-2)

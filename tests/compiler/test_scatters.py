@@ -25,7 +25,7 @@ def result(scatter: Any, *inputs: np.ndarray) -> np.ndarray:
             y = builder.emit_output(scatter(*params))
         builder.emit_func_output(y)
     model = IngestedModel(ir=b"", inputs=(), params=())
-    (found,) = run(finish(prepare(builder.get(), TARGET)), model, {}, list(inputs))
+    (found,) = run(finish(prepare(builder.get(), TARGET), TARGET), model, {}, list(inputs))
     return np.asarray(found)
 
 

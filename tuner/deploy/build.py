@@ -46,7 +46,7 @@ def schedule_model(
     A trace outside the allow-list, or one that does not apply, is left out: its workload runs the default. One thread at a
     time: TVM builds tensor expressions in global state.
     """
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     prepared = prepare(load_ir(model.ir), target)
     tuned: list[str] = []
     untuned: list[str] = []
@@ -68,7 +68,7 @@ def schedule_model(
         prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
         tuned.append(digest)
     with to_tvm_target(target):
-        module = finish(prepared)
+        module = finish(prepared, target)
     return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned), refused=refused)
 
 

@@ -11,21 +11,20 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.graph.prepare import MAIN, TARGET_ATTRIBUTE, TRANSFORM, call_counts, normalised, workload_module
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, normalised, workload_module
 from tuner.schedule.trace import apply_trace
 from tuner.space.default import fixed_trace
 from tuner.tvm_compat import IRModule, PrimFunc, dlight, ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
 from tuner.workload.digest import workload_digest
 
 
-def finish(prepared: Any) -> Any:
+def finish(prepared: Any, target: Target) -> Any:
     """A module ready for tvm.compile: main(*inputs, *transformed) and main_transform_params(params) -> transformed.
 
-    `prepared` is what `prepare` made, any of its tensor functions replaced by a scheduled one with the same arguments.
-    Where a schedule changed the layout of a weight, the change is made in main_transform_params. What that function calls
-    gets the default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
+    `prepared` is what `prepare` made for `target`, any of its tensor functions replaced by a scheduled one with the same
+    arguments. Where a schedule changed the layout of a weight, the change is made in main_transform_params. What that
+    function calls gets the default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
     """
-    target = Target.parse(str(prepared.attrs[TARGET_ATTRIBUTE]))
     transform = relax.transform
     functions = {}
     for variable, function in prepared.functions.items():

@@ -42,8 +42,6 @@ from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm
 
 MAIN = "main"
 TRANSFORM = "main_transform_params"
-TARGET_ATTRIBUTE = "pitchpipe.target"
-"""Module attribute of a prepared module: the key of the target that it was prepared for."""
 LAYOUTS = {
     "relax.nn.conv1d": ["NWC", "WIO"],
     "relax.nn.conv2d": ["NHWC", "HWIO"],
@@ -124,7 +122,7 @@ def prepare(
             watch(_name(step), mod)
             mod = step(mod)
     _check_lowered(mod)
-    return _normalise(mod).with_attr(TARGET_ATTRIBUTE, target.key)
+    return _normalise(mod)
 
 
 def _name(step: Any) -> str:

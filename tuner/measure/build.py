@@ -80,7 +80,7 @@ def warm_up(target: Target) -> None:
     For a process that will be forked: the compiler's first use costs as much as three later ones, the first use of
     the timer 25 ms in every fork. Starts no thread.
     """
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     n = 64
     a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
     k = te.reduce_axis((0, n), name="k")

@@ -65,7 +65,7 @@ def _search(part: Part, target: Target, folder: Path, say: Say) -> str:
     prepared = prepare(load_ir(model.ir), target, watch=lambda name, module: steps.append((name, save_ir(module))))
     with to_tvm_target(target):
         steps.append(("finish", save_ir(prepared)))
-        finished = finish(prepared)
+        finished = finish(prepared, target)
     steps.append(("expand_intrinsics", save_ir(finished)))
     steps.append(("", save_ir(expand_intrinsics(finished) if target.kind == "llvm" else finished)))
     modules = [model.ir, *(module for _, module in steps[1:])]

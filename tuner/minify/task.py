@@ -49,7 +49,7 @@ def minify_task(
     if wanted.kind != "llvm":
         raise InvalidTarget(f"tasks are tried on CPUs; a worker tries one for {wanted.kind}")
     trace = decode_trace(trace)
-    load_intrinsics(wanted)
+    load_intrinsics(wanted.kind)
     facts = inspect(load_ir(ir))
     whole = _try(ir, trace, wanted, wall_secs)
     arguments = tuple(TensorShape(shape=facts.params[i].shape, dtype=facts.params[i].dtype) for i in facts.inputs)

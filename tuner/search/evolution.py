@@ -30,6 +30,7 @@ import numpy as np
 import structlog
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.measure import Candidate, FailureKind
 from tuner.measure import quiet
 from tuner.schedule.trace import decode_trace, encode_trace
@@ -40,7 +41,6 @@ from tuner.search.requests import Proposal, ProposeRequest
 from tuner.search.transfer import refitted
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
-from tuner.tvm_compat import usable_cores
 
 __all__ = ["propose"]
 

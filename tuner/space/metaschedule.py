@@ -137,7 +137,7 @@ class Space:
 
 def generate(workload: Workload, target: Target) -> Space:
     """MetaSchedule's post-order-apply space with the rules, postprocessors and mutators it has for the target."""
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     mod = load_ir(workload.ir)
     context = ms.TuneContext(
         mod,

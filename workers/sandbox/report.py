@@ -36,8 +36,8 @@ def measured(
 
 
 def failed(candidate: Candidate, kind: FailureKind, detail: str) -> Failed:
-    """With as much of the detail as a result may carry."""
-    return Failed(candidate=candidate.digest, kind=kind, detail=detail[:4000])
+    """With as much of the detail as a result may carry; what no text can hold, a child may have written, is replaced."""
+    return Failed(candidate=candidate.digest, kind=kind, detail=detail[:4000].encode(errors="replace").decode())
 
 
 def kind_of(report: Mapping[str, Any]) -> FailureKind:

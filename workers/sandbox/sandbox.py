@@ -10,7 +10,6 @@ All of them end when the process that holds the Sandbox does, however it ends.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -22,19 +21,40 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.lease import Purpose, Steadiness
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.drift import Drift, drifted
-from workers.device import data_caches, usable_cores
+from workers.device import data_caches
 from workers.sandbox.channel import Channel, Closed
+from workers.sandbox.messages import (
+    FROM_TASK,
+    FROM_ZYGOTE,
+    Batch,
+    Beat,
+    Cancel,
+    End,
+    Fatal,
+    Fork,
+    Forked,
+    FromTask,
+    FromZygote,
+    Holds,
+    Kill,
+    Measured,
+    MeasureRoofline,
+    Open,
+    Repeated,
+    RooflineMeasured,
+    decode,
+    encode,
+)
 
 _START_SECS = 180.0
 """For the zygote to import and warm up; it takes one to two seconds on an idle core."""
@@ -49,7 +69,6 @@ _KEPT_SHARE = 0.125
 """Of the host's memory, for the inputs and references of the task processes kept."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PITCHPIPE_QUIET_LOCK", "VIRTUAL_ENV", "PYTHONPATH")
 _PASSED_PREFIXES = ("TVM_", "CUDA_", "NVIDIA_", "LC_")
-_RESULT: TypeAdapter[Measurement] = TypeAdapter(Measurement)
 
 
 class _Broken(Exception):
@@ -59,7 +78,7 @@ class _Broken(Exception):
 @dataclass(kw_only=True)
 class _Task:
     pid: int
-    channel: Channel
+    channel: Channel[FromTask]
     holds_bytes: int = 0
 
 
@@ -114,18 +133,16 @@ class Sandbox:
         if not self._measuring.acquire(blocking=False):
             raise RuntimeError("this sandbox is measuring already")
         cores = self.target.num_cores or usable_cores()
-        request = {
-            "target": self.target.attributes(),
-            "caches": data_caches(cores),
-            "memory_bytes": psutil.virtual_memory().total,
-        }
+        request = MeasureRoofline(
+            target=self.target, caches=tuple(data_caches(cores)), memory_bytes=psutil.virtual_memory().total
+        )
         try:
             task = self._fork()
             try:
-                task.channel.send({"roofline": request})
+                task.channel.send(request)
                 answer = task.channel.receive(_ROOFLINE_SECS)
-                return None if answer is None else Roofline.model_validate(answer["roofline"])
-            except (Closed, KeyError, ValueError):
+                return answer.roofline if isinstance(answer, RooflineMeasured) else None
+            except Closed:
                 return None
             finally:
                 self._end(task)
@@ -174,13 +191,13 @@ class Sandbox:
             for attempt in range(2):
                 if not left:
                     return
-                batch = {
-                    "candidates": [candidate.model_dump(mode="json") for candidate in left.values()],
-                    "config": config.model_dump(mode="json"),
-                    "purpose": purpose.value,
-                    "incumbent_secs": incumbent_secs,
-                    "usual_secs": self._drift.usual_secs,
-                }
+                batch = Batch(
+                    candidates=tuple(left.values()),
+                    config=config,
+                    purpose=purpose,
+                    incumbent_secs=incumbent_secs,
+                    usual_secs=self._drift.usual_secs,
+                )
                 try:
                     task = self._task(workload, config)
                     for result in self._results(task, batch, cancelled):
@@ -203,11 +220,11 @@ class Sandbox:
 
     # -- one batch
 
-    def _results(self, task: _Task, batch: dict[str, Any], cancelled: Callable[[], bool]) -> Iterator[Measurement]:
+    def _results(self, task: _Task, batch: Batch, cancelled: Callable[[], bool]) -> Iterator[Measurement]:
         """Until the batch's end; cancels it when `cancelled` or when the iterator is closed."""
         over = False
         try:
-            task.channel.send({"measure": batch})
+            task.channel.send(batch)
             heard = time.monotonic()
             while True:
                 message = task.channel.receive(_POLL_SECS)
@@ -215,20 +232,21 @@ class Sandbox:
                     raise _Broken("the task process does not answer")
                 if message is not None:
                     heard = time.monotonic()
-                    if "end" in message:
+                match message:
+                    case End():
                         over = True
                         return
-                    if "beat" in message:
-                        self._drift.observe(float(message["beat"]))
-                    if "repeated" in message:
+                    case Beat(secs=secs):
+                        self._drift.observe(secs)
+                    case Repeated():
                         self._repeated += 1
-                    if "holds" in message:
-                        task.holds_bytes = int(message["holds"])
-                    if "result" in message:
-                        yield _RESULT.validate_python(message["result"])
+                    case Holds(held_bytes=held_bytes):
+                        task.holds_bytes = held_bytes
+                    case Measured(result=result):
+                        yield result
                 if cancelled():
                     return
-        except (Closed, ValidationError, ValueError) as error:
+        except Closed as error:
             over = True
             raise _Broken(f"the task process failed: {error}") from error
         finally:
@@ -238,10 +256,9 @@ class Sandbox:
     def _cancel(self, task: _Task) -> None:
         deadline = time.monotonic() + _STOP_SECS
         with suppress(Closed):
-            task.channel.send({"cancel": True})
+            task.channel.send(Cancel())
             while time.monotonic() < deadline:
-                message = task.channel.receive(_POLL_SECS)
-                if message is not None and "end" in message:
+                if isinstance(task.channel.receive(_POLL_SECS), End):
                     return
         for key in [key for key, kept in self._tasks.items() if kept is task]:
             self._forget(key)
@@ -258,15 +275,15 @@ class Sandbox:
         while len(self._tasks) >= _KEPT_TASKS or sum(task.holds_bytes for task in self._tasks.values()) > room:
             self._forget(next(iter(self._tasks)))
         task = self._tasks[key] = self._fork()
-        opened = {
-            "ir": workload.ir,
-            "target": self.target.attributes(),
-            "config": config.model_dump(mode="json"),
-            "parallel_builds": self._parallel_builds,
-            "confined": self._confined,
-        }
+        opened = Open(
+            ir=workload.ir,
+            target=self.target,
+            config=config,
+            parallel_builds=self._parallel_builds,
+            confined=self._confined,
+        )
         try:
-            task.channel.send({"open": opened})
+            task.channel.send(opened)
         except Closed as error:
             raise _Broken(f"the task process failed: {error}") from error
         return task
@@ -282,7 +299,7 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                return _Task(pid=self._ask_fork(theirs), channel=Channel(ours))
+                return _Task(pid=self._ask_fork(theirs), channel=Channel(ours, FROM_TASK))
         except _Broken:
             ours.close()
             raise
@@ -291,7 +308,7 @@ class Sandbox:
         task.channel.close()
         if self._zygote is not None:
             with suppress(OSError):
-                self._zygote.sendall(json.dumps({"kill": task.pid}).encode() + b"\n")
+                self._zygote.sendall(encode(Kill(pid=task.pid)) + b"\n")
 
     # -- the zygote
 
@@ -335,19 +352,18 @@ class Sandbox:
         self.close()
         self._start()
 
-    def _answer(self, timeout_secs: float) -> dict[str, Any]:
-        """The zygote's next line. Raises _Broken."""
+    def _answer(self, timeout_secs: float) -> FromZygote:
+        """What the zygote says next. Raises _Broken."""
         if self._zygote is None:
             raise _Broken("the sandbox is closed")
         self._zygote.settimeout(timeout_secs)
         try:
-            data = self._zygote.recv(4096)
-            answer = json.loads(data)
+            answer = decode(self._zygote.recv(4096), FROM_ZYGOTE)
         except (OSError, ValueError) as error:
             self._end_zygote()
             raise _Broken(f"the zygote does not answer: {error}") from error
-        if not isinstance(answer, dict) or "fatal" in answer:
-            raise _Broken(f"the zygote did not start: {answer}")
+        if isinstance(answer, Fatal):
+            raise _Broken(f"the zygote did not start: {answer.reason}")
         return answer
 
     def _ask_fork(self, theirs: socket.socket) -> int:
@@ -356,8 +372,11 @@ class Sandbox:
             self._ready = True
         assert self._zygote is not None
         try:
-            socket.send_fds(self._zygote, [b'{"fork": true}\n'], [theirs.fileno()])
+            socket.send_fds(self._zygote, [encode(Fork()) + b"\n"], [theirs.fileno()])
         except OSError as error:
             self._end_zygote()
             raise _Broken(f"the zygote is gone: {error}") from error
-        return int(self._answer(_STOP_SECS)["pid"])
+        answer = self._answer(_STOP_SECS)
+        if not isinstance(answer, Forked):
+            raise _Broken(f"the zygote does not fork: {answer}")
+        return answer.pid

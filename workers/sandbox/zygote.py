@@ -3,15 +3,12 @@
 Started by exec, not by fork, so that it has one thread whatever its parent is; nothing it imports starts another (a
 test says so). It runs no foreign code and parses none. It ends, and everything below it, when the socket to its
 parent closes or its parent is gone.
-
-    parent -> here    {"fork": true} with a socket: a new task process at its other end, answered {"pid": n}
-                      {"kill": n}: SIGKILL for that task process and whatever it left
+What it is told and what it answers is in workers/sandbox/messages.py.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import select
 import signal
@@ -23,9 +20,20 @@ from contextlib import suppress
 
 from workers.sandbox.channel import Channel
 from workers.sandbox.confinement import become_subreaper, die_with_parent, kill_strays
+from workers.sandbox.messages import (
+    TO_TASK,
+    TO_ZYGOTE,
+    Fatal,
+    Fork,
+    Forked,
+    Ready,
+    ToTask,
+    decode,
+    encode,
+)
 
 _WATCH_SECS = 1.0
-_RunForked = Callable[[Channel], None]
+_RunForked = Callable[[Channel[ToTask]], None]
 
 
 def main(descriptor: int, parent: int, target: str) -> None:
@@ -38,9 +46,9 @@ def main(descriptor: int, parent: int, target: str) -> None:
         try:
             run_forked = _warm_up(target)
         except Exception as error:
-            sock.sendall(json.dumps({"fatal": f"{type(error).__name__}: {error}"[:2000]}).encode() + b"\n")
+            sock.sendall(encode(Fatal(reason=f"{type(error).__name__}: {error}"[:2000])) + b"\n")
             raise
-        sock.sendall(json.dumps({"ready": os.getpid()}).encode() + b"\n")
+        sock.sendall(encode(Ready()) + b"\n")
         _serve(sock, parent, run_forked)
     finally:
         kill_strays(set())
@@ -81,20 +89,20 @@ def _serve(sock: socket.socket, parent: int, run_forked: _RunForked) -> None:
         if not data:
             return
         for text in data.splitlines():
-            message = json.loads(text)
-            if "fork" in message:
+            message = decode(text, TO_ZYGOTE)
+            if isinstance(message, Fork):
                 task = socket.socket(fileno=descriptors[0])
                 pid = os.fork()
                 if pid == 0:
                     _become_task_process(me, sock, task, run_forked)
                 task.close()
                 tasks.add(pid)
-                sock.sendall(json.dumps({"pid": pid}).encode() + b"\n")
-            elif "kill" in message and message["kill"] in tasks:
+                sock.sendall(encode(Forked(pid=pid)) + b"\n")
+            elif message.pid in tasks:
                 with suppress(ProcessLookupError):
-                    os.kill(message["kill"], signal.SIGKILL)
-                os.waitpid(message["kill"], 0)
-                tasks.discard(message["kill"])
+                    os.kill(message.pid, signal.SIGKILL)
+                os.waitpid(message.pid, 0)
+                tasks.discard(message.pid)
                 kill_strays(tasks)
 
 
@@ -112,7 +120,7 @@ def _become_task_process(parent: int, sock: socket.socket, task: socket.socket, 
         die_with_parent(parent)
         become_subreaper()
         sock.close()
-        run_forked(Channel(task))
+        run_forked(Channel(task, TO_TASK))
     except BaseException:  # noqa: BLE001 - nothing above to tell
         traceback.print_exc()
     finally:

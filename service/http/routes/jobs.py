@@ -18,7 +18,7 @@ from pitchpipe.wire.target import Target
 from service.http.auth import User
 from service.http.context import Context, Ctx, Cursor, Limit
 from service.http.problems import BODY, documented
-from service.http.routes.targets import MAX_CHARS, complete
+from service.http.routes.targets import MAX_CHARS
 from service.store import events, jobs, lookups, workers
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -46,7 +46,6 @@ def submit_job(
     context: Ctx, principal: User, request: JobRequest, response: Response, idempotency_key: IdempotencyKey = None
 ) -> JobView:
     """Queues a tuning job. Every target needs an active worker of the project that serves it."""
-    request = request.model_copy(update={"targets": tuple(map(complete, request.targets))})
     with context.database.transaction() as session:
         view, created = jobs.submit(session, principal.project, request, idempotency_key)
         if created:

@@ -10,7 +10,7 @@ from service.http.auth import User
 from service.http.context import Ctx, Limit
 from service.http.problems import BODY, documented
 from service.http.routes.jobs import IdempotencyKey
-from service.http.routes.targets import OnlyTarget, complete
+from service.http.routes.targets import OnlyTarget
 from service.store import misses
 
 router = APIRouter(prefix="/v1", tags=["misses"])
@@ -21,7 +21,6 @@ def report_misses(
     context: Ctx, principal: User, report: MissReport, idempotency_key: IdempotencyKey = None
 ) -> MissReceipt:
     """Counts workloads that ran without a schedule. The same key with the same body counts once."""
-    report = report.model_copy(update={"target": complete(report.target)})
     with context.database.transaction() as session:
         return misses.report(session, principal.project, report, idempotency_key)
 

@@ -15,7 +15,7 @@ from service.http.auth import User
 from service.http.context import Ctx, Limit
 from service.http.problems import BODY, documented
 from service.http.routes.jobs import IdempotencyKey
-from service.http.routes.targets import OnlyTarget, complete
+from service.http.routes.targets import OnlyTarget
 from service.store import explanations, lookups, pins, upgrades
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -44,7 +44,6 @@ def lookup_schedules(
 
 def answer_lookup(database: Database, project: str, request: LookupRequest, if_none_match: str | None) -> Response:
     """What the route answers: `service.http.shortcut` asks here, too. Raises InvalidTarget and Overloaded."""
-    request = request.model_copy(update={"target": complete(request.target)})
     if if_none_match is not None:
         tag = lookups.entity_tag(project, request, database.glance(lambda at: lookups.generation(at, project)))
         if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
@@ -57,7 +56,6 @@ def answer_lookup(database: Database, project: str, request: LookupRequest, if_n
 @router.post("/explain", responses=documented(*BODY))
 def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) -> ExplainResponse:
     """Why workloads of a look-up have no exact answer: the nearest stored keys and what tells them apart."""
-    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.reading() as session:
         return explanations.explain(session, principal.project, request)
 
@@ -65,7 +63,6 @@ def explain_schedules(context: Ctx, principal: User, request: ExplainRequest) ->
 @router.post("/pinned", responses=documented(*BODY))
 def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinResponse:
     """The traces of records that a lock file names, or why one may not be run on the target."""
-    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.reading() as session:
         return pins.resolve(session, principal.project, request)
 
@@ -95,7 +92,6 @@ def upgrade_schedules(
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Queues a job that replays such workloads, or searches where a replay did not hold; behind every user's job."""
-    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.transaction() as session:
         view, created = upgrades.submit(session, principal.project, request, idempotency_key)
     if not created:

@@ -1,8 +1,7 @@
-"""Targets in requests: within a body, and as JSON in a query string."""
+"""Targets in query strings, as JSON."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated
 
 from fastapi import Depends, Query
@@ -10,12 +9,6 @@ from fastapi import Depends, Query
 from pitchpipe.wire.target import Target
 
 MAX_CHARS = 8192
-
-
-@lru_cache(maxsize=4096)
-def complete(target: Target) -> Target:
-    """The same target; raises InvalidTarget where something is missing of it that its kind needs."""
-    return Target.parse(target.key)
 
 
 async def _only(

@@ -11,7 +11,6 @@ from pitchpipe.wire.page import WorkerPage
 from service.http.auth import Anyone, Worker
 from service.http.context import Ctx, Cursor, Limit
 from service.http.problems import BODY, documented
-from service.http.routes.targets import complete
 from service.store import leases, workers, workloads
 
 router = APIRouter(prefix="/v1", tags=["workers"])
@@ -21,7 +20,6 @@ router = APIRouter(prefix="/v1", tags=["workers"])
 def register_worker(context: Ctx, principal: Worker, request: WorkerRegistration) -> WorkerView:
     """Registers a worker, or brings the one of this name back; what was leased to that one is offered again, unless it
     `goes_on`."""
-    request = request.model_copy(update={"target": complete(request.target)})
     with context.database.transaction() as session:
         view = workers.register(session, principal.project, request)
         if not request.goes_on:

@@ -18,9 +18,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
-from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
@@ -28,6 +25,7 @@ from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.heartbeat import clock_hz
 from tuner.measure.timing import CONFIRM_PROCESSES, abba, confirmed
 from workers.sandbox.cpu.child import GO, SAMPLE, candidate_body
+from workers.sandbox.messages import Batch
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 from workers.sandbox.report import failed, kind_of, measured
 
@@ -40,19 +38,6 @@ MAX_REPEATS = 2
 _BEAT_SECS = 20.0
 _PAUSES_SECS = (0.2, 1.0)
 """Before each repetition: most disturbances are gone by then."""
-
-
-class Batch(BaseModel):
-    """A batch to measure."""
-
-    model_config = ConfigDict(frozen=True)
-
-    candidates: tuple[Candidate, ...]
-    config: MeasureConfig
-    purpose: Purpose
-    incumbent_secs: float | None
-    usual_secs: float | None
-    """What the reference usually takes here; None when it was never timed."""
 
 
 class Host(Protocol):

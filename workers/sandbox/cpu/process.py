@@ -1,18 +1,8 @@
 """The process of one workload: holds its inputs and reference outputs, and forks a child for every candidate.
 
 Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Single-threaded, and foreign code never runs
-in it, only in its children (it does parse the workload's IR). Speaks with the worker over a channel:
-
-    worker -> here    {"open": {...}}           once: workload, target, seed, limits
-                      {"roofline": {...}}       in its place: measure the device, answer {"roofline": {...}}, end
-                      {"measure": {...}}        a batch
-                      {"cancel": true}          the batch's remaining candidates are not wanted
-    here -> worker    {"holds": n}              bytes this process keeps, once they are known
-                      {"beat": secs}            the reference workload was timed
-                      {"repeated": true}        candidates are timed again because the reference drifted
-                      {"result": {...}}         a Measurement; one per candidate unless cancelled
-                      {"end": true}             the batch is over
-                      {"alive": true}           at least every second
+in it, only in its children (it does parse the workload's IR). Speaks with the worker over a channel
+(workers/sandbox/messages.py).
 
 What it does with a batch is in workers/sandbox/cpu/batch.py.
 """
@@ -27,46 +17,33 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Failed, FailureKind, MeasureConfig, Measurement
-from pitchpipe.wire.target import Target
+from pitchpipe.wire.measure import FailureKind, MeasureConfig, Measurement
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import ReferenceProgram
 from tuner.measure.roofline import measure as measure_roofline
 from workers.sandbox.channel import Channel, Closed
-from workers.sandbox.cpu.batch import Batch, BatchRun
+from workers.sandbox.cpu.batch import BatchRun
+from workers.sandbox.messages import (
+    Alive,
+    Batch,
+    Beat,
+    Cancel,
+    End,
+    Holds,
+    Measured,
+    MeasureRoofline,
+    Open,
+    Repeated,
+    RooflineMeasured,
+    ToTask,
+)
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
-from workers.sandbox.report import last_line
+from workers.sandbox.report import failed, last_line
 
 _ALIVE_SECS = 1.0
-
-
-class Open(BaseModel):
-    """The first message of a task process."""
-
-    model_config = ConfigDict(frozen=True)
-
-    ir: str
-    target: Target
-    config: MeasureConfig
-    """Of the first batch: seed and the limits of the reference run."""
-    parallel_builds: int
-    confined: bool
-
-
-class RooflineRequest(BaseModel):
-    """The first message of a process that measures the device and nothing else."""
-
-    model_config = ConfigDict(frozen=True)
-
-    target: Target
-    caches: tuple[tuple[str, int], ...]
-    """(name, bytes that the cores of the target hold together), nearest first."""
-    memory_bytes: int
 
 
 class Cancelled(Exception):
@@ -81,27 +58,25 @@ class Unusable(Exception):
         self.kind, self.detail = kind, detail
 
 
-def serve(channel: Channel, reference: ReferenceProgram) -> None:
+def serve(channel: Channel[ToTask], reference: ReferenceProgram) -> None:
     """Runs until the other end closes."""
     first = channel.receive(None)
-    if first is not None and "roofline" in first:
-        asked = RooflineRequest.model_validate(first["roofline"])
-        found = measure_roofline(asked.target, asked.caches, asked.memory_bytes)
-        channel.send({"roofline": found.model_dump(mode="json")})
+    if isinstance(first, MeasureRoofline):
+        found = measure_roofline(first.target, first.caches, first.memory_bytes)
+        channel.send(RooflineMeasured(roofline=found))
+    if not isinstance(first, Open):
         return
-    if first is None or "open" not in first:
-        return
-    with TaskProcess(channel, Open.model_validate(first["open"]), reference) as task:
+    with TaskProcess(channel, first, reference) as task:
         while True:
             message = channel.receive(None)
-            if message is not None and "measure" in message:
-                task.measure(Batch.model_validate(message["measure"]))
+            if isinstance(message, Batch):
+                task.measure(message)
 
 
 class TaskProcess:
     """A context manager; leaving it ends every child."""
 
-    def __init__(self, channel: Channel, opened: Open, reference: ReferenceProgram | None) -> None:
+    def __init__(self, channel: Channel[ToTask], opened: Open, reference: ReferenceProgram | None) -> None:
         self._channel, self._opened, self._reference = channel, opened, reference
         self._nursery = Nursery()
         self._bench: Bench | None = None
@@ -127,8 +102,8 @@ class TaskProcess:
             pass
         except Unusable as unusable:
             for candidate in batch.candidates:
-                self.send(Failed(candidate=candidate.digest, kind=unusable.kind, detail=unusable.detail[:4000]))
-        self._channel.send({"end": True})
+                self.send(failed(candidate, unusable.kind, unusable.detail))
+        self._channel.send(End())
         self._nursery.close()  # While the worker hands the results on.
 
     # -- the workload
@@ -166,7 +141,7 @@ class TaskProcess:
         for name in SETS:
             if name not in silent:
                 bench.set_reference(name, memoryview(buffers[name]))
-        self._channel.send({"holds": bench.held_bytes()})
+        self._channel.send(Holds(held_bytes=bench.held_bytes()))
         return bench
 
     def _references(self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]) -> list[str]:
@@ -207,7 +182,7 @@ class TaskProcess:
         return self._opened.parallel_builds
 
     def send(self, result: Measurement) -> None:
-        self._channel.send({"result": result.model_dump(mode="json")})
+        self._channel.send(Measured(result=result))
 
     def reference_body(self, line: Line) -> None:
         assert self._reference is not None
@@ -216,10 +191,10 @@ class TaskProcess:
             line.send(secs=self._reference.beat())
 
     def beaten(self, secs: float) -> None:
-        self._channel.send({"beat": secs})
+        self._channel.send(Beat(secs=secs))
 
     def repeated(self) -> None:
-        self._channel.send({"repeated": True})
+        self._channel.send(Repeated())
 
     # -- the loop
 
@@ -233,9 +208,8 @@ class TaskProcess:
         now = time.monotonic()
         if now - self._told >= _ALIVE_SECS:
             self._told = now
-            self._channel.send({"alive": True})
-        message = self._channel.receive(0.0)
-        return message is not None and "cancel" in message
+            self._channel.send(Alive())
+        return isinstance(self._channel.receive(0.0), Cancel)
 
     def limits(self, config: MeasureConfig) -> Limits:
         cores = self._opened.target.num_cores or 1
@@ -246,7 +220,7 @@ class TaskProcess:
         )
 
 
-def run_forked(channel: Channel, reference: ReferenceProgram) -> None:
+def run_forked(channel: Channel[ToTask], reference: ReferenceProgram) -> None:
     """In a fresh fork of the zygote: serves, and never returns."""
     code = 1
     try:

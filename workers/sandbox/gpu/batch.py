@@ -31,9 +31,10 @@ from tuner.measure.candidate import Bench
 from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.gpu_turn import GpuTurn
 from tuner.measure.timing import abba, confirmed
-from workers.sandbox.cpu.batch import MAX_REPEATS, Batch
+from workers.sandbox.cpu.batch import MAX_REPEATS
 from workers.sandbox.gpu.builders import Builders, BuildHost, Built
 from workers.sandbox.gpu.children import BEAT, SAMPLE, TRIAL, WARM, request
+from workers.sandbox.messages import Batch
 from workers.sandbox.nursery import Child, Ended, Limits, Line
 from workers.sandbox.report import failed, kind_of, measured
 

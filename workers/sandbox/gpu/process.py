@@ -18,7 +18,7 @@ from mmap import mmap
 from typing import Any
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Failed, MeasureConfig
+from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
@@ -26,11 +26,12 @@ from tuner.measure.gpu import REFERENCE_SOURCE
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel, Closed
-from workers.sandbox.cpu.batch import Batch
-from workers.sandbox.cpu.process import Cancelled, Open, TaskProcess, Unusable
+from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable
 from workers.sandbox.gpu.batch import GpuBatchRun
 from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
+from workers.sandbox.messages import Batch, End, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
+from workers.sandbox.report import failed
 
 _IDLE_SECS = 30.0
 """After this time without a batch the GPU's memory is given back."""
@@ -89,7 +90,7 @@ def _in_fork(make: Callable[[], bytes]) -> bytes:
 class GpuTaskProcess(TaskProcess):
     """A context manager; leaving it ends every child."""
 
-    def __init__(self, channel: Channel, opened: Open, prepared: Prepared) -> None:
+    def __init__(self, channel: Channel[ToTask], opened: Open, prepared: Prepared) -> None:
         super().__init__(channel, opened, None)
         self._compiled = prepared
         self.runner: Child | None = None
@@ -115,8 +116,8 @@ class GpuTaskProcess(TaskProcess):
         except Unusable as unusable:
             self._nursery.close()
             for candidate in batch.candidates:
-                self.send(Failed(candidate=candidate.digest, kind=unusable.kind, detail=unusable.detail[:4000]))
-        self._channel.send({"end": True})
+                self.send(failed(candidate, unusable.kind, unusable.detail))
+        self._channel.send(End())
 
     def rest(self) -> None:
         """Gives back the GPU's memory until the next batch."""
@@ -144,19 +145,19 @@ class GpuTaskProcess(TaskProcess):
         return Limits(memory_bytes=config.memory_limit_bytes, cpu_secs=_RUNNER_CPU_SECS, reserves=True, confined=False)
 
 
-def run_forked(channel: Channel, prepared: Prepared) -> None:
+def run_forked(channel: Channel[ToTask], prepared: Prepared) -> None:
     """In a fresh fork of the zygote: serves, and never returns."""
     code = 1
     try:
         first = channel.receive(None)
-        if first is not None and "open" in first:
-            with GpuTaskProcess(channel, Open.model_validate(first["open"]), prepared) as task:
+        if isinstance(first, Open):
+            with GpuTaskProcess(channel, first, prepared) as task:
                 while True:
                     message = channel.receive(_IDLE_SECS)
                     if message is None:
                         task.rest()
-                    elif "measure" in message:
-                        task.measure(Batch.model_validate(message["measure"]))
+                    elif isinstance(message, Batch):
+                        task.measure(message)
     except Closed:
         code = 0
     except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream
