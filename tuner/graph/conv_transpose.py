@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tuner.graph.def_use import Facts, Recipe, replaced, static_shape
+from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.tvm_compat import relax, te, tirx, topi
 
 LAYOUTS = {"relax.nn.conv1d_transpose": ["NWC", "WIO"], "relax.nn.conv2d_transpose": ["NHWC", "HWIO"]}
@@ -24,20 +24,20 @@ OUT_ELEMWISE_FUSABLE = 4
 
 def write_out_transposed(mod: Any) -> Any:
     """The module with the transposed convolutions of main as tensor functions; bindings canonical."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
     for name, (layout, kernel) in LAYOUTS.items():
-        for _, call in facts.calls(name):
+        for _, call in def_use.calls(name):
             attrs = call.attrs
             known = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == (layout, kernel, layout)
             if known and all(static_shape(argument) is not None for argument in call.args):
-                recipes[call] = _written_out(call)
-    return replaced(mod, recipes)
+                replacements[call] = _written_out(call)
+    return replace_calls(mod, replacements)
 
 
-def _written_out(call: Any) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        x, weight = (now(argument) for argument in call.args)
+def _written_out(call: Any) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        x, weight = (current(argument) for argument in call.args)
         for axis in range(len(static_shape(weight) or ()) - 2):
             weight = builder.emit(relax.op.flip(weight, axis))
         name = str(call.op.name).rpartition(".")[2]
@@ -47,7 +47,7 @@ def _written_out(call: Any) -> Recipe:
         function = function.without_attr("global_symbol").with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
         return relax.call_tir(builder.add_func(function, name), (x, weight), call.ty)
 
-    return recipe
+    return replacement
 
 
 def _sum(x: Any, weight: Any, shape: list[int], attrs: Any) -> Any:

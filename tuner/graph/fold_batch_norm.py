@@ -9,42 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.graph.def_use import DefUse, op_name
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 
 def fold_batch_norm(mod: Any) -> Any:
     """The module with every batch_norm of main written out; bindings must be canonical."""
     main = mod["main"]
-    folded = _Fold(mod, _use_counts(main)).visit_expr(main)
+    folded = _Fold(mod, DefUse(main)).visit_expr(main)
     return with_function(mod, "main", folded)
-
-
-def _use_counts(function: Any) -> dict[Any, int]:
-    counts: dict[Any, int] = {}
-
-    def visit(expr: Any) -> None:
-        arguments = list(expr.args) if isinstance(expr, relax.Call) else []
-        arguments += list(expr.fields) if isinstance(expr, relax.Tuple) else []
-        for argument in arguments:
-            if isinstance(argument, relax.Var):
-                counts[argument] = counts.get(argument, 0) + 1
-
-    relax.analysis.post_order_visit(function.body, visit)
-    return counts
-
-
-def _is_op(expr: Any, name: str) -> bool:
-    return isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == name
 
 
 @mutator
 class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    def __init__(self, mod: Any, uses: dict[Any, int]) -> None:
+    def __init__(self, mod: Any, def_use: DefUse) -> None:
         super().__init__(mod)
-        self.uses = uses
+        self.def_use = def_use
 
     def visit_call_(self, call: Any) -> Any:
-        if not _is_op(call, "relax.nn.batch_norm"):
+        if op_name(call) != "relax.nn.batch_norm":
             return self.visit_expr_post_order(call)
         data = call.args[0]
         call = self.visit_expr_post_order(call)
@@ -83,18 +66,16 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         """The convolution whose only use is this batch norm, and its bias; (None, None) if x is something else."""
         bias = None
         found = self._bound(data)
-        if _is_op(found, "relax.add"):
+        if op_name(found) == "relax.add":
             left, right = found.args
             if [int(extent) for extent in right.ty.shape] != along:
                 return None, None
             bias, found = right, self._bound(left)
-        if not _is_op(found, "relax.nn.conv2d") or axis != 1:
+        if op_name(found) != "relax.nn.conv2d" or axis != 1:
             return None, None
         layouts = (found.attrs.data_layout, found.attrs.kernel_layout, found.attrs.out_layout)
         return (found, bias) if layouts == ("NCHW", "OIHW", "NCHW") else (None, None)
 
     def _bound(self, variable: Any) -> Any:
-        """What a variable that is used once is bound to."""
-        if not isinstance(variable, relax.Var) or self.uses.get(variable, 0) != 1:
-            return None
-        return self.lookup_binding(variable)
+        """What a variable that has one use is bound to, in the function as it is rewritten so far; None for any other."""
+        return self.lookup_binding(variable) if self.def_use.has_one_use(variable) else None

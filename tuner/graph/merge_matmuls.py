@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.graph.def_use import Emit, Facts, Recipe, item_bytes, op_name, replaced, reshaped, static_shape
+from tuner.graph.def_use import DefUse, Emit, Replacement, item_bytes, op_name, replace_calls, reshaped, static_shape
 from tuner.graph.fold_constants import constant_value
 from tuner.graph.simplify.rewriter import BINARY, UNARY
 from tuner.graph.slice_views import ALIGNMENT
@@ -25,18 +25,18 @@ from tuner.tvm_compat import relax
 
 def join_siblings(mod: Any) -> Any:
     """The module with such products of main joined; bindings canonical, common subexpressions gone."""
-    facts = Facts(mod["main"])
+    def_use = DefUse(mod["main"])
     families: dict[Any, list[_Sibling]] = {}
-    for variable, call in facts.calls("relax.matmul"):
-        if (sibling := _Sibling.found(facts, variable, call)) is not None:
+    for variable, call in def_use.calls("relax.matmul"):
+        if (sibling := _Sibling.found(def_use, variable, call)) is not None:
             families.setdefault(sibling.family, []).append(sibling)
-    recipes: dict[Any, Recipe] = {}
+    replacements: dict[Any, Replacement] = {}
     for family in families.values():
         if len(family) > 1:
-            shared = _Joined(facts, family)
+            shared = _Joined(def_use, family)
             for index, sibling in enumerate(family):
-                recipes[sibling.chain[shared.length - 1]] = shared.part(index)
-    return replaced(mod, recipes)
+                replacements[sibling.chain[shared.length - 1]] = shared.part(index)
+    return replace_calls(mod, replacements)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,77 +49,83 @@ class _Sibling:
     """Equal for products that may be joined."""
 
     @staticmethod
-    def found(facts: Facts, variable: Any, call: Any) -> _Sibling | None:
+    def found(def_use: DefUse, variable: Any, call: Any) -> _Sibling | None:
         x, weight = call.args
         rows, columns, out = (static_shape(each) for each in (x, weight, call))
         if rows is None or columns is None or out is None or min(len(rows), len(columns)) < 2:
             return None
-        if facts.from_weights(x) or not _movable(facts, weight) or math.prod(out) * item_bytes(call) % ALIGNMENT:
+        if def_use.from_weights(x) or not _movable(def_use, weight) or math.prod(out) * item_bytes(call) % ALIGNMENT:
             return None
         chain, signatures = [call], [tuple[Any, ...]()]
-        while facts.once(variable):
-            follower = facts.readers[variable]
-            signature = _signature(facts, follower, variable)
+        while def_use.has_one_use(variable):
+            follower = def_use.last_users[variable]
+            signature = _signature(def_use, follower, variable)
             if signature is None:
                 break
-            chain.append(facts.bound[follower])
+            chain.append(def_use.values[follower])
             signatures.append(signature)
             variable = follower
         family = (x, tuple(columns), str(weight.ty.dtype), str(call.ty.dtype))
         return _Sibling(chain=tuple(chain), signatures=tuple(signatures), family=family)
 
 
-def _signature(facts: Facts, follower: Any, variable: Any) -> Any:
+def _signature(def_use: DefUse, follower: Any, variable: Any) -> Any:
     """What tells an element-wise call on `variable` from others; None for what cannot be joined."""
-    call = facts.made(follower)
+    call = def_use.definition(follower)
     shape = static_shape(call)
     if follower is None or shape is None or not isinstance(call, relax.Call) or not call.args[0].same_as(variable):
         return None
     if op_name(call) in UNARY and len(call.args) == 1:
         return (op_name(call), str(call.attrs), str(call.ty.dtype))
     operand = call.args[1] if op_name(call) in BINARY else None
-    if operand is None or not _movable(facts, operand) or shape != static_shape(variable):
+    if operand is None or not _movable(def_use, operand) or shape != static_shape(variable):
         return None
     return (op_name(call), tuple(static_shape(operand) or ()))
 
 
-def _movable(facts: Facts, expr: Any) -> bool:
+def _movable(def_use: DefUse, expr: Any) -> bool:
     """Whether an expression of weights can be computed anew anywhere: calls of weights and constants."""
-    if not facts.from_weights(expr):
+    if not def_use.from_weights(expr):
         return False
-    return all(_movable(facts, argument) for argument in _arguments(facts.made(expr)))
+    return all(_movable(def_use, argument) for argument in _operands(def_use.definition(expr)))
 
 
-def _arguments(made: Any) -> Sequence[Any]:
+def _operands(definition: Any) -> Sequence[Any]:
     """What an expression is made of: the arguments of a call, the fields of a tuple, else nothing."""
-    return made.args if isinstance(made, relax.Call) else made.fields if isinstance(made, relax.Tuple) else ()
+    return (
+        definition.args
+        if isinstance(definition, relax.Call)
+        else definition.fields
+        if isinstance(definition, relax.Tuple)
+        else ()
+    )
 
 
 class _Joined:
     """One product for a family; made where its first part is asked for."""
 
-    def __init__(self, facts: Facts, family: Sequence[_Sibling]) -> None:
-        self.facts = facts
+    def __init__(self, def_use: DefUse, family: Sequence[_Sibling]) -> None:
+        self.def_use = def_use
         self.family = family
         self.length = min(len(sibling.chain) for sibling in family)
         while len({sibling.signatures[: self.length] for sibling in family}) > 1:
             self.length -= 1
         self.result: Any = None
 
-    def part(self, index: int) -> Recipe:
-        def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
+    def part(self, index: int) -> Replacement:
+        def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
             if self.result is None:
-                self.result = self._make(builder.emit, now)
+                self.result = self._make(builder.emit, current)
             shape = static_shape(self.family[index].chain[self.length - 1]) or []
             each = (static_shape(self.result) or [])[0] // len(self.family)
             bounds = ([0], [index * each], [(index + 1) * each])
             return reshaped(builder.emit(relax.op.strided_slice(self.result, *bounds)), shape)
 
-        return recipe
+        return replacement
 
-    def _make(self, emit: Emit, now: Callable[[Any], Any]) -> Any:
+    def _make(self, emit: Emit, current: Callable[[Any], Any]) -> Any:
         first = self.family[0].chain[0]
-        x = now(first.args[0])
+        x = current(first.args[0])
         weights = self._stacked(emit, [sibling.chain[0].args[1] for sibling in self.family])
         y = emit(relax.op.matmul(x, weights, out_dtype=first.attrs.out_dtype))
         for step in range(1, self.length):
@@ -148,13 +154,13 @@ class _Joined:
 
     def _again(self, emit: Emit, expr: Any) -> Any:
         """An expression of weights, computed here: where it was first computed may be further down."""
-        made = self.facts.made(expr)
-        arguments = [self._again(emit, argument) for argument in _arguments(made)]
-        if isinstance(made, relax.Tuple):
+        definition = self.def_use.definition(expr)
+        arguments = [self._again(emit, argument) for argument in _operands(definition)]
+        if isinstance(definition, relax.Tuple):
             return relax.Tuple(arguments)
-        if not isinstance(made, relax.Call):
-            return made
-        return emit(relax.Call(made.op, arguments, made.attrs, made.ty_args))
+        if not isinstance(definition, relax.Call):
+            return definition
+        return emit(relax.Call(definition.op, arguments, definition.attrs, definition.ty_args))
 
 
 def _same_constant(one: Any, other: Any) -> bool:

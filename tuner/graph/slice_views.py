@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tuner.graph.def_use import Facts, Recipe, item_bytes, op_name, replaced, static_shape
+from tuner.graph.def_use import DefUse, Replacement, item_bytes, op_name, replace_calls, static_shape
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 ALIGNMENT = 64
@@ -19,32 +19,37 @@ ALIGNMENT = 64
 
 def view_slices(mod: Any) -> Any:
     """The module with contiguous slices of what main computes as views of it; bindings canonical."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
-    for variable, call in facts.calls("relax.strided_slice"):
-        offset = _offset(facts, call)
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for variable, call in def_use.calls("relax.strided_slice"):
+        offset = _offset(def_use, call)
         if offset is None or not isinstance(variable, relax.DataflowVar):
             continue
-        reader = facts.readers.get(variable) if facts.once(variable) else None
-        named_anew = isinstance(reader, relax.DataflowVar) and op_name(facts.bound[reader]) == "relax.reshape"
-        last = facts.bound[reader] if named_anew else call
-        recipes[last] = _view(call, offset, static_shape(last))
-    return replaced(mod, recipes)
+        user = def_use.last_users.get(variable) if def_use.has_one_use(variable) else None
+        named_anew = isinstance(user, relax.DataflowVar) and op_name(def_use.values[user]) == "relax.reshape"
+        last = def_use.values[user] if named_anew else call
+        replacements[last] = _view(call, offset, static_shape(last))
+    return replace_calls(mod, replacements)
 
 
-def _view(call: Any, offset: int, shape: list[int] | None) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        part = relax.op.memory.view(now(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
+def _view(call: Any, offset: int, shape: list[int] | None) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        part = relax.op.memory.view(current(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
         return relax.op.memory.ensure_zero_offset(builder.emit(part))
 
-    return recipe
+    return replacement
 
 
-def _offset(facts: Facts, call: Any) -> int | None:
+def _offset(def_use: DefUse, call: Any) -> int | None:
     """Bytes before a slice that is contiguous and aligned, of a tensor that main computes; None for any other."""
     source = call.args[0]
     shape, out = static_shape(source), static_shape(call)
-    if shape is None or out is None or not isinstance(facts.made(source), relax.Call) or facts.from_weights(source):
+    if (
+        shape is None
+        or out is None
+        or not isinstance(def_use.definition(source), relax.Call)
+        or def_use.from_weights(source)
+    ):
         return None
     bounds = [[int(value.value) for value in argument.fields] for argument in call.args[1:]]
     axes, begins = bounds[0], bounds[1]

@@ -51,7 +51,7 @@ class ElementwiseRules(Rewriter):
 
     def where(self, call: Any) -> Any:
         condition, *chosen = call.args
-        values = constant_value(self.made_by(condition))
+        values = constant_value(self.definition(condition))
         if values is not None and values.size and bool(values.all()) == bool(values.any()):
             x = chosen[0] if values.all() else chosen[1]
             if static_shape(x) == static_shape(call):
@@ -74,11 +74,11 @@ class ElementwiseRules(Rewriter):
 
     def _permuted_alike(self, call: Any, out: list[int]) -> Any:
         """The permutation of what the operator computes of operands that are permuted alike; None where they are not."""
-        large = [self.made_by(operand) for operand in call.args if math.prod(static_shape(operand) or [1]) > 1]
+        large = [self.definition(operand) for operand in call.args if math.prod(static_shape(operand) or [1]) > 1]
         axes = permutation(large[0]) if len(large) > 1 else []
-        if not axes or any(static_shape(made) != out or permutation(made) != axes for made in large):
+        if not axes or any(static_shape(definition) != out or permutation(definition) != axes for definition in large):
             return None
-        sources = iter([made.args[0] for made in large])
+        sources = iter([definition.args[0] for definition in large])
         operands = [
             next(sources) if math.prod(static_shape(each) or [1]) > 1 else self.reshaped(each, []) for each in call.args
         ]
@@ -124,5 +124,5 @@ class ElementwiseRules(Rewriter):
         return None
 
     def _is_all(self, expr: Any, value: float) -> bool:
-        values = constant_value(self.made_by(expr))
+        values = constant_value(self.definition(expr))
         return values is not None and bool(np.all(values == value))
