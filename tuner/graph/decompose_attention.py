@@ -1,4 +1,4 @@
-"""Attention written out: softmax(q k^T * scale + bias) v as products and a softmax, which the other rewrites know.
+"""Attention decomposed: softmax(q k^T * scale + bias) v as matmuls and a softmax, which the other passes optimise.
 
 TVM lowers relax.nn.attention to one function of seven stages that no design space has a schedule for. Notation: q is
 [batch, rows, heads, size], k and v have `columns` in place of rows; the bias broadcasts to [batch, heads, rows, columns].
@@ -18,14 +18,14 @@ from tuner.tvm_compat import relax
 _BY_HEAD = [0, 2, 1, 3]
 
 
-def write_out_attention(mod: Any) -> Any:
-    """The module with the attention operators of main written out; bindings canonical."""
+def decompose_attention(mod: Any) -> Any:
+    """The module with the attention operators of main decomposed. Bindings must be canonical."""
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for name in ("relax.nn.attention", "relax.nn.attention_bias"):
         for _, call in def_use.calls(name):
             if _is_plain(call):
-                replacements[call] = _written_out(call)
+                replacements[call] = _decomposed(call)
     return replace_calls(mod, replacements)
 
 
@@ -37,7 +37,7 @@ def _is_plain(call: Any) -> bool:
     return known and (call.attrs.causal_mask is None or query[1] * key[1] <= MAX_ELEMENTS)
 
 
-def _written_out(call: Any) -> Replacement:
+def _decomposed(call: Any) -> Replacement:
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         emit = builder.emit
         query, key, value = (emit(relax.op.permute_dims(current(each), _BY_HEAD)) for each in call.args[:3])

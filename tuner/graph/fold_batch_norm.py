@@ -1,8 +1,9 @@
-"""Batch norms of inference as arithmetic on their parameters.
+"""Folding of batch norms, in inference, into the weights and the bias of the convolution before them.
 
 With s = gamma / sqrt(variance + epsilon) and t = beta - mean * s, a batch norm is y = x * s + t along its channel axis.
-If x is the only use of a convolution (plus, perhaps, a bias b per channel), y = conv(x', w * s) + (b * s + t): the
-scale moves into the weights, and all arithmetic on parameters is lifted out of the model later (tuner/graph/prepare.py).
+If x is the result of a convolution (plus, perhaps, a bias b per channel) that has no other use, then
+y = conv(x', w * s) + (b * s + t): the scale moves into the weights. All arithmetic on parameters is lifted out of the
+model later (tuner/graph/prepare.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 
 def fold_batch_norm(mod: Any) -> Any:
-    """The module with every batch_norm of main written out; bindings must be canonical."""
+    """The module with every batch_norm of main folded, or written as a scale and a shift. Bindings must be canonical."""
     main = mod["main"]
     folded = _Fold(mod, DefUse(main)).visit_expr(main)
     return with_function(mod, "main", folded)
@@ -42,7 +43,7 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return relax.Tuple([self._scaled(data, call, scale, shift), mean, variance])
 
     def _scaled(self, data: Any, call: Any, scale: Any, shift: Any) -> Any:
-        """x * scale + shift, the scale inside the convolution's weights where that is possible."""
+        """x * scale + shift, with the scale folded into the weights of a convolution where x is the result of one."""
         emit = self.builder_.emit
         x = call.args[0]
         channels = int(call.args[1].ty.shape[0])
@@ -63,7 +64,7 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return emit(relax.op.add(y, emit(relax.op.reshape(shift, along))))
 
     def _convolution(self, data: Any, axis: int, along: list[int]) -> tuple[Any, Any]:
-        """The convolution whose only use is this batch norm, and its bias; (None, None) if x is something else."""
+        """The convolution whose only use is this batch norm, and its bias or None; (None, None) if x is no such result."""
         bias = None
         found = self._bound(data)
         if op_name(found) == "relax.add":

@@ -1,8 +1,9 @@
-"""Heads: the split of a projection's columns, and the move of rows behind it, definition on its weights instead.
+"""Folding the head split of attention into weights: a projection computes its result in the layout of the heads.
 
-Attention reads a projection x W + b of shape [rows, heads * size] as [heads, rows, size]: a reshape and a permutation, a
-kernel that only moves. With W' [heads, columns of x, size] the product x W' has that shape at once, and W' depends on
-weights only, so it is made when weights are bound. Its panels of `size` columns are what a register tile wants, too.
+Attention reads a projection x W + b of shape [rows, heads * size] as [heads, rows, size]: a reshape and a permutation,
+which together are a kernel that only moves elements. With W' of shape [heads, columns of x, size] the product x W' has
+that shape at once. W' depends on weights only, so it is computed when they are bound. Its panels of `size` contiguous
+columns are also the form in which a register tile reads them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tuner.graph.simplify.rewriter import BINARY, UNARY
 from tuner.tvm_compat import relax
 
 MIN_SIZE = 16
-"""Columns of a head that are not a multiple of this leave vectors half empty, where all columns together fill them."""
+"""Columns. A head whose size is not a multiple of it would leave vectors partly empty, which all columns together fill."""
 
 
-def split_heads(mod: Any) -> Any:
-    """The module with such permutations of main replaced by products with permuted weights; bindings canonical."""
+def fold_head_split(mod: Any) -> Any:
+    """The module with such permutations of main replaced by products with permuted weights. Bindings must be canonical."""
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for _, call in def_use.calls("relax.permute_dims"):
@@ -32,16 +33,18 @@ def split_heads(mod: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
+    """A reshape and a permutation behind a projection, which the projection is to compute itself."""
+
     product: Any
     """x W, of shape [batch..., rows, columns]."""
     chain: tuple[Any, ...]
-    """The element-wise calls behind it, first to last."""
+    """The element-wise calls between the product and the reshape, in their order."""
     factors: tuple[int, ...]
-    """What the columns are split into."""
+    """The extents into which the reshape splits the columns; the last is the size of a head."""
     order: tuple[int, ...]
-    """Order of those factors, the last excepted, before the rows."""
+    """The order in which the permutation puts those factors, the last excepted, in front of the rows."""
     transposed: bool
-    """Rows come last."""
+    """Whether rows are the last dimension of the result, as in the transposed keys."""
 
     @staticmethod
     def found(def_use: DefUse, call: Any) -> _Split | None:
@@ -102,7 +105,7 @@ class _Split:
 
 
 def _follows_columns(def_use: DefUse, call: Any) -> bool:
-    """Whether a call is element-wise, on a tensor of rows and, perhaps, one value for each column."""
+    """Whether a call is element-wise, on the projection and, perhaps, weights with one value for each column."""
     out = static_shape(call)
     if out is None or not isinstance(call, relax.Call) or static_shape(call.args[0]) != out:
         return False

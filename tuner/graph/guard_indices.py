@@ -1,14 +1,14 @@
-"""Indices that a model reads with: wrapped as its source means them, then kept within bounds.
+"""Indices of gathering operators: negative ones wrapped as the model's source means them, then clamped to the bounds.
 
 An index i along an extent n means element i + n where it is negative, in PyTorch, in ONNX and in NumPy. TVM's operators
-differ: `take` and `gather_elements` read whatever lies at i, which may be another's memory. So before anything else is
+differ: `take` and `gather_elements` read whatever lies at i, which may be foreign memory. So before anything else is
 rewritten every gathering operator of main gets indices within [0, n): constants when the graph is prepared, others by
 operators of the graph, which cost a comparison and fuse with what reads. What is out of bounds on either side reads the
 first or the last element: PyTorch and ONNX raise an error there, which compiled code cannot.
 
 Where the source has no negative indices (embeddings, StableHLO's and TFLite's gathers) the reader of its format says so
-by `take`'s mode "clip", and nothing but bounds is kept. Mode "fast", which TVM's frontends give, promises nothing.
-Scattering operators are written out by tuner/graph/scatters.py.
+by `take`'s mode "clip", and indices are only clamped. Mode "fast", which TVM's frontends give, promises nothing.
+Scattering operators are decomposed by tuner/graph/scatters.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tuner.tvm_compat import relax
 
 
 def guard_indices(mod: Any) -> Any:
-    """The module with the indices of main's gathering operators guarded, once; bindings canonical."""
+    """The module with the indices of main's gathering operators wrapped and clamped. Bindings must be canonical."""
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for name, guarded in _GUARDS.items():
@@ -36,7 +36,7 @@ def guard_indices(mod: Any) -> Any:
 
 
 def _take(def_use: DefUse, call: Any) -> Replacement | None:
-    """In mode "clip", of indices that are not negative; the other modes of `take` read within bounds as they are."""
+    """A `take` of mode "fast" becomes one of mode "clip" on wrapped indices. Other modes check bounds by themselves."""
     if call.attrs.mode != "fast" or not isinstance(call.args[1].ty, relax.TensorType):
         return None
     shape = static_shape(call.args[0]) or []
@@ -98,8 +98,11 @@ _GUARDS: dict[str, Callable[[DefUse, Any], Replacement | None]] = {
 
 
 def wrapped(emit: Emit, indices: Any, definition: Any, extents: Sequence[int]) -> Any:
-    """`indices`, where negative counted from the end. `extents` are those of the dimension they count along, or one for
-    each position of their last axis; `definition` is that of the indices."""
+    """`indices` with negative ones counted from the end.
+
+    definition: what the indices are bound to; constants are wrapped here and now, others by operators.
+    extents: of the dimension that is indexed; or several, one for each position of the last axis of the indices.
+    """
     values = constant_value(definition)
     if values is not None:
         wide = values.astype(np.int64)
@@ -118,7 +121,7 @@ def wrapped(emit: Emit, indices: Any, definition: Any, extents: Sequence[int]) -
 
 
 def _bounded(emit: Emit, indices: Any, definition: Any, extents: Sequence[int]) -> Any:
-    """The same, within [0, extent)."""
+    """The same, then clamped to [0, extent)."""
     last = _counts(extents) - 1
     values = constant_value(definition)
     if values is not None:
@@ -132,7 +135,7 @@ def _bounded(emit: Emit, indices: Any, definition: Any, extents: Sequence[int]) 
 
 
 def _wide_enough(emit: Emit, indices: Any, extents: Sequence[int]) -> Any:
-    """Indices of a type that holds the extents as well: a sum with one must not overflow."""
+    """Indices in a type that can hold the extents too, so that adding an extent does not overflow."""
     dtype = np.dtype(str(indices.ty.dtype))
     return indices if max(extents) <= np.iinfo(dtype).max else emit(relax.op.astype(indices, "int64"))
 

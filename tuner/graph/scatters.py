@@ -1,11 +1,11 @@
-"""Scatters written out: a copy of the data into which updates are put one after another, at indices that were checked.
+"""Scatters decomposed: a copy of the data, into which updates are written one after another, at indices that are checked.
 
     out = data;  for every update u: out[target(u)] = f(out[target(u)], value(u)), where target(u) lies within out
 
 A negative index counts from the end; an update that is out of bounds is dropped, where TVM's own functions write over
-another's memory. Updates keep their order, so the last of several to one element stays, as in PyTorch on a CPU, and sums
-are the same in every run (TVM's index_put adds in parallel, and loses some). Indices may be fewer than the data's
-elements in every dimension, as PyTorch allows. What is left of a dimension that is not indexed is one update.
+foreign memory. Updates keep their order: the last of several to one element wins, as in PyTorch on a CPU, and sums
+are the same in every run (TVM's index_put adds in parallel and loses updates). As in PyTorch, the tensor of indices may
+be smaller than the data in every dimension. Where indices select by the first dimensions only, an update is a slice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Target = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 """(buffers of indices, position of an update) -> the indices of the element it goes to, signed."""
 
 
-def write_out_scatters(mod: Any) -> Any:
+def decompose_scatters(mod: Any) -> Any:
     """The module with the scattering operators of main as tensor functions for a CPU; bindings canonical.
 
     Raises UnsupportedOperator for a reduction other than update, add, mul, min and max.

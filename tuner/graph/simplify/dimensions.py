@@ -1,4 +1,4 @@
-"""Rules of reshapes and permutations, softmax and norms, reductions, concatenations, products and convolutions."""
+"""Simplification rules for reshapes, permutations, softmax, norms, reductions, concatenations, products, convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.tvm_compat import relax
 
 
 class DimensionRules(Rewriter):
-    """Each method but those with an underscore takes a call and gives a replacement, or None."""
+    """Every public method is a rule: it takes a call and returns its replacement, or None."""
 
     def reshape(self, call: Any) -> Any:
         shape = static_shape(call)
@@ -98,7 +98,7 @@ class DimensionRules(Rewriter):
         return self.reshaped(self.emit(y), static_shape(call) or ())
 
     def matmul(self, call: Any) -> Any:
-        """Takes leading unit dimensions off both operands: [1, 128, 768] x [768, 64] is a product of matrices."""
+        """Removes leading unit dimensions of both operands: [1, 128, 768] x [768, 64] becomes a product of matrices."""
         left, right = (static_shape(argument) or [] for argument in call.args)
         out = static_shape(call)
         if out is None or min(len(left), len(right)) < 2 or max(len(left), len(right)) < 3:
@@ -111,7 +111,7 @@ class DimensionRules(Rewriter):
         return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
 
     def _batched(self, call: Any, out: list[int]) -> Any:
-        """The product of tensors [images, heads, ...] that were seen as [images * heads, ...] for it."""
+        """The product of operands reshaped from [images, heads, ...] to [images * heads, ...], without those reshapes."""
         sources = []
         for argument in call.args:
             definition, shape = self.definition(argument), static_shape(argument) or []

@@ -21,14 +21,15 @@ BINARY = frozenset(f"relax.{name}" for name in ("add", "divide", "maximum", "min
 ELEMENTWISE = UNARY | BINARY | {"relax.where"}
 PRODUCTS = frozenset(("relax.matmul", "relax.einsum"))
 MAX_EPILOGUE = 32
-"""Operators behind a product that still belong to it: a residual stream is a chain of sums as long as its model."""
+"""Element-wise operators between a value and the product that it comes from, at most: a residual stream is a chain of sums
+as long as its model."""
 
 
 class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Replaces calls by what `rule` makes of them, from the first to the last."""
+    """Replaces every call by the result of `rule`, from the first call to the last."""
 
     def rule(self, call: Any) -> Any:
-        """A replacement of the call, or None. Operands were rewritten before."""
+        """The replacement of a call, or None to keep it. Its operands are rewritten already."""
         raise NotImplementedError
 
     def visit_call_(self, call: Any) -> Any:
@@ -61,13 +62,13 @@ class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return definition(expr, self.lookup_binding)
 
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
-        """x in another shape, past all reshapes that x is made of."""
+        """x in another shape: one reshape of the tensor that all reshapes before began with."""
         while op_name(self.definition(x)) == "relax.reshape":
             x = self.definition(x).args[0]
         return x if static_shape(x) == list(shape) else self.emit(relax.op.reshape(x, list(shape)))
 
     def simplified(self, call: Any) -> Any:
-        """The value of a call that a rule makes, simplified in its turn."""
+        """The value of a new call, which is simplified in its turn."""
         normalized = self.builder_.normalize(call)
         found = self.rule(normalized)
         return self.emit(normalized) if found is None else found
@@ -80,7 +81,7 @@ class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return self.simplified(relax.op.permute_dims(x, list(axes)))
 
     def squeezed(self, x: Any) -> tuple[Any, int]:
-        """(y, n) such that x is y with n >= 1 unit dimensions put in front; (x, 0) where x is made otherwise."""
+        """(y, n) where x is y with n >= 1 leading unit dimensions; (x, 0) where x is no such reshape."""
         value = self.definition(x)
         if op_name(value) != "relax.reshape":
             return x, 0
@@ -94,7 +95,7 @@ class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return (self.reshaped(x, outer[lead:]), lead) if lead else (x, 0)
 
     def product_in(self, x: Any) -> Any:
-        """y where x is y in another shape, and y a product or what is computed on one element by element; else None."""
+        """y where x is a reshape of y, and y is a product with or without an element-wise epilogue; else None."""
         value = self.definition(x)
         if op_name(value) != "relax.reshape":
             return None
@@ -109,12 +110,12 @@ class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return op_name(value) in PRODUCTS
 
     def without_units(self, x: Any, rank: int) -> Any:
-        """x with leading unit dimensions taken off down to that rank."""
+        """x without as many leading dimensions, all of one, as it has more than `rank`."""
         shape = static_shape(x) or []
         return self.moved(self.reshaped(x, shape[len(shape) - rank :])) if len(shape) > rank else x
 
     def moved(self, expr: Any) -> Any:
-        """The same value past a chain of reshapes and permutations, where that moves nothing or less often."""
+        """The same value with its chain of reshapes and permutations shortened; `expr` itself where that gains nothing."""
         steps: list[Step] = []
         x = expr
         has_units = False
