@@ -76,7 +76,7 @@ def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | No
         if not tiled_sketches(mod, target, most=1):
             return None
         space = space_of(workload, target)  # For its postprocessors; the search of the task needs it too.
-        schedule = space.candidate(space.leads[0], seed=1)
+        schedule = space.candidate(space.analytic_seeds[0], seed=1)
         if schedule is None:
             return None
         trace = encode_trace(schedule.trace)
