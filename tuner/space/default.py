@@ -18,7 +18,7 @@ from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axi
 from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
-from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
+from tuner.space.rowwise import find_chain, schedule_chain, worth_parallelizing
 from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 
@@ -128,7 +128,7 @@ def _spread(schedule: Any, block: Any, target: Target) -> None:
     if len(order := [*spatial, *reductions, *inner]) > 1:
         schedule.reorder(*order)
     outer = _tasks(schedule, spatial, target)
-    if worth_waking(steps, unit):
+    if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     if lanes > 1:
         schedule.vectorize(inner[0])
@@ -168,7 +168,7 @@ def _transpose(schedule: Any, spatial: list[Any], turned: int, target: Target, u
     along, column = schedule.split(spatial[-1], factors=[None, _side(schedule, spatial[-1], unit)])
     schedule.reorder(*others, across, along, column, row)
     outer = _tasks(schedule, [*others, across, along], target)
-    if worth_waking(steps, unit):
+    if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     schedule.vectorize(row)
 

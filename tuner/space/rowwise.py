@@ -38,7 +38,7 @@ at the end of every row."""
 SAMPLED_ACCUMULATORS = (1, 2, 4)
 MAX_ROWS_PER_TASK = 64
 PARALLEL_MIN_VECTORS = 1 << 12
-"""Vector operations below which waking a second thread (some 5 us) costs more than it gives: at about one a nanosecond."""
+"""Vector operations, at about one a nanosecond, below which waking a second thread (some 5 us) costs more than it gains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,14 +227,14 @@ def schedule_chain(
     row = schedule.merge(*(nest.row for nest in nests)) if len(nests) > 1 else nests[0].row
     if sample:
         row, _ = schedule.split(row, schedule.sample_perfect_tile(row, n=2, max_innermost_factor=MAX_ROWS_PER_TASK))
-    if sample or worth_waking(chain.steps, lanes):
+    if sample or worth_parallelizing(chain.steps, lanes):
         schedule.parallel(row)
     for nest in nests:
         _finish(schedule, nest)
 
 
-def worth_waking(steps: int, lanes: int) -> bool:
-    """Whether so many statement instances, in vectors, take long enough for a second thread to help."""
+def worth_parallelizing(steps: int, lanes: int) -> bool:
+    """Whether so many statement instances, executed in vectors of `lanes`, take long enough that a second thread helps."""
     return steps >= PARALLEL_MIN_VECTORS * lanes
 
 

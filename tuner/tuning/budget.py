@@ -61,7 +61,7 @@ class TaskLedger:
     failed: int = 0
     in_flight: int = 0
     """Candidates."""
-    flying: int = 0
+    batches_in_flight: int = 0
     """Batches in flight."""
     searching: bool = False
     """One of them is being searched for: another search would find the same."""
@@ -79,7 +79,7 @@ class TaskLedger:
     def open(self) -> bool:
         """Whether another batch of it may be searched for."""
         ahead = AHEAD if self.trials else 1
-        return not (self.settled or self.replaying or self.searching or self.flying >= ahead)
+        return not (self.settled or self.replaying or self.searching or self.batches_in_flight >= ahead)
 
     @property
     def settled(self) -> bool:
@@ -138,12 +138,19 @@ class BudgetLedger:
         return sum(task.trials for task in self.tasks)
 
     def restore(
-        self, index: int, *, trials: int, failed: int, best_secs: float | None, in_flight: int = 0, flying: int = 0
+        self,
+        index: int,
+        *,
+        trials: int,
+        failed: int,
+        best_secs: float | None,
+        in_flight: int = 0,
+        batches_in_flight: int = 0,
     ) -> None:
         """Sets what was already spent on a task, and is being measured for it, before this process started."""
         task = self.tasks[index]
         task.trials, task.failed, task.best_secs, task.in_flight = trials, failed, best_secs, in_flight
-        task.flying = flying
+        task.batches_in_flight = batches_in_flight
         task.batches = math.ceil(trials / self.batch_size)
         task.history = [(trials, best_secs)] if trials else []
 
@@ -156,7 +163,7 @@ class BudgetLedger:
         if due is not None:
             task = self.tasks[due[0]]
             task.in_flight += due[1]
-            task.flying += 1
+            task.batches_in_flight += 1
             task.searching = True
         return due
 
@@ -175,14 +182,14 @@ class BudgetLedger:
         """So many candidates of the task are being measured that no search proposed."""
         task = self.tasks[index]
         task.in_flight += n
-        task.flying += 1
+        task.batches_in_flight += 1
 
     def _due(self, elapsed_secs: float) -> tuple[int, int] | None:
         left = self.left(elapsed_secs)
         open_ = [i for i, task in enumerate(self.tasks) if task.open]
         if left < 1 or not open_:
             return None
-        idle = [i for i in open_ if not self.tasks[i].flying]
+        idle = [i for i in open_ if not self.tasks[i].batches_in_flight]
         open_ = idle or open_
         fresh = [i for i in open_ if not self.tasks[i].batches]
         if fresh:
@@ -213,7 +220,7 @@ class BudgetLedger:
         """Books the results of a batch of `reserved` candidates. An empty batch marks the task exhausted."""
         task = self.tasks[index]
         task.in_flight = max(0, task.in_flight - reserved)
-        task.flying = max(0, task.flying - 1)
+        task.batches_in_flight = max(0, task.batches_in_flight - 1)
         done = 0
         for result in results:
             done += 1
@@ -237,7 +244,7 @@ class BudgetLedger:
         task.searching = False
         task.in_flight = max(0, task.in_flight - (reserved - queued))
         if queued == 0:
-            task.flying = max(0, task.flying - 1)
+            task.batches_in_flight = max(0, task.batches_in_flight - 1)
 
     def latency(self) -> float | None:
         """f: sum of weight x best seconds over the tasks; None until every task has a valid time."""

@@ -54,7 +54,7 @@ class Measurer(Protocol):
     def collect(self) -> list[MeasuredBatch]:
         """Batches that ended since the last call, each exactly once; never blocks."""
 
-    def hungry(self, waiting: int) -> bool:
+    def has_capacity(self, waiting: int) -> bool:
         """Whether another batch should be prepared, when `waiting` are being searched for."""
 
 
@@ -165,7 +165,7 @@ class TuningLoop:
             if stage is ReplayStage.MEASURED:
                 self._replaying[index] = ReplayStage.CONFIRMING
                 self._confirm(index)
-        while self.measurer.hungry(len(self._searches)) and self._begin(elapsed_secs):
+        while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
         if not self.ledger.finished(elapsed_secs):
             return False
