@@ -24,9 +24,9 @@ from environment import environment, models_parser, show
 from pitchpipe.model.local import detect_target
 from pitchpipe.wire.task import Task, TaskKind
 from tuner.deploy.finish import finish
-from tuner.graph.fold_head_split import split_heads
-from tuner.graph.fold_transposes import absorb_permutations
-from tuner.graph.merge_matmuls import join_siblings
+from tuner.graph.fold_head_split import fold_head_split
+from tuner.graph.fold_transposes import fold_transposes
+from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.prepare import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.measure.build import build, parameters
@@ -41,8 +41,8 @@ ROUNDS = 30
 RUNS = 4
 """Runs of each variant in a round; variants take turns."""
 VARIANTS: dict[str, tuple[Any, ...]] = {
-    "as exported": (split_heads, join_siblings, absorb_permutations),
-    "heads in the weights": (join_siblings,),
+    "as exported": (fold_head_split, merge_matmuls, fold_transposes),
+    "heads in the weights": (merge_matmuls,),
     "queries, keys and values joined": (),
 }
 """Name of a variant -> rewrites left out."""

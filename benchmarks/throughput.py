@@ -123,7 +123,7 @@ class SandboxMeasurer:
             ]
         return batches
 
-    def hungry(self, waiting: int) -> bool:
+    def has_capacity(self, waiting: int) -> bool:
         return len(self._queue) + waiting < 2
 
     def latest(self) -> bytes | None:

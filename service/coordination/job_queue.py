@@ -78,10 +78,10 @@ class JobQueue:
             self.on_collected()
         return [batch.measured for batch in found]
 
-    def hungry(self, waiting: int) -> bool:
+    def has_capacity(self, waiting: int) -> bool:
         """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured.
 
-        A job that no user waits for is not hungry while its workers are wanted by one that a user waits for.
+        A job that no user waits for gets no capacity while one that a user waits for needs workers of the same target.
         """
         rows = self.rows
         with rows.database.reading() as session:

@@ -203,7 +203,7 @@ class JobRun:
             self._tasks, trials=view.budget.trials, seconds=seconds, batch_size=BATCH_CANDIDATES
         )
         index = {(task.workload.digest, task.target.key): i for i, task in enumerate(self._tasks)}
-        in_flight, flying = [0] * len(self._tasks), [0] * len(self._tasks)
+        in_flight, batches_in_flight = [0] * len(self._tasks), [0] * len(self._tasks)
         confirming: set[int] = set()
         for batch in open_:
             at = index[batch.workload, batch.target.key]
@@ -211,7 +211,7 @@ class JobRun:
                 confirming.add(at)
             else:
                 in_flight[at] += batch.candidates
-                flying[at] += 1
+                batches_in_flight[at] += 1
         if self._confirming:
             # No trial is spent after the confirming runs began: which tasks had become stale is not stored.
             for ledger in self._ledger.tasks:
@@ -232,7 +232,7 @@ class JobRun:
                 failed=shown.failed_trials,
                 best_secs=fastest[0][1] if fastest else None,
                 in_flight=in_flight[at] + counted_later,
-                flying=flying[at],
+                batches_in_flight=batches_in_flight[at],
             )
         self._targets, self._origin = frozenset(view.targets), view.origin
         self._learn_bounds()

@@ -154,7 +154,7 @@ def test_one_projection_of_stacked_heads_is_the_same_workload_as_three() -> None
     assert len(digests[0]) == 3
 
 
-def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
+def test_matmuls_that_read_one_tensor_are_merged_with_the_common_part_of_their_epilogues() -> None:
     graph = Graph()
     x, other = graph.tensor(6, 32), graph.tensor(6, 16)
     weights = [graph.tensor(32, 16) for _ in range(4)]
@@ -171,7 +171,7 @@ def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
     assert "matmul_add" in kernels(prepared)
 
 
-def test_parts_that_would_lie_askew_in_memory_are_not_joined() -> None:
+def test_matmuls_whose_parts_would_not_be_aligned_in_memory_are_not_merged() -> None:
     graph = Graph()
     x, weights = graph.tensor(3, 32), [graph.tensor(32, 5) for _ in range(2)]
     prepared = check(graph, lambda emit: [emit(relax.op.matmul(x, weight)) for weight in weights])

@@ -196,15 +196,17 @@ def test_a_space_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
     space_of.cache_clear()
 
 
-def test_the_first_round_has_the_leads_and_something_of_every_sketch(first: list[Proposal], model: bytes) -> None:
+def test_the_first_round_has_the_analytic_seeds_and_something_of_every_sketch(
+    first: list[Proposal], model: bytes
+) -> None:
     """With or without a model, which may have learnt from other tasks."""
     whole = space_of(programs.conv(), programs.TARGET)
     sketches = {family_of(encode_trace(schedule.trace.simplified(True))) for schedule in whole.schedules}
-    leads = {encode_trace(lead) for lead in whole.leads}
-    assert len(leads) > 3
+    seeds = {encode_trace(seed) for seed in whole.analytic_seeds}
+    assert len(seeds) > 3
     for proposals in (first, propose(request(programs.conv(), n=24, model=model))):
         keys = {without_postproc(p.candidate.trace) for p in proposals}
-        assert leads <= keys
+        assert seeds <= keys
         assert sketches <= {family_of(key) for key in keys}
 
 

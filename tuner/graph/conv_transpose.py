@@ -1,10 +1,11 @@
-"""Transposed convolutions in the layout of the others, as the sums that their outputs are.
+"""Transposed convolutions, channels last, decomposed into the sum that computes each output.
 
-    y[n, p, o] = sum over k, i of x[n, (p + pad - k * dilation) / stride, i] * w[k, i, o], where that division has no rest
+    y[n, p, o] = sum over k, i of x[n, (p + pad - k * dilation) / stride, i] * w[k, i, o], where the division is exact
 
-in as many dimensions as there are. TVM lowers them in NCHW alone, with the zeros between inputs written out: every output
-is then a whole window of products, most of them with zeros. Here the zeros are a condition on the remainder, which a
-register tile knows where it unrolls the window (tuner/space/tiles.py). The window is turned beforehand, in the weights.
+in as many spatial dimensions as there are. TVM lowers them in NCHW alone and inserts zeros between the inputs: every
+output is then a whole window of products, most of them with zeros. Here the zeros are a condition on the remainder of the
+division, which is a constant where a register tile unrolls the window (tuner/space/tiles.py). The window is flipped
+beforehand, in the weights.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tuner.graph.def_use import Facts, Recipe, replaced, static_shape
+from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.tvm_compat import relax, te, tirx, topi
 
 LAYOUTS = {"relax.nn.conv1d_transpose": ["NWC", "WIO"], "relax.nn.conv2d_transpose": ["NHWC", "HWIO"]}
-"""Those in which it is taken: what is in another layout is left as it is."""
+"""Operator -> layouts of data and kernel. An operator in other layouts is left as it is."""
 OUT_ELEMWISE_FUSABLE = 4
-"""TVM's name for the kind of operator whose result may be computed on before it is written."""
+"""TVM's OpPatternKind kOutEWiseFusable: element-wise consumers may be fused behind the operator."""
 
 
-def write_out_transposed(mod: Any) -> Any:
-    """The module with the transposed convolutions of main as tensor functions; bindings canonical."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
+def decompose_conv_transpose(mod: Any) -> Any:
+    """The module with the transposed convolutions of main as tensor functions. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
     for name, (layout, kernel) in LAYOUTS.items():
-        for _, call in facts.calls(name):
+        for _, call in def_use.calls(name):
             attrs = call.attrs
             known = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == (layout, kernel, layout)
             if known and all(static_shape(argument) is not None for argument in call.args):
-                recipes[call] = _written_out(call)
-    return replaced(mod, recipes)
+                replacements[call] = _decomposed(call)
+    return replace_calls(mod, replacements)
 
 
-def _written_out(call: Any) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        x, weight = (now(argument) for argument in call.args)
+def _decomposed(call: Any) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        x, weight = (current(argument) for argument in call.args)
         for axis in range(len(static_shape(weight) or ()) - 2):
             weight = builder.emit(relax.op.flip(weight, axis))
         name = str(call.op.name).rpartition(".")[2]
@@ -47,14 +48,14 @@ def _written_out(call: Any) -> Recipe:
         function = function.without_attr("global_symbol").with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
         return relax.call_tir(builder.add_func(function, name), (x, weight), call.ty)
 
-    return recipe
+    return replacement
 
 
 def _sum(x: Any, weight: Any, shape: list[int], attrs: Any) -> Any:
-    """The tensor of outputs of the turned window."""
+    """The output tensor, of a window that is flipped already."""
     *window, inputs, outputs = (int(extent) for extent in weight.shape)
     strides, dilation = ([int(step) for step in steps] for steps in (attrs.strides, attrs.dilation))
-    # Zeros before the first input, where inputs lie a stride apart; below zero it is cut off.
+    # Zeros in front of the first input, where inputs lie a stride apart. A negative count means that outputs are cropped.
     before = [
         (extent - 1) * step - int(pad) for extent, step, pad in zip(window, dilation, attrs.padding, strict=False)
     ]

@@ -1,50 +1,34 @@
-"""Batch norms of inference as arithmetic on their parameters.
+"""Folding of batch norms, in inference, into the weights and the bias of the convolution before them.
 
 With s = gamma / sqrt(variance + epsilon) and t = beta - mean * s, a batch norm is y = x * s + t along its channel axis.
-If x is the only use of a convolution (plus, perhaps, a bias b per channel), y = conv(x', w * s) + (b * s + t): the
-scale moves into the weights, and all arithmetic on parameters is lifted out of the model later (tuner/graph/prepare.py).
+If x is the result of a convolution (plus, perhaps, a bias b per channel) that has no other use, then
+y = conv(x', w * s) + (b * s + t): the scale moves into the weights. All arithmetic on parameters is lifted out of the
+model later (tuner/graph/prepare.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from tuner.graph.def_use import DefUse, op_name
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 
 def fold_batch_norm(mod: Any) -> Any:
-    """The module with every batch_norm of main written out; bindings must be canonical."""
+    """The module with every batch_norm of main folded, or written as a scale and a shift. Bindings must be canonical."""
     main = mod["main"]
-    folded = _Fold(mod, _use_counts(main)).visit_expr(main)
+    folded = _Fold(mod, DefUse(main)).visit_expr(main)
     return with_function(mod, "main", folded)
-
-
-def _use_counts(function: Any) -> dict[Any, int]:
-    counts: dict[Any, int] = {}
-
-    def visit(expr: Any) -> None:
-        arguments = list(expr.args) if isinstance(expr, relax.Call) else []
-        arguments += list(expr.fields) if isinstance(expr, relax.Tuple) else []
-        for argument in arguments:
-            if isinstance(argument, relax.Var):
-                counts[argument] = counts.get(argument, 0) + 1
-
-    relax.analysis.post_order_visit(function.body, visit)
-    return counts
-
-
-def _is_op(expr: Any, name: str) -> bool:
-    return isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == name
 
 
 @mutator
 class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    def __init__(self, mod: Any, uses: dict[Any, int]) -> None:
+    def __init__(self, mod: Any, def_use: DefUse) -> None:
         super().__init__(mod)
-        self.uses = uses
+        self.def_use = def_use
 
     def visit_call_(self, call: Any) -> Any:
-        if not _is_op(call, "relax.nn.batch_norm"):
+        if op_name(call) != "relax.nn.batch_norm":
             return self.visit_expr_post_order(call)
         data = call.args[0]
         call = self.visit_expr_post_order(call)
@@ -59,7 +43,7 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return relax.Tuple([self._scaled(data, call, scale, shift), mean, variance])
 
     def _scaled(self, data: Any, call: Any, scale: Any, shift: Any) -> Any:
-        """x * scale + shift, the scale inside the convolution's weights where that is possible."""
+        """x * scale + shift, with the scale folded into the weights of a convolution where x is the result of one."""
         emit = self.builder_.emit
         x = call.args[0]
         channels = int(call.args[1].ty.shape[0])
@@ -80,21 +64,19 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return emit(relax.op.add(y, emit(relax.op.reshape(shift, along))))
 
     def _convolution(self, data: Any, axis: int, along: list[int]) -> tuple[Any, Any]:
-        """The convolution whose only use is this batch norm, and its bias; (None, None) if x is something else."""
+        """The convolution whose only use is this batch norm, and its bias or None; (None, None) if x is no such result."""
         bias = None
         found = self._bound(data)
-        if _is_op(found, "relax.add"):
+        if op_name(found) == "relax.add":
             left, right = found.args
             if [int(extent) for extent in right.ty.shape] != along:
                 return None, None
             bias, found = right, self._bound(left)
-        if not _is_op(found, "relax.nn.conv2d") or axis != 1:
+        if op_name(found) != "relax.nn.conv2d" or axis != 1:
             return None, None
         layouts = (found.attrs.data_layout, found.attrs.kernel_layout, found.attrs.out_layout)
         return (found, bias) if layouts == ("NCHW", "OIHW", "NCHW") else (None, None)
 
     def _bound(self, variable: Any) -> Any:
-        """What a variable that is used once is bound to."""
-        if not isinstance(variable, relax.Var) or self.uses.get(variable, 0) != 1:
-            return None
-        return self.lookup_binding(variable)
+        """What a variable that has one use is bound to, in the function as it is rewritten so far; None for any other."""
+        return self.lookup_binding(variable) if self.def_use.has_one_use(variable) else None

@@ -1,4 +1,4 @@
-"""Values of Relax operators on constants, for the masks and position tables that frontends spell out in operators.
+"""Constant folding of Relax operators, for the masks and position tables that frontends compute by operators.
 
 TVM's own FoldConstant compiles every operator, and only after it was lowered, too late to see that a mask is all zeros.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from tuner.tvm_compat import ir, relax
 
 MAX_ELEMENTS = 1 << 20
-"""Of a folded tensor: masks of a sequence of 1024 still fold, weights never appear here."""
+"""Elements of a folded tensor, at most: enough for the mask of a sequence of 1024. Weights are arguments, not constants."""
 
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "relax.add": np.add,
@@ -40,7 +40,7 @@ _REDUCTIONS: Mapping[str, Callable[..., Any]] = {"relax.max": np.max, "relax.min
 
 
 def constant_value(expr: Any) -> np.ndarray | None:
-    """The values of a constant tensor."""
+    """The values of a constant tensor; None for any other expression."""
     if not isinstance(expr, ir.GenericConst) or not hasattr(expr.value, "numpy"):
         return None
     values: np.ndarray = expr.value.numpy()
@@ -48,7 +48,10 @@ def constant_value(expr: Any) -> np.ndarray | None:
 
 
 def folded(call: Any, shape: list[int], dtype: str) -> Any:
-    """The constant that an operator on constants is, of a known shape and type; None if it is none or is not known."""
+    """The result of a call whose operands are constants, as a constant of that shape and type.
+
+    None where an operand is no constant, where the operator is not known here, or where the result is too large.
+    """
     if math.prod(shape) > MAX_ELEMENTS or dtype == "bfloat16" or not isinstance(call.op, ir.Op):
         return None
     name, operands = str(call.op.name), list(call.args)
@@ -88,12 +91,12 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
         found = known[0][_slices(known[0].ndim, operands[1:])]
     if found is None or np.size(found) != math.prod(shape):
         return None
-    # NumPy makes a vector of a scalar to have it contiguous, so the shape is given last.
+    # ascontiguousarray turns a scalar into a vector, so the shape is set last.
     return relax.const(np.ascontiguousarray(np.asarray(found).astype(dtype)).reshape(shape), dtype)
 
 
 def _slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:
-    """Of strided_slice's axes, begins, ends and, if there are any, strides."""
+    """A slice for every axis, from the axes, begins, ends and, perhaps, strides of strided_slice."""
     axes, begins, ends, *strides = ([int(value.value) for value in argument.fields] for argument in bounds)
     found = [slice(None)] * rank
     for axis, begin, end, stride in zip(axes, begins, ends, *(strides or [[1] * len(axes)]), strict=True):
@@ -102,7 +105,7 @@ def _slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:
 
 
 def _are_inside(shape: Sequence[int], indices: Sequence[np.ndarray]) -> bool:
-    """Whether whole numbers index a tensor within its bounds; what does not is left to fail when it runs."""
+    """Whether all indices are integers within the bounds of a tensor. Indexing out of bounds is not folded."""
     return len(indices) <= len(shape) and all(
         index.dtype != bool and bool(np.all((index >= -extent) & (index < extent)))
         for extent, index in zip(shape, indices, strict=False)

@@ -1,12 +1,10 @@
-"""Products that read and write tensors as they lie.
+"""Transpose folding: permutations around products become orders of the products' indices.
 
-* A permutation of an operand or of the result of a product of two computed tensors (scores and values of attention) is
-  an order of indices, not a kernel: matmul(a, permute_dims(b)) and permute_dims(matmul(a, b)) become an einsum, which
-  lowers to one block that multiplies and accumulates. So does a product that broadcasts over several dimensions, whose
-  unit dimensions would be constant indices.
-* A convolution whose stride is its kernel reads every element once: with its input seen as [channels, rows, kernel rows,
-  columns, kernel columns] it is an einsum too (the patches of vision transformers), in whatever layout is around it.
-* The permutation that puts a model's input into the layout of its first convolution is done where that pads.
+* A permutation of an operand, or of the result, of a product of two computed tensors (scores and values of attention)
+  is folded into the product: matmul(a, permute_dims(b)) and permute_dims(matmul(a, b)) become an einsum, which lowers to
+  one block that multiplies and accumulates, and no kernel moves elements. A product that broadcasts over several
+  dimensions becomes an einsum too, without the unit dimensions, whose indices would be constants.
+* A permutation of one of main's inputs is folded into the convolution that reads it, where the convolution pads.
 """
 
 from __future__ import annotations
@@ -15,68 +13,71 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.graph.def_use import Facts, Recipe, op_name, permutation, replaced, reshaped, static_shape
-from tuner.graph.reshape_transpose import Step, followed
+from tuner.graph.def_use import DefUse, Replacement, permutation, replace_calls, reshaped, static_shape
 from tuner.tvm_compat import Schedule, relax, te, topi
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def absorb_permutations(mod: Any) -> Any:
-    """The module with such products of main as einsums; bindings canonical."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
-    for variable, call in facts.calls("relax.matmul"):
+def fold_transposes(mod: Any) -> Any:
+    """The module with transposes folded into the products of main, which become einsums. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for variable, call in def_use.calls("relax.matmul"):
         out = static_shape(call)
         is_matrix = all(len(static_shape(argument) or ()) >= 2 for argument in call.args)
         if out is None or not is_matrix or len({str(each.ty.dtype) for each in (*call.args, call)}) > 1:
             continue
         batch = _LETTERS[: len(out) - 2]
-        left = _Operand.found(facts, call.args[0], batch + "xy", out, keeps_last=True)
-        right = _Operand.found(facts, call.args[1], batch + "yz", out, keeps_last=False)
-        computed = not any(facts.from_weights(argument) for argument in call.args)
-        last = facts.bound.get(facts.readers[variable]) if computed and facts.once(variable) else None
+        left = _Operand.found(def_use, call.args[0], batch + "xy", out, keeps_last=True)
+        right = _Operand.found(def_use, call.args[1], batch + "yz", out, keeps_last=False)
+        computed = not any(def_use.from_weights(argument) for argument in call.args)
+        last = def_use.values.get(def_use.last_users[variable]) if computed and def_use.has_one_use(variable) else None
         axes = permutation(last)
         if axes and axes[-1] == len(axes) - 1:
-            recipes[last] = _einsum(left, right, "".join((batch + "xz")[axis] for axis in axes))
+            replacements[last] = _einsum(left, right, "".join((batch + "xz")[axis] for axis in axes))
         elif left.is_changed or right.is_changed:
-            recipes[call] = _einsum(left, right, batch + "xz")
-    return replaced(mod, recipes)
+            replacements[call] = _einsum(left, right, batch + "xz")
+    return replace_calls(mod, replacements)
 
 
-def _einsum(left: _Operand, right: _Operand, out: str) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        tensors = [reshaped(now(each.tensor), each.shape) for each in (left, right)]
+def _einsum(left: _Operand, right: _Operand, out: str) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        tensors = [reshaped(current(each.tensor), each.shape) for each in (left, right)]
         return relax.op.einsum(tuple(map(builder.emit, tensors)), f"{left.labels},{right.labels}->{out}")
 
-    return recipe
+    return replacement
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Operand:
-    """An operand of a product as it lies."""
+    """An operand of a product, in the layout that it has in memory."""
 
     tensor: Any
     shape: tuple[int, ...]
     """Of the tensor without the dimensions along which it is broadcast."""
     labels: str
-    """A letter for each of them."""
+    """The letter of each of those dimensions in the einsum."""
     is_changed: bool
-    """The product had it permuted, or with dimensions along which it is broadcast."""
+    """Whether the product read it through a permutation, or broadcast it."""
 
     @staticmethod
-    def found(facts: Facts, tensor: Any, labels: str, out: list[int], *, keeps_last: bool) -> _Operand:
-        """`labels` are those of an operand with all of the result's dimensions `out`. `keeps_last`: the operand is read
-        element by element along its last axis, which has to stay the last."""
+    def found(def_use: DefUse, tensor: Any, labels: str, out: list[int], *, keeps_last: bool) -> _Operand:
+        """The operand `tensor` of a product of shape `out`.
+
+        labels: the letters of an operand with all batch dimensions of the result.
+        keeps_last: whether the product reads the operand's last axis element by element, so that a permutation which
+        moves that axis is not folded.
+        """
         shape = static_shape(tensor) or []
         own, extents = labels[len(labels) - len(shape) :], out[len(out) - len(shape) : -2]
         kept = [axis for axis in range(len(shape)) if axis >= len(extents) or shape[axis] == extents[axis]]
-        axes = permutation(facts.made(tensor))
+        axes = permutation(def_use.definition(tensor))
         lies_well = axes and (not keeps_last or axes[-1] == len(axes) - 1)
-        if lies_well and not facts.from_weights(tensor) and len(kept) == len(shape):
+        if lies_well and not def_use.from_weights(tensor) and len(kept) == len(shape):
             by_axis = dict(zip(axes, own, strict=True))
             own = "".join(by_axis[axis] for axis in range(len(axes)))
-            source = facts.made(tensor).args[0]
+            source = def_use.definition(tensor).args[0]
             return _Operand(tensor=source, shape=tuple(static_shape(source) or ()), labels=own, is_changed=True)
         return _Operand(
             tensor=tensor,
@@ -86,88 +87,12 @@ class _Operand:
         )
 
 
-def patches_as_products(mod: Any) -> Any:
-    """The module with every convolution of main whose patches do not overlap, and its bias, as an einsum."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
-    for variable, call in facts.calls("relax.nn.conv2d"):
-        if (patches := _Patches.found(facts, variable, call)) is not None:
-            recipes[patches.last] = patches
-    return replaced(mod, recipes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Patches:
-    conv: Any
-    channels_last: Any
-    """The image before it was permuted, or None."""
-    bias: Any
-    last: Any
-    """The call whose place the einsum takes."""
-
-    @staticmethod
-    def found(facts: Facts, variable: Any, call: Any) -> _Patches | None:
-        data, kernel = (static_shape(argument) for argument in call.args)
-        attrs = call.attrs
-        layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
-        if data is None or kernel is None or layouts != ("NCHW", "OIHW", "NCHW") or int(attrs.groups) != 1:
-            return None
-        size = kernel[2:]
-        windows = [int(extent) for extent in attrs.strides] == size and max(size) > 1 and data[0] == 1
-        if not windows or any(map(int, attrs.padding)) or any(int(extent) != 1 for extent in attrs.dilation):
-            return None
-        if any(extent % step for extent, step in zip(data[2:], size, strict=True)) or data[1] == 1:
-            return None
-        if len({str(each.ty.dtype) for each in (*call.args, call)}) > 1:
-            return None
-        last, bias = call, None
-        if facts.once(variable):
-            follower: Any = facts.bound.get(facts.readers[variable])
-            if op_name(follower) == "relax.add" and follower.args[0].same_as(variable):
-                along = static_shape(follower.args[1])
-                if along in ([1, kernel[0], 1, 1], [kernel[0], 1, 1]) and facts.from_weights(follower.args[1]):
-                    last, bias = follower, follower.args[1]
-        return _Patches(conv=call, channels_last=_channels_last(facts, call.args[0]), bias=bias, last=last)
-
-    def __call__(self, builder: Any, now: Callable[[Any], Any]) -> Any:
-        emit = builder.emit
-        weight = now(self.conv.args[1])
-        _, channels, height, width = static_shape(self.conv.args[0]) or []
-        outputs, _, down, across = static_shape(weight) or []
-        tall, wide = height // down, width // across
-        if self.channels_last is None:
-            cut = emit(relax.op.reshape(now(self.conv.args[0]), [channels, tall, down, wide, across]))
-            weight = emit(relax.op.permute_dims(weight, [1, 2, 3, 0]))
-            y = emit(relax.op.einsum((cut, weight), "chpwq,cpqo->hwo"))
-        else:
-            cut = emit(relax.op.reshape(now(self.channels_last), [tall, down, wide, across, channels]))
-            weight = emit(relax.op.permute_dims(weight, [2, 3, 1, 0]))
-            y = emit(relax.op.einsum((cut, weight), "hpwqc,pqco->hwo"))
-        if self.bias is not None:
-            y = emit(relax.op.add(y, emit(relax.op.reshape(now(self.bias), [outputs]))))
-        return emit(relax.op.permute_dims(emit(relax.op.reshape(y, [1, tall, wide, outputs])), [0, 3, 1, 2]))
-
-
-def _channels_last(facts: Facts, image: Any) -> Any:
-    """What main computed and permuted to make an image [1, channels, height, width] of; None where it was made otherwise."""
-    steps: list[Step] = []
-    x = image
-    while op_name(made := facts.made(x)) == "relax.reshape" or permutation(made):
-        steps.insert(0, ("permute", permutation(made)) if permutation(made) else ("reshape", static_shape(x) or []))
-        x = made.args[0]
-    source, shape = static_shape(x), static_shape(image) or []
-    if source is None or not steps or (isinstance(x, relax.Var) and x not in facts.bound):
-        return None
-    wanted = followed([*shape[2:], shape[1]], [("permute", [2, 0, 1])])
-    return x if followed(source, steps) == wanted else None
-
-
-def absorb_input_layout(mod: Any) -> Any:
-    """The module with permutations of main's inputs done by the convolutions that read them, in NHWC."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
-    for _, call in facts.calls("relax.nn.conv2d"):
-        permuted = facts.made(call.args[0])
+def fold_input_transpose(mod: Any) -> Any:
+    """The module with permutations of main's inputs folded into the convolutions, in NHWC, that read them."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for _, call in def_use.calls("relax.nn.conv2d"):
+        permuted = def_use.definition(call.args[0])
         attrs = call.attrs
         plain = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout, int(attrs.groups)) == (
             "NHWC",
@@ -175,14 +100,14 @@ def absorb_input_layout(mod: Any) -> Any:
             "NHWC",
             1,
         )
-        if plain and permutation(permuted) and facts.once(call.args[0]) and permuted.args[0] in facts.inputs:
-            recipes[call] = _convolution_of(call, permuted)
-    return replaced(mod, recipes)
+        if plain and permutation(permuted) and def_use.has_one_use(call.args[0]) and permuted.args[0] in def_use.inputs:
+            replacements[call] = _convolution_of(call, permuted)
+    return replace_calls(mod, replacements)
 
 
-def _convolution_of(call: Any, permuted: Any) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        x, weight = permuted.args[0], now(call.args[1])
+def _convolution_of(call: Any, permuted: Any) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        x, weight = permuted.args[0], current(call.args[1])
         placeholders = [te.placeholder(static_shape(each), str(each.ty.dtype)) for each in (x, weight)]
         attrs = call.attrs
         result = topi.nn.conv2d(
@@ -200,4 +125,4 @@ def _convolution_of(call: Any, permuted: Any) -> Recipe:
         function = schedule.mod["main"].without_attr("global_symbol")
         return relax.call_tir(builder.add_func(function, "conv2d"), (x, weight), call.ty)
 
-    return recipe
+    return replacement

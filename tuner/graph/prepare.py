@@ -2,22 +2,22 @@
 
 `prepare` (before tuning) works in this order, one pass a file of this folder:
 
-1. Indices are wrapped and kept within bounds (guard_indices.py). Attention is written out (decompose_attention.py),
-   constants are folded (fold_constants.py) and the graph is simplified (simplify/).
-2. Batch norms become arithmetic on their parameters (fold_batch_norm.py). Stock FoldBatchnormToConv2D wants constants;
-   weights here are arguments.
-3. For a CPU, products get the shape in which they are read (PRODUCTS): weights meet (reassociate.py), heads are split in
-   the weights (fold_head_split.py), products that share an input become one (merge_matmuls.py), and permutations around
-   products are orders of indices (fold_transposes.py).
-4. Convolutions go to channels last (NHWC with HWIO weights), the layout whose inner loops vectorise; transposed ones
-   are written out (conv_transpose.py); what that moved in vain is simplified away, and slices become views
-   (slice_views.py).
-5. Everything that depends on parameters only is lifted into `main_transform_params`: it runs once, when weights are
-   bound.
-6. Operators become tensor functions, which are fused; reshapes that stand alone become views; buffers that hold weights
-   are marked, so that a schedule may change their layout.
+1. For a CPU, scatters are decomposed (scatters.py). Indices are wrapped and clamped (guard_indices.py), attention is
+   decomposed (decompose_attention.py), constants are folded (fold_constants.py) and the graph is simplified (simplify/).
+2. Batch norms are folded into convolutions (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are
+   constants; here they are arguments.
+3. For a CPU, products are brought into the layouts in which they are read (PRODUCTS): sums with weights are reassociated
+   (reassociate.py), patch embeddings become products (patch_embedding.py), the head split is folded into weights
+   (fold_head_split.py), matmuls that share an input are merged (merge_matmuls.py), and transposes are folded into
+   products (fold_transposes.py).
+4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
+   convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
+   contiguous slices become views (slice_views.py).
+5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
+6. Operators are lowered to tensor functions, which are fused; reshapes that were not fused become views; buffers that
+   hold weights are marked, so that a schedule may change their layout.
 
-What comes after schedules were put in is tuner/deploy/finish.py.
+tuner/deploy/finish.py does the rest, once schedules were applied.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from typing import Any
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.wire.target import Target
 from tuner.graph import conv_transpose
-from tuner.graph.decompose_attention import write_out_attention
+from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
-from tuner.graph.fold_head_split import split_heads
-from tuner.graph.fold_transposes import absorb_input_layout, absorb_permutations, patches_as_products
+from tuner.graph.fold_head_split import fold_head_split
+from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.guard_indices import guard_indices
-from tuner.graph.merge_matmuls import join_siblings
-from tuner.graph.reassociate import gather_weights
-from tuner.graph.scatters import write_out_scatters
+from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.patch_embedding import patch_embedding
+from tuner.graph.reassociate import reassociate
+from tuner.graph.scatters import decompose_scatters
 from tuner.graph.simplify import simplify
-from tuner.graph.slice_views import inner_outputs, view_slices
+from tuner.graph.slice_views import bind_outputs_in_dataflow, slice_views
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
@@ -54,20 +55,20 @@ KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "ti
 
 
 Rewrite = Callable[[Any], Any]
-"""Module -> module, main of canonical bindings rewritten."""
+"""A pass: module -> module with main rewritten, whose bindings are canonical."""
 
-ALWAYS: Sequence[Rewrite] = (write_out_scatters, guard_indices, write_out_attention, simplify)
-"""The first rewrites, without which others do not find what they look for, or programs read foreign memory."""
+ALWAYS: Sequence[Rewrite] = (decompose_scatters, guard_indices, decompose_attention, simplify)
+"""The first passes, which cannot be left out: others build on them, and without them programs read out of bounds."""
 PRODUCTS: Sequence[Rewrite] = (
-    gather_weights,
-    patches_as_products,
-    split_heads,
-    join_siblings,
-    absorb_permutations,
+    reassociate,
+    patch_embedding,
+    fold_head_split,
+    merge_matmuls,
+    fold_transposes,
 )
-"""Rewrites for a CPU that come before layouts, in this order."""
-LAYOUT: Sequence[Rewrite] = (simplify, absorb_input_layout, view_slices)
-"""Those that come after."""
+"""Passes for a CPU that come before the conversion of layouts, in their order."""
+LAYOUT: Sequence[Rewrite] = (simplify, fold_input_transpose, slice_views)
+"""Passes for a CPU that come after it, in their order."""
 
 
 def prepare(
@@ -79,9 +80,11 @@ def prepare(
 ) -> Any:
     """A module of main(*inputs, *transformed), main_transform_params(params) -> transformed, and tensor functions.
 
-    Depends on nothing but its arguments. `mod` is an ingested module: one function main with `num_input`. `without` are
-    rewrites to leave out, for who wants to know what they buy; `watch` is told of every step its name and the module that it
-    gets, for who wants to know which one is at fault. Raises UnsupportedOperator when an operator has no implementation.
+    The result depends on the arguments alone. Raises UnsupportedOperator when an operator has no implementation.
+
+    mod: an ingested module, which is one function main with the attribute `num_input`.
+    without: passes to leave out, to measure what they gain.
+    watch: called before every step with its name and the module that it gets, to find the step that is at fault.
     """
     transform = relax.transform
     clean = tvm.transform.Sequential(
@@ -89,12 +92,12 @@ def prepare(
     )
     on_cpu = target.kind == "llvm"
     rewrites: list[Rewrite] = [
-        *(rewrite for rewrite in ALWAYS if on_cpu or rewrite is not write_out_scatters),
+        *(rewrite for rewrite in ALWAYS if on_cpu or rewrite is not decompose_scatters),
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
         *(PRODUCTS if on_cpu else ()),
         transform.ConvertLayout(LAYOUTS),
-        conv_transpose.write_out_transposed,
+        conv_transpose.decompose_conv_transpose,
         *(LAYOUT if on_cpu else (simplify,)),
     ]
     lower: list[Rewrite] = [
@@ -106,7 +109,7 @@ def prepare(
         transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),
-        inner_outputs,
+        bind_outputs_in_dataflow,
         transform.RewriteDataflowReshape(),
         transform.DeadCodeElimination([MAIN, TRANSFORM]),
         transform.AttachAttrLayoutFreeBuffers(),
@@ -130,7 +133,7 @@ def _name(step: Any) -> str:
 
 
 def call_counts(prepared: Any) -> dict[str, int]:
-    """Name of a tensor function -> times that one run of main calls it, in the order of first calls."""
+    """Name of a tensor function -> how often one run of main calls it, in the order of first calls."""
     counts: dict[str, int] = {}
 
     def visit(expr: Any) -> None:
@@ -143,14 +146,14 @@ def call_counts(prepared: Any) -> dict[str, int]:
 
 
 def workload_module(function: Any) -> Any:
-    """The workload of a tensor function of a prepared module: a module that holds it alone, as main."""
+    """The workload of a tensor function of a prepared module: a module with that function alone, named main."""
     return IRModule({MAIN: function.with_attr("global_symbol", MAIN)})
 
 
 def _normalise(mod: Any) -> Any:
-    """Every tensor function with its blocks numbered and without the attributes that do not matter to a schedule.
+    """The module with every tensor function normalised.
 
-    Traces find blocks by name, so equal digests, which are blind to names, must mean equal block names.
+    Digests ignore names, but traces find blocks by name: functions of equal digests must have equal block names.
     """
     for variable, function in list(mod.functions.items()):
         if isinstance(function, PrimFunc):
@@ -159,7 +162,7 @@ def _normalise(mod: Any) -> Any:
 
 
 def normalised(function: Any) -> Any:
-    """A tensor function as `prepare` leaves it: blocks numbered, and no attribute but KEPT_ATTRIBUTES."""
+    """The tensor function with its blocks named stage0, stage1, ..., and without attributes other than KEPT_ATTRIBUTES."""
     attributes = {key: value for key, value in (function.attrs or {}).items() if key in KEPT_ATTRIBUTES}
     if not attributes.get("layout_free_buffers"):
         attributes.pop("layout_free_buffers", None)
@@ -183,14 +186,14 @@ def normalised(function: Any) -> Any:
         )
 
     body = tvm_ffi.structural_map(function.body, (tvm.s_tir.SBlock, rename))
-    if body.block.name_hint != "root":  # A function that is one opaque stage (a sort, a scan) has no root around it.
+    if body.block.name_hint != "root":  # A function of one opaque block (a sort, a scan) has no root block around it.
         root = tvm.s_tir.SBlock([], [], [], "root", body)
         body = tvm.s_tir.SBlockRealize([], True, root)
     return tirx.PrimFunc(function.params, body, function.ret_type).with_attrs(attributes)
 
 
 def _check_lowered(mod: Any) -> None:
-    """Raises InvalidModel naming an operator of main that has no implementation as a tensor function."""
+    """Raises UnsupportedOperator, which names it, when an operator of main was not lowered to a tensor function."""
     allowed = {"relax.call_tir", "relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
 
     def visit(expr: Any) -> None:

@@ -1,6 +1,7 @@
-"""Brackets: sums and products put so that weights meet, and are computed once.
+"""Reassociation: sums and products of a tensor with several weights are regrouped, so that the weights are combined once.
 
-(x + p) + q is x + (p + q), and so for products: what p and q, both weights, make is another weight.
+(x + p) + q becomes x + (p + q), and likewise for products: where p and q are weights, p + q is computed when weights are
+bound, and one operator is left to run.
 """
 
 from __future__ import annotations
@@ -9,40 +10,40 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tuner.graph.def_use import Facts, Recipe, op_name, replaced, static_shape
+from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
 from tuner.tvm_compat import relax
 
 _MAKE = {"relax.add": relax.op.add, "relax.multiply": relax.op.multiply}
 
 
-def gather_weights(mod: Any) -> Any:
-    """The module with such chains of main bracketed anew; bindings canonical. Rounding may differ in the last place."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
+def reassociate(mod: Any) -> Any:
+    """The module with such chains of main reassociated, which may change the last bit. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
     for name in _MAKE:
-        for _, call in facts.calls(name):
-            x, weights = _chain(facts, name, call)
+        for _, call in def_use.calls(name):
+            x, weights = _chain(def_use, name, call)
             if len(weights) > 1 and _no_larger(weights):
-                recipes[call] = _bracketed(name, x, weights)
-    return replaced(mod, recipes)
+                replacements[call] = _reassociated(name, x, weights)
+    return replace_calls(mod, replacements)
 
 
-def _chain(facts: Facts, name: str, call: Any) -> tuple[Any, list[Any]]:
-    """(x, [p, q, ...]) of a call that is ((x + p) + q) + ..., as many as are weights."""
+def _chain(def_use: DefUse, name: str, call: Any) -> tuple[Any, list[Any]]:
+    """(x, [p, q, ...]) of a call ((x + p) + q) + ... in which p, q, ... are weights; there may be none."""
     x = call
     weights: list[Any] = []
-    while op_name(facts.made(x)) == name and (x is call or facts.once(x)):
-        left, right = facts.made(x).args
-        if not facts.from_weights(right) or static_shape(left) != static_shape(call):
+    while op_name(def_use.definition(x)) == name and (x is call or def_use.has_one_use(x)):
+        left, right = def_use.definition(x).args
+        if not def_use.from_weights(right) or static_shape(left) != static_shape(call):
             break
         x = left
         weights.insert(0, right)
-    # In half precision what two weights make may be out of its range where x was not.
+    # In half precision p + q may overflow where (x + p) + q does not.
     return x, weights if str(call.ty.dtype) in ("float32", "float64") else []
 
 
 def _no_larger(weights: list[Any]) -> bool:
-    """Whether weights together are no larger than the largest of them: a row and a column stay what they are."""
+    """Whether combined weights are no larger than the largest of them; a row and a column combined would be a matrix."""
     shapes = [static_shape(weight) for weight in weights]
     if None in shapes:
         return False
@@ -52,11 +53,11 @@ def _no_larger(weights: list[Any]) -> bool:
     return math.prod(together) == max(math.prod(shape) for shape in wide)
 
 
-def _bracketed(name: str, x: Any, weights: list[Any]) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        total = now(weights[0])
+def _reassociated(name: str, x: Any, weights: list[Any]) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        total = current(weights[0])
         for weight in weights[1:]:
-            total = builder.emit(_MAKE[name](total, now(weight)))
-        return _MAKE[name](now(x), total)
+            total = builder.emit(_MAKE[name](total, current(weight)))
+        return _MAKE[name](current(x), total)
 
-    return recipe
+    return replacement

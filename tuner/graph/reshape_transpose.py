@@ -1,9 +1,8 @@
-"""Chains of reshapes and permutations, which move elements or only name them anew.
+"""What a chain of reshapes and permutations does to the order of elements: whether it moves any, and how.
 
-A chain is followed on the factors of its source's extents: a reshape splits and joins neighbouring factors, a
-permutation changes their order, extents of one do not count. In the end the order says what the chain is: a reshape, if
-nothing moved; else one reshape, one permutation and, for extents of one and what is seen as one dimension in the end,
-another reshape, however long it was.
+A chain is followed on factors of its source's extents: a reshape splits and groups neighbouring factors, a permutation
+changes their order, and extents of one are ignored. The order of the factors in the end says what the whole chain is,
+however long it was: a reshape, if the order is unchanged; else a reshape, one permutation, and a last reshape.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Step = tuple[str, Sequence[int]]
-"""("reshape", shape) or ("permute", axes)."""
+"""One step of a chain: ("reshape", shape) or ("permute", axes)."""
 
 
 @dataclass(frozen=True)
 class _Factor:
     place: tuple[int, ...]
-    """Sorts factors in the order of the source's memory; the parts of a split factor have one more number."""
+    """Sorts factors in the order of the source's memory. The two parts of a split factor append 0 and 1 to its place."""
     extent: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Movement:
-    """What a chain does: reshape its source to `split`, permute by `axes`, reshape to the chain's last shape."""
+    """A chain in three steps: reshape its source to `split`, permute by `axes`, reshape to the chain's last shape."""
 
     split: tuple[int, ...]
     axes: tuple[int, ...]
@@ -36,8 +35,10 @@ class Movement:
 
 
 def followed(source: Sequence[int], steps: Sequence[Step]) -> Movement | None:
-    """The movement of a chain of steps on a tensor of shape `source`; None where a reshape joins what cannot be told
-    apart in factors (as [4, 6] transposed and seen as [8, 3])."""
+    """The movement of a chain of steps on a tensor of shape `source`.
+
+    None where a reshape cuts across factors (as where [4, 6] is transposed and then reshaped to [8, 3]).
+    """
     if 0 in source:
         return None
     dims = [[_Factor((place,), extent)] if extent > 1 else [] for place, extent in enumerate(source)]
@@ -80,7 +81,7 @@ def _regrouped(factors: list[_Factor], shape: Sequence[int]) -> list[list[_Facto
 
 
 def _joined(dims: list[list[_Factor]]) -> list[list[_Factor]]:
-    """The factors of each dimension in runs that follow each other in the source too."""
+    """The factors of each dimension, grouped into runs of factors that are neighbours in the source too."""
     order = sorted((factor for dim in dims for factor in dim), key=lambda factor: factor.place)
     rank = {factor.place: index for index, factor in enumerate(order)}
     runs: list[list[_Factor]] = []

@@ -1,11 +1,11 @@
-"""Scatters written out: a copy of the data into which updates are put one after another, at indices that were checked.
+"""Scatters decomposed: a copy of the data, into which updates are written one after another, at indices that are checked.
 
     out = data;  for every update u: out[target(u)] = f(out[target(u)], value(u)), where target(u) lies within out
 
 A negative index counts from the end; an update that is out of bounds is dropped, where TVM's own functions write over
-another's memory. Updates keep their order, so the last of several to one element stays, as in PyTorch on a CPU, and sums
-are the same in every run (TVM's index_put adds in parallel, and loses some). Indices may be fewer than the data's
-elements in every dimension, as PyTorch allows. What is left of a dimension that is not indexed is one update.
+foreign memory. Updates keep their order: the last of several to one element wins, as in PyTorch on a CPU, and sums
+are the same in every run (TVM's index_put adds in parallel and loses updates). As in PyTorch, the tensor of indices may
+be smaller than the data in every dimension. Where indices select by the first dimensions only, an update is a slice.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
-from tuner.graph.def_use import Facts, Recipe, op_name, replaced, static_shape
+from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
 from tuner.tvm_compat import ir_builder, relax, te, tir_script, tirx
 
 Target = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 """(buffers of indices, position of an update) -> the indices of the element it goes to, signed."""
 
 
-def write_out_scatters(mod: Any) -> Any:
+def decompose_scatters(mod: Any) -> Any:
     """The module with the scattering operators of main as tensor functions for a CPU; bindings canonical.
 
     Raises UnsupportedOperator for a reduction other than update, add, mul, min and max.
     """
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
     for name, written_out in _SCATTERS.items():
-        for _, call in facts.calls(name):
-            made = facts.made(call.args[1])
-            operands = made.fields if isinstance(made, relax.Tuple) else [call.args[1]]
+        for _, call in def_use.calls(name):
+            definition = def_use.definition(call.args[1])
+            operands = definition.fields if isinstance(definition, relax.Tuple) else [call.args[1]]
             if all(static_shape(each) is not None for each in (call.args[0], *operands, call.args[2])):
-                recipes[call] = written_out(call, list(operands))
-    return replaced(mod, recipes)
+                replacements[call] = written_out(call, list(operands))
+    return replace_calls(mod, replacements)
 
 
-def _elements(call: Any, operands: list[Any]) -> Recipe:
+def _elements(call: Any, operands: list[Any]) -> Replacement:
     axis = int(call.attrs.axis) % len(static_shape(call.args[0]) or [1])
 
     def target(indices: Sequence[Any], at: Sequence[Any]) -> list[Any]:
         return [*at[:axis], indices[0][tuple(at)], *at[axis + 1 :]]
 
-    return _recipe(call, operands, static_shape(operands[0]) or [], target, str(call.attrs.reduction))
+    return _replacement(call, operands, static_shape(operands[0]) or [], target, str(call.attrs.reduction))
 
 
-def _nd(call: Any, operands: list[Any]) -> Recipe:
+def _nd(call: Any, operands: list[Any]) -> Replacement:
     *batch, depth = static_shape(operands[0]) or [0]
 
     def target(indices: Sequence[Any], at: Sequence[Any]) -> list[Any]:
@@ -55,10 +55,10 @@ def _nd(call: Any, operands: list[Any]) -> Recipe:
         return [*(indices[0][(*where, place)] for place in range(depth)), *at[len(batch) :]]
 
     grid = [*batch, *(static_shape(call.args[0]) or [])[depth:]]
-    return _recipe(call, operands, grid, target, str(call.attrs.reduction))
+    return _replacement(call, operands, grid, target, str(call.attrs.reduction))
 
 
-def _put(call: Any, operands: list[Any]) -> Recipe:
+def _put(call: Any, operands: list[Any]) -> Replacement:
     shapes = [static_shape(each) or [] for each in operands]
     rank = max(map(len, shapes))
     wide = [[1] * (rank - len(shape)) + shape for shape in shapes]
@@ -69,22 +69,22 @@ def _put(call: Any, operands: list[Any]) -> Recipe:
         return [*found, *at[rank:]]
 
     grid = [*batch, *(static_shape(call.args[0]) or [])[len(operands) :]]
-    return _recipe(call, operands, grid, target, "add" if call.attrs.accumulate else "update")
+    return _replacement(call, operands, grid, target, "add" if call.attrs.accumulate else "update")
 
 
-_SCATTERS: dict[str, Callable[[Any, list[Any]], Recipe]] = {
+_SCATTERS: dict[str, Callable[[Any, list[Any]], Replacement]] = {
     "relax.scatter_elements": _elements,
     "relax.scatter_nd": _nd,
     "relax.index_put": _put,
 }
 
 
-def _recipe(call: Any, operands: list[Any], grid: list[int], target: Target, reduction: str) -> Recipe:
+def _replacement(call: Any, operands: list[Any], grid: list[int], target: Target, reduction: str) -> Replacement:
     if reduction not in _COMBINED:
         raise UnsupportedOperator(f"operator {op_name(call)} with reduction {reduction!r} has no implementation")
 
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        arguments = [now(each) for each in (call.args[0], *operands, call.args[2])]
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        arguments = [current(each) for each in (call.args[0], *operands, call.args[2])]
         tensors = [te.placeholder(static_shape(each), str(each.ty.dtype)) for each in arguments]
         shape, dtype = static_shape(call.args[0]) or [], str(call.ty.dtype)
         out = tirx.decl_buffer(shape, dtype, "out")
@@ -100,7 +100,7 @@ def _recipe(call: Any, operands: list[Any], grid: list[int], target: Target, red
         name = op_name(call).removeprefix("relax.")
         return relax.call_tir(builder.add_func(function.without_attr("global_symbol"), name), tuple(arguments), call.ty)
 
-    return recipe
+    return replacement
 
 
 def _kernel(

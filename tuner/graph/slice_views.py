@@ -1,7 +1,7 @@
-"""Views: what neighbours in memory make up is read where it lies, not copied.
+"""Contiguous slices as views: a slice along the first dimension is a view at an offset, and nothing is copied.
 
-A slice along the first dimension is a view at an offset. TVM's RewriteDataflowReshape makes views of reshapes, but not of
-those that main ends with: they are taken into the dataflow first.
+TVM's RewriteDataflowReshape makes views of reshapes inside of a dataflow block, but not of those that compute main's
+outputs: `bind_outputs_in_dataflow` moves them into the block first.
 """
 
 from __future__ import annotations
@@ -10,41 +10,46 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tuner.graph.def_use import Facts, Recipe, item_bytes, op_name, replaced, static_shape
+from tuner.graph.def_use import DefUse, Replacement, item_bytes, op_name, replace_calls, static_shape
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 ALIGNMENT = 64
 """Bytes. The runtime copies a view that starts elsewhere (kAllocAlignment in TVM's device API)."""
 
 
-def view_slices(mod: Any) -> Any:
-    """The module with contiguous slices of what main computes as views of it; bindings canonical."""
-    facts = Facts(mod["main"])
-    recipes: dict[Any, Recipe] = {}
-    for variable, call in facts.calls("relax.strided_slice"):
-        offset = _offset(facts, call)
+def slice_views(mod: Any) -> Any:
+    """The module in which contiguous slices of tensors that main computes are views. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for variable, call in def_use.calls("relax.strided_slice"):
+        offset = _offset(def_use, call)
         if offset is None or not isinstance(variable, relax.DataflowVar):
             continue
-        reader = facts.readers.get(variable) if facts.once(variable) else None
-        named_anew = isinstance(reader, relax.DataflowVar) and op_name(facts.bound[reader]) == "relax.reshape"
-        last = facts.bound[reader] if named_anew else call
-        recipes[last] = _view(call, offset, static_shape(last))
-    return replaced(mod, recipes)
+        user = def_use.last_users.get(variable) if def_use.has_one_use(variable) else None
+        is_reshaped = isinstance(user, relax.DataflowVar) and op_name(def_use.values[user]) == "relax.reshape"
+        last = def_use.values[user] if is_reshaped else call
+        replacements[last] = _view(call, offset, static_shape(last))
+    return replace_calls(mod, replacements)
 
 
-def _view(call: Any, offset: int, shape: list[int] | None) -> Recipe:
-    def recipe(builder: Any, now: Callable[[Any], Any]) -> Any:
-        part = relax.op.memory.view(now(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
+def _view(call: Any, offset: int, shape: list[int] | None) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        part = relax.op.memory.view(current(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
         return relax.op.memory.ensure_zero_offset(builder.emit(part))
 
-    return recipe
+    return replacement
 
 
-def _offset(facts: Facts, call: Any) -> int | None:
-    """Bytes before a slice that is contiguous and aligned, of a tensor that main computes; None for any other."""
+def _offset(def_use: DefUse, call: Any) -> int | None:
+    """The offset in bytes of a contiguous, aligned slice of a tensor that main computes; None for any other slice."""
     source = call.args[0]
     shape, out = static_shape(source), static_shape(call)
-    if shape is None or out is None or not isinstance(facts.made(source), relax.Call) or facts.from_weights(source):
+    if (
+        shape is None
+        or out is None
+        or not isinstance(def_use.definition(source), relax.Call)
+        or def_use.from_weights(source)
+    ):
         return None
     bounds = [[int(value.value) for value in argument.fields] for argument in call.args[1:]]
     axes, begins = bounds[0], bounds[1]
@@ -52,7 +57,7 @@ def _offset(facts: Facts, call: Any) -> int | None:
         return None
     begin = dict(zip((axis % len(shape) for axis in axes), begins, strict=True))
     cut = [axis for axis in range(len(shape)) if out[axis] < shape[axis]]
-    # Before the last cut dimension, one index of each: what is kept is one stretch of memory.
+    # The slice is contiguous where it has one index of every dimension before the last one that it cuts.
     if not cut or any(out[axis] != 1 for axis in range(cut[-1])):
         return None
     if any(not -shape[axis] <= begin[axis] < shape[axis] for axis in cut):
@@ -62,8 +67,8 @@ def _offset(facts: Facts, call: Any) -> int | None:
     return offset if offset % ALIGNMENT == 0 else None
 
 
-def inner_outputs(mod: Any) -> Any:
-    """The module with what main ends with computed inside of its dataflow, where TVM sees reshapes as views."""
+def bind_outputs_in_dataflow(mod: Any) -> Any:
+    """The module with the outputs of main bound inside of its dataflow block, where TVM turns reshapes into views."""
     return with_function(mod, "main", _Inner(mod).visit_expr(mod["main"]))
 
 

@@ -1,12 +1,12 @@
-"""The one-time rewrite of a weight into what its schedule wants, taken out of the scheduled function.
+"""Weight packing: the block that rewrites a weight for its schedule, separated from the scheduled function.
 
-A trace may rewrite a constant input: the scheduled function then holds a block marked
-`meta_schedule.layout_rewrite_preproc` that copies the weight into another layout, or transforms it
-(tuner/schedule/winograd.py). A deployment runs that block once, when weights are bound. So it becomes a `Packing` here
-and the main function takes the packed weight: what is timed is what runs every time, what is checked is both in a row.
+A trace may rewrite a constant input: the scheduled function then contains a block with the annotation
+`meta_schedule.layout_rewrite_preproc`, which copies the weight into another layout or transforms it
+(tuner/schedule/winograd.py). A deployment runs that block once, when weights are bound. So the block becomes a `Packing`
+here, and the main function takes the packed weight: the main function alone is timed, both together are checked.
 
-A copy is done by NumPy where its index map says how: compiling it would cost LLVM as much as the kernel itself. What
-computes is compiled, so that its values are those of a deployment to the last bit.
+A block that only copies is run by NumPy where its index map allows it: to compile it would take LLVM as long as to compile
+the kernel. A block that computes is compiled, so that its values equal those of a deployment to the last bit.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Of one parameter."""
+    """The packing of one parameter."""
 
     param: int
+    """Its position among the parameters of main."""
     statement: Any
-    """Of the root block: the loops around the rewriting block."""
+    """The statement of the root block with the rewriting block: that block and the loops around it."""
     buffer: Any
-    """What it writes."""
+    """The buffer that the block writes: the packed weight."""
     packed: TensorType
     function: Any
     """TIR of function(weight, packed)."""
     positions: tuple[NDArray[np.int64], ...] | None
-    """Per axis of the weight, what each of its indices adds to the flat index in the packed weight; None where the map
-    is no such sum."""
+    """For each axis of the weight: what each index along it adds to the flat index in the packed weight. None where the
+    index map is no such sum, or where the block computes."""
 
     @property
     def symbol(self) -> str:
@@ -53,7 +54,7 @@ class Packing:
         return f"prepack_{self.param}"
 
     def pack(self, weight: Any, packed: Any) -> None:
-        """Copies one tensor of TVM on the host into another. Only where `positions` are known."""
+        """Copies `weight` into `packed`, both tensors of TVM on the host. Only where `positions` are known."""
         assert self.positions is not None
         result = np.empty(self.packed.shape, weight.numpy().dtype)
         result.reshape(-1)[sum(np.ix_(*self.positions))] = weight.numpy()
@@ -61,7 +62,7 @@ class Packing:
 
 
 def packings_of(mod: Any) -> list[Packing]:
-    """Of every layout-rewriting block of function main."""
+    """The packings of all layout-rewriting blocks of function main."""
     function = mod["main"]
     block_type, realize_type = tvm.s_tir.SBlock, tvm.s_tir.SBlockRealize
     body = function.body.block.body if isinstance(function.body, realize_type) else function.body
@@ -85,8 +86,10 @@ def packings_of(mod: Any) -> list[Packing]:
 
 
 def without_packings(mod: Any, packings: Sequence[Packing] | None = None) -> Any:
-    """The module without its rewriting blocks (those of `packings_of`): the parameters they rewrote are the rewritten
-    ones, as SplitLayoutRewritePreproc leaves them to a deployment."""
+    """The module without its layout-rewriting blocks, whose parameters are the packed weights.
+
+    This is the function that SplitLayoutRewritePreproc leaves to a deployment. packings: those of `packings_of(mod)`.
+    """
     packings = packings_of(mod) if packings is None else packings
     function, root = mod["main"], mod["main"].body.block
     params = list(function.params)
@@ -112,7 +115,7 @@ def _rewriting_blocks(statement: Any, block_type: Any) -> list[Any]:
 
 
 def _positions(block: Any, weight: TensorType, packed: TensorType) -> tuple[NDArray[np.int64], ...] | None:
-    """Exact where it is not None: the weight is read as it lies, and every index that is written depends on one axis."""
+    """`Packing.positions` of a block that reads the weight in order and writes at indices of one axis each."""
     axes = [axis.var for axis in block.iter_vars]
     store = block.body
     if not isinstance(store, tirx.BufferStore) or type(store.value).__name__ != "TensorLoad":
@@ -138,7 +141,7 @@ def _positions(block: Any, weight: TensorType, packed: TensorType) -> tuple[NDAr
 
 
 def _evaluate(expression: Any, variable: Any, values: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """The expression for each value of its one variable; None for what is no plain arithmetic."""
+    """The expression at each value of its one variable; None where it has other operators than those of _ARITHMETIC."""
     if expression.same_as(variable):
         return values
     kind = type(expression).__name__

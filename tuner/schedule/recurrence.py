@@ -1,23 +1,24 @@
 """Recurrent layers as one tensor function: a workload, and a rewrite of it that keeps sums in registers.
 
-Written out step by step, a layer over T steps is T products of one row each, with a handful of element-wise operators
-between: hundreds of kernels of a microsecond. Here the whole sequence is one function,
+Unrolled, a layer over T steps is T products of one row each, with a handful of element-wise operators between them:
+hundreds of kernels of a microsecond. Here the whole sequence is one function:
 
-    x [T, N, G * H]   what the steps read, multiplied by the input's weights already, biases added
+    x [T, N, G * H]   the inputs of the steps, already multiplied by the input's weights, with biases added
     w [H, G * H]      weights of the state, gate by gate
     b [H]             GRU alone: the bias inside the candidate's reset gate
     h [N, H]          the first state
     c [N, H]          LSTM alone: the first cell state
-    y [T, N, H]       every step's state: the result, beside LSTM's last cell state [N, H]
+    y [T, N, H]       the states of all steps: the result, with the LSTM's last cell state [N, H]
 
 with T steps, N rows (a batch), H units and G gates: four of an LSTM (input, forget, candidate, output), three of a GRU
 (reset, update, candidate), one of a plain RNN. The order of gates is PyTorch's. A backward layer reads and writes step
 T - 1 - t where a forward one is at step t.
 
-The workload computes a row's products, then its gates. The rewrite (`tiled`) is the same arithmetic in panels of units: all
-gates of a panel are summed in registers for a few rows at once, then become states, so that a step reads every weight once
-and writes nothing but states. Its weights lie as [H / panel, H, G, panel], brought there when they are bound. Panels may be
-divided among threads, launched once, which meet after every step. A step reads the states of the one before from y itself.
+The workload computes the products of a row, then its gates. The rewrite (`tiled`) does the same arithmetic in panels of
+units: the sums of all gates of a panel are kept in registers for a few rows at once, and the states are computed from them,
+so that a step reads every weight once and writes nothing but states. Weights are packed as [H / panel, H, G, panel] when
+they are bound. Panels may be divided among threads, which are launched once and synchronise after every step. A step reads
+the states of the step before from y.
 
 LSTM: Hochreiter and Schmidhuber (1997), with forget gates: Gers, Schmidhuber and Cummins (2000). GRU: Cho et al. (2014), the
 reset gate applied after the product.
@@ -33,7 +34,7 @@ from pitchpipe.errors import InvalidTrace
 from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
 
 PREPROC = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of a block that makes a weight into what the kernel reads: it runs once, when weights are bound
+"""Annotation of a block that transforms a weight for the kernel. It runs once, when weights are bound
 (tuner/deploy/finish.py)."""
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 """Kind of cell -> G. The last two are plain RNNs, by their activation."""
@@ -63,14 +64,14 @@ class Recurrence:
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """How a layer is cut; `rows` divides its rows, `units` its units, `lanes` the units of a panel."""
+    """The panels of a layer. `rows` divides the layer's rows, `units` its units, and `lanes` divides `units`."""
 
     rows: int
-    """Whose sums are in registers together."""
+    """Rows whose sums are in registers at the same time."""
     units: int
-    """Of a panel."""
+    """Units of a panel."""
     lanes: int
-    """Of a vector."""
+    """Units of a vector."""
     parallel: bool
     """Whether panels are divided among threads."""
 
@@ -86,7 +87,7 @@ class _Tensors:
     c: Any
     y: Any
     last: Any
-    """Cell states: in the end those of the last step."""
+    """The cell states of the current step; in the end those of the last one."""
 
     @property
     def params(self) -> list[Any]:
@@ -103,7 +104,7 @@ def workload(layer: Recurrence) -> Any:
 
 
 def find_recurrence(function: Any) -> Recurrence | None:
-    """The layer that a workload is; None where it is anything else."""
+    """The layer that a workload computes; None where it is no recurrent layer."""
     shapes = [[int(extent) for extent in getattr(param, "shape", ())] for param in function.params]
     if len(shapes) < 4 or len(shapes[0]) != 3 or len(shapes[1]) != 2:
         return None

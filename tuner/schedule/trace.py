@@ -1,4 +1,4 @@
-"""The trace codec: text in, checked text out, and the way a trace becomes a schedule.
+"""The trace codec: decodes and checks the text of a trace, and applies it to a workload.
 
 A trace is `[instructions, decisions]` in JSON, as MetaSchedule writes it. An instruction is `[kind, inputs, attributes,
 outputs]`; inputs and outputs name random variables (`b0` a block, `l4` a loop, `v11` a number), a decision is `[index
@@ -27,15 +27,15 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.ids import canonical_json
 
 MAX_BYTES = 1 << 20
-"""Of a trace's text; the wire type's cap. MetaSchedule's own are 2 to 60 KiB."""
+"""Length of a trace's text, at most; also the limit of the wire type. MetaSchedule's traces have 2 to 60 KiB."""
 MAX_INSTRUCTIONS = 4096
-"""Of a trace. MetaSchedule's longest are a few hundred."""
+"""Instructions of a trace, at most. MetaSchedule's longest traces have a few hundred."""
 MAX_ITEMS = 512
-"""Of one list inside an instruction: loops of a reorder, consumers of a block."""
+"""Items of one list inside an instruction, at most: loops of a reorder, consumers of a block."""
 MAX_INDEX_MAP_NODES = 4096
 MAX_DEPTH = 8
 MAX_INT = 1 << 40
-"""Extents, factors and unroll steps stay far below; keeps arithmetic on them inside 64 bits."""
+"""The largest number in a trace: far above extents, factors and unroll steps, and arithmetic on it stays within 64 bits."""
 
 SAMPLING = frozenset({"SampleCategorical", "SampleComputeLocation", "SamplePartitionedTile", "SamplePerfectTile"})
 """The kinds that carry a decision."""
@@ -52,8 +52,8 @@ KINDS = SAMPLING | frozenset(
         *("DecomposePadding", "PadEinsum", "RollingBuffer", "EnterPostproc"),
     }
 )
-"""What a trace may do. Left out on purpose: UnsafeSetDType, UnsafeHideBufferAccess and AnnotateBufferAccess change what
-a block is said to access, so a wrong program would pass TVM's own checks."""
+"""The instructions that a trace may have. UnsafeSetDType, UnsafeHideBufferAccess and AnnotateBufferAccess are left out on
+purpose: they change the declared accesses of a block, so that a wrong program would pass TVM's own checks."""
 
 ANNOTATIONS = frozenset(
     {
@@ -83,8 +83,8 @@ ANNOTATIONS = frozenset(
         "warp_execution",
     }
 )
-"""Annotation keys a trace may set. Refused above all: `pragma_import_llvm` and `pragma_import_c`, which hand the code
-generator foreign code."""
+"""Annotation keys that a trace may set. Above all `pragma_import_llvm` and `pragma_import_c` are refused, with which a trace
+could pass foreign code to the code generator."""
 
 REWRITE = "pitchpipe.rewrite"
 WINOGRAD: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
@@ -118,11 +118,11 @@ _INDEX_MAP_NODES: Mapping[str, frozenset[str]] = {
     "prim.Cast": frozenset({"span", "ty", "value"}),
     **{f"prim.{kind}": _BINARY for kind in ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")},
 }
-"""Node types an index map may hold, with their fields: integer arithmetic on its own indices and nothing else."""
+"""Node types that an index map may have, with their fields: integer arithmetic on its own indices and nothing else."""
 
 
 def decode_trace(text: str | bytes) -> str:
-    """The canonical text of a trace that is well formed and allowed; raises InvalidTrace naming what is not.
+    """The canonical text of a trace. Raises InvalidTrace, which names the fault, unless it is well formed and allowed.
 
     Needs no compiler. Does not check that the trace fits a workload: `apply_trace` does.
     """
@@ -141,7 +141,7 @@ def encode_trace(trace: Any) -> str:
 
 
 def without_postproc(text: str) -> str:
-    """A canonical trace up to where MetaSchedule's postprocessors begin: the part a search may mutate."""
+    """The part of a canonical trace before MetaSchedule's postprocessors: the part that a search may mutate."""
     instructions, decisions = json.loads(text)
     for index, instruction in enumerate(instructions):
         if instruction[0] == "EnterPostproc":
@@ -158,7 +158,7 @@ def rewrite_of(instructions: Sequence[Any]) -> str | None:
 
 
 def rewritten(mod: Any, name: str) -> Any:
-    """What the rewrite of that name makes of the workload; raises InvalidTrace where it does not apply."""
+    """The workload after the rewrite of that name; raises InvalidTrace where the rewrite does not apply."""
     if name in WINOGRAD:
         from tuner.schedule.winograd import winograd
 
@@ -172,11 +172,10 @@ def rewritten(mod: Any, name: str) -> Any:
 
 
 def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
-    """The schedule that `trace` makes of the IRModule `mod`; raises InvalidTrace when it does not apply.
+    """The schedule that results from `trace` applied to the IRModule `mod`; raises InvalidTrace when it does not apply.
 
-    The result depends on nothing but the arguments: every sampling instruction of a stored trace has its decision, and
-    one that has none is drawn from a fixed seed. `checked=False` skips the allow-list for a text that went through it
-    already.
+    The result depends on the arguments alone: sampling instructions have their decisions in a stored trace, and one without
+    a decision is drawn from a fixed seed. `checked=False` skips the allow-list for a text that has passed it already.
     """
     from tuner.tvm_compat import Schedule, Trace
 
@@ -259,7 +258,7 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
 
 
 def _check_rewrite(index: int, kind: str, inputs: list[Any]) -> None:
-    """A rewrite is what a trace begins with: `apply_trace` looks for it nowhere else. Block b0 is the only one yet."""
+    """A rewrite has to be the second instruction, where `apply_trace` looks for it; only b0 is defined by then."""
     if index != 1 or kind != "Annotate" or len(inputs) != 2 or inputs[0] != "b0":
         raise InvalidTrace(f"instruction {index} ({kind}): a rewrite is named by the second instruction and no other")
     if not isinstance(inputs[1], str) or inputs[1].strip('"') not in REWRITES:
@@ -267,10 +266,10 @@ def _check_rewrite(index: int, kind: str, inputs: list[Any]) -> None:
 
 
 def _checked_layout(where: str, attributes: list[Any]) -> list[Any]:
-    """Of a TransformLayout: buffer index, buffer index type, pad value, whether TVM may assume that the map is injective.
+    """The attributes of a TransformLayout: buffer index, buffer index type, pad value, whether to assume an injective map.
 
-    MetaSchedule's tensor-core sketches say that it may, which spares a check and changes nothing else. Here the check is
-    always made: two elements in one place would be a wrong program that only the output check could see.
+    MetaSchedule's tensor-core sketches assume it, which skips a check and changes nothing else. Here the check is always
+    made: with a map that puts two elements into one place the program is wrong, and only the output check would notice.
     """
     if len(attributes) != 4 or attributes[2] is not None or attributes[3] not in (0, 1):
         raise InvalidTrace(f"{where}: expects a buffer, no pad value and a flag")

@@ -1,20 +1,20 @@
 """Winograd's minimal filtering F(m x m, 3 x 3): a rewrite of a convolution workload into one with fewer multiplications.
 
-A schedule cannot change an algorithm, so this is a step before it: a trace may name it (tuner/schedule/trace.py), and
-then applies to what it gives. The rewrite maps a workload to a function of the same parameters that computes the same,
-for m = 2 or 4:
+A schedule cannot change an algorithm, so the algorithm is changed before: a trace may begin with the name of the rewrite
+(tuner/schedule/trace.py), and the rest of the trace then applies to the rewritten workload. The rewrite maps a workload to
+a function with the same parameters and results, for m = 2 or 4:
 
     D (padded)  --B' d B-->  V  --products over ci-->  M  --A' M A-->  Y  --epilogue as it was-->  output
-                             U = G g G', of weights alone, once, when they are bound
+                             U = G g G', computed once, when weights are bound
 
-n = m + 2 rows and columns of the input make m of the output, so a tile takes n * n products where 9 * m * m would be
-taken directly: 2.25 times fewer for m = 2, 4 times fewer for m = 4. With TH x TW tiles,
+n = m + 2 rows and columns of the input give m rows and columns of the output, so a tile needs n * n products in place of
+the 9 * m * m of a direct convolution: 2.25 times fewer for m = 2, 4 times fewer for m = 4. With TH x TW tiles,
 
     D [N, TH * m + 2, TW * m + 2, CI]     V [N, TH, TW * n * n, CI]     U [n * n, CI, CO]
     M [n * n, N, TH, TW, CO]              Y [N, TH * m, TW * m, CO]
 
 V keeps the n * n values of a tile together, in one axis with the tile's column: TVM's compute_at then sees which tiles a
-region needs. Tiles at the lower and right edge may reach beyond the output; the epilogue leaves their surplus alone.
+region needs. Tiles at the lower and right edge may reach beyond the output; the epilogue does not read that surplus.
 
 Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). The points of m = 4 are 0, +-sqrt(1/2),
 +-sqrt(2) and infinity: as pairs of opposites they share sums, as reciprocals they keep the constants near one. The usual
@@ -33,7 +33,7 @@ from pitchpipe.errors import InvalidTrace
 from tuner.tvm_compat import IRModule, PrimFunc, ir, structural_walk, tirx, tvm, tvm_ffi
 
 PREPROC = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of a block that makes a weight into what the kernel reads: it runs once, when weights are bound
+"""Annotation of a block that transforms a weight for the kernel. It runs once, when weights are bound
 (tuner/deploy/finish.py)."""
 KERNEL = 3
 """Rows and columns of the filters that are rewritten."""
@@ -50,13 +50,13 @@ class Convolution:
     """A 3 x 3 convolution of stride one over NHWC data, and where it stands in its workload."""
 
     position: int
-    """Of its loops among the statements of the root block."""
+    """The index of its loops among the statements of the root block."""
     data: Any
     """Buffer [N, H, W, CI], padded already where the workload pads."""
     weight: Any
     """Buffer of a parameter that may be transformed when it is bound."""
     weight_axes: tuple[str, ...]
-    """What each of its dimensions is: 'i' and 'j' the filter's row and column, 'k' input, 'c' output channel."""
+    """The meaning of each of its dimensions: 'i' row and 'j' column of the filter, 'k' input and 'c' output channel."""
     result: Any
     """Buffer [N, OH, OW, CO]."""
 
@@ -73,11 +73,11 @@ class Convolution:
 
 
 INDEX_TYPE = "int64"
-"""Of what a graph is lowered to, and of what is written here; TVM's own workloads have 32 bits, and may not be mixed."""
+"""Type of indices in lowered graphs, and in the code built here. TVM's own workloads have int32; types cannot be mixed."""
 
 
 def find_convolution(function: Any) -> Convolution | None:
-    """The convolution of an unscheduled workload; None where it holds none that can be rewritten, or other reductions."""
+    """The convolution of an unscheduled workload; None unless it is the only reduction and can be rewritten."""
     root = function.body
     if not isinstance(root, tvm.s_tir.SBlockRealize):
         return None

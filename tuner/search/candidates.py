@@ -1,4 +1,4 @@
-"""What a search draws and what becomes of it: candidates in the making."""
+"""The stages of a candidate in a search: drawn, then built or refused."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A candidate that applied and passed the postprocessors."""
+    """A candidate whose trace applied and which passed the postprocessors."""
 
     family: str
-    """Names its instructions: candidates of one sketch differ only in decisions."""
+    """Digest of its instructions: candidates of one sketch differ only in decisions."""
     key: str
-    """Its trace before postprocessing: what is recognised when it is met again."""
+    """Its trace before postprocessing, by which it is recognised when it is drawn again."""
     program: int
-    """Structural hash of the schedule; several traces may make one program."""
+    """Structural hash of the scheduled program; several traces may give one program."""
     trace: Any
-    """What a mutation starts from."""
+    """The trace that a mutation starts from."""
     schedule: Any
     features: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """A candidate to make: a random point of a sketch, a neighbour of a trace, or a trace as it is."""
+    """A candidate to build: a random point of a sketch, a mutation of a trace, or a trace as it is."""
 
     seed: int
     sketch: int | None = None
@@ -34,13 +34,13 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A candidate that applied and can still not be proposed; what it is would be the same if it were drawn again."""
+    """A candidate whose trace applied, but which cannot be proposed; it counts as known from then on."""
 
     family: str
     key: str
     error: str | None
-    """What was raised; None where a postprocessor said no."""
+    """The exception that was raised; None where a postprocessor refused it."""
 
 
 KNOWN = Built(family="", key="", program=0, trace=None, schedule=None, features=b"")
-"""Stands for a draw that gave a candidate met before."""
+"""Stands for a draw of a candidate that is known already."""

@@ -6,16 +6,16 @@ Zheng et al., OSDI 2020, section 5.2):
 
     s_i = sum_j f(x_ij),        y_i = sqrt((least seconds of i's workload) / (seconds of i)),   0 for a failure
 
-so a target y is in [0, 1] and comparable between workloads. The root is there because most schedules run at a few
-percent of the best: on plain relative speed the model would see one value. The loss is squared error, weighted towards
-fast candidates, for it is the top of the ranking that is measured next:
+so a target y is in [0, 1] and comparable between workloads. The square root spreads the targets: most schedules reach a
+few percent of the best speed, and their plain relative speeds would hardly differ. The loss is squared error, weighted
+towards fast candidates, because only the top of the ranking is measured next:
 
     L = sum_i w_i (s_i - y_i)^2 / 2,        w_i = (FLOOR + y_i^2) / sum of the same over i's workload
 
 Every workload weighs the same however many samples it has. Row j of candidate i gets gradient w_i (s_i - y_i) and, as
 an upper bound on the Hessian that keeps k_i simultaneous steps from overshooting, w_i k_i.
 
-The model is advisory: whatever `load` refuses, the search does without.
+The model is advisory: where `load` refuses one, the search goes on without it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = ["FEATURES", "CostModel", "held_out_metrics", "pack_features", "target
 FEATURES = 164
 """Columns of TVM's per-store features."""
 MAX_ROWS = 256
-"""Store statements of one candidate; MetaSchedule's have 1 to 20."""
+"""Store statements of one candidate, at most; MetaSchedule's have 1 to 20."""
 MIN_SAMPLES = 16
-"""Fewer samples teach nothing that random search does not beat."""
+"""A model of fewer samples is no better than random search."""
 FLOOR = 0.2
 """Weight of a sample with y = 0, relative to 1.2 for the fastest."""
 HELD_OUT = 0.2
 """Share of workloads kept out of training to measure the model."""
 MIN_TASK_SAMPLES = 8
-"""Samples a workload needs to be held out: a ranking of fewer says little."""
+"""Samples that a workload needs to be held out: the ranking of fewer says little about a model."""
 ROUNDS = 150
 PARAMETERS: dict[str, object] = {
-    # One thread: on matrices this small a second one gains little, and its barriers make training twenty times slower
-    # when anything else runs, as a measurement always does.
+    # One thread: on matrices this small a second one gains little, and waiting at its barriers makes training twenty
+    # times slower while anything else runs on the machine, which a measurement always does.
     "tree_method": "hist",
     "max_depth": 5,
     "eta": 0.1,
@@ -69,13 +69,13 @@ _MAX_MODEL_BYTES = 64 << 20
 
 
 def target_of(best_secs: float, secs: float) -> float:
-    """What the model learns of a time: y of the notation above."""
+    """The target of a candidate with a time of `secs`: y of the notation above."""
     return float(np.sqrt(best_secs / secs))
 
 
 def pack_features(features: NDArray[np.float32]) -> bytes:
     """A feature matrix as compressed half precision: rows (uint16), columns (uint16), values. Trees split on
-    thresholds, so eleven bits are enough; a sample takes about 400 bytes."""
+    thresholds, so eleven significant bits are enough; a sample takes about 400 bytes."""
     rows, columns = features.shape
     values = np.clip(np.nan_to_num(features), -65504, 65504).astype("<f2")
     return zlib.compress(struct.pack("<HH", rows, columns) + values.tobytes(), 6)
@@ -107,7 +107,7 @@ class CostModel:
     def load(cls, data: bytes) -> CostModel:
         """From the bytes of a TrainedModel; raises IntegrityError on damaged, truncated or malformed ones.
 
-        The trees are checked here, node by node, because XGBoost follows their indices without looking.
+        The trees are checked here, node by node, because XGBoost does not check their indices.
         """
         return _load(data)
 
@@ -147,10 +147,10 @@ def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
 
 
 def held_out_metrics(tasks: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> dict[str, float]:
-    """Mean over tasks of what a ranking is worth; each task is (speed, predicted score) over its candidates.
+    """Measures of ranking quality, averaged over tasks; each task is (speeds, predicted scores) of its candidates.
 
-    pairwise: share of pairs of different speed that are ordered rightly. peak@k: order by prediction; mean over j <= k
-    of (best speed of the first j) / (best speed).
+    pairwise: share of the pairs of different speed whose predicted order is right. peak@k: the mean over j <= k of
+    (best speed of the j candidates with the highest scores) / (best speed).
     """
     pairwise, peaks = [], {1: list[float](), 5: list[float]()}
     for speed, predicted in tasks:
@@ -169,7 +169,7 @@ def held_out_metrics(tasks: Sequence[tuple[NDArray[np.float64], NDArray[np.float
 
 
 class _Samples:
-    """Samples that unpack, with their relative speeds."""
+    """The samples whose features unpack, with their relative speeds, targets and weights."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.features: list[NDArray[np.float32]] = []
@@ -200,7 +200,7 @@ class _Samples:
 
 
 def _stack(features: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """All rows, and the candidate each row belongs to."""
+    """The rows of all candidates, and for each row the index of its candidate."""
     return np.concatenate(features), np.repeat(np.arange(len(features)), [len(x) for x in features])
 
 
@@ -222,7 +222,7 @@ def _fit(samples: _Samples, inside: NDArray[np.bool_], seed: int) -> Any:
 
 
 def _sealed(document: bytes) -> bytes:
-    """Magic, digest, compressed XGBoost JSON."""
+    """The stored form of a model: magic number, SHA-256, compressed JSON of XGBoost."""
     payload = zlib.compress(document, 6)
     return _MAGIC + hashlib.sha256(payload).digest() + payload
 
@@ -248,7 +248,7 @@ def _load(data: bytes) -> CostModel:
 
 
 def _check_trees(document: dict[str, Any]) -> None:
-    """Raises ValueError unless every tree is a tree over its own nodes and the known features."""
+    """Raises ValueError unless every tree refers to nodes of its own and to known features, without cycles."""
     booster = document["learner"]["gradient_booster"]
     if booster["name"] != "gbtree":
         raise ValueError("not a tree ensemble")

@@ -5,17 +5,20 @@ threads work on it, because every candidate is drawn from a seed of its own and 
 
 One round, for `n` wanted candidates:
 
-1. in a task's first round, what other workloads' schedules become here (tuner/search/transfer.py), all of it proposed;
-2. leads: what the spaces that know the hardware think best, until all of it is measured;
-3. random points of the sketches, those nobody has met first, then in turn: a sketch whose points are all known has had its
-   turns. Not in proportion to what was measured of a sketch: its luckiest of five draws says little about its best;
-4. with a cost model a few generations of mutated children, parents chosen by fitness (measured speed, or predicted score);
-   without one, children of the fastest in place of three quarters of the random points;
-5. the best predicted candidates never issued before, plus a share of random ones (epsilon-greedy) that keep both the
-   search and the cost model honest. Without a model nothing can be ranked, and no more is made than is wanted.
+1. in a task's first round, schedules of other workloads, re-fitted to this one (tuner/search/transfer.py): all of them
+   are proposed;
+2. analytic seeds: the points that the analytic models of the design spaces rank best, until all of them are measured;
+3. random points, drawn from the sketches in turn, beginning with sketches of which no candidate is known. A sketch whose
+   points are all known is left out. Sketches are not weighted by their best measurement: the best of five random draws
+   says little about the best point of a sketch;
+4. with a cost model, a few generations of mutated children, whose parents are chosen by fitness (measured speed, or
+   predicted score); without one, children of the fastest replace three quarters of the random points;
+5. of the candidates that were never issued before, those with the best predicted scores are chosen, and a share of random
+   ones (epsilon-greedy), so that the search leaves local optima and the cost model is trained on more than its favourites.
+   Without a cost model nothing can be ranked, and only as many candidates are made as are wanted.
 
 MetaSchedule's own EvolutionarySearch is not used: it draws from per-thread streams (two threads are not reproducible),
-its 512 x 5 candidates a round cost 20 ms of CPU each, and it forgets what was issued before it was created.
+its 512 x 5 candidates a round cost 20 ms of CPU each, and it does not know what was issued before it was created.
 """
 
 from __future__ import annotations
@@ -49,13 +52,13 @@ log = structlog.get_logger("pitchpipe.search")
 ELITES = 32
 """Measured traces that become parents, the fastest first ..."""
 FAMILY_ELITES = 12
-"""... but of one family no more than these, so that a good sketch does not drive out those not yet explored."""
-LEADS_SHARE = 0.75
-"""Of the proposals of a round, at most: no sketch waits for another's leads."""
+"""... but no more than this of one family, so that a good sketch does not displace those that were explored less."""
+ANALYTIC_SHARE = 0.75
+"""Share of a round's proposals that analytic seeds may take: the rest explores the other sketches."""
 RANDOM_RATIO = 0.5
-"""Fresh random candidates per wanted one, when a model ranks them."""
+"""Random candidates drawn per wanted one, when a cost model ranks them."""
 RANDOM_SHARE = 0.25
-"""Of the proposals, when none does and something was measured: children of the fastest are the others."""
+"""Share of random candidates without a cost model, once something was measured; the others are children of the fastest."""
 GENERATIONS = 2
 CHILDREN_RATIO = 1.0
 """Mutated candidates per wanted one and generation."""
@@ -65,25 +68,24 @@ MAX_TIES = 2
 """Proposals of one batch with the same predicted score: the model cannot tell them apart, so more of them teach
 little."""
 PRESSURE = 4.0
-"""A family, then a parent in it, is chosen in proportion to fitness ** PRESSURE; 0 is blind, large is greedy."""
+"""A family, then a parent in it, is chosen in proportion to fitness ** PRESSURE; 0 is uniform, a large value greedy."""
 MAX_DRAWS = 16
-"""Draws per wanted candidate: on a GPU nine in ten break a limit of the device, on a CPU hardly any fails."""
+"""Draws per wanted candidate, at most: on a GPU nine in ten break a limit of the device, on a CPU hardly any fails."""
 MAX_THREADS = 4
-"""Building a candidate is TVM's work, outside the interpreter's lock, for four fifths of its time; more threads only
-wait."""
+"""TVM builds a candidate outside the interpreter's lock for four fifths of the time; more threads would wait for it."""
 TURN = 8
-"""Candidates built between two moments when a timing on this host may go first: a few hundredths of a second."""
+"""Candidates built in a few hundredths of a second, after which the search lets a timing on this host go first."""
 MAX_ROUNDS = 6
-"""Rounds of one `propose`; a space that gave too few new candidates by then counts as exhausted."""
+"""Rounds of one `propose`; a space that gave too few new candidates in as many counts as exhausted."""
 MAX_IN_VAIN = 2
-"""Rounds that gave nothing new, likewise: the few draws of one may all have been known."""
+"""Rounds in a row without a new candidate, after which a space counts as exhausted: one may draw known points by chance."""
 
 
 def propose(request: ProposeRequest) -> list[Proposal]:
-    """At most `request.n` new candidates, best predicted first; fewer, or none, when the space runs out of new ones.
+    """At most `request.n` new candidates, those with the best predicted scores first; fewer when the space has no more.
 
-    A model that cannot be loaded is no model: scores are then random. Measured traces that do not apply (another TVM's,
-    another space's) are skipped as parents.
+    With a cost model that cannot be loaded the search goes on without one: scores are random. Measured traces that do not
+    apply (those of another version of TVM, or of another space) are not used as parents.
     """
     if request.n <= 0:
         return []
@@ -91,7 +93,7 @@ def propose(request: ProposeRequest) -> list[Proposal]:
 
         def in_turns(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
             for start in range(0, len(items), TURN):
-                # All of a turn before any is used: what is built depends on what was found in the turns before.
+                # A turn is complete before its first result is used, so that results do not depend on the number of threads.
                 yield from list(threads.map(work, items[start : start + TURN]))
                 quiet.give_way()
 
@@ -109,18 +111,18 @@ class _Round:
         known = [identified(trace) for trace, _ in request.measured]
         self.keys = {key for key, _ in known}
         self.known = Counter(family for _, family in dict(known).items())
-        """Candidates met, by family."""
+        """Number of known candidates, by family."""
         self.programs: set[int] = set()
         self.families: dict[str, list[tuple[float, Any]]] = {}
         self.sketches = families_of(self.space)
-        self.leads = list(self.space.leads)
-        self.led: list[Built] = []
+        self.analytic_seeds = list(self.space.analytic_seeds)
+        self.seeded: list[Built] = []
         self.found: list[tuple[float, Built]] = []
         self.explored: list[Built] = []
         self.refused: list[str] = []
-        """Why candidates could not be made, where that is nothing a design space should do."""
+        """Errors of candidates that failed where a design space should give valid ones."""
         self.transferred: dict[str, str] = {}
-        """Key of what was built -> workload that it is from."""
+        """Key of a re-fitted candidate -> digest of the workload whose schedule it was."""
 
     def run(self) -> list[Proposal]:
         n = self.request.n
@@ -148,9 +150,9 @@ class _Round:
         return chosen
 
     def _fill(self, wanted: int) -> None:
-        """Finds as many new candidates and, where a model can choose among them, more."""
-        self.led += (led := self._grow(self._next_leads, math.ceil(wanted * LEADS_SHARE)))
-        found = len(led)
+        """Finds `wanted` new candidates; with a cost model, which can choose among them, more."""
+        self.seeded += (seeded := self._grow(self._next_analytic_seeds, math.ceil(wanted * ANALYTIC_SHARE)))
+        found = len(seeded)
         if self.model is not None:
             self.explored += self._grow(self._draws, math.ceil(wanted * RANDOM_RATIO))
             for _ in range(GENERATIONS):
@@ -174,8 +176,8 @@ class _Round:
             if parent is not None:
                 self.families.setdefault(family, []).append((fitness, parent))
 
-    def _next_leads(self, count: int) -> list[Draw]:
-        taken, self.leads = self.leads[:count], self.leads[count:]
+    def _next_analytic_seeds(self, count: int) -> list[Draw]:
+        taken, self.analytic_seeds = self.analytic_seeds[:count], self.analytic_seeds[count:]
         return [Draw(seed=self._seed(), decided=trace) for trace in taken]
 
     def _add_transferred(self) -> None:
@@ -195,7 +197,7 @@ class _Round:
         self.found += zip(self._scores(fresh), fresh, strict=True)
 
     def _draws(self, count: int) -> list[Draw]:
-        """Random points of the space: sketches in turn, so that each gets its share, the least known first."""
+        """Random points of the space, from the sketches in turn; sketches without known candidates come first."""
         numbers = [i for i, family in enumerate(self.sketches) if self._is_open(family)]
         if not numbers:
             return []
@@ -204,7 +206,7 @@ class _Round:
         return [Draw(seed=self._seed(), sketch=order[i % len(order)]) for i in range(count)]
 
     def _is_open(self, family: str) -> bool:
-        """Whether a sketch has points that nobody has met."""
+        """Whether a family may have points that are not known yet."""
         size = sum(self.space.size(i) for i, name in enumerate(self.sketches) if name == family)
         return family not in self.sketches or self.known[family] < size
 
@@ -228,9 +230,10 @@ class _Round:
         return int(self.rng.integers(1, SEED_LIMIT))
 
     def _grow(self, draw: Callable[[int], list[Draw]], count: int) -> list[Built]:
-        """Builds `count` draws, scores those that are new, and makes them parents of the next generation.
+        """Builds `count` draws, scores the new ones, and makes them parents of the next generation.
 
-        A draw that breaks a rule is drawn again; one that is known already is not, or a small space would never end.
+        A draw that is not valid is replaced by another draw. One that is known already is not replaced, or the search of a
+        small space would not end.
         """
         fresh: list[Built] = []
         wanted, spent = count, 0
@@ -249,7 +252,7 @@ class _Round:
         return fresh
 
     def _taken(self, built: Built | Refused | None) -> Built | None:
-        """A candidate that nobody has met, which is so no more; None for anything else."""
+        """Registers a built candidate as known and returns it; None where it was known, refused, or not valid."""
         if built is None or built is KNOWN or built.key in self.keys:
             return None
         self.keys.add(built.key)
@@ -263,7 +266,7 @@ class _Round:
         return built
 
     def _build(self, draw: Draw) -> Built | Refused | None:
-        """None for a draw that breaks a rule. Runs in a thread; reads `self.keys`, which no thread changes."""
+        """The candidate of a draw; None for a draw that is not valid. Runs in a thread; no thread changes `self.keys`."""
         try:
             schedule = self._applied(draw)
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
@@ -273,7 +276,7 @@ class _Round:
         return self._completed(schedule, None if draw.sketch is None else self.sketches[draw.sketch])
 
     def _completed(self, schedule: Any, family: str | None = None) -> Built | Refused | None:
-        """An applied schedule as a candidate, of the sketch that is named or told by its instructions."""
+        """An applied schedule as a candidate. Its family is the given one, else it follows from its instructions."""
         try:
             trace = schedule.trace.simplified(True)
             key = encode_trace(trace)
@@ -293,11 +296,11 @@ class _Round:
                 schedule=schedule,
                 features=pack_features(self.space.features(schedule)),
             )
-        except Exception as error:  # noqa: BLE001 - what one candidate fails of is no concern of the others
+        except Exception as error:  # noqa: BLE001 - one candidate that fails must not end the search
             return Refused(family=family, key=key, error=f"{type(error).__name__}: {error}"[:300])
 
     def _applied(self, draw: Draw) -> Any:
-        """The schedule of a draw before postprocessing; None where there is none, KNOWN where it need not be made."""
+        """The schedule of a draw before postprocessing; None where it does not apply, KNOWN where its trace is known."""
         if draw.sketch is not None:
             return self.space.drawn(draw.sketch, draw.seed)
         trace = draw.decided
@@ -305,12 +308,12 @@ class _Round:
             trace = self.space.neighbour(draw.mutated, np.random.default_rng(draw.seed))
         if trace is None:
             return None
-        if encode_trace(trace) in self.keys:  # Before the work: its decisions are all made.
+        if encode_trace(trace) in self.keys:  # All decisions are made, so the key is known before the trace is applied.
             return KNOWN
         return self.space.applied(trace, draw.seed)
 
     def _scores(self, built: list[Built]) -> list[float]:
-        """Predicted from the packed features, which is what the model is trained on."""
+        """Scores, predicted from the packed features that the cost model is trained on; random without a cost model."""
         if self.model is not None and built:
             try:
                 return [float(s) for s in self.model.predict([unpack_features(b.features) for b in built])]
@@ -319,10 +322,11 @@ class _Round:
         return [float(s) for s in self.rng.random(len(built))]
 
     def _choose(self) -> list[Proposal]:
-        """The best predicted, then the random share, none of them seen before; deterministic for equal scores.
+        """The candidates with the best predicted scores, then the random share; none was issued before.
 
-        Of a task without any result the leads come before, and the random share is what they leave: a model that learnt
-        from other tasks is no reason not to look at each sketch of this one.
+        Ties of scores are broken by key, so the choice is deterministic. For a task without any result the analytic seeds
+        come before the predicted ones, and random points take what is left: a cost model that was trained on other tasks
+        should not keep the search from trying every sketch of this one.
         """
         n = self.request.n
         guided, fresh = self.model is not None, not self.request.measured
@@ -330,14 +334,14 @@ class _Round:
         scores = {built.key: score for score, built in self.found}
         ranked = sorted(self.found, key=lambda item: (-item[0], item[1].key))
         explored = self.explored if fresh else [self.explored[i] for i in rng.permutation(len(self.explored))]
-        led, drawn = ([(scores[built.key], built) for built in queue] for queue in (self.led, explored))
-        share = max(1, round((1 - LEADS_SHARE if fresh else EPSILON) * n)) if guided and n > 1 else 0
+        seeded, drawn = ([(scores[built.key], built) for built in queue] for queue in (self.seeded, explored))
+        share = max(1, round((1 - ANALYTIC_SHARE if fresh else EPSILON) * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
         ties: Counter[float] = Counter()
         given = [item for item in ranked if item[1].key in self.transferred]
         for limit, queue, max_ties in (
             (n, given, n),
-            (n - share if fresh else 0, led, n),
+            (n - share if fresh else 0, seeded, n),
             (n - share, ranked, MAX_TIES if guided else n),
             (n, drawn, n),
             (n, ranked, n),
@@ -367,7 +371,7 @@ class _Round:
 
 
 def _load_model(data: bytes | None) -> CostModel | None:
-    """Advisory: a lost or poisoned model slows the search and changes no answer."""
+    """The cost model is advisory: without it, or with a bad one, the search is slower and no result is wrong."""
     if data is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Families of candidates: those of one sketch, which differ only in decisions."""
+"""Families of candidates: a family is the candidates of one sketch, which differ only in decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pitchpipe.wire.ids import canonical_json
 from tuner.schedule.trace import apply_trace, encode_trace, without_postproc
 
 REMEMBERED = 512
-"""Measured traces: the next search of a task is shown nearly the same ones. Each is 2 to 60 KiB."""
+"""Measured traces kept in memory, of 2 to 60 KiB each: the next search of a task gets nearly the same ones."""
 
 
 def family_of(trace: str) -> str:
@@ -22,20 +22,20 @@ def family_of(trace: str) -> str:
 
 @lru_cache(maxsize=REMEMBERED)
 def identified(trace: str) -> tuple[str, str]:
-    """(key, family) of a measured trace; the key is what is recognised when the candidate is met again."""
+    """(key, family) of a measured trace; by its key the candidate is recognised when it is drawn again."""
     key = without_postproc(trace)
     return key, family_of(key)
 
 
 @lru_cache(maxsize=64)
 def families_of(space: Any) -> list[str]:
-    """Of the sketches of a design space, in their order."""
+    """The families of the sketches of a design space, in their order."""
     return [family_of(encode_trace(schedule.trace.simplified(True))) for schedule in space.schedules]
 
 
 @lru_cache(maxsize=REMEMBERED)
 def parent_of(space: Any, key: str) -> Any:
-    """The trace of a measured candidate, to mutate; None where it does not apply."""
+    """The trace of a measured candidate, as a parent for mutations; None where it does not apply."""
     try:
         return apply_trace(space.mod, key).trace.simplified(True)
     except InvalidTrace:

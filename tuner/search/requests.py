@@ -1,4 +1,4 @@
-"""What a search and the training of a cost model are asked, and what they answer: plain values, no compiler."""
+"""Requests and results of a search, and of the training of a cost model: plain values, without a compiler."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ class ProposeRequest:
     workload: Workload
     target: Target
     measured: tuple[tuple[str, float | None], ...]
-    """(trace, median seconds; None for a failure) of what was measured before."""
+    """(trace, median seconds) of measured candidates; None in place of the seconds for a failure."""
     seen: frozenset[str]
     """Digests of all candidates ever issued for the workload and target; none of them is proposed again."""
     model: bytes | None
     """A serialised cost model, or None: scores are then random."""
     n: int
+    """Candidates wanted."""
     seed: int
     donors: tuple[Donor, ...] = ()
-    """What becomes of them is proposed before anything else ..."""
+    """Schedules of other workloads, which are re-fitted and proposed before anything else ..."""
     donors_only: bool = False
     """... and nothing else is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A candidate with the features the cost model will learn from."""
+    """A candidate with the features on which the cost model will be trained."""
 
     candidate: Candidate
     features: bytes | None
     source: str | None = None
-    """Digest of the workload whose trace was re-fitted, of a candidate that was."""
+    """Of a re-fitted candidate: digest of the workload whose trace it was. None for any other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One measured candidate, as the cost model sees it."""
+    """One measured candidate: a sample for the training of the cost model."""
 
     workload: str
     features: bytes

@@ -1,18 +1,19 @@
 """Schedules from elsewhere: the trace of one workload re-fitted to another of the same operator.
 
-A trace is not edited. The workload that wants a schedule has a design space of its own, whose sketches fit it by
-construction: its stages, its epilogue, register tiles that divide its extents. So re-fitting is two questions:
+The trace is not edited. The workload that needs a schedule has a design space of its own, whose sketches fit its stages,
+its epilogue and its extents by construction. So re-fitting answers two questions:
 
-1. Which sketch makes the same moves? Both are read as sequences of moves (kinds of instructions, without names of blocks
-   and variables) and aligned; what differs in one epilogue and the other falls out of the alignment. Among sketches that
-   make the same moves the one is taken that makes them on the same loops, with the nearest constants (register tiles).
-2. Which decisions are nearest? A tile keeps its inner factors (vectors, registers) as nearly as the new extent's divisors
-   allow, and the outermost takes the rest; a choice keeps its value, or takes the nearest offered; a place of computation
-   is kept where it is one, else drawn from a fixed seed, as is what has no counterpart.
+1. Which sketch is most similar to the trace? Both are read as sequences of moves (kinds of instructions, without names of
+   blocks and variables) and aligned; moves that belong to one epilogue only have no counterpart. Among sketches with the
+   same moves, that one is nearest which makes them on the same loops, with the nearest constants (register tiles).
+2. Which decisions are nearest to those of the trace? A tile keeps its inner factors (vectors, registers) as nearly as the
+   divisors of the new extent allow, and the outermost factor takes the rest. A categorical choice keeps its value, or takes
+   the nearest that is offered. A compute location is kept where it is valid. Any other decision, and one without a
+   counterpart, is drawn from a fixed seed.
 
-The result is a candidate like any other: nobody believes it before it was built, checked and measured.
+The result is a candidate like any other, which has to be built, checked and measured.
 
-`nearest` says whose traces to try first. It needs no compiler.
+`nearest` chooses the workloads whose traces are tried first. It needs no compiler.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from pitchpipe.wire.task import Signature
 from tuner.schedule.trace import REWRITE, encode_trace, without_postproc
 
 LEAST_ALIKE = 0.5
-"""Share of the moves that a trace and a sketch must have in common: with fewer, decisions have no counterparts. Another
-shape leaves 0.8 to 1, another epilogue as little as 0.6, another algorithm 0.2 to 0.4."""
+"""Share of the moves that a trace and a sketch must have in common, so that decisions have counterparts. Traces of another
+shape have 0.8 to 1 in common, of another epilogue at least 0.6, of another algorithm 0.2 to 0.4."""
 SKETCHES_TRIED = 3
-"""The nearest may be refused: for its code size, or by a limit of a GPU."""
+"""Sketches tried, as the nearest may be refused for the size of its code or by a limit of a GPU."""
 MOVES_COUNT = 6.0
-"""What the shares of moves that differ, or are made on other loops, count for beside the constants, whose distance is in
-doublings."""
+"""Weight of the share of moves that differ, or are made on other loops, in a distance whose other part is that of constants
+in doublings."""
 OTHER_EPILOGUE = 0.25
-"""Distance, in doublings of an extent, that other operators before or after the anchor count for."""
+"""What other operators before or after the anchor add to a distance, in doublings of an extent."""
 NO_BOUND = 0.5
-"""Share of its bound that a schedule is taken to reach while that is not known."""
+"""Share of its bound that a schedule is assumed to reach where that is not known."""
 DRAWN_SEED = 1
 
 
-# -- whose
+# -- which workloads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,15 @@ class Known:
     signature: Signature
     trace: str
     bound_share: float | None
-    """The least time it can take over that of the schedule."""
+    """The bound of its time, divided by the time of the schedule; None where no bound is known."""
 
 
 def nearest(signature: Signature, known: Sequence[Known], n: int) -> list[Known]:
-    """The `n` nearest of those with the same anchor and type of elements: by the extents of its loops, the same operators
-    around it first; then by how near they are to their bound. The order does not depend on that of `known`."""
+    """The `n` nearest workloads with the same anchor and element type, whatever the order of `known`.
+
+    They are ordered by the extents of the anchor's loops and by whether the operators around it are the same, then by how
+    near their schedules are to their bounds.
+    """
     same = [one for one in known if _kind(one.signature) == _kind(signature)]
     return sorted(
         same,
@@ -72,7 +76,7 @@ def _kind(signature: Signature) -> tuple[str, list[str]]:
 
 
 def _distance(one: Signature, other: Signature) -> float:
-    """In doublings, summed over the anchor's loops."""
+    """The distance of two workloads in doublings of extents, summed over the anchor's loops."""
     doublings = sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(one.extents, other.extents, strict=True))
     return doublings + (OTHER_EPILOGUE if one.operators != other.operators else 0.0)
 
@@ -81,10 +85,11 @@ def _distance(one: Signature, other: Signature) -> float:
 
 
 def refitted(space: Any, trace: str) -> Iterator[Any]:
-    """A trace of another workload as schedules of this space, of the nearest sketches, the nearest first; none where no
-    sketch is alike.
+    """The schedules that re-fitting a trace gives, before postprocessing, from the nearest sketch on; none where no sketch
+    is similar enough.
 
-    The trace is canonical (decode_trace). The schedules are not postprocessed yet: one may break a rule of the target.
+    `space` is the design space of the workload that gets the schedule; `trace` is canonical (decode_trace). A schedule may
+    still break a rule of the target.
     """
     source = _Moves.read(without_postproc(trace))
     alike: list[tuple[float, int, dict[int, int]]] = []
@@ -100,13 +105,13 @@ def refitted(space: Any, trace: str) -> Iterator[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Moves:
-    """A trace read as moves."""
+    """A trace, read as a sequence of moves."""
 
     instructions: list[Any]
     tokens: list[str]
     decisions: dict[int, Any]
-    made: dict[str, tuple[int, int]]
-    """Variable -> (instruction that gives it, place among what that gives)."""
+    definitions: dict[str, tuple[int, int]]
+    """Variable -> (the instruction that defines it, its position among the results of that instruction)."""
 
     @classmethod
     def read(cls, text: str) -> _Moves:
@@ -115,17 +120,17 @@ class _Moves:
             instructions=instructions,
             tokens=[_token(i) for i in instructions],
             decisions=dict(decisions),
-            made={name: (at, i) for at, one in enumerate(instructions) for i, name in enumerate(one[3])},
+            definitions={name: (at, i) for at, one in enumerate(instructions) for i, name in enumerate(one[3])},
         )
 
     def inputs(self, at: int) -> list[Any]:
-        """What an instruction takes: variables as where they come from, of other values those that can be compared."""
+        """The inputs of an instruction, with the place of definition for each variable."""
         taken = [part for item in self.instructions[at][1] for part in (item if isinstance(item, list) else [item])]
-        return [self.made.get(item) if isinstance(item, str) else item for item in taken]
+        return [self.definitions.get(item) if isinstance(item, str) else item for item in taken]
 
 
 def _token(instruction: Sequence[Any]) -> str:
-    """What an instruction does, without what it does it to."""
+    """The kind of an instruction, without the blocks and variables that it acts on."""
     kind, inputs, attributes, _ = instruction
     if kind in ("Annotate", "Unannotate"):
         return f"{kind} {attributes[0]} {inputs[1] if attributes[0] == REWRITE else ''}"
@@ -135,8 +140,8 @@ def _token(instruction: Sequence[Any]) -> str:
 
 
 def _alike(source: _Moves, sketch: _Moves) -> tuple[float, dict[int, int]] | None:
-    """(distance, sketch instruction -> source instruction that makes the same move); None for too few of them."""
-    # Names of blocks and loops being left out, long runs repeat: the matcher must not call them junk.
+    """(distance, sketch instruction -> source instruction of the same move); None where too few moves are the same."""
+    # Without names of blocks and loops most tokens are frequent; autojunk would ignore frequent ones.
     matcher = SequenceMatcher(None, sketch.tokens, source.tokens, autojunk=False)
     alike = matcher.ratio()
     if alike < LEAST_ALIKE:
@@ -156,15 +161,15 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(kw_only=True)
 class _Decider:
-    """Answers a sketch's sampling instructions while it is applied, in their order."""
+    """Decides a sketch's sampling instructions, in their order, while the sketch is applied."""
 
     source: _Moves
     counterparts: dict[int, int]
     at: int = -1
-    """The instruction asked about last."""
+    """The index of the instruction that was decided last."""
 
     def deciding(self, schedule: Any) -> Callable[..., Any]:
-        """TVM's decision provider for the schedule that the sketch is applied to; it is asked once per instruction."""
+        """TVM's decision provider for the schedule that the sketch is applied to; TVM calls it once per instruction."""
 
         def decision(instruction: Any, inputs: Sequence[Any], attributes: Sequence[Any], _drawn: Any) -> Any:
             self.at += 1
@@ -184,9 +189,9 @@ class _Decider:
 
 
 def refit_tile(factors: Sequence[int], extent: int, max_innermost: int) -> list[int]:
-    """Factors of another extent, the inner ones kept as nearly as its divisors allow; the outermost takes the rest.
+    """Factors of another extent: inner ones as near to `factors` as its divisors allow; the outermost takes the rest.
 
-    The innermost stays at most `max_innermost` where that is positive.
+    The innermost factor is at most `max_innermost`, where that is positive.
     """
     kept: list[int] = []
     left = extent
@@ -199,5 +204,5 @@ def refit_tile(factors: Sequence[int], extent: int, max_innermost: int) -> list[
 
 
 def nearest_choice(value: int, offered: Sequence[int]) -> int:
-    """Index of the offered value that is nearest by ratio, the value itself if it is there."""
+    """Index of the offered value whose ratio to `value` is nearest to one."""
     return min(range(len(offered)), key=lambda i: (abs(math.log2((offered[i] + 1) / (value + 1))), i))

@@ -19,7 +19,7 @@ from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
 from tuner.space.refusals import tell_refused
-from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
+from tuner.space.rowwise import find_chain, schedule_chain, worth_parallelizing
 from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 
@@ -78,7 +78,7 @@ def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | No
         if not tiled_sketches(mod, target, most=1):
             return None
         space = space_of(workload, target)  # For its postprocessors; the search of the task needs it too.
-        schedule = space.candidate(space.leads[0], seed=1)
+        schedule = space.candidate(space.analytic_seeds[0], seed=1)
         if schedule is None:
             return None
         trace = encode_trace(schedule.trace)
@@ -131,7 +131,7 @@ def _spread(schedule: Any, block: Any, target: Target) -> None:
     if len(order := [*spatial, *reductions, *inner]) > 1:
         schedule.reorder(*order)
     outer = _tasks(schedule, spatial, target)
-    if worth_waking(steps, unit):
+    if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     if lanes > 1:
         schedule.vectorize(inner[0])
@@ -171,7 +171,7 @@ def _transpose(schedule: Any, spatial: list[Any], turned: int, target: Target, u
     along, column = schedule.split(spatial[-1], factors=[None, _side(schedule, spatial[-1], unit)])
     schedule.reorder(*others, across, along, column, row)
     outer = _tasks(schedule, [*others, across, along], target)
-    if worth_waking(steps, unit):
+    if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     schedule.vectorize(row)
 

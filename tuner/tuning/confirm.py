@@ -2,9 +2,10 @@
 
 A candidate is served only if the interval of its median lies below that of the untuned baseline by at least
 WORTHWHILE, both timed interleaved in one run, each in several fresh processes; among those the lowest median wins.
-Otherwise the baseline is served (never slower). How often that errs is said where the interval is made
-(tuner/measure/timing.py, run_interval) and measured by benchmarks/false_wins.py: a baseline dueling itself. A baseline that
-runs out of time is slower than what does not: all have the same limit, and none is asked for fewer calls than it.
+Otherwise the baseline is served (never slower). How often this verdict is wrong is stated where the interval is computed
+(tuner/measure/timing.py, run_interval), and measured by benchmarks/false_wins.py, which compares a baseline with itself. A
+baseline that times out is slower than any candidate that does not: all have the same limit, and no candidate makes fewer
+calls than the baseline.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tuner.measure.drift import drifted
 from tuner.measure.timing import later_interval, run_interval
 
 WORTHWHILE = 0.02
-"""Share of the baseline's time that a candidate must save for certain. Less is not worth another schedule, and is what
-is left of a false win when both sides happen to get processes of one kind each."""
+"""Share of the baseline's time that the intervals must show a candidate to save. Less is not worth another schedule, and a
+difference as small may be one between the processes that the two were timed in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +31,28 @@ class MeasuredBatch:
     """A batch whose candidates have all ended. Its results are in the record store already."""
 
     task: int
-    """Its place in the job's list of tasks."""
+    """The index of its task among those of the job."""
     purpose: Purpose
     candidates: tuple[Candidate, ...]
     results: tuple[Measurement, ...]
-    """In the order of the candidates, as are `records`; a candidate that was cancelled is in none of the three."""
+    """One for each candidate, in the same order, as in `records`. Cancelled candidates are in none of the three."""
     records: tuple[str, ...]
-    """Record ids."""
+    """Ids of the tuning records."""
     whole: bool
-    """All of it was measured under one lease, so its times may be compared as one interleaved run."""
+    """Whether all of it was measured under one lease, so that its times are those of one interleaved run."""
     device_class: str | None
     """Of the device that measured the first timed candidate; None when nothing was timed."""
     toolchain: str | None
-    """The toolchain's line, likewise."""
+    """The toolchain of that measurement, as one line; None when nothing was timed."""
     driver: str | None = None
-    """Of that device; None where nobody told."""
+    """The driver of that device; None where it is not known."""
 
 
 def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
     """The verdict on a confirming batch that holds `task.baseline`.
 
-    None when the run decides nothing: the baseline failed (but not by running out of time while another did not), or the
-    times come from more than one lease.
+    None when the run decides nothing: the times come from more than one lease, or the baseline failed (other than by a
+    timeout where a candidate had none).
     """
     if not batch.whole or batch.device_class is None or batch.toolchain is None:
         return None
@@ -85,11 +86,11 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
 
 
 def undecided(task: Task, batch: MeasuredBatch, best: Best | None) -> bool:
-    """Whether the same run, made again, may end better than with this verdict.
+    """Whether the confirming run should be repeated, because another run may end with a better verdict.
 
-    It may where its times come from more than one lease, and where a load kept from winning what might have won: it takes
-    the cores from one timing in two, which leaves no interval clear of the baseline's, and ends what waits too long. What
-    won all the same has won, unless it was that load that ended the baseline.
+    That is so where the times come from more than one lease, and where other load on the device may have kept a candidate
+    from winning: load disturbs some timings, so that no interval lies clear of the baseline's, and lets candidates time out.
+    A candidate that won in spite of load has won, unless the baseline timed out under that load.
     """
     if not batch.whole:
         return True
@@ -119,5 +120,5 @@ def _result_of(trace: str, batch: MeasuredBatch) -> Measurement | None:
 
 
 def _interval(timed: Timed) -> tuple[float, float]:
-    """Of its run, by the samples: a worker of an older version counts no processes."""
+    """Of its median, over samples and processes. Workers of older versions report no processes: it is one then."""
     return run_interval(timed.run_secs, timed.rule.processes if timed.rule is not None else 1)

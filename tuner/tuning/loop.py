@@ -1,8 +1,8 @@
-"""The tuning loop of one job, over three protocols: what measures, what remembers, what predicts.
+"""The tuning loop of one job, over three protocols: the measurer, the record store and the cost model's predictor.
 
-Driven by `step()`, which never blocks: searches run in an executor, measurements on workers, and a step moves whatever has
-finished to where it goes next. Several batches are in flight as long as the measurer can take them. Nothing is kept here
-that cannot be rebuilt from the record store and the measurer, so a coordinator that dies loses no work.
+It is driven by `step()`, which never blocks: searches run in an executor and measurements on workers, and a step passes
+finished ones on. Batches are started as long as the measurer has capacity. All state of the loop can be rebuilt from the
+record store and the measurer, so that no work is lost when a coordinator dies.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from tuner.tuning.replay import ReplayStage
 log = structlog.get_logger("pitchpipe.loop")
 
 MEASURED_SHOWN = 256
-"""Measured candidates given to a search: the fastest of them; older and slower ones teach it through the cost model."""
+"""Measured candidates given to a search: the fastest ones. The others influence it through the cost model only."""
 CONFIRMED = 3
-"""Candidates that meet the baseline in the confirming run."""
+"""Measured candidates that are timed beside the baseline in the confirming run."""
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
-"""Confirming runs of a task; the last one's verdict stands. Workers may keep dying in them, a device may stay busy."""
+"""Confirming runs of a task, at most; the last one's verdict stands. Workers may keep dying, or the device stay busy."""
 MAX_SEARCH_CRASHES = 3
-"""A task whose search crashed this often in a row gets no more batches. A job none of whose searches gave an answer fails
-when so many children died or were killed of them ..."""
+"""A task whose search crashed this often in a row gets no more batches. A job without any successful search fails when this
+many children have died or were killed in searches ..."""
 MAX_SEARCH_DEATHS = 10
-"""... and any job when so many did."""
+"""... and any other job when this many have."""
 
 
 class Measurer(Protocol):
-    """Where candidates go to be measured. One thread calls it."""
+    """Queues candidates for measurement and collects the results. One thread calls it."""
 
     def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
         """Queues a batch durably; returns how many candidates were new. Zero queues nothing."""
@@ -54,32 +54,32 @@ class Measurer(Protocol):
     def collect(self) -> list[MeasuredBatch]:
         """Batches that ended since the last call, each exactly once; never blocks."""
 
-    def hungry(self, waiting: int) -> bool:
-        """Whether another batch should be prepared, when `waiting` are being searched for."""
+    def has_capacity(self, waiting: int) -> bool:
+        """Whether another batch should be started, when `waiting` batches are being searched for."""
 
 
 class Predictor(Protocol):
-    """The newest cost model. Advisory: without one the search goes on at random."""
+    """Provides the newest cost model. It is advisory: without one the search goes on at random."""
 
     def latest(self) -> bytes | None:
         """Serialised model, or None."""
 
     def observe(self, measured: int) -> None:
-        """Tells that results arrived, so that a refit may start. Never blocks."""
+        """Tells that `measured` results have arrived, so that a new training may start. Never blocks."""
 
 
 class Replays(Protocol):
-    """What was found under other circumstances than those of the job's workers."""
+    """Schedules that were found under other circumstances than those of the job's workers."""
 
     def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:
-        """At most `n` candidates of it that were never measured here: what was served first, then the fastest."""
+        """At most `n` of the task's candidates that were not measured here: what was served first, then the fastest."""
 
     def confirmed(self, task: int, best: Best | None) -> bool:
-        """Takes the verdict on what was replayed (None: there is none); whether the task needs no search after it."""
+        """Records the verdict on the replay (None: it decided nothing). Whether the task then needs no search."""
 
 
 class NoReplays:
-    """Everything was found here."""
+    """For a job without schedules from other circumstances."""
 
     def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:  # noqa: ARG002
         """None."""
@@ -100,8 +100,9 @@ class _Search:
 class TuningLoop:
     """Spends a job's budget on its tuned tasks, then confirms every task that is not reused.
 
-    A task that has candidates from other circumstances is not searched at once: the best of them are its first batch, and
-    are confirmed as soon as they are back. Where the verdict is as good as the earlier one was, that is all.
+    A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
+    confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
+    one.
     """
 
     def __init__(
@@ -123,10 +124,12 @@ class TuningLoop:
         replaying: Mapping[int, ReplayStage] | None = None,
         replay_only: bool = False,
     ) -> None:
-        """`donors` tells whose schedules a task's first search begins with; with `donors_only` it is its last too.
+        """Starts nothing yet; `step` does.
 
-        `replaying` names the tasks that are to be replayed, and how far that has come; with `replay_only` no task is
-        searched.
+        donors: the schedules of other workloads with which a task's first search begins.
+        donors_only: whether that search proposes nothing else.
+        replaying: the tasks that are replayed, and the stage of each.
+        replay_only: whether no task is searched.
         """
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
         # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
@@ -139,7 +142,7 @@ class TuningLoop:
         self._crashes = [0] * len(tasks)
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
-        # The confirming run of a replay is not the task's last one: a search may follow.
+        # After the confirming run of a replay a search may follow, with a confirming run of its own.
         last = confirming - self._replaying.keys()
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
         self._confirming = set(confirming)
@@ -149,7 +152,7 @@ class TuningLoop:
                 ledger.tasks[index].exhausted = True
 
     def step(self, elapsed_secs: float) -> bool:
-        """Moves everything that can move; True when the job is complete. Raises what its searches keep dying of."""
+        """Passes on everything that has finished; True when the job is complete. Raises what searches keep dying of."""
         for batch in self.measurer.collect():
             if batch.purpose.charged:
                 if self._replaying.get(batch.task) is ReplayStage.MEASURING:
@@ -165,7 +168,7 @@ class TuningLoop:
             if stage is ReplayStage.MEASURED:
                 self._replaying[index] = ReplayStage.CONFIRMING
                 self._confirm(index)
-        while self.measurer.hungry(len(self._searches)) and self._begin(elapsed_secs):
+        while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
         if not self.ledger.finished(elapsed_secs):
             return False
@@ -174,7 +177,7 @@ class TuningLoop:
         return not self._confirming
 
     def _begin(self, elapsed_secs: float) -> bool:
-        """Begins the next batch, what is to be replayed before what is to be searched for; False when nothing is due."""
+        """Begins the next batch, replays before searches; False when none is due."""
         due = [index for index, stage in self._replaying.items() if stage is ReplayStage.DUE]
         if due:
             self._replay(max(due, key=lambda i: self.tasks[i].weight * self.tasks[i].flops), elapsed_secs)
@@ -185,7 +188,7 @@ class TuningLoop:
         return True
 
     def _replay(self, index: int, elapsed_secs: float) -> None:
-        """The task's first batch; one that has nothing to replay, or no budget for it, goes on as any other."""
+        """Begins the task's replay; without candidates or budget for it, the task is searched like any other."""
         if queued := self._submit_unreplayed(index, int(min(REPLAYED, self.ledger.left(elapsed_secs)))):
             self._replaying[index] = ReplayStage.MEASURING
             self.ledger.reserve(index, queued)
@@ -207,7 +210,7 @@ class TuningLoop:
             self._to_confirm.remove(index)
 
     def _confirmed(self, batch: MeasuredBatch) -> None:
-        """Hands the verdict on; a run that decided nothing is repeated."""
+        """Passes on the verdict of a confirming run; a run that decided nothing is repeated."""
         task = self.tasks[batch.task]
         best = choose_best(task, batch)
         self._confirming.discard(batch.task)
@@ -225,7 +228,7 @@ class TuningLoop:
         return bool(self._to_confirm)
 
     def abandon(self) -> None:
-        """Takes back the searches that have not started. The loop is of no use after that."""
+        """Cancels the searches that have not started. The loop must not be used after that."""
         for search in self._searches:
             search.future.cancel()
 
@@ -256,13 +259,13 @@ class TuningLoop:
                 raise
             log.warning("search failed", task=self.tasks[search.task].name, error=f"{type(error).__name__}: {error}")
             self.ledger.searched(search.task, search.reserved, 0)
-            # One that took all the time it may have takes it again.
+            # A search that ran into its time limit would do so again.
             ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES or isinstance(error, StepTimeout)
             return
         self._answered = True
         self._crashes[search.task] = 0
         queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
-        # Nothing new is left to propose, but what was found elsewhere and not replayed yet is new here.
+        # The search has nothing new, but candidates from other circumstances may be left that were not replayed yet.
         queued = queued or self._submit_unreplayed(search.task, search.reserved)
         self.ledger.searched(search.task, search.reserved, queued)
         if queued == 0:

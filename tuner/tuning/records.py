@@ -1,4 +1,4 @@
-"""Tuning records: the store every part sees, an in-memory one, and the export to MetaSchedule's files.
+"""Tuning records: the interface of their store, a store in memory, and the export to MetaSchedule's files.
 
 Importing this module needs no compiler.
 """
@@ -32,13 +32,13 @@ class RecordStore(Protocol):
     """Where tuning records and served bests are kept.
 
     Contract. A key is (workload digest, target): a store never answers for another target, and two targets are the same
-    exactly when their `key` is. What `add` and `set_best` accepted is durable when they return, as far as the store is
-    durable at all, and visible to every later call. `add` is idempotent by record id: a record that is there already
-    changes nothing. Any thread may call; answers are immutable. Errors are PitchpipeError.
+    exactly when their `key` is. When `add` and `set_best` return, what they were given is visible to every later call, and
+    durable where the store is. `add` is idempotent by record id: a record that is stored already changes nothing. Any thread
+    may call; answers are immutable. Errors are PitchpipeError.
     """
 
     def add(self, records: Sequence[TuningRecord]) -> None:
-        """Keeps the records, all or none."""
+        """Stores all of the records, or none of them when it raises."""
 
     def for_task(self, workload: str, target: Target) -> list[TuningRecord]:
         """Every record of the key, failures included, in the order they were added."""
@@ -46,21 +46,21 @@ class RecordStore(Protocol):
     def fastest(self, workload: str, target: Target, n: int) -> tuple[tuple[str, float | None], ...]:
         """(trace, least median seconds) of the `n` fastest candidates of the key, each once, fastest first.
 
-        While room is left, those follow that never had a time (None), in the order they were added.
+        Candidates that were never timed (None) follow where fewer than `n` were, in the order they were added.
         """
 
     def best(self, workload: str, target: Target) -> Best | None:
-        """What is served for the key."""
+        """The best that is served for the key; None where there is none."""
 
     def set_best(self, workload: str, target: Target, best: Best) -> None:
-        """Replaces what is served for the key."""
+        """Replaces the best that is served for the key."""
 
     def seen(self, workload: str, target: Target) -> frozenset[str]:
         """Digests of all candidates of the key that need not be measured again."""
 
 
 class InMemoryRecordStore:
-    """A RecordStore that lasts as long as its process: for tests, and for tuning without a database."""
+    """A RecordStore in memory, for tests and for tuning without a database."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class InMemoryRecordStore:
 
 
 def export_metaschedule(entries: Sequence[tuple[Workload, str, float]], target: Target, folder: Path) -> int:
-    """Writes (workload, trace, seconds) as the pair of files that stock TVM applies; see
+    """Writes (workload, trace, seconds) as the pair of files that stock TVM reads; see
     tuner/ingest/metaschedule_files.py."""
     from tuner.ingest import metaschedule_files as exchange
 

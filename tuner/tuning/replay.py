@@ -1,7 +1,7 @@
 """Whether what earlier jobs found under other circumstances (toolchain, driver, device class) still holds under these.
 
-The fastest few of it are a task's first batch; a confirming run right after that has the word. If the verdict is as good as
-the earlier one was, the effort that was spent then counts as spent now, and the task is not searched again.
+The fastest schedules from other circumstances are a task's first batch, which a confirming run follows at once. If its
+verdict is as good as the earlier one, the effort of the earlier job counts for this one, and the task is not searched.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from one day to another (benchmarks/agreement.py); a search is not worth its cos
 
 
 class ReplayStage(StrEnum):
-    """How far the replay of a task has come: due -> measuring -> measured -> confirming, and then it is none."""
+    """The stage of a task's replay: due -> measuring -> measured -> confirming; after that the replay is over."""
 
     DUE = "due"
     MEASURING = "measuring"
-    """Its batch is out."""
+    """Its batch is being measured."""
     MEASURED = "measured"
-    """... and came back; the confirming run is next."""
+    """Its batch has ended; the confirming run is next."""
     CONFIRMING = "confirming"
 
 
 def outcome(task: Task, earlier: Best | None, best: Best | None, failures: Iterable[FailureKind | None]) -> Replay:
-    """What became of what was found earlier. `earlier` was served then, `best` is the confirming run's verdict (None: it
-    came to none), `failures` tell how the replayed candidates ended (None: with a time)."""
+    """The outcome of a task's replay.
+
+    earlier: what was served under the other circumstances.
+    best: the verdict of the confirming run; None where it decided nothing.
+    failures: how each of the replayed candidates failed; None for one that was timed.
+    """
     ended = list(failures)
     if best is None:
         return Replay.UNDECIDED
@@ -44,12 +48,12 @@ def outcome(task: Task, earlier: Best | None, best: Best | None, failures: Itera
 
 
 def still_holds(earlier: Best | None, best: Best | None, failures: Iterable[FailureKind | None]) -> bool:
-    """Whether the verdict is as good as the earlier one, so that what was spent on that counts as spent on this.
+    """Whether the verdict is as good as the earlier one, so that the effort spent on that counts for this one.
 
-    It is where the winner keeps KEEPS of the earlier speed-up over the baseline, or on the same device class of the earlier
-    speed (the baseline itself may have become faster); or where the baseline had won then and nothing has become worse. It
-    never is after a candidate that had passed its check computed something else: then code is made differently now, and
-    what the search had rejected for that, or never tried, may be the best.
+    It is as good where the winner keeps the share KEEPS of the earlier speed-up over the baseline; on the same device class
+    also where it keeps that share of the earlier speed, as the baseline may have become faster; and where the baseline had
+    won earlier. It is never as good when a candidate that had passed its check now gives wrong output: then the generated
+    code has changed, and a schedule that the earlier search had rejected or not tried may be the best now.
     """
     if earlier is None or best is None or FailureKind.WRONG_OUTPUT in failures:
         return False

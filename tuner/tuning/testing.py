@@ -125,7 +125,7 @@ class MemoryMeasurer:
         ended, self.queued = self.queued, []
         return ended
 
-    def hungry(self, waiting: int) -> bool:
+    def has_capacity(self, waiting: int) -> bool:
         """True while fewer than `ahead` batches are searched for or measured."""
         return len(self.queued) + waiting < self.ahead
 

@@ -1,8 +1,9 @@
-"""The least time a task can take on a device: the roofline of the device over the least work of the task.
+"""The lower bound of a task's time on a device: the least work of the task at the device's roofline.
 
-T >= F / peak            F: FLOPs that no schedule does without
-T >= (B - C(l)) / b(l)   B: bytes read or written once; C(l): what all levels of the memory nearer than l hold
-                         together; b(l): bandwidth of level l. Of B at most C(l) can be there from the run before
+T >= F / peak            F: FLOPs that every schedule has to do; peak: the device's FLOP/s
+T >= (B - C(l)) / b(l)   B: bytes of all inputs and outputs, each moved once; b(l): bandwidth of memory level l;
+                         C(l): capacity of all levels nearer than l together. At most C(l) of the B bytes can still be in
+                         those levels from the run before; the others come through level l
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pitchpipe.wire.task import Task
 
 
 def bound_secs(task: Task, rooflines: Sequence[Roofline | None]) -> float | None:
-    """On the fastest of the devices that may run the task; None if nothing is known that bounds it.
+    """The bound, in seconds, on the fastest of the devices that may run the task; None if no bound is known.
 
-    One device without a roofline makes the whole unknown, and so does a roofline that was measured with fewer threads
-    than the task may use.
+    rooflines: those of the devices, None for a device that was not measured. A device without a roofline, or with one that
+    was measured with fewer threads than the task may use, might be the fastest one: then no bound is known.
     """
     threads = task.target.num_cores or 1
     known = [roofline for roofline in rooflines if roofline is not None and roofline.threads >= threads]

@@ -1,7 +1,7 @@
-"""What every schedule of a workload has to do: the least FLOPs and bytes, for bounds of its time that cannot be passed.
+"""Compulsory work of a workload: the FLOPs and bytes that no schedule does without, for a lower bound of its time.
 
 A block computes its result for each point of its axes v, of extents e(v); an index is linear if it is a sum of c(v) * v and
-a constant. Where a program is not that plain, both counts err on the low side.
+a constant. Where a program is not that simple, both counts are too low rather than too high.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tuner.schedule.recurrence import find_recurrence
 from tuner.tvm_compat import ir, tirx, tvm, tvm_ffi, uses
 
 WINOGRAD_TAPS = 3
-"""Taps of the windows, per axis, that a design space computes by Winograd's algorithm."""
+"""Taps per axis of the windows that a design space computes by Winograd's algorithm."""
 WINOGRAD_TILE = 4
-"""Most outputs per axis of one of its tiles: with more, float32 loses too many digits."""
+"""Outputs per axis of one of its tiles, at most: with more, float32 loses too many digits."""
 _OPERATORS = {
     tirx.And: np.logical_and,
     tirx.Or: np.logical_or,
@@ -37,10 +37,10 @@ _OPERATORS = {
 
 
 def compulsory_bytes(function: Any) -> float:
-    """Bytes of every parameter that are read or written, each once, whatever the order of the loops and the caches.
+    """Bytes of the parameters that every schedule reads or writes, each counted once.
 
-    That is all of them but for what strided windows leave out: a 1x1 convolution of stride 2 reads a quarter of its
-    input, also if a copy or a padding lies in between.
+    These are all bytes except those that strided windows skip: a 1x1 convolution of stride 2 reads a quarter of its input,
+    also through a copy or a padding.
     """
     if find_recurrence(function) is not None:
         return float(sum(_elements(param) * _item_bytes(param) for param in function.params))
@@ -50,17 +50,17 @@ def compulsory_bytes(function: Any) -> float:
     for block in reversed(blocks):
         wanted = max((needed.get(region.source, 0) for region in block.writes), default=0)
         for region in block.reads:
-            # Of several readers the greediest: they may read the same elements.
+            # Of several readers the one that reads most counts: they may read the same elements.
             needed[region.source] = max(needed.get(region.source, 0), _touched(block, region, wanted))
     return float(sum(needed.get(param, 0) * _item_bytes(param) for param in function.params))
 
 
 def least_flops(function: Any) -> float:
-    """FLOPs of the reductions alone, a multiply-add as two; 0 where nothing is certain.
+    """FLOPs of the reductions, with a multiply-add as two; 0 where no number is certain.
 
-    What is computed per element besides may be hoisted out of loops by the compiler. Multiplications with the zeros of
-    a padding are left out, and Winograd's saving is taken off. Only for float32 and float64: shorter numbers may have
-    faster instructions than the measured ones.
+    Element-wise arithmetic is not counted, as the compiler may hoist it out of loops. Nor are multiplications with the zeros
+    of a padding, nor those that Winograd's algorithm saves. Only for float32 and float64: shorter types may have faster
+    instructions than those by which the roofline was measured.
     """
     if (layer := find_recurrence(function)) is not None:
         return 2.0 * layer.steps * layer.rows * layer.gates * layer.units**2
@@ -178,7 +178,7 @@ def _inside(producers: dict[Any, Any], buffer: Any, position: int, met: np.ndarr
 
 
 def _pads(call: Any) -> bool:
-    """Whether it is `value if condition else 0`."""
+    """Whether a call is `value if condition else 0`."""
     otherwise = call.args[2] if str(getattr(call.op, "name", "")).endswith("if_then_else") else None
     return isinstance(otherwise, tirx.FloatImm) and float(otherwise) == 0.0
 

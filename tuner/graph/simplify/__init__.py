@@ -1,20 +1,22 @@
-"""Rewrites of a Relax graph that frontends leave to do, so that more of it fuses and equal work is equal workloads.
+"""Simplification of a Relax graph: more of it fuses afterwards, and equal computations become equal workloads.
 
-* What does nothing goes: a reshape, broadcast, cast or permutation onto itself, adding a constant zero, times a
-  constant one. Reshapes of reshapes and permutations of permutations become one, and a chain of both that moves nothing
-  a reshape (tuner/graph/reshape_transpose.py).
-* Leading unit dimensions are taken off: with r = reshape to [1, ..., 1, *shape], f(r(x)) becomes r(f(x)) for
+* Operators that do nothing are removed: a reshape to the same shape, a broadcast or cast to the same shape or type, an
+  identity permutation, adding a constant zero, multiplying by a constant one. Reshapes of reshapes become one reshape,
+  permutations of permutations one permutation, and a chain of both that moves no element becomes a reshape
+  (tuner/graph/reshape_transpose.py).
+* Leading unit dimensions are removed: with r = reshape to [1, ..., 1, *shape], f(r(x)) becomes r(f(x)) for
   element-wise f, softmax, norms, reductions, concatenations and permutations that leave those dimensions, and products
   of such tensors lose them. A residual stream of [1, 128, 768] around products of [128, 768] then is two-dimensional
   throughout, and what follows a product fuses into it.
-* So does any reshape of a product, with what is computed on it element by element: the tensor of a dense layer, which
-  PyTorch sees as a matrix while it multiplies, stays one until something else wants its shape.
-* Element by element, what is computed of tensors permuted alike is computed before the permutation: a residual stream that
-  PyTorch keeps as NCHW between dense layers over channels stays as they have it.
-* A product over images and heads that were made one dimension for it is one over both.
-* A choice whose condition is a constant is made.
-* Of the operands of a sum or a product, one that is broadcast comes second: bias + x is x + bias.
-* Zero padding before a convolution moves into the convolution; clip becomes min and max, which layouts pass through.
+* A reshape behind a product is moved behind the product's element-wise epilogue: PyTorch reshapes the tensor of a dense
+  layer to a matrix and back around the product; now it stays a matrix until another operator needs its shape.
+* Element-wise operators on operands that are all permuted in the same way are computed before the permutation: a residual
+  stream that PyTorch keeps in NCHW between dense layers over channels stays in the layout of those layers.
+* A product whose operands had images and heads merged into one batch dimension gets both dimensions as batch.
+* `where` with a constant condition becomes the branch that it selects.
+* Of the operands of a sum or a multiplication, the one that is broadcast comes second: bias + x becomes x + bias.
+* Zero padding before a convolution is folded into the convolution. clip becomes min and max, through which ConvertLayout
+  passes layouts.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tuner.tvm_compat import mutator, with_function
 
 
 def simplify(mod: Any) -> Any:
-    """The module with main rewritten; bindings must be canonical. No output changes for indices that are in bounds."""
+    """The module with main simplified. Bindings must be canonical. Outputs do not change where indices are within bounds."""
     return with_function(mod, "main", _Simplify(mod).visit_expr(mod["main"]))
 
 

@@ -1,4 +1,4 @@
-"""Rules of reshapes and permutations, softmax and norms, reductions, concatenations, products and convolutions."""
+"""Simplification rules for reshapes, permutations, softmax, norms, reductions, concatenations, products, convolutions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tuner.tvm_compat import relax
 
 
 class DimensionRules(Rewriter):
-    """Each method but those with an underscore takes a call and gives a replacement, or None."""
+    """Every public method is a rule: it takes a call and returns its replacement, or None."""
 
     def reshape(self, call: Any) -> Any:
         shape = static_shape(call)
         if shape is None:
             return None
-        made = self.made_by(call.args[0])
-        if static_shape(call.args[0]) == shape or op_name(made) == "relax.reshape":
+        definition = self.definition(call.args[0])
+        if static_shape(call.args[0]) == shape or op_name(definition) == "relax.reshape":
             return self.moved(self.reshaped(call.args[0], shape))
         return self.moved(call)
 
@@ -34,10 +34,10 @@ class DimensionRules(Rewriter):
         axes = [int(axis) for axis in call.attrs.axes] if call.attrs.axes else list(range(rank))[::-1]
         if axes == list(range(rank)):
             return call.args[0]
-        made = self.made_by(call.args[0])
-        if op_name(made) == "relax.permute_dims" and made.attrs.axes:
-            inner = [int(axis) for axis in made.attrs.axes]
-            return self.permuted(made.args[0], [inner[axis] for axis in axes])
+        definition = self.definition(call.args[0])
+        if op_name(definition) == "relax.permute_dims" and definition.attrs.axes:
+            inner = [int(axis) for axis in definition.attrs.axes]
+            return self.permuted(definition.args[0], [inner[axis] for axis in axes])
         moved = self.moved(call)
         if moved is not call:
             return moved
@@ -84,7 +84,7 @@ class DimensionRules(Rewriter):
         return self.reshaped(self.emit(y), static_shape(call) or ())
 
     def concatenate(self, call: Any) -> Any:
-        parts = list(getattr(self.made_by(call.args[0]), "fields", ()))
+        parts = list(getattr(self.definition(call.args[0]), "fields", ()))
         shapes = [static_shape(part) for part in parts]
         if call.attrs.axis is None or not all(shapes):
             return None
@@ -98,7 +98,7 @@ class DimensionRules(Rewriter):
         return self.reshaped(self.emit(y), static_shape(call) or ())
 
     def matmul(self, call: Any) -> Any:
-        """Takes leading unit dimensions off both operands: [1, 128, 768] x [768, 64] is a product of matrices."""
+        """Removes leading unit dimensions of both operands: [1, 128, 768] x [768, 64] becomes a product of matrices."""
         left, right = (static_shape(argument) or [] for argument in call.args)
         out = static_shape(call)
         if out is None or min(len(left), len(right)) < 2 or max(len(left), len(right)) < 3:
@@ -111,14 +111,14 @@ class DimensionRules(Rewriter):
         return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
 
     def _batched(self, call: Any, out: list[int]) -> Any:
-        """The product of tensors [images, heads, ...] that were seen as [images * heads, ...] for it."""
+        """The product of operands reshaped from [images, heads, ...] to [images * heads, ...], without those reshapes."""
         sources = []
         for argument in call.args:
-            made, shape = self.made_by(argument), static_shape(argument) or []
-            source = static_shape(made.args[0]) if op_name(made) == "relax.reshape" else None
+            definition, shape = self.definition(argument), static_shape(argument) or []
+            source = static_shape(definition.args[0]) if op_name(definition) == "relax.reshape" else None
             if source is None or source[-2:] != shape[-2:] or self._batch_rank(source) < 2:
                 return None
-            sources.append((made.args[0], source[:-2]))
+            sources.append((definition.args[0], source[:-2]))
         (x, batch), (y, other) = sources
         if batch != other:
             return None
@@ -130,19 +130,23 @@ class DimensionRules(Rewriter):
         return len(batch) - next((index for index, extent in enumerate(batch) if extent != 1), len(batch))
 
     def conv2d(self, call: Any) -> Any:
-        made = self.made_by(call.args[0])
+        definition = self.definition(call.args[0])
         attrs = call.attrs
-        if op_name(made) != "relax.nn.pad" or attrs.data_layout != "NCHW" or made.attrs.pad_mode != "constant":
+        if (
+            op_name(definition) != "relax.nn.pad"
+            or attrs.data_layout != "NCHW"
+            or definition.attrs.pad_mode != "constant"
+        ):
             return None
-        width = [int(extent) for extent in made.attrs.pad_width]
-        value = made.attrs.pad_value
+        width = [int(extent) for extent in definition.attrs.pad_width]
+        value = definition.attrs.pad_value
         if len(width) != 8 or any(width[:4]) or min(width) < 0 or float(getattr(value, "value", value)) != 0.0:
             return None
         top, bottom, left, right = width[4:]
         extra = [top, left, bottom, right]
         padding = [int(old) + new for old, new in zip(attrs.padding, extra, strict=True)]
         return relax.op.nn.conv2d(
-            made.args[0],
+            definition.args[0],
             call.args[1],
             strides=attrs.strides,
             padding=padding,

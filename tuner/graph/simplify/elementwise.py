@@ -1,4 +1,4 @@
-"""Rules of operators that compute element by element."""
+"""Simplification rules for element-wise operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.tvm_compat import relax
 
 
 class ElementwiseRules(Rewriter):
-    """Each method but those with an underscore takes a call and gives a replacement, or None."""
+    """Every public method is a rule: it takes a call and returns its replacement, or None."""
 
     def unary(self, call: Any) -> Any:
         if op_name(call) == "relax.astype" and call.args[0].ty.dtype == call.ty.dtype:
@@ -51,7 +51,7 @@ class ElementwiseRules(Rewriter):
 
     def where(self, call: Any) -> Any:
         condition, *chosen = call.args
-        values = constant_value(self.made_by(condition))
+        values = constant_value(self.definition(condition))
         if values is not None and values.size and bool(values.all()) == bool(values.any()):
             x = chosen[0] if values.all() else chosen[1]
             if static_shape(x) == static_shape(call):
@@ -59,13 +59,13 @@ class ElementwiseRules(Rewriter):
         return self._elementwise(call)
 
     def _elementwise(self, call: Any) -> Any:
-        """The operator on operands without the leading unit dimensions of one, or on a product that one is a reshape of."""
+        """The operator without leading unit dimensions of its operands, or before the reshape of a product among them."""
         out = static_shape(call)
         if out is None:
             return None
         if (permuted := self._permuted_alike(call, out)) is not None:
             return permuted
-        # A small operand (a bias, reshaped to the rank of the other) is no reason to reshape the large one.
+        # Only operands of the result's shape count: a bias that was reshaped to the rank of x gives no reason to reshape x.
         count = max((self.squeezed(operand)[1] for operand in call.args if static_shape(operand) == out), default=0)
         if count == 0 or out[:count] != [1] * count or len(out) == count:
             return self._on_product(call, out)
@@ -73,12 +73,12 @@ class ElementwiseRules(Rewriter):
         return self.reshaped(self.again(call, operands), out)
 
     def _permuted_alike(self, call: Any, out: list[int]) -> Any:
-        """The permutation of what the operator computes of operands that are permuted alike; None where they are not."""
-        large = [self.made_by(operand) for operand in call.args if math.prod(static_shape(operand) or [1]) > 1]
+        """The operator on the sources of its operands, then permuted; None unless all operands have the same permutation."""
+        large = [self.definition(operand) for operand in call.args if math.prod(static_shape(operand) or [1]) > 1]
         axes = permutation(large[0]) if len(large) > 1 else []
-        if not axes or any(static_shape(made) != out or permutation(made) != axes for made in large):
+        if not axes or any(static_shape(definition) != out or permutation(definition) != axes for definition in large):
             return None
-        sources = iter([made.args[0] for made in large])
+        sources = iter([definition.args[0] for definition in large])
         operands = [
             next(sources) if math.prod(static_shape(each) or [1]) > 1 else self.reshaped(each, []) for each in call.args
         ]
@@ -97,8 +97,10 @@ class ElementwiseRules(Rewriter):
         return None
 
     def _like(self, x: Any, out: list[int], shape: list[int]) -> Any:
-        """x, which broadcasts to `out`, so that it broadcasts to `shape`, another shape of as many elements; None where
-        it does not. Of two products the one with fewer dimensions keeps its shape."""
+        """An operand x of shape `out`, or broadcast to it, reshaped so that it fits `shape`, which has as many elements.
+
+        None where it cannot be. Of two operands that are products, the one with fewer dimensions keeps its shape.
+        """
         extents = static_shape(x)
         if extents is None:
             return None
@@ -112,7 +114,7 @@ class ElementwiseRules(Rewriter):
         return self.reshaped(x, shape) if extents == out and yields else None
 
     def _identity(self, call: Any) -> Any:
-        """The operand that an addition of zero or a product with one gives back unchanged."""
+        """The operand x of x + 0, x - 0, x * 1 or x / 1 (None for any other call)."""
         name, (left, right), out = op_name(call), call.args, static_shape(call)
         neutral = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 1.0, "relax.divide": 1.0}.get(name)
         if neutral is None or left.ty.dtype != right.ty.dtype:
@@ -124,5 +126,5 @@ class ElementwiseRules(Rewriter):
         return None
 
     def _is_all(self, expr: Any, value: float) -> bool:
-        values = constant_value(self.made_by(expr))
+        values = constant_value(self.definition(expr))
         return values is not None and bool(np.all(values == value))

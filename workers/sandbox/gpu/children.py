@@ -26,7 +26,7 @@ from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.build import apply
 from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
-from tuner.measure.gpu import Card, OnCard
+from tuner.measure.gpu import DeviceProgram, GpuDevice
 from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, GpuProgram, compile_program
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
@@ -79,13 +79,13 @@ def runner_body(
     def body(line: Line) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # What kernels print is nobody's.
         try:
-            card = Card(bench, reference)
-            card.beat()
+            device = GpuDevice(bench, reference)
+            device.beat()
         except (CudaError, OSError) as error:
             line.send(broken=last_line(error))
             return
-        runner = _Runner(card, config, inbox, programs)
-        line.send(ready=card.uuid)
+        runner = _Runner(device, config, inbox, programs)
+        line.send(ready=device.uuid)
         while True:
             told, number = line.wait()
             line.send(**runner.answer(told, number))
@@ -94,15 +94,15 @@ def runner_body(
 
 
 class _Runner:
-    def __init__(self, card: Card, config: MeasureConfig, inbox: mmap, programs: Sequence[bytes]) -> None:
-        self._card, self._config, self._inbox, self._programs = card, config, inbox, programs
+    def __init__(self, device: GpuDevice, config: MeasureConfig, inbox: mmap, programs: Sequence[bytes]) -> None:
+        self._device, self._config, self._inbox, self._programs = device, config, inbox, programs
         self._warm: dict[int, tuple[Measuring, int]] = {}
 
     def answer(self, told: bytes, number: float) -> dict[str, Any]:
         """What is done, as a report. Never raises for what a candidate does."""
         try:
             if told == BEAT:
-                return {"secs": self._card.beat()}
+                return {"secs": self._device.beat()}
             if told == TRIAL:
                 return self._trial()
             if told == WARM:
@@ -121,8 +121,8 @@ class _Runner:
     def _trial(self) -> dict[str, Any]:
         size, incumbent_secs = REQUEST.unpack(self._inbox[: REQUEST.size])
         program = GpuProgram.from_bytes(self._inbox[REQUEST.size : REQUEST.size + size])
-        running = OnCard(self._card, program)
-        measuring = Measuring(self._card.bench, running)
+        running = DeviceProgram(self._device, program)
+        measuring = Measuring(self._device.bench, running)
         try:
             sampled = measuring.search(
                 self._config,
@@ -139,12 +139,12 @@ class _Runner:
             "calls": sampled.calls,
             "stop": sampled.stop,
             "check": measuring.verdict().model_dump(),
-            "clock_hz": self._card.clock.hz(),
+            "clock_hz": self._device.clock.hz(),
         }
 
     def _make_warm(self, number: int) -> dict[str, Any]:
-        running = OnCard(self._card, GpuProgram.from_bytes(self._programs[number]))
-        measuring = Measuring(self._card.bench, running)
+        running = DeviceProgram(self._device, GpuProgram.from_bytes(self._programs[number]))
+        measuring = Measuring(self._device.bench, running)
         calls = measuring.warm(self._config, one_set=False)
         self._warm[number] = measuring, calls
-        return {"calls": calls, "check": measuring.verdict().model_dump(), "clock_hz": self._card.clock.hz()}
+        return {"calls": calls, "check": measuring.verdict().model_dump(), "clock_hz": self._device.clock.hz()}

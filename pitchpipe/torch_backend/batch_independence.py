@@ -1,9 +1,11 @@
-"""Whether a graph may be padded along a symbolic size: a proof that its rows know nothing of each other.
+"""Batch independence: a proof that no row of a graph's results depends on another row of its arguments.
+
+A graph may be padded along a symbolic size where that is proved: with zeros in the new rows, the old rows of every result
+are what they were. A row is one index along the axis of that size, which is mostly the batch.
 
 Every tensor has at most one axis whose extent is the symbol (times a constant: heads folded into the batch, the symbol
 outermost). The axis is followed through the graph; each operator must carry it from its operands to its result without
-mixing rows. An operator that is not listed, or a list that does not fit, is no proof, and the answer is no. With zeros in
-the new rows, the old rows of every result then are what they were.
+mixing rows. The answer is no where an operator is not listed here, or is used in a form that no rule covers.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ import torch
 from pitchpipe.torch_backend.partition import name_of
 
 SAME = frozenset({"clone", "alias", "detach", "_to_copy", "relu", "contiguous", "where"})
-"""Element by element, besides what torch tags as pointwise."""
+"""Element-wise operators that torch does not tag as pointwise."""
 MADE = frozenset({"full", "zeros", "ones", "empty", "expand"})
-"""Whose result has the same value in every row when no operand has rows."""
+"""Operators whose result has the same value in every row when no operand has rows."""
 SHAPED = frozenset({*MADE, "view", "reshape", "_unsafe_view"})
-"""Which take sizes to shape their result by, and do not compute with them."""
+"""Operators that take sizes as the shape of their result, and do not compute with their values."""
 
 
-def independent(module: Any, symbol: Any) -> bool:
-    """Whether rows along the symbol are independent in the graph, and every result has them as rows or not at all."""
+def is_batch_independent(module: Any, symbol: Any) -> bool:
+    """Whether rows along the symbol are proved independent, and every result has them as one axis or not at all."""
     try:
         for node in module.graph.nodes:
             if node.op == "call_function":
@@ -87,7 +89,7 @@ def _check(node: Any, symbol: Any) -> None:
     """Raises _NotProved unless the operator keeps rows apart."""
     name = name_of(node)
     if isinstance(node.meta.get("val"), (torch.SymInt, int)):
-        return  # sizes: a result that is one is looked at in the end, an operator that takes one here
+        return  # A size: results that are sizes are judged in the end, operators that take one below.
     if node.target is operator.getitem:
         _row_axis(node, symbol)
         return

@@ -12,8 +12,8 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
+from pitchpipe.torch_backend.batch_independence import is_batch_independent  # noqa: E402
 from pitchpipe.torch_backend.dynamic import bucket  # noqa: E402
-from pitchpipe.torch_backend.rows import independent  # noqa: E402
 from pitchpipe.torch_operators.decompositions import inference_decompositions  # noqa: E402
 
 W = torch.randn(8, 8)
@@ -56,7 +56,7 @@ def proved(function: Callable[[Any, Any], Any]) -> bool:
     def judge(module: Any, _inputs: Any) -> Any:
         sizes = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         (batch,) = [size for size in sizes if isinstance(size, torch.SymInt)]
-        found.append(independent(module, batch.node.expr))
+        found.append(is_batch_independent(module, batch.node.expr))
         return make_boxed_func(module.forward)
 
     torch._dynamo.reset()
