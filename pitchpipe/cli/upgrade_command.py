@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import AbstractContextManager
 from typing import Annotated
@@ -15,7 +14,7 @@ from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import show_upgrade
 from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
-from pitchpipe.places import default_database
+from pitchpipe.places import own_database
 from pitchpipe.upgrade import Upgrade
 from pitchpipe.wire.upgrade import RETUNE_TRIALS
 
@@ -45,10 +44,7 @@ def upgrade(
     It may be interrupted: the next one goes on with what is left. Exits 1 when a job failed.
     """
     service: AbstractContextManager[Client]
-    if database is None and url is not None:
-        service = Client(url, token)
-    else:
-        service = Embedded(database or os.environ.get("PITCHPIPE_DATABASE_URL") or default_database(), None)
+    service = Client(url, token) if database is None and url is not None else Embedded(database or own_database(), None)
     with service as client, Progress() as progress:
         work = Upgrade(client, limit=limit, seconds=budget_seconds, trials=tune_trials, on_view=progress.show)
         report = work.run()

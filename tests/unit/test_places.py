@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pitchpipe.places import default_blobs, default_database
+from pitchpipe.places import default_blobs, default_database, own_database
 from service.blobs import Blobs
 from service.settings import Settings
 
@@ -17,3 +17,10 @@ def test_the_server_and_the_commands_have_one_default_database(tmp_path: Path, m
     assert Settings().blob_url == default_blobs()
     Blobs(default_blobs()).put(b"x")
     assert (tmp_path / "of a user" / "pitchpipe" / "blobs" / "sha256").is_dir()
+
+
+def test_the_commands_database_is_that_of_the_environment_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PITCHPIPE_DATABASE_URL", raising=False)
+    assert own_database() == default_database()
+    monkeypatch.setenv("PITCHPIPE_DATABASE_URL", "sqlite:////srv/tuned.db")
+    assert own_database() == "sqlite:////srv/tuned.db"
