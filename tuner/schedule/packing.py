@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, structural_walk, tirx, tvm, uses
 
-_PREPROC = "meta_schedule.layout_rewrite_preproc"
+PREPROC = "meta_schedule.layout_rewrite_preproc"
+"""Annotation of a block that transforms a weight for the kernel. It runs once, when weights are bound
+(tuner/deploy/finish.py)."""
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -107,7 +109,7 @@ def _rewriting_blocks(statement: Any, block_type: Any) -> list[Any]:
     found: list[Any] = []
 
     def visit(block: Any) -> None:
-        if _PREPROC in block.annotations:
+        if PREPROC in block.annotations:
             found.append(block)
 
     structural_walk(statement, (block_type, visit))

@@ -31,11 +31,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
+from tuner.schedule.packing import PREPROC
 from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
 
-PREPROC = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of a block that transforms a weight for the kernel. It runs once, when weights are bound
-(tuner/deploy/finish.py)."""
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 """Kind of cell -> G. The last two are plain RNNs, by their activation."""
 DTYPE = "float32"

@@ -30,11 +30,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
+from tuner.schedule.packing import PREPROC
 from tuner.tvm_compat import IRModule, PrimFunc, ir, structural_walk, tirx, tvm, tvm_ffi
 
-PREPROC = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of a block that transforms a weight for the kernel. It runs once, when weights are bound
-(tuner/deploy/finish.py)."""
 KERNEL = 3
 """Rows and columns of the filters that are rewritten."""
 _P2, _Q2 = 0.5, 2.0
