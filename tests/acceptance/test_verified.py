@@ -190,7 +190,8 @@ def test_a_wrong_import_is_not_submitted_and_a_right_one_says_what_it_was_compar
 _TUNE = """
 import sys
 from dataclasses import replace
-from pitchpipe import cli, tune, verify
+from pitchpipe.cli import main, tune
+from pitchpipe.deploy import verify
 
 verify.EXPLAIN_SECS = 1.0
 read = tune.read_model
@@ -200,7 +201,7 @@ def wrongly(*arguments, **options):
     return replace(model, data=model.data.replace(b"Relu", b"Tanh"))
 
 tune.read_model = wrongly
-cli.main(sys.argv[1:])
+main.main(sys.argv[1:])
 """
 
 
