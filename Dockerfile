@@ -45,10 +45,10 @@ COPY --from=wheel /wheels /wheels
 RUN pip install --no-deps --no-index /wheels/*.whl
 
 FROM python:3.11-slim-bookworm AS runtime
-# The folder of blobs belongs to the user in the image, so that a volume mounted there does too.
+# The folders of blobs and of the lock belong to the user in the image, so that volumes mounted there do too.
 RUN groupadd --system --gid 10001 pitchpipe \
     && useradd --system --uid 10001 --gid 10001 --create-home pitchpipe \
-    && install --directory --owner=pitchpipe --group=pitchpipe /var/lib/pitchpipe
+    && install --directory --owner=pitchpipe --group=pitchpipe /var/lib/pitchpipe /var/lib/pitchpipe-quiet
 ENV PATH=/opt/pitchpipe/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /home/pitchpipe
 USER 10001:10001

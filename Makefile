@@ -1,8 +1,10 @@
 # The same few commands everywhere. Each does its own set-up into .venv; a second call of a set-up does nothing.
 #
 #   make demo         tune a ResNet-18 on this machine and compare it with the untuned build
-#   make test         the whole suite; T=tests/unit/test_budget.py runs a part of it
+#   make check        lint, and the tests that need no compiler, no PyTorch and no database: before every commit, under a minute
+#   make test         the whole suite, and its slowest tests; T=tests/unit/test_budget.py runs a part of it
 #   make lint         ruff, mypy, import-linter, hadolint
+#   make help         this text
 #   make bench        the benchmarks, each in a small way (hours in full: QUICK=); `make bench-setup` first installs the peers
 #   make format       ruff's formatter
 #   make lock         write the lock files again, after a change of pyproject.toml
@@ -13,7 +15,7 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: setup demo test lint bench bench-setup format lock clean
+.PHONY: help setup demo check test lint bench bench-setup format lock clean
 
 VENV ?= .venv
 PYTHON ?=
@@ -25,6 +27,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # TVM assumes hyper-threads and uses half of the cores unless it is told how many there are.
 export TVM_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile
 
 setup: $(VENV)/.project
 
@@ -50,11 +55,15 @@ demo: setup
 	$(BIN)/python examples/make_resnet18.py build/resnet18.onnx
 	$(BIN)/pitchpipe tune build/resnet18.onnx --database sqlite:///build/demo.db
 
+# Nothing else: `-p tests.bare` hides the compiler and PyTorch, and refuses a test that asks for PostgreSQL.
+check: lint
+	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) -p tests.bare tests/unit
+
 # Acceptance tests time and load the machine: one after another, with nothing beside them.
 test: setup $(VENV)/.torch
 ifeq ($(strip $(T)),)
-	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) --ignore tests/acceptance
-	$(BIN)/python -m pytest tests/acceptance
+	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) --durations=20 --ignore tests/acceptance
+	$(BIN)/python -m pytest --durations=20 tests/acceptance
 else
 	$(BIN)/python -m pytest $(T)
 endif
@@ -71,9 +80,7 @@ format: setup
 	$(BIN)/ruff format .
 
 QUICK ?= --quick
-MODELS ?= ../shared/models/zoo.py
-BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup
-OF_MODELS := preparation latency torch_backend
+BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup preparation latency torch_backend
 
 # The peers that the benchmarks compare with; the product needs none of them.
 bench-setup: setup $(VENV)/.torch
@@ -81,7 +88,6 @@ bench-setup: setup $(VENV)/.torch
 
 bench: setup $(VENV)/.torch
 	for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python benchmarks/$$script.py $(QUICK) || exit 1; done
-	for script in $(OF_MODELS); do echo "== $$script"; $(BIN)/python benchmarks/$$script.py $(QUICK) --models $(MODELS) || exit 1; done
 
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 LOCK := $(COMPILE) pyproject.toml

@@ -29,15 +29,16 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
-from tuner.confirm import MeasuredBatch, choose_best
+from tuner.execution.steps import propose
 from tuner.measure.timing import CONFIRM_PROCESSES
-from tuner.steps import ProposeRequest, propose
+from tuner.search.requests import ProposeRequest
+from tuner.tuning.confirm import MeasuredBatch, choose_best
 from workers.device import detect_target, fingerprint, toolchain
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 TRIALS = 12
 CONFIRMED = 3
-"""Candidates that meet the baseline, as in tuner/loop.py."""
+"""Candidates that meet the baseline, as in tuner/tuning/loop.py."""
 QUICK_PROGRAMS = 8
 SEED = 3
 
@@ -129,7 +130,7 @@ def programs() -> list[Program]:
 
 def task_of(program: Program, target: Target) -> Task:
     """The task that holds the operator; a change of layout before it is another task."""
-    from tuner.graph import prepare
+    from tuner.graph.prepare import prepare
     from tuner.tasks import split
     from tuner.tvm_compat import relax
 

@@ -2,11 +2,11 @@
 
     python benchmarks/coverage.py --json > benchmarks/results/coverage.json
     python benchmarks/coverage.py --only falcon bit          # some, in full
-    python benchmarks/coverage.py --models ../shared/models/zoo.py --ways load
+    python benchmarks/coverage.py --models benchmarks/models.py --ways load
     python benchmarks/coverage.py --work build/coverage.jsonl  # rows that are there already are not made again
 
 Architectures are those of architectures/: small, batch two, random weights whose outputs are neither zero nor chaos. Of
-each, on the example inputs, on inputs drawn like them and on edge values (pitchpipe/comparison.py says what is equal):
+each, on the example inputs, on inputs drawn like them and on edge values (pitchpipe/model/comparison.py says what is equal):
 
 * `load`: exported, built with the compiler's default schedules and run, as pitchpipe.load does where there is no linker;
 * `compile`: torch.compile(backend="pitchpipe"), without schedules and waited for, every partition used that is right;
@@ -47,11 +47,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from environment import environment, parser, show
+from environment import environment, kernel_threads, parser, show
 
-from pitchpipe import building, comparison, identity, sdk
+from pitchpipe import sdk
+from pitchpipe.deploy import building, identity
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.plugins import step
+from pitchpipe.model import comparison
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.ids import json_digest
 from workers.device import detect_target
 
@@ -193,8 +195,8 @@ def _prepare_process() -> None:
     """Everything is imported once, and steps run in the process that asks for them: it is a child of its own already."""
     from pitchpipe import torch_backend
     from pitchpipe.torch_backend import duel
-    from tuner import deploy
-    from tuner.graph import prepare
+    from tuner.deploy import build as deploy
+    from tuner.graph.prepare import prepare
     from tuner.ingest import DEFAULT_LIMITS, parse_container
     from tuner.ingest.relax_reader import read_relax
     from tuner.ingest.torch_export import from_torch
@@ -205,7 +207,7 @@ def _prepare_process() -> None:
         import transformers
 
         transformers.logging.set_verbosity_error()
-    torch.set_num_threads(int(os.environ.get("TVM_NUM_THREADS", "2")))
+    torch.set_num_threads(kernel_threads())
     torch._dynamo.config.use_numpy_random_stream = True  # else torch.compile draws other numbers than eager mode
 
     def here(name: str, data: bytes = b"", arrays: Any = None, **given: Any) -> Any:
@@ -219,7 +221,7 @@ def _prepare_process() -> None:
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = detect_target("llvm")
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     # What torch and TVM import and cache when they are first used, a fork would do again. Nothing here starts a thread.
     tiny = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     example = torch.ones(2, 4)

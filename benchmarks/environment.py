@@ -12,8 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from workers.device import fingerprint, usable_cores
+from pitchpipe.processes.cores import usable_cores
+from workers.device import fingerprint
 
+MODELS = Path(__file__).parent / "models.py"
+"""The models that a script runs unless `--models` names another file."""
 SHOWN = (
     *("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu"),
     *("torch", "transformers", "onnx", "onnxruntime", "openvino"),
@@ -70,6 +73,18 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="one JSON object on stdout: environment, rows, summary")
     made.add_argument("--quick", action="store_true", help="a smaller run with the same keys")
+    return made
+
+
+def models_parser(text: str | None) -> argparse.ArgumentParser:
+    """The same for a script that runs whole models: with `--models`, the file they are taken from."""
+    made = parser(text)
+    made.add_argument(
+        "--models",
+        type=Path,
+        default=MODELS,
+        help="a Python file with MODELS: name -> builder() -> (module, example inputs); default: benchmarks/models.py",
+    )
     return made
 
 

@@ -29,10 +29,10 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.confirm import MeasuredBatch, choose_best
 from tuner.measure.timing import CONFIRM_PROCESSES, median_interval
+from tuner.tuning.confirm import MeasuredBatch, choose_best
 from workers.device import detect_target, fingerprint, toolchain
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 DUELS_PER_BATCH = 4
 DUELS = {"product_96": 260, "product_224": 260, "sum_1m": 220, "product_448": 180, "product_768": 80}
@@ -80,9 +80,9 @@ def elementwise(n: int, target: Target) -> Task:
 
 def task_of(name: str, mod: Any, schedule: Any, target: Target) -> Task:
     """A task whose untuned default is this schedule."""
-    from tuner.digest import workload_digest
-    from tuner.records import encode_trace
+    from tuner.tuning.records import encode_trace
     from tuner.tvm_compat import save_ir
+    from tuner.workload.digest import workload_digest
 
     return Task(
         workload=Workload(digest=workload_digest(mod), ir=save_ir(mod)),

@@ -1,8 +1,11 @@
 """Latency of whole models: PyTorch eager, inductor, ONNX Runtime, OpenVINO, stock MetaSchedule and this, in turn.
 
-    python benchmarks/latency.py --models ../shared/models/zoo.py --json > benchmarks/results/latency.json
-    python benchmarks/latency.py --models ... --work build/latency --only resnet18 --phase tune
-    python benchmarks/latency.py --models ... --work build/latency --only resnet18 --phase time --json
+    python benchmarks/latency.py --json > benchmarks/results/latency.json
+    python benchmarks/latency.py --work build/latency --only resnet18 --phase tune
+    python benchmarks/latency.py --work build/latency --only resnet18 --phase time --json
+    python benchmarks/latency.py --models benchmarks/recurrent.py --json > benchmarks/results/recurrent.json
+
+Models are those of models.py, or of the file that `--models` names: MODELS, name -> builder() -> (module, example inputs).
 
 Phases. *Tune*: ours through the SDK on an embedded service, from an empty database, everything included (export,
 service start, ingest, search, confirming) within the model's seconds; then stock MetaSchedule for as many seconds as that
@@ -39,14 +42,15 @@ from typing import Any
 
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
-from environment import environment, parser, show
+from environment import environment, models_parser, show
 from model_tuning import tune_ours, tune_stock, write
 from peak import peak
 from peers.contestant import PEERS
 from rounds import first_at_most, geometric_mean, ratio_of, time_of
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.target import Target
-from workers.device import detect_target, usable_cores
+from workers.device import detect_target
 
 HERE = Path(__file__).parent
 SECONDS, QUICK_SECONDS = {"resnet18": 300.0, "bert_base_s128": 300.0}, 40.0
@@ -206,8 +210,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--models", type=Path, required=True, help="a Python file with MODELS")
+    arguments = models_parser(__doc__)
     arguments.add_argument("--only", help="names of models, with commas between; default: all")
     arguments.add_argument("--phase", choices=("tune", "time", "report", "all"), default="all")
     arguments.add_argument("--work", type=Path, help="folder of tuning results and caches; default: a new one, removed")

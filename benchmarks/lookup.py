@@ -146,7 +146,7 @@ def serving(url: str, bests: int) -> Iterator[Served]:
     token = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
-        command = [sys.executable, "-m", "pitchpipe.cli", "server", "--port", "0", "--port-file", str(port_file)]
+        command = [sys.executable, "-m", "pitchpipe.cli.main", "server", "--port", "0", "--port-file", str(port_file)]
         environ = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

@@ -42,10 +42,10 @@ TRACES = 64
 @cache
 def traces() -> list[str]:
     """Proposals of the tuner for the convolutions of ResNet-18."""
-    from pitchpipe.strip import strip_onnx
+    from pitchpipe.model.strip import strip_onnx
     from tuner.ingest import ingest_bytes
-    from tuner.search import propose
-    from tuner.steps import ProposeRequest
+    from tuner.search.evolution import propose
+    from tuner.search.requests import ProposeRequest
     from tuner.tasks import split_ingested
 
     spec = importlib.util.spec_from_file_location("make_resnet18", ROOT / "examples" / "make_resnet18.py")

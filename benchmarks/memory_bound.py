@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from environment import environment, parser, show
 
-from pitchpipe.tune import detect_target
+from pitchpipe.model.local import detect_target
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.task import Workload
-from tuner.digest import workload_digest
-from tuner.graph import workload_module
+from tuner.graph.prepare import workload_module
+from tuner.schedule.trace import apply_trace
 from tuner.space.default import fixed_trace
-from tuner.trace import apply_trace
 from tuner.tvm_compat import PrimFunc, compile_unchecked, ir, load_ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.workload.digest import workload_digest
 
 ROUND_SECS = 0.01
 """One side's turn."""

@@ -2,11 +2,11 @@
 
     python benchmarks/onnx_nodes.py --json --log /tmp/onnx_nodes.jsonl > benchmarks/results/onnx_nodes.json
 
-Every test of `onnx.backend.test.case.node` goes the public way: its weights are taken out (pitchpipe/strip.py), the file is
-read as the child reads it, built without schedules for this machine, run on the test's inputs, and compared with its outputs
-by pitchpipe/comparison.py. Groups of tests run in a child, so that a crash is a row and not the end. `--log` keeps rows as
-they come and skips those that it holds, so a run can be taken up again; `--only` is a regular expression of names; `--quick`
-takes every twelfth test.
+Every test of `onnx.backend.test.case.node` goes the public way: its weights are taken out (pitchpipe/model/strip.py), the
+file is read as the child reads it, built without schedules for this machine, run on the test's inputs, and compared with
+its outputs by pitchpipe/model/comparison.py. Groups of tests run in a child, so that a crash is a row and not the end.
+`--log` keeps rows as they come and skips those that it holds, so a run can be taken up again; `--only` is a regular
+expression of names; `--quick` takes every twelfth test.
 
 A row's category is the first that holds: `training` (training mode or an optimiser), `strings`, `preview` (operator sets
 named so), `ml` (ai.onnx.ml), `sequences` (a graph takes or gives one, or an optional), `sub_byte` (a graph takes or gives
@@ -32,9 +32,9 @@ import onnx
 from environment import environment, parser, show
 from onnx import TensorProto, numpy_helper
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.comparison import difference
+from pitchpipe.model.strip import strip_onnx
 
 CASE_SECS = 300
 """Until a test's child is stopped."""
@@ -113,7 +113,7 @@ def _is_static(type_proto: Any) -> bool:
 
 def outcome(case: Any) -> tuple[str, str | None]:
     """`right`, `wrong` with how it differs, or `refused` with the reason; raises whatever the build or run meets."""
-    from tuner.deploy import compile_scheduled, schedule_model
+    from tuner.deploy.build import compile_scheduled, schedule_model
     from tuner.ingest import IngestLimits
     from tuner.ingest.onnx_reader import read_onnx
     from tuner.tvm_compat import relax, tvm
@@ -146,12 +146,12 @@ def _array(value: Any) -> Any:
 
 def outcomes(cases: Sequence[Any], group: int = GROUP) -> Iterator[dict[str, Any]]:
     """A row for each case, as they end: name, category, status (`right wrong refused raised`) and detail."""
-    import tuner.deploy
+    import tuner.deploy.build
     import tuner.ingest.onnx_reader  # once, before the children are forked
     import workers.device
 
     assert workers.device
-    assert tuner.deploy
+    assert tuner.deploy.build
     place = 0
     while place < len(cases):
         reader, writer = os.pipe()

@@ -46,11 +46,11 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
-from tuner.budget import BudgetLedger
-from tuner.engine import LocalEngine
-from tuner.loop import TuningLoop
+from tuner.execution.engine import LocalEngine
+from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.loop import TuningLoop
 from workers.device import detect_target
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 64, 16
 QUICK = ("GMM-2", "C2D-2")

@@ -3,7 +3,7 @@
     python benchmarks/other_frontends.py --json > benchmarks/results/other_frontends.json
 
 Every model goes the user's way: read in the confined child, prepared, compiled with the compiler's default schedules. JAX
-models are compared with jax.jit by pitchpipe/comparison.py. TFLite files are compared with TFLite's own interpreter:
+models are compared with jax.jit by pitchpipe/model/comparison.py. TFLite files are compared with TFLite's own interpreter:
 floats likewise, int8 outputs within one quantisation step. A flax model is left out where flax is not installed.
 """
 
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 from environment import environment, parser, show
 
-from pitchpipe.comparison import difference, input_sets, largest_error
 from pitchpipe.errors import InvalidModel, UnsupportedOperator, UnsupportedShape
-from pitchpipe.local import local_model
-from pitchpipe.tune import detect_target
+from pitchpipe.model.comparison import difference, input_sets, largest_error
+from pitchpipe.model.local import detect_target, local_model
 from pitchpipe.wire.job import ModelFormat
-from tuner.deploy import compile_scheduled, schedule_model
+from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.ingest import convert, parse_container
 from tuner.tvm_compat import relax, tvm
 

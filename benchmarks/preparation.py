@@ -1,8 +1,8 @@
 """What graph preparation buys: kernels and bytes of the models pass by pass, and the time of an encoder with and without.
 
-    python benchmarks/preparation.py --models ../shared/models/zoo.py --traces /tmp/traces.json
+    python benchmarks/preparation.py --traces /tmp/traces.json
 
-`--models` is a Python file with MODELS: name -> builder returning (module, example inputs). A row of the first kind is a
+Models are those of models.py, or of the file that `--models` names. A row of the first kind is a
 model prepared with the rewrites up to one, counted as main calls them: what a run writes, and what kernels that compute
 nothing write. A row of the second kind is an encoder of BERT's shape with some rewrites left out, its contractions tuned
 with the same number of candidates of the register-tile space and everything else under its fixed schedule; variants take
@@ -19,29 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import environment, parser, show
+from environment import environment, models_parser, show
 
-from pitchpipe.local import detect_target
+from pitchpipe.model.local import detect_target
 from pitchpipe.wire.task import Task, TaskKind
-from tuner.graph import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, finish, prepare, workload_module
-from tuner.heads import split_heads
+from tuner.deploy.finish import finish
+from tuner.graph.fold_head_split import fold_head_split
+from tuner.graph.fold_transposes import fold_transposes
+from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.prepare import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.measure.build import build, parameters
-from tuner.products import absorb_permutations
-from tuner.siblings import join_siblings
+from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.default import fixed_trace
 from tuner.space.tiles import find_contraction, tiled_sketches
 from tuner.tasks import split, workload_functions
-from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import Schedule, load_ir, relax, to_tvm_target, tvm
 
 ROUNDS = 30
 RUNS = 4
 """Runs of each variant in a round; variants take turns."""
 VARIANTS: dict[str, tuple[Any, ...]] = {
-    "as exported": (split_heads, join_siblings, absorb_permutations),
-    "heads in the weights": (join_siblings,),
+    "as exported": (fold_head_split, merge_matmuls, fold_transposes),
+    "heads in the weights": (merge_matmuls,),
     "queries, keys and values joined": (),
 }
 """Name of a variant -> rewrites left out."""
@@ -148,7 +149,9 @@ def timed(target: Any, layers: int, candidates: int, kept: Path | None) -> list[
             scheduled = apply_trace(workload_module(function), traces[digest][1]).mod[MAIN]
             prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
         with to_tvm_target(target):
-            machine = relax.VirtualMachine(tvm.compile(finish(prepared), target=to_tvm_target(target)), tvm.cpu())
+            machine = relax.VirtualMachine(
+                tvm.compile(finish(prepared, target), target=to_tvm_target(target)), tvm.cpu()
+            )
         bound = machine[TRANSFORM]([tvm.runtime.tensor(weights[spec.name]) for spec in model.params])
         runs[name] = (machine[MAIN], [tvm.runtime.tensor(tokens.numpy()), *bound])
         error = float(np.abs(machine[MAIN](*runs[name][1]).numpy() - expected).max())
@@ -169,8 +172,7 @@ def timed(target: Any, layers: int, candidates: int, kept: Path | None) -> list[
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--models", type=Path, required=True)
+    arguments = models_parser(__doc__)
     arguments.add_argument("--traces", type=Path, help="file in which the traces of the encoder are kept")
     arguments.add_argument("--layers", type=int, default=4)
     arguments.add_argument("--candidates", type=int, default=24, help="of each contraction")

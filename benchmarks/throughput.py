@@ -32,19 +32,21 @@ from typing import Any
 from environment import environment, parser, show
 from peers.metaschedule import LEAN, program
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.budget import BudgetLedger
-from tuner.confirm import MeasuredBatch
-from tuner.engine import LocalEngine
-from tuner.loop import TuningLoop
-from tuner.records import InMemoryRecordStore, encode_trace
-from tuner.steps import Proposal, ProposeRequest, Sample, TrainedModel, propose, train
-from workers.device import detect_target, fingerprint, toolchain, usable_cores
-from workers.sandbox import Sandbox
+from tuner.execution.engine import LocalEngine
+from tuner.execution.steps import propose, train
+from tuner.search.requests import Proposal, ProposeRequest, Sample, TrainedModel
+from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.confirm import MeasuredBatch
+from tuner.tuning.loop import TuningLoop
+from tuner.tuning.records import InMemoryRecordStore, encode_trace
+from workers.device import detect_target, fingerprint, toolchain
+from workers.sandbox.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 128, 32
 BATCH = 32
@@ -59,9 +61,9 @@ STOCK = Path(__file__).parent / "peers" / "metaschedule.py"
 
 def task_of(name: str, target: Target) -> Task:
     """The program as a task of its own."""
-    from tuner.digest import workload_digest
     from tuner.space.default import baseline_trace
     from tuner.tvm_compat import save_ir
+    from tuner.workload.digest import workload_digest
 
     mod = program(name)
     workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
@@ -121,7 +123,7 @@ class SandboxMeasurer:
             ]
         return batches
 
-    def hungry(self, waiting: int) -> bool:
+    def has_capacity(self, waiting: int) -> bool:
         return len(self._queue) + waiting < 2
 
     def latest(self) -> bytes | None:
@@ -257,7 +259,7 @@ def stock_trace(folder: Path, mod: Any, target: Target) -> str:
     """The schedule that stock would use: of its database's records, the fastest by its own ranking."""
     from tuner.tvm_compat import load_intrinsics, ms
 
-    load_intrinsics(target)  # Reading a record replays its trace.
+    load_intrinsics(target.kind)  # Reading a record replays its trace.
     database = ms.database.JSONDatabase(work_dir=str(folder))
     (record,) = database.get_top_k(database.commit_workload(mod), 1)
     return encode_trace(record.trace)

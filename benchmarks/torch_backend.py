@@ -1,9 +1,12 @@
 """torch.compile(backend="pitchpipe"): against eager, inductor and pitchpipe.load, inference and training steps.
 
-    python benchmarks/torch_backend.py --models ../shared/models/zoo.py --json > benchmarks/results/torch_backend.json
-    python benchmarks/torch_backend.py --models ... --work build/torch_backend --only resnet18 --phase tune
-    python benchmarks/torch_backend.py --models ... --work build/torch_backend --only resnet18 --phase time
-    python benchmarks/torch_backend.py --models ... --work build/torch_backend --phase report --json
+    python benchmarks/torch_backend.py --json > benchmarks/results/torch_backend.json
+    python benchmarks/torch_backend.py --work build/torch_backend --only resnet18 --phase tune
+    python benchmarks/torch_backend.py --work build/torch_backend --only resnet18 --phase time
+    python benchmarks/torch_backend.py --work build/torch_backend --phase report --json
+
+Inference is that of the models of models.py, or of the file that `--models` names; the training steps are those of
+peers/training.py.
 
 *Tune*: a model is submitted as anybody submits one (model_tuning.py), into the database that `pitchpipe tune` fills; a
 training step is tuned by the backend itself, in mode max-autotune, --trials a partition. What is in --work is not redone.
@@ -30,13 +33,14 @@ from typing import Any
 
 import numpy as np
 from contestants import Contestant, take_turns
-from environment import environment, parser, show
+from environment import environment, models_parser, show
 from latency import TOLERANCE, deviation
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.target import Target
-from workers.device import detect_target, usable_cores
+from workers.device import detect_target
 
 HERE = Path(__file__).parent
 TRAINING = HERE / "peers" / "training.py"
@@ -125,8 +129,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--models", type=Path, required=True, help="a Python file with MODELS, for inference")
+    arguments = models_parser(__doc__)
     arguments.add_argument("--only", help="names of cases, with commas between; default: all")
     arguments.add_argument("--phase", choices=("tune", "time", "report", "all"), default="all")
     arguments.add_argument("--work", type=Path, help="folder of databases and caches; default: a new one, removed")

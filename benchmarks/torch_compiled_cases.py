@@ -26,11 +26,12 @@ from torch._dynamo.exc import TorchRuntimeError
 from torch.utils._pytree import tree_flatten
 from torch_operator_cases import SAMPLES, Call, Outcome, calls
 
-from pitchpipe import building, torch_backend
-from pitchpipe.comparison import difference
-from pitchpipe.plugins import step
-from pitchpipe.torch_arrays import to_array
+from pitchpipe import torch_backend
+from pitchpipe.deploy import building
+from pitchpipe.model.comparison import difference
+from pitchpipe.processes.plugins import step
 from pitchpipe.torch_backend import cutting, duel, partition
+from pitchpipe.torch_operators.arrays import to_array
 
 OPTIONS = {"on_miss": "default", "deadline_secs": 600}
 """The first call waits until what can be compiled is, and is decided on."""
@@ -38,7 +39,7 @@ OPTIONS = {"on_miss": "default", "deadline_secs": 600}
 
 def prepare(cache: Path) -> None:
     """Of a process that judges nothing else: the backend works in it, compiles all it can, and keeps its files there."""
-    from tuner import deploy
+    from tuner.deploy import build as deploy
     from tuner.ingest import parse_container
 
     def run_here(name: str, data: bytes, *, timeout_secs: float | None = None, **arguments: Any) -> Any:

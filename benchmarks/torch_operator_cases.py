@@ -21,11 +21,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pitchpipe.artifact import CompiledModel, Manifest
-from pitchpipe.comparison import difference
+from pitchpipe.deploy.artifact import CompiledModel, Manifest
 from pitchpipe.errors import InvalidModel, UnsupportedOperator, UnsupportedShape
-from pitchpipe.torch_arrays import to_array
-from pitchpipe.torch_ties import TiesByPlace
+from pitchpipe.model.comparison import difference
+from pitchpipe.torch_operators.arrays import to_array
+from pitchpipe.torch_operators.ties import TiesByPlace
 from pitchpipe.wire.target import Target
 from tuner.ingest import DEFAULT_LIMITS, parse_container
 from tuner.ingest.relax_reader import read_relax
@@ -210,7 +210,7 @@ def through_load(module: Any, target: Target) -> list[Any]:
 
     The same steps, in this process: a child a model would cost more than the model.
     """
-    from tuner.deploy import compile_scheduled, schedule_model
+    from tuner.deploy.build import compile_scheduled, schedule_model
     from tuner.ingest.torch_export import from_torch
     from tuner.tvm_compat import toolchain
 

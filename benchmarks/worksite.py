@@ -21,7 +21,7 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.hostile import Asleep, until_one_sleeps
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTLE_SECS = 5.0

@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pitchpipe.artifact import CompiledModel
     from pitchpipe.client import Client
+    from pitchpipe.deploy.artifact import CompiledModel
+    from pitchpipe.deploy.fetch import fetch
+    from pitchpipe.deploy.packs import open_pack
+    from pitchpipe.deploy.safe import FallbackWarning, SafeModel, load_safely
     from pitchpipe.errors import PitchpipeError
-    from pitchpipe.packs import open_pack
-    from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
-    from pitchpipe.sdk import fetch, load, submit
+    from pitchpipe.sdk import load, submit
     from pitchpipe.torch_backend import explain
     from pitchpipe.wire.target import Target
 
@@ -37,16 +38,16 @@ __all__ = [
 
 _HOMES = {
     "Client": "pitchpipe.client",
-    "CompiledModel": "pitchpipe.artifact",
-    "FallbackWarning": "pitchpipe.safe",
+    "CompiledModel": "pitchpipe.deploy.artifact",
+    "FallbackWarning": "pitchpipe.deploy.safe",
     "PitchpipeError": "pitchpipe.errors",
-    "SafeModel": "pitchpipe.safe",
+    "SafeModel": "pitchpipe.deploy.safe",
     "Target": "pitchpipe.wire.target",
     "explain": "pitchpipe.torch_backend",
-    "fetch": "pitchpipe.sdk",
+    "fetch": "pitchpipe.deploy.fetch",
     "load": "pitchpipe.sdk",
-    "load_safely": "pitchpipe.safe",
-    "open_pack": "pitchpipe.packs",
+    "load_safely": "pitchpipe.deploy.safe",
+    "open_pack": "pitchpipe.deploy.packs",
     "submit": "pitchpipe.sdk",
 }
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 
 import filelock
-import platformdirs
 
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, Unreachable
@@ -35,11 +34,8 @@ BACKLOG = 64
 RETRY_SECS = 5.0
 """What runs on this machine answers within it, or is gone."""
 WORKER_NAME = "local"
-
-
-def default_database() -> str:
-    """SQLite in the user's data folder."""
-    return f"sqlite:///{Path(platformdirs.user_data_dir('pitchpipe')) / 'pitchpipe.db'}"
+DEFAULT_SECONDS = 150.0
+"""Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
 
 
 class Embedded:
@@ -103,8 +99,6 @@ class Embedded:
                 self._lock.acquire(timeout=0)
             except filelock.Timeout as error:
                 raise InvalidInput(f"{path} is in use by another pitchpipe command") from error
-        else:
-            environment.setdefault("PITCHPIPE_BLOB_URL", f"file://{platformdirs.user_data_dir('pitchpipe')}/blobs")
         listening, registered = scratch / "port", scratch / "worker"
         parent = ["--parent", str(os.getpid())]
         # The socket is made here, so that the worker starts beside the server: its first call waits in the backlog.
@@ -129,7 +123,7 @@ class Embedded:
     ) -> subprocess.Popen[bytes]:
         with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pitchpipe.cli", name, *arguments],
+                [sys.executable, "-m", "pitchpipe.cli.main", name, *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

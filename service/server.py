@@ -17,17 +17,17 @@ import structlog
 import uvicorn
 
 from pitchpipe.errors import InvalidInput
-from pitchpipe.lifeline import watch_parent
+from pitchpipe.processes.lifeline import watch_parent
 from pitchpipe.wire.job import Scope, TokenRequest
-from service.app import create_app
 from service.blobs import Blobs
 from service.db import Database
+from service.http.app import create_app
 from service.settings import Settings
 from service.store import coordination, leases, tokens
 from service.wake import Wake
 
 if TYPE_CHECKING:
-    from service.coordinator import Coordinator
+    from service.coordination.coordinator import Coordinator
 
 log = structlog.get_logger("pitchpipe.server")
 BACKLOG = 2048
@@ -136,8 +136,8 @@ def run(
 
 def coordinate(settings: Settings, database: Database, blobs: Blobs, wake: Wake) -> Coordinator:
     """A coordinator that has not started. Imported here: an API process without one needs no tuner."""
-    from service.coordinator import Coordinator
-    from tuner.engine import create_engine
+    from service.coordination.coordinator import Coordinator
+    from tuner.execution.engine import create_engine
 
     limits = settings.step_limits()
     engine = create_engine(settings.engine, workers=settings.engine_workers, limits=limits)

@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from platformdirs import user_data_path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from pitchpipe.places import default_blobs, default_database
 from pitchpipe.wire.limits import STEP_LIMITS, StepLimits
 
 MIB = 1 << 20
-
-
-def default_database_url() -> str:
-    """SQLite in the user's data folder."""
-    return f"sqlite:///{user_data_path('pitchpipe') / 'pitchpipe.db'}"
-
-
-def default_blob_url() -> str:
-    """A folder beside the default database."""
-    return (user_data_path("pitchpipe") / "blobs").as_uri()
 
 
 class Settings(BaseSettings):
@@ -29,8 +19,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PITCHPIPE_", frozen=True, extra="ignore")
 
-    database_url: str = Field(default_factory=default_database_url, description="sqlite:///... or postgresql://...")
-    blob_url: str = Field(default_factory=default_blob_url, description="file:///..., memory:/// or s3://...")
+    database_url: str = Field(default_factory=default_database, description="sqlite:///... or postgresql://...")
+    blob_url: str = Field(default_factory=default_blobs, description="file:///..., memory:/// or s3://...")
     engine: str = Field(default="local", description="executor of search, ingest and training: local, dask://host:port")
 
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")

@@ -61,7 +61,7 @@ class Fleet:
         """Starts a command of `pitchpipe`; what it logs is in the folder."""
         with (self.folder / f"{len(self.processes)}-{arguments[0]}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pitchpipe.cli", *arguments],
+                [sys.executable, "-m", "pitchpipe.cli.main", *arguments],
                 env=self.environment | environment,
                 cwd=cwd,
                 stderr=log,

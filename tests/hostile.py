@@ -23,7 +23,7 @@ import psutil
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind
 from pitchpipe.wire.task import Workload
-from tuner.trace import encode_trace
+from tuner.schedule.trace import encode_trace
 from tuner.tvm_compat import Schedule, load_ir, save_ir, tvm
 
 _SOURCE = """

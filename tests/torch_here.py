@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pitchpipe import building
-from pitchpipe.plugins import step
-from tuner import deploy
+from pitchpipe.deploy import building
+from pitchpipe.processes.plugins import step
+from tuner.deploy import build as deploy
 from tuner.ingest import parse_container
 
 

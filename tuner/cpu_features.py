@@ -1,4 +1,4 @@
-"""Writes pitchpipe/isa.json: which instructions each CPU that LLVM knows has, told by the LLVM inside TVM.
+"""Writes pitchpipe/deploy/isa.json: which instructions each CPU that LLVM knows has, told by the LLVM inside TVM.
 
     python -m tuner.cpu_features
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.tvm_compat import tvm
 
-TABLE = Path(__file__).resolve().parents[1] / "pitchpipe" / "isa.json"
+TABLE = Path(__file__).resolve().parents[1] / "pitchpipe" / "deploy" / "isa.json"
 TRIPLES = {"x86": "x86_64-linux-gnu", "arm": "aarch64-linux-gnu"}
 _MODE = {"x86": "64bit", "arm": "v8a|v8r"}
 """A CPU without it cannot run 64-bit code at all, whatever the triple makes LLVM say."""

@@ -11,14 +11,14 @@ from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature, Task, TaskKind, TensorShape, Workload
-from tuner.compulsory import compulsory_bytes, least_flops
-from tuner.digest import workload_digest
-from tuner.graph import MAIN, call_counts, prepare, workload_module
+from tuner.graph.prepare import MAIN, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.ingest.imported import ImportedWorkload, parse_imported
-from tuner.recurrence import find_recurrence
+from tuner.schedule.recurrence import find_recurrence
 from tuner.space.default import baseline_trace, fixed_trace
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
+from tuner.workload.compulsory import compulsory_bytes, least_flops
+from tuner.workload.digest import workload_digest
 
 SMALL_CONTRACTION_FLOPS = 1e5
 """A matrix product or convolution below this takes some microseconds whatever its schedule is."""

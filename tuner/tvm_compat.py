@@ -2,12 +2,12 @@
 
 What importing this module does, once per process, and why:
 
-* `TVM_NUM_THREADS` is set to the number of cores this process may run on, unless it is set already. TVM's runtime
+* `TVM_NUM_THREADS` is set to the number of cores this process may use, unless it is set already. TVM's runtime
   believes that every x86 core is a hyper-thread and would use half of them.
 * torch is kept out: TVM imports torch when it is installed (2 s) and needs it only for zero-copy exchange. A process
   that imported torch before keeps it; importing torch afterwards works and exchanges through DLPack.
 * The package `tvm.s_tir.tensor_intrin` is replaced by an empty one with the same path. Its `__init__` parses the
-  tensor intrinsics of every vendor (17 s) and `TuneContext` imports it. Call `load_intrinsics(target)` instead.
+  tensor intrinsics of every vendor (17 s) and `TuneContext` imports it. Call `load_intrinsics(kind)` instead.
 """
 
 from __future__ import annotations
@@ -21,12 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import InvalidModel, InvalidTarget
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.target import Target, Toolchain
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _import_tvm() -> Any:
@@ -102,7 +98,6 @@ __all__ = [
     "topi",
     "tvm",
     "tvm_ffi",
-    "usable_cores",
     "uses",
     "with_function",
 ]
@@ -118,9 +113,9 @@ def tflite_frontend() -> Any:
     return importlib.import_module("tvm.relax.frontend.tflite.tflite_frontend")
 
 
-def load_intrinsics(target: Target) -> None:
-    """Registers the tensor intrinsics that schedules for `target` may name (x86 0.1 s, arm 0.5 s, cuda 0.5 s)."""
-    if target.kind == "cuda":
+def load_intrinsics(kind: str) -> None:
+    """Registers the tensor intrinsics that schedules for a kind of target may name (x86 0.1 s, arm 0.5 s, cuda 0.5 s)."""
+    if kind == "cuda":
         _load_cuda_intrinsics()
     elif platform.machine() in ("aarch64", "arm64"):
         importlib.import_module("tvm.s_tir.tensor_intrin.arm_cpu")
@@ -229,7 +224,7 @@ def with_function(module: Any, name: str, function: Any) -> Any:
 
 
 MATH_VERSION = 2
-"""Of the arithmetic in tuner/fastmath.py and tuner/remainders.py, which CPU code is made with."""
+"""Of the arithmetic in tuner/lowering/fastmath.py and tuner/lowering/remainders.py, which CPU code is made with."""
 
 
 def toolchain(kind: str = "llvm") -> Toolchain:

@@ -47,14 +47,14 @@ def work(
     The first SIGTERM or SIGINT drains: what is measured is reported, the rest handed back. The second ends at once.
     """
     from pitchpipe.client import Client
-    from pitchpipe.plugins import MissingExtra
+    from pitchpipe.processes.plugins import MissingExtra
     from pitchpipe.wire.lease import WorkerRegistration
     from pitchpipe.wire.target import Target
 
     try:
-        from workers.daemon import Daemon
+        from workers.agent.daemon import Daemon
         from workers.device import detect_target, fingerprint, toolchain
-        from workers.sandbox import Sandbox
+        from workers.sandbox.sandbox import Sandbox
     except ImportError as error:
         raise MissingExtra(f"a worker needs {error.name}: install pitchpipe[compiler]") from error
 

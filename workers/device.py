@@ -18,12 +18,12 @@ from typing import Any, Literal
 import psutil
 
 from pitchpipe.errors import InvalidTarget, MeasurementFailed
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 
 _ASK_SECS = 180.0
 _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SYSTEM = Path("/sys/devices/system/cpu")
-_CGROUPS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 
 _QUESTION = """
 import json, sys
@@ -34,25 +34,6 @@ print(json.dumps({
     "toolchains": {kind: toolchain(kind).model_dump() for kind in ("llvm", "cuda")},
 }))
 """
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity mask, capped by its control group's quota rounded down."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _quota()
-    return max(1, min(cores, int(quota))) if quota is not None else cores
-
-
-def _quota() -> float | None:
-    """Processors granted by the control group, or None without a limit."""
-    with suppress(OSError, ValueError):
-        allowed, period = _CGROUPS[0].read_text().split()
-        return None if allowed == "max" else int(allowed) / int(period)
-    with suppress(OSError, ValueError):
-        allowed_us = int(_CGROUPS[1].read_text())
-        period_us = int(_CGROUPS[1].with_name("cpu.cfs_period_us").read_text())
-        return allowed_us / period_us if allowed_us > 0 else None
-    return None
 
 
 def fingerprint(kind: Literal["cpu", "cuda"] = "cpu") -> DeviceFingerprint:

@@ -25,7 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-THREADS = int(os.environ.get("TVM_NUM_THREADS") or os.cpu_count() or 1)
+from pitchpipe.processes.cores import usable_cores
+
+THREADS = int(os.environ.get("TVM_NUM_THREADS") or usable_cores())
 SEED = 0
 PATIENCE_SECS = 3600
 """What the first call may wait for builds and duels, which otherwise go on beside and in later calls."""
@@ -116,7 +118,7 @@ def metaschedule_longer(module: Any, inputs: Any, folder: Path) -> Call:
 def ours(module: Any, inputs: Any, folder: Path) -> Call:
     """Pitchpipe with the schedules that tuning left in the folder."""
     import pitchpipe
-    from pitchpipe.sdk import Schedules
+    from pitchpipe.deploy.lookup import Schedules
     from pitchpipe.wire.record import LookupResponse
     from pitchpipe.wire.target import Target
 

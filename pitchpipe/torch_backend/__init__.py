@@ -34,7 +34,7 @@ from pitchpipe.torch_backend.program import Program
 from pitchpipe.torch_backend.report import Explanation, ProgramReport
 from pitchpipe.torch_backend.uncompiled import uncompiled
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
-from pitchpipe.torch_operators import inference_decompositions
+from pitchpipe.torch_operators.decompositions import inference_decompositions
 
 __all__ = ["BackendWarning", "Explanation", "backend", "explain", "recompile", "reports"]
 

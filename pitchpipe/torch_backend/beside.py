@@ -104,7 +104,7 @@ def _children() -> list[int]:
         with contextlib.suppress(OSError):
             for child in map(int, listed.read_text().split()):
                 words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                if b"pitchpipe.child" in words or b"pitchpipe.proof" in words:
+                if b"pitchpipe.processes.child" in words or b"pitchpipe.deploy.proof" in words:
                     found.append(child)
     return found
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch._dynamo import compiled_autograd
 
-from pitchpipe.artifact import cache_dir
-from pitchpipe.identity import write_json
+from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.identity import write_json
 from pitchpipe.torch_backend import duel
 from pitchpipe.torch_backend.beside import Task, allowance, process_ends
 from pitchpipe.torch_backend.dynamic import SMALLEST, bucket, read, symbols

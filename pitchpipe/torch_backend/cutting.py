@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from pitchpipe.artifact import cache_dir
-from pitchpipe.child import run_step
-from pitchpipe.identity import Identity, machine_key, read_json, versions, write_json
-from pitchpipe.plugins import step
+from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.identity import Identity, machine_key, read_json, versions, write_json
+from pitchpipe.processes.child import run_step
+from pitchpipe.processes.plugins import step
 from pitchpipe.torch_backend.graph_text import decode, encode
 from pitchpipe.torch_backend.own_code import own_code
 from pitchpipe.torch_backend.partition import name_of, split

@@ -1,9 +1,9 @@
 """Into which operators AOTAutograd takes a program apart.
 
-An inference becomes what an exported model does (pitchpipe/torch_operators.py), so that its workloads are the same, under
-the same digests. A training step becomes what torch.export makes of it, and is taken further apart where core ATen has
-operators that TVM lacks, or whose second results it makes up: norms with their statistics, and the backward of a
-convolution, which here becomes two convolutions.
+An inference becomes what an exported model does (pitchpipe/torch_operators/decompositions.py), so that its workloads are
+the same, under the same digests. A training step becomes what torch.export makes of it, and is taken further apart where
+core ATen has operators that TVM lacks, or whose second results it makes up: norms with their statistics, and the backward
+of a convolution, which here becomes two convolutions.
 """
 
 from __future__ import annotations

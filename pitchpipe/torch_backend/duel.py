@@ -18,8 +18,8 @@ from typing import Any
 import filelock
 import torch
 
-from pitchpipe import comparison
-from pitchpipe.identity import machine_key, read_json
+from pitchpipe.deploy.identity import machine_key, read_json
+from pitchpipe.model import comparison
 from pitchpipe.torch_backend.own_code import own_code
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest

@@ -1,7 +1,7 @@
 """Symbolic sizes: one compiled graph per bucket, behind the one graph that Dynamo keeps.
 
 Compiled code has fixed shapes. A graph with symbolic dimensions is fixed to sizes when they first occur. Sizes along which
-the graph is independent row by row (a batch, mostly; rows.py proves it, operator by operator) go up to the next power of
+the graph is batch-independent (batch_independence.py proves it, operator by operator) go up to the next power of
 two: arguments are padded with zeros, results cut. Others are taken as they are. So a new batch size costs a build once per
 bucket, and Dynamo, whose guards allow every size, never captures again.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
-from pitchpipe.torch_backend.rows import independent
+from pitchpipe.torch_backend.batch_independence import is_batch_independent
 
 SMALLEST = 2
 """Size from which a graph with a symbol there is compiled: it was traced for sizes that are not 0, and with a size of 1
@@ -41,7 +41,7 @@ class Sizes:
         places = symbols(self._arguments)
         self.places = {str(symbol): place for symbol, place in places.items()}
         """Symbol -> the argument, and its axis, that tells its size."""
-        self.padded = frozenset(str(symbol) for symbol in places if independent(module, symbol))
+        self.padded = frozenset(str(symbol) for symbol in places if is_batch_independent(module, symbol))
         """Symbols along which rows may be added."""
         if any(_is_size(one) for one in self._results):
             self.padded = frozenset()  # a result that is a size would be the bucket's

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pitchpipe.building import Recipe
+from pitchpipe.deploy.building import Recipe
 from pitchpipe.errors import InvalidInput
-from pitchpipe.local import LocalModel
+from pitchpipe.model.local import LocalModel
 from pitchpipe.torch_backend import misses
 from pitchpipe.torch_backend.beside import in_native_code
 from pitchpipe.torch_backend.cutting import KINDS, Cut, Piece, cut, known_cut

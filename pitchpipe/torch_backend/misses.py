@@ -13,7 +13,7 @@ from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.schedules import Found, Wanted
 from pitchpipe.wire.record import Tier
 
-REPORTING = "pitchpipe.misses"
+REPORTING = "pitchpipe.deploy.misses"
 """The module that reports."""
 
 

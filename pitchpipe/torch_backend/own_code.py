@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pitchpipe.identity import code_digest, preparation
+from pitchpipe.deploy.identity import code_digest, preparation
 from pitchpipe.wire.ids import json_digest
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from pitchpipe.artifact import cache_dir, linker, open_library
-from pitchpipe.building import Recipe, failure, make
+from pitchpipe.deploy.artifact import cache_dir, linker, open_library
+from pitchpipe.deploy.building import Recipe, failure, make
+from pitchpipe.deploy.identity import write_json
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.identity import write_json
 from pitchpipe.torch_backend.beside import in_native_code, process_ends
 from pitchpipe.torch_backend.duel import Duel, Outcome, Verdict, known, turn_of, verdict_file
 from pitchpipe.torch_backend.report import PartitionReport

@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from pitchpipe.torch_operators import qualified_name
+from pitchpipe.torch_operators.decompositions import qualified_name
 
 PREFIX = "pitchpipe_"
 FEWEST = 4

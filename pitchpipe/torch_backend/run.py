@@ -18,7 +18,7 @@ import tvm
 import tvm_ffi
 from tvm.relax import VirtualMachine
 
-from pitchpipe.artifact import Manifest
+from pitchpipe.deploy.artifact import Manifest
 
 ALIGNMENT = 64
 """Bytes; what compiled code relies on."""

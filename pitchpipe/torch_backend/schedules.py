@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
-from pitchpipe.deadline import within
-from pitchpipe.embedded import Embedded, default_database
+from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.identity import Identity
+from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import JobFailed, PitchpipeError
-from pitchpipe.identity import Identity
-from pitchpipe.local import LocalModel
-from pitchpipe.plugins import step
+from pitchpipe.model.local import LocalModel
+from pitchpipe.places import own_database
+from pitchpipe.processes.deadline import within
+from pitchpipe.processes.plugins import step
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.warning import warn_once
-from pitchpipe.tune import DEFAULT_SECONDS
 from pitchpipe.wire.job import Budget, JobRequest, JobState
 from pitchpipe.wire.record import LookupRequest, LookupResponse, ScheduleAnswer
 from pitchpipe.wire.target import Target
@@ -69,8 +69,9 @@ def has_source(options: Options) -> bool:
 
 def local_database() -> str | None:
     """The URL of the database that `pitchpipe tune` fills, if there is one."""
-    url = default_database()
-    return url if Path(url.removeprefix("sqlite:///")).exists() else None
+    url = own_database()
+    is_absent = url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists()
+    return None if is_absent else url
 
 
 def probe(options: Options) -> None:
@@ -177,7 +178,7 @@ def _tune(wanted: Wanted, options: Options) -> None:
         with Client(options.url) as client:
             _run_jobs(client, wanted, options)
     else:
-        with Embedded(default_database(), wanted.target) as client:
+        with Embedded(own_database(), wanted.target) as client:
             _run_jobs(client, wanted, options)
             client.close()
 

@@ -18,7 +18,7 @@ class ModelFormat(StrEnum):
     """What an uploaded model is written in."""
 
     ONNX = "onnx"
-    """ONNX protobuf; weights may be left out (see pitchpipe/strip.py)."""
+    """ONNX protobuf; weights may be left out (see pitchpipe/model/strip.py)."""
     RELAX = "relax"
     """TVM JSON of a Relax module, as the SDK makes from a torch.export program."""
     TVMSCRIPT = "tvmscript"

@@ -23,14 +23,14 @@ class StepLimits:
 
 
 STEP_LIMITS: Mapping[str, StepLimits] = {
-    # Steps of the service: in the children of tuner/engine.py. Seconds on an idle core in brackets, worst seen.
+    # Steps of the service: in the children of tuner/execution/engine.py. Seconds on an idle core in brackets, worst seen.
     # It parses nothing by itself: it feeds a disposable child with limits of its own (tuner/ingest), so it starts one.
     "check_model": StepLimits(wall_secs=60.0, cpu_secs=60, memory_bytes=4 * _GIB, confined=False),
     "split_ingested": StepLimits(wall_secs=600.0, cpu_secs=900),  # (10 for 6,000 nodes, growing with the square)
     "propose": StepLimits(wall_secs=300.0, cpu_secs=900),  # (10, on up to four threads)
     "train": StepLimits(wall_secs=300.0, cpu_secs=1800),  # (10 for 20,000 samples, on every core)
-    # Steps of a client: in the children of pitchpipe/child.py. A user's own models on the user's own machine, where the
-    # parser is confined, and the compiler needs a linker and a GPU's driver.
+    # Steps of a client: in the children of pitchpipe/processes/child.py. A user's own models on the user's own machine,
+    # where the parser is confined, and the compiler needs a linker and a GPU's driver.
     "identify": StepLimits(wall_secs=900.0, cpu_secs=1800, memory_bytes=None, confined=False),
     "build": StepLimits(wall_secs=3600.0, cpu_secs=4 * 3600, memory_bytes=None, confined=False),
     "evaluate": StepLimits(wall_secs=3600.0, cpu_secs=16 * 3600, memory_bytes=None, confined=False),

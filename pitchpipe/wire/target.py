@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from pitchpipe.errors import InvalidTarget
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.ids import canonical_json, json_digest
 
+INCOMPLETE_TARGET = "incomplete_target"
+"""Pydantic's type of the error that a target raises which lacks what its kind needs."""
+
 
 class Target(Wire):
     """What code is generated for. A value: two targets are the same exactly when their `key` is.
 
+    A target that exists is complete: an LLVM target has `mcpu` and `num_cores`, a CUDA target has `arch`.
     The host triple is left out on purpose: it is a property of the compiler's wheel, not of the device.
     Unknown attributes are refused, so that nothing is ever compared that is not understood.
     """
@@ -43,24 +48,27 @@ class Target(Wire):
             return tuple(sorted(set(value)))
         return value
 
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind == "llvm" and (self.mcpu is None or self.num_cores is None):
+            raise PydanticCustomError(INCOMPLETE_TARGET, "an llvm target needs mcpu and num-cores")
+        if self.kind == "cuda" and self.arch is None:
+            raise PydanticCustomError(INCOMPLETE_TARGET, "a cuda target needs arch")
+        return self
+
     @classmethod
-    def parse(cls, value: str | dict[str, object] | Target) -> Self:
+    def parse(cls, value: str | dict[str, object] | Target) -> Target:
         """From JSON text or a dictionary with TVM's attribute names; raises InvalidTarget naming what is wrong."""
+        if isinstance(value, Target):
+            return value
         try:
-            if isinstance(value, Target):
-                return cls.model_validate(value.model_dump())
-            target = cls.model_validate(json.loads(value) if isinstance(value, str) else value)
+            return cls.model_validate(json.loads(value) if isinstance(value, str) else value)
         except json.JSONDecodeError as error:
             raise InvalidTarget(f"the target is not JSON: {error}") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "target"
             raise InvalidTarget(f"{where}: {first['msg']}") from error
-        if target.kind == "llvm" and (target.mcpu is None or target.num_cores is None):
-            raise InvalidTarget("an llvm target needs mcpu and num-cores")
-        if target.kind == "cuda" and target.arch is None:
-            raise InvalidTarget("a cuda target needs arch")
-        return target
 
     def attributes(self) -> dict[str, object]:
         """The dictionary that `tvm.target.Target` takes; absent attributes are left out."""

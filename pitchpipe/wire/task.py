@@ -53,7 +53,7 @@ class SignedWorkload(Signature):
 class Workload(Wire):
     """A tensor program to tune, known by its digest."""
 
-    digest: Digest = Field(description="of the canonical form; see tuner/digest.py")
+    digest: Digest = Field(description="of the canonical form; see tuner/workload/digest.py")
     ir: str = Field(description="TVM JSON of an IRModule with one function, main; base of every trace")
     schema_version: int = SCHEMA_VERSION
 

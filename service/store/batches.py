@@ -15,11 +15,11 @@ from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
-from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_key
+from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_digest
 from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record, spelled
 
 if TYPE_CHECKING:
-    from tuner.confirm import MeasuredBatch
+    from tuner.tuning.confirm import MeasuredBatch
 
 _OPEN = (CandidateState.QUEUED, CandidateState.LEASED)
 _CHARGED = [purpose for purpose in Purpose if purpose.charged]
@@ -240,7 +240,7 @@ def seen(
     session: Session, project: str, workload: str, target: Target, measure_version: int = MEASURE_VERSION
 ) -> frozenset[str]:
     """Digests of the SEARCH candidates issued so far and of every record: what is not to be proposed again."""
-    key = target_key(target)
+    key = target_digest(target)
     issued = select(CandidateRow.digest).where(
         CandidateRow.project == project,
         CandidateRow.workload == workload,
@@ -264,7 +264,7 @@ def source(session: Session, project: str, workload: str, target: Target, candid
         select(CandidateRow.source).where(
             CandidateRow.project == project,
             CandidateRow.workload == workload,
-            CandidateRow.target_key == target_key(target),
+            CandidateRow.target_key == target_digest(target),
             CandidateRow.measure_version == MEASURE_VERSION,
             CandidateRow.digest == candidate,
             CandidateRow.purpose == spelled(Purpose.SEARCH),
@@ -290,7 +290,9 @@ def samples(session: Session, project: str, target_kind: str, limit: int) -> lis
 
 
 def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
-    from tuner.confirm import MeasuredBatch  # The API's processes never come here, and load nothing of the tuner.
+    from tuner.tuning.confirm import (
+        MeasuredBatch,  # The API's processes never come here, and load nothing of the tuner.
+    )
 
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]

@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature
-from service.store.values import target_key
+from service.store.values import target_digest
 from service.tables import BestRow, JobTask, StoredWorkload
 
 if TYPE_CHECKING:
-    from tuner.transfer import Known
+    from tuner.search.transfer import Known
 
 CONSIDERED = 32
 """Workloads of the same anchor with more work, and as many with less, that are ranked: those with about as much."""
@@ -22,7 +22,7 @@ CONSIDERED = 32
 
 def known(session: Session, project: str, workload: str, target: Target) -> tuple[Signature | None, list[Known]]:
     """The workload's signature, and what is served for others of its anchor; nothing where it has no signature."""
-    from tuner.transfer import Known  # The API's processes never come here, and load nothing of the tuner.
+    from tuner.search.transfer import Known  # The API's processes never come here, and load nothing of the tuner.
 
     own = session.get(StoredWorkload, (project, workload), populate_existing=True)
     if own is None or own.signature is None or own.size is None:
@@ -61,7 +61,7 @@ def _served(
             StoredWorkload.anchor == own.anchor,
             side,
             StoredWorkload.digest != own.digest,
-            BestRow.target_key == target_key(target),
+            BestRow.target_key == target_digest(target),
             BestRow.measure_version == MEASURE_VERSION,
             BestRow.record.is_not(None),
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
-from pitchpipe import isa
+from pitchpipe.deploy import isa
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import (
     Difference,

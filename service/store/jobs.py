@@ -20,7 +20,7 @@ from service.db import clock, instant
 from service.store import batches, events, models, workloads
 from service.store.models import comparison_of
 from service.store.paging import page
-from service.store.values import get_target, insert, put_target, target_key
+from service.store.values import get_target, insert, put_target, target_digest
 from service.tables import Job, JobEventRow, JobTask, Model, StoredWorkload, spelled
 
 _TASK_FIELDS = frozenset(
@@ -166,11 +166,15 @@ def cancel(session: Session, project: str, job: str) -> JobView:
 
 
 def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
-    """What the model was split into. Repeating it, after a restart, keeps what the tasks were already charged."""
+    """What the model was split into, and its workloads, each once however many targets it has.
+
+    Repeating it, after a restart, keeps what the tasks were already charged.
+    """
     project = session.execute(select(Job.project).where(Job.id == job)).scalar_one()
+    for task in {task.workload.digest: task for task in tasks}.values():
+        workloads.put(session, project, task.workload, task.signature)
     rows = []
     for position, task in enumerate(tasks):
-        workloads.put(session, project, task.workload, task.signature)
         rows.append(
             {
                 "job": job,
@@ -224,7 +228,7 @@ def known_tasks(session: Session, project: str, workloads: Sequence[str], target
         .where(
             JobTask.project == project,
             JobTask.workload.in_(set(workloads)),
-            JobTask.target_key == target_key(target),
+            JobTask.target_key == target_digest(target),
         )
         .order_by(Job.id)
     )
@@ -254,7 +258,7 @@ def replay(session: Session, job: str, workload: str, target: Target) -> tuple[R
     """(what became of it, what was served, its effort) of a task that is replayed; (None, None, 0) of another."""
     row = session.execute(
         select(JobTask.replay, JobTask.earlier, JobTask.earlier_effort).where(
-            JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_key(target)
+            JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_digest(target)
         )
     ).one()
     return row.replay, None if row.earlier is None else Best.model_validate(row.earlier), row.earlier_effort or 0.0
@@ -276,7 +280,7 @@ def update_task(session: Session, job: str, workload: str, target: Target, **fie
         raise InvalidInput(f"{sorted(unknown)} of a task are not set by hand")
     changed = session.execute(
         update(JobTask)
-        .where(JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_key(target))
+        .where(JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_digest(target))
         .values(**fields)
         .returning(JobTask.position)
     ).scalar_one_or_none()

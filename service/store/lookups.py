@@ -1,6 +1,6 @@
 """Look-ups: which stored schedule an asking device is given, how well it fits, and why.
 
-One query reads every best of the asked workloads, whatever its target, with the project's generation. `pitchpipe.isa`
+One query reads every best of the asked workloads, whatever its target, with the project's generation. `pitchpipe.deploy.isa`
 judges the targets. Of what fits, the nearest is served:
 
     exact            same target, device class and toolchain
@@ -36,12 +36,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from pitchpipe import isa
+from pitchpipe.deploy import isa
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier
 from pitchpipe.wire.target import Target
-from service.store.values import best_of, device_models, target_key, targets
+from service.store.values import best_of, device_models, target_digest, targets
 from service.tables import BestRow, Project
 
 Reading = Session | Connection
@@ -112,7 +112,7 @@ def _answer_once(session: Reading, project: str, request: LookupRequest) -> tupl
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
     fits = {key: isa.fit(request.target, target) for key, target in known.items()}
-    own = target_key(request.target)
+    own = target_digest(request.target)
     choices = {workload: _choose(these, known, fits, own, request) for workload, these in by_workload.items()}
     chosen = [choice for choice in choices.values() if isinstance(choice, _Choice)]
     untraced = [choice.row for choice in chosen if choice.row.trace is None]
@@ -137,7 +137,7 @@ def read(session: Reading, project: str, workloads: Sequence[str], target: Targe
     asked = {
         "project": project,
         "version": MEASURE_VERSION,
-        "target": None if target is None else target_key(target),
+        "target": None if target is None else target_digest(target),
         "workloads": sorted(set(workloads)),
     }
     rows = _by_driver(session, asked) if isinstance(session, Connection) else None

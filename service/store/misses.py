@@ -33,7 +33,7 @@ from pitchpipe.wire.miss import (
 from pitchpipe.wire.target import Target
 from service.db import clock, instant
 from service.store import jobs, models, records
-from service.store.values import get_target, insert, put_target, target_key
+from service.store.values import get_target, insert, put_target, target_digest
 from service.tables import Job, JobTask, Miss, MissReportRow, Project, WorkerRow, spelled
 
 MAX_KEPT = 4096
@@ -45,7 +45,7 @@ UNKNOWN_SECS = 1e-3
 MAX_VALUE_SECS = 1e7
 """That one report may add to a workload: a hundred days."""
 TRANSFER_TRIALS = 4
-"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/job_run.py, DONORS)."""
+"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/coordination/job_run.py, DONORS)."""
 TUNE_TRIALS = 64
 """Of its search."""
 MISSES_PER_JOB = 16
@@ -91,7 +91,7 @@ def list_(session: Session, project: str, target: Target | None = None, limit: i
     """The most valuable first, whatever their stage."""
     query = select(Miss).where(Miss.project == project)
     if target is not None:
-        query = query.where(Miss.target_key == target_key(target))
+        query = query.where(Miss.target_key == target_digest(target))
     at = clock(session)
     return [
         MissView(
@@ -161,7 +161,7 @@ def take(session: Session, project: str, target: Target) -> str | None:
     for stage, working, origin, each in _PLAN:
         due_ = (
             select(Miss)
-            .where(Miss.project == project, Miss.target_key == target_key(target), Miss.stage == spelled(stage))
+            .where(Miss.project == project, Miss.target_key == target_digest(target), Miss.stage == spelled(stage))
             .order_by(Miss.rank.desc())
             .execution_options(populate_existing=True)
         )
@@ -257,7 +257,7 @@ def _carriers(session: Session, project: str, workloads: Sequence[str], target: 
         select(JobTask.workload, Job.model)
         .join(Job, Job.id == JobTask.job)
         .where(JobTask.project == project, JobTask.workload.in_(workloads))
-        .order_by(case((JobTask.target_key == target_key(target), 1), else_=0), Job.id)
+        .order_by(case((JobTask.target_key == target_digest(target), 1), else_=0), Job.id)
     )
     return dict(rows.all())  # The last of each stays.
 

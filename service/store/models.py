@@ -1,7 +1,7 @@
 """Uploaded models: what they are, and what reading them gave; their bytes are blobs.
 
-A model is looked at before anything is built on it (service/model_checks.py). One that is refused stays as a row out of
-sight for a while: whoever asks for it, or uploads the same bytes again, is told why.
+A model is looked at before anything is built on it (service/coordination/model_checks.py). One that is refused stays as a
+row out of sight for a while: whoever asks for it, or uploads the same bytes again, is told why.
 """
 
 from __future__ import annotations

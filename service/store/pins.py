@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from pitchpipe import isa
+from pitchpipe.deploy import isa
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.pin import Pin, PinnedSchedule, PinRequest, PinResponse

@@ -27,7 +27,7 @@ from service.store.values import (
     put_device,
     put_target,
     put_toolchain,
-    target_key,
+    target_digest,
 )
 from service.tables import BestRow, Project, Record, StoredDevice, StoredToolchain, spelled
 
@@ -57,7 +57,7 @@ def list_(
     if workload is not None:
         query = query.where(Record.workload == workload)
     if target is not None:
-        query = query.where(Record.target_key == target_key(target))
+        query = query.where(Record.target_key == target_digest(target))
     if timed is not None:
         query = query.where(Record.secs.is_not(None) if timed else Record.secs.is_(None))
     rows, following = page(session, query, Record.id, "rec", cursor, limit)
@@ -71,7 +71,7 @@ def for_task(session: Session, project: str, workload: str, target: Target) -> l
         .where(
             Record.project == project,
             Record.workload == workload,
-            Record.target_key == target_key(target),
+            Record.target_key == target_digest(target),
             Record.measure_version == MEASURE_VERSION,
         )
         .order_by(Record.seq)
@@ -92,7 +92,7 @@ def fastest(
         .where(
             Record.project == project,
             Record.workload == workload,
-            Record.target_key == target_key(target),
+            Record.target_key == target_digest(target),
             Record.measure_version == MEASURE_VERSION,
             true() if here is None else measured_under(session, here),
         )
@@ -141,7 +141,7 @@ def set_best(
         row = session.execute(
             select(Record).where(Record.project == project, Record.id == best.record)
         ).scalar_one_or_none()
-        key = (workload, target_key(target), MEASURE_VERSION)
+        key = (workload, target_digest(target), MEASURE_VERSION)
         if row is None or (row.workload, row.target_key, row.measure_version) != key:
             raise InvalidInput(f"{best.record} is not a record of this workload and target")
         if row.secs is None:
@@ -227,7 +227,7 @@ def bests(
         select(BestRow)
         .where(
             BestRow.project == project,
-            BestRow.target_key == target_key(target),
+            BestRow.target_key == target_digest(target),
             BestRow.workload.in_(set(workloads)),
             BestRow.measure_version == MEASURE_VERSION,
         )
@@ -247,7 +247,7 @@ def settle(session: Session, project: str, workload: str, target: Target, device
         update(BestRow)
         .where(
             BestRow.project == project,
-            BestRow.target_key == target_key(target),
+            BestRow.target_key == target_digest(target),
             BestRow.workload == workload,
             BestRow.measure_version == MEASURE_VERSION,
             BestRow.device_class == device_class,
@@ -262,7 +262,7 @@ def settled(session: Session, project: str, workloads: Sequence[str], target: Ta
         select(BestRow.workload, func.max(BestRow.effort))
         .where(
             BestRow.project == project,
-            BestRow.target_key == target_key(target),
+            BestRow.target_key == target_digest(target),
             BestRow.workload.in_(set(workloads)),
             BestRow.measure_version == MEASURE_VERSION,
             BestRow.effort > 0,
@@ -331,7 +331,7 @@ def _failed(
         select(Record.secs).where(
             Record.project == project,
             Record.workload == workload,
-            Record.target_key == target_key(target),
+            Record.target_key == target_digest(target),
             Record.measure_version == MEASURE_VERSION,
             Record.candidate == candidate_digest(workload, best.trace),
             measured_under(session, here),

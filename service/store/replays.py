@@ -20,7 +20,7 @@ from pitchpipe.wire.target import Target
 from service.db import instant
 from service.states import CandidateState
 from service.store.records import measured_under
-from service.store.values import Circumstances, best_of, get_circumstances, get_device, get_toolchain, target_key
+from service.store.values import Circumstances, best_of, get_circumstances, get_device, get_toolchain, target_digest
 from service.tables import Batch, BestRow, CandidateRow, Record, spelled
 
 
@@ -96,7 +96,7 @@ def _measured_elsewhere(
         .where(
             Record.project == project,
             Record.workload.in_(workloads),
-            Record.target_key == target_key(target),
+            Record.target_key == target_digest(target),
             Record.measure_version == MEASURE_VERSION,
         )
         .group_by(Record.workload)
@@ -110,7 +110,7 @@ def measured_by(session: Session, job: str, target: Target) -> frozenset[Circums
     rows = session.execute(
         select(Record.device_key, Record.toolchain_key)
         .join(CandidateRow, (CandidateRow.project == Record.project) & (CandidateRow.record == Record.id))
-        .where(CandidateRow.job == job, CandidateRow.target_key == target_key(target))
+        .where(CandidateRow.job == job, CandidateRow.target_key == target_digest(target))
         .distinct()
     )
     return frozenset(get_circumstances(session, row.device_key, row.toolchain_key) for row in rows)
@@ -141,7 +141,7 @@ def unreplayed(
         .where(
             CandidateRow.project == project,
             CandidateRow.workload == workload,
-            CandidateRow.target_key == target_key(target),
+            CandidateRow.target_key == target_digest(target),
             CandidateRow.digest == Record.candidate,
             CandidateRow.purpose == spelled(Purpose.REPLAY),
             CandidateRow.state.in_([spelled(state) for state in CandidateState if not state.terminal]),
@@ -176,7 +176,7 @@ def failures(session: Session, job: str, workload: str, target: Target) -> list[
         .where(
             Batch.job == job,
             Batch.workload == workload,
-            Batch.target_key == target_key(target),
+            Batch.target_key == target_digest(target),
             Batch.purpose == Purpose.REPLAY,
         )
         .order_by(Record.seq)
@@ -232,7 +232,7 @@ def _of(project: str, workload: str, target: Target) -> Sequence[ColumnElement[b
     return (
         Record.project == project,
         Record.workload == workload,
-        Record.target_key == target_key(target),
+        Record.target_key == target_digest(target),
         Record.measure_version == MEASURE_VERSION,
     )
 
@@ -240,6 +240,6 @@ def _of(project: str, workload: str, target: Target) -> Sequence[ColumnElement[b
 def _bests(project: str, target: Target) -> Select[BestRow]:
     return select(BestRow).where(
         BestRow.project == project,
-        BestRow.target_key == target_key(target),
+        BestRow.target_key == target_digest(target),
         BestRow.measure_version == MEASURE_VERSION,
     )

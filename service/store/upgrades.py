@@ -17,7 +17,7 @@ from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.upgrade import REPLAYED, Outdated, OutdatedList, UpgradeRequest, UpgradeStage
 from service.store import jobs, replays, workers
-from service.store.values import Circumstances, best_of, target_key
+from service.store.values import Circumstances, best_of, target_digest
 from service.tables import BestRow, Job, JobTask
 
 
@@ -83,7 +83,7 @@ def _weights(session: Session, project: str, target: Target, workloads: Collecti
         .where(
             JobTask.project == project,
             JobTask.workload.in_(set(workloads)),
-            JobTask.target_key == target_key(target),
+            JobTask.target_key == target_digest(target),
         )
         .group_by(JobTask.workload, Job.model)
     )

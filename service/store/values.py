@@ -58,14 +58,14 @@ def insert(session: Session, table: type[Base]) -> Insert:
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
-def target_key(target: Target) -> str:
+def target_digest(target: Target) -> str:
     """SHA-256 of the target's key: what rows and indexes hold."""
     return sha256(target.key.encode())
 
 
 def put_target(session: Session, target: Target) -> str:
     """Stores the value if it is new; returns its key."""
-    return _put(session, StoredTarget, target_key(target), target, target.attributes(), kind=target.kind)
+    return _put(session, StoredTarget, target_digest(target), target, target.attributes(), kind=target.kind)
 
 
 def put_device(session: Session, device: DeviceFingerprint) -> str:

@@ -26,7 +26,7 @@ from service.store.values import (
     put_device,
     put_target,
     put_toolchain,
-    target_key,
+    target_digest,
 )
 from service.tables import WorkerRow, spelled
 
@@ -188,7 +188,7 @@ def rooflines(session: Session, project: str, target: Target) -> list[Roofline |
     rows = session.scalars(
         select(WorkerRow.roofline).where(
             WorkerRow.project == project,
-            WorkerRow.target_key == target_key(target),
+            WorkerRow.target_key == target_digest(target),
             WorkerRow.state == spelled(WorkerState.ACTIVE),
         )
     ).all()
@@ -201,7 +201,7 @@ def circumstances(session: Session, project: str, target: Target) -> frozenset[C
         select(WorkerRow.device_key, WorkerRow.toolchain_key)
         .where(
             WorkerRow.project == project,
-            WorkerRow.target_key == target_key(target),
+            WorkerRow.target_key == target_digest(target),
             WorkerRow.state == spelled(WorkerState.ACTIVE),
         )
         .distinct()

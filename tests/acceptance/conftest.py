@@ -8,7 +8,7 @@ import pytest
 
 from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
-from pitchpipe.plugins import step
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.target import Target
 
 

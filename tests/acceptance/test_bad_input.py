@@ -25,10 +25,10 @@ from pitchpipe.wire.lease import LeaseGrant, LeaseRequest, Purpose, Report, Work
 from pitchpipe.wire.measure import BASELINE_TRACE, CheckVerdict, Timed
 from tests.compiler import programs
 from tests.scene import DEVICE
-from tuner.exchange import RECORDS, WORKLOADS
 from tuner.ingest import IngestedModel, TensorSpec, container
-from tuner.records import export_metaschedule
-from tuner.trace import encode_trace
+from tuner.ingest.metaschedule_files import RECORDS, WORKLOADS
+from tuner.schedule.trace import encode_trace
+from tuner.tuning.records import export_metaschedule
 from tuner.tvm_compat import Schedule, load_ir, relax, save_ir, toolchain
 
 TOKEN = "a-token-that-the-test-chose-by-itself"
@@ -172,7 +172,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, imports: dict[str, str]) ->
     }
     options = ["--with-coordinator", "--port", "0", "--port-file", str(folder / "port")]
     with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "pitchpipe.cli", "server", *options]
+        command = [sys.executable, "-m", "pitchpipe.cli.main", "server", *options]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         while not (folder / "port").exists():
@@ -374,7 +374,7 @@ def test_the_command_names_the_cause_on_one_line_and_exits_2(tmp_path: Path, nam
     path = tmp_path / "m.onnx"
     if name != "missing":
         path.write_bytes(BAD[name].data())
-    command = [sys.executable, "-m", "pitchpipe.cli", "tune", str(path), "--target", programs.TARGET.key]
+    command = [sys.executable, "-m", "pitchpipe.cli.main", "tune", str(path), "--target", programs.TARGET.key]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert named in ended.stderr

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, text
 
 from pitchpipe.client import Client
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.plugins import step
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from tests.compiler import models
 
@@ -53,7 +53,7 @@ class Fleet:
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{arguments[0]}-{len(self.processes)}.log", "wb") as log:
-            command = [sys.executable, "-m", "pitchpipe.cli", *arguments]
+            command = [sys.executable, "-m", "pitchpipe.cli.main", *arguments]
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         self.processes.append(process)
         return process

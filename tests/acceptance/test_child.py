@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pitchpipe import child
-from pitchpipe.child import run_step
 from pitchpipe.errors import InvalidModel, StepDied, StepTimeout
+from pitchpipe.processes import child
+from pitchpipe.processes.child import run_step
 from pitchpipe.wire.limits import OTHER_CLIENT_STEPS, STEP_LIMITS
 
 PATIENCE_SECS = 60

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pitchpipe import sdk
-from pitchpipe.cli import main
+from pitchpipe.cli.main import main
 from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
 from pitchpipe.wire.job import JobState
@@ -59,7 +59,7 @@ def run(embedded: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 def use(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PITCHPIPE_URL", client.url)
     monkeypatch.setenv("PITCHPIPE_TOKEN", client._connection.http.headers["Authorization"].removeprefix("Bearer "))
-    monkeypatch.setattr("pitchpipe.commands.RETRY_SECS", 0.5)
+    monkeypatch.setattr("pitchpipe.cli.commands.RETRY_SECS", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def job(embedded: Client, onnx: Path) -> str:
     """A job that is done, submitted as a user does: by the installed program."""
     token = embedded._connection.http.headers["Authorization"].removeprefix("Bearer ")
     options = ["--url", embedded.url, "--token", token, "--trials", str(TRIALS)]
-    command = [sys.executable, "-m", "pitchpipe.cli", "jobs", "submit", str(onnx), *options]
+    command = [sys.executable, "-m", "pitchpipe.cli.main", "jobs", "submit", str(onnx), *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("job_")
     assert ended.stderr == ""

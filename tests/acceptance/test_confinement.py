@@ -22,8 +22,8 @@ import pytest
 from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import ingest_bytes
-from workers.confinement import become_subreaper, children
-from workers.nursery import Ended, Limits, Line, Nursery
+from workers.sandbox.confinement import become_subreaper, children
+from workers.sandbox.nursery import Ended, Limits, Line, Nursery
 
 SPAWN = multiprocessing.get_context("spawn")
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=10)

@@ -22,7 +22,7 @@ from tests.compiler import gpu_programs
 from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel
 from tuner.space.default import baseline_trace
 from workers.device import detect_target
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 
 def gpus() -> list[str]:

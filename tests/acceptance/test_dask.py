@@ -15,13 +15,14 @@ import pytest
 
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidModel, PitchpipeError, Unreachable
-from pitchpipe.plugins import step
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 from tests.compiler import models, programs
-from tuner import engine
-from tuner.engine import DaskEngine, LocalEngine, create_engine
-from tuner.steps import ProposeRequest, check_model, propose, split_ingested
+from tuner.execution import engine
+from tuner.execution.engine import DaskEngine, LocalEngine, create_engine
+from tuner.execution.steps import check_model, propose, split_ingested
+from tuner.search.requests import ProposeRequest
 
 pytest.importorskip("distributed")
 pytestmark = [
@@ -143,7 +144,7 @@ def test_a_job_is_tuned_by_a_coordinator_whose_steps_run_on_the_cluster(
 
     def start(*arguments: str) -> None:
         with (tmp_path / f"{arguments[0]}.log").open("wb") as log:
-            command = [sys.executable, "-m", "pitchpipe.cli", *arguments]
+            command = [sys.executable, "-m", "pitchpipe.cli.main", *arguments]
             own.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
     def logs() -> str:

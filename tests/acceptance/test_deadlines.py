@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from pitchpipe.client import Client
 from pitchpipe.errors import StepTimeout, from_problem
-from pitchpipe.plugins import step
+from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelFormat, Scope
 from pitchpipe.wire.lease import WorkerRegistration
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
@@ -61,7 +61,7 @@ class Service:
 
     def start(self, *arguments: str, **environment: str) -> None:
         with (self.folder / f"{arguments[0]}.log").open("wb") as log:
-            command = [sys.executable, "-m", "pitchpipe.cli", *arguments]
+            command = [sys.executable, "-m", "pitchpipe.cli.main", *arguments]
             child = subprocess.Popen(command, env=self.environment | environment, stdout=log, stderr=log)
         self.processes.append(child)
 

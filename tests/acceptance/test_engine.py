@@ -21,10 +21,11 @@ from pitchpipe.errors import InvalidInput, InvalidModel, StepDied, StepFailed, S
 from pitchpipe.wire.limits import StepLimits
 from tests import bad_steps
 from tests.compiler import programs
-from tuner import engine, pool, step_child
-from tuner.engine import LocalEngine, create_engine, on_behalf
+from tuner.execution import engine, pool, step_child
+from tuner.execution.engine import LocalEngine, create_engine, on_behalf
+from tuner.execution.steps import propose, train
 from tuner.measure import quiet
-from tuner.steps import ProposeRequest, Sample, propose, train
+from tuner.search.requests import ProposeRequest, Sample
 
 PATIENCE_SECS = 60
 MIB = bad_steps.MIB
@@ -226,7 +227,7 @@ def test_children_survive_the_thread_that_started_them_and_end_with_their_proces
             import sys, threading, time
             from pitchpipe.wire.limits import StepLimits
             from tests.bad_steps import stay
-            from tuner.engine import LocalEngine
+            from tuner.execution.engine import LocalEngine
 
             engine = LocalEngine(2, {"stay": StepLimits(wall_secs=600, cpu_secs=600, confined=False)})
             def start():

@@ -18,11 +18,12 @@ import pytest
 
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
-from workers import gpu_batch, gpu_builders
-from workers.batch_run import Batch
-from workers.gpu_batch import GpuBatchRun
-from workers.gpu_children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL
-from workers.nursery import Child, Ended, Limits, Line, Nursery
+from workers.sandbox.gpu import batch as gpu_batch
+from workers.sandbox.gpu import builders as gpu_builders
+from workers.sandbox.gpu.batch import GpuBatchRun
+from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL
+from workers.sandbox.messages import Batch
+from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 WORKLOAD = "0" * 64
 CHECK = {"passed": True, "max_abs_error": 0.0, "tolerance": 1.0, "input_sets": 3}

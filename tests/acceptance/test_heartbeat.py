@@ -10,8 +10,8 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Sto
 from tests.compiler.programs import TARGET, dense
 from tests.hostile import harmless, program
 from tuner.measure.drift import DRIFTED, REMEMBERED, Drift
-from workers.batch_run import MAX_REPEATS
-from workers.sandbox import Sandbox
+from workers.sandbox.cpu.batch import MAX_REPEATS
+from workers.sandbox.sandbox import Sandbox
 
 CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pitchpipe.client import Client
-from pitchpipe.sdk import fetch, submit
+from pitchpipe.deploy.fetch import fetch
+from pitchpipe.sdk import submit
 from pitchpipe.wire.job import JobOrigin, JobState
 from pitchpipe.wire.miss import MissStage, MissView
 from pitchpipe.wire.record import LookupRequest, Origin, Tier

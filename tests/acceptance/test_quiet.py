@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -32,6 +32,26 @@ def _compute(entered: Event, leave: Event) -> None:
 def _time(entered: Event) -> None:
     with quiet.timing():
         entered.set()
+
+
+def _compute_at_once(entered: Event) -> None:
+    with suppress(quiet.Abandoned), quiet.computing(lambda: True):
+        entered.set()
+
+
+def _time_at_once(entered: Event) -> None:
+    with suppress(quiet.Abandoned), quiet.timing(lambda: True):
+        entered.set()
+
+
+def _enters(body: Callable[[Event], None]) -> bool:
+    """Whether another process finds the lock free, at its first look."""
+    entered = SPAWN.Event()
+    other = SPAWN.Process(target=body, args=(entered,))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
+    return entered.is_set()
 
 
 def test_nothing_is_timed_while_another_process_computes() -> None:
@@ -66,16 +86,7 @@ def test_who_waits_to_time_keeps_newcomers_from_computing() -> None:
         gate = f"{quiet.lock_path()}.gate"
         while not _is_shut(gate):
             time.sleep(0.01)
-        newcomer = os.fork()
-        if newcomer == 0:
-            quiet.forget_inherited()
-            try:
-                with quiet.computing(lambda: True):
-                    os._exit(1)
-            except quiet.Abandoned:
-                os._exit(0)
-        _, status = os.waitpid(newcomer, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+        assert not _enters(_compute_at_once)
         assert not timed.is_set()
     assert timed.wait(30)
     waiting.join()
@@ -118,25 +129,10 @@ def test_a_long_computation_that_gives_way_is_interrupted_by_a_timing() -> None:
         other.start()
         while not timed.is_set():
             quiet.give_way()
-        with pytest.raises(quiet.Abandoned):
-            _time_in_a_fork_at_once()
+        assert not _enters(_time_at_once)
     other.join()
-
-
-def _time_in_a_fork_at_once() -> None:
-    """Raises Abandoned when another process would have to wait before it times."""
-    pid = os.fork()
-    if pid == 0:
-        quiet.forget_inherited()
-        try:
-            with quiet.timing(lambda: True):
-                os._exit(0)
-        except quiet.Abandoned:
-            os._exit(1)
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
-        raise quiet.Abandoned
 
 
 def test_giving_way_outside_a_computation_takes_no_lock() -> None:
     quiet.give_way()
-    _time_in_a_fork_at_once()
+    assert _enters(_time_at_once)

@@ -9,7 +9,7 @@ import pytest
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Timed
 from tests.compiler.programs import TARGET, dense
 from workers.device import data_caches
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 
 def test_a_device_is_measured_beside_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

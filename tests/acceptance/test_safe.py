@@ -27,16 +27,17 @@ import numpy as np
 import psutil
 import pytest
 
-from pitchpipe import background, identity, signing
-from pitchpipe.artifact import Manifest, linker
-from pitchpipe.building import Recipe
 from pitchpipe.client import Client
+from pitchpipe.deploy import background, identity, signing
+from pitchpipe.deploy.artifact import Manifest, linker
+from pitchpipe.deploy.building import Recipe
+from pitchpipe.deploy.lookup import Schedules
+from pitchpipe.deploy.packs import create_pack, open_pack
+from pitchpipe.deploy.proof import RETRY_SECS, Proof, proof_of, prove
+from pitchpipe.deploy.safe import FallbackWarning, SafeModel, load_safely
 from pitchpipe.errors import ArtifactRefused
-from pitchpipe.local import local_model
-from pitchpipe.packs import create_pack, open_pack
-from pitchpipe.proof import RETRY_SECS, Proof, proof_of, prove
-from pitchpipe.safe import FallbackWarning, SafeModel, load_safely
-from pitchpipe.sdk import Schedules, load
+from pitchpipe.model.local import local_model
+from pitchpipe.sdk import load
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
@@ -77,8 +78,8 @@ import os, sys, time
 from pathlib import Path
 import numpy as np
 import tvm  # once, before the forks: each would take a second
-from pitchpipe.identity import machine_key
-from pitchpipe.safe import load_safely
+from pitchpipe.deploy.identity import machine_key
+from pitchpipe.deploy.safe import load_safely
 from pitchpipe.sdk import Schedules
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target

@@ -20,8 +20,8 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKin
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.hostile import MISDEEDS, Asleep, Misdeed, harmless, hostile, parallel, program, until_one_sleeps
-from workers import sandbox as sandbox_module
-from workers.sandbox import Sandbox
+from workers.sandbox import sandbox as sandbox_module
+from workers.sandbox.sandbox import Sandbox
 
 TARGET = Target.parse(
     {"kind": "llvm", "mcpu": "x86-64-v2" if os.uname().machine == "x86_64" else "generic", "num-cores": 2}
@@ -201,7 +201,7 @@ def test_nothing_is_left_when_the_daemon_is_killed(tmp_path: Path) -> None:
         from pitchpipe.wire.measure import MeasureConfig
         from tests.acceptance.test_sandbox import TARGET
         from tests.hostile import MISDEEDS, hostile, parallel
-        from workers.sandbox import Sandbox
+        from workers.sandbox.sandbox import Sandbox
         workload = hostile(MISDEEDS["llvm"]["sleep_for_ever"])
         sandbox = Sandbox(TARGET)
         print("measuring", flush=True)

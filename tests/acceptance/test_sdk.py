@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe import building
-from pitchpipe.artifact import CompiledModel, open_artifact
 from pitchpipe.client import Client
+from pitchpipe.deploy import building
+from pitchpipe.deploy.artifact import CompiledModel, open_artifact
+from pitchpipe.deploy.fetch import fetch
+from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
-from pitchpipe.sdk import Schedules, fetch, load, submit
+from pitchpipe.sdk import load, submit
 from pitchpipe.wire.job import JobState, JobView
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.record import Tier

@@ -108,7 +108,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
             "PITCHPIPE_MODEL_CHECK_SECS": "0",  # nobody is there to check models
             **{f"PITCHPIPE_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        command = [sys.executable, "-m", "pitchpipe.cli", "server", "--port", "0", "--port-file", str(port_file)]
+        command = [sys.executable, "-m", "pitchpipe.cli.main", "server", "--port", "0", "--port-file", str(port_file)]
         with log.open("wb") as output:
             process = subprocess.Popen([*command, *arguments], env=environment, stdout=output, stderr=output)
         started.append(process)
@@ -260,7 +260,7 @@ def test_an_embedded_server_ends_with_its_parent(tmp_path: Path, rest: str) -> N
     port_file = tmp_path / "port"
     script = (
         "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli', 'server', '--embedded', '--port', '0',\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli.main', 'server', '--embedded', '--port', '0',\n"
         f"    '--port-file', {str(port_file)!r}, '--parent', str(os.getpid())], start_new_session=True)\n"
         f"print(child.pid, flush=True)\n{rest}\n"
     )
@@ -285,7 +285,7 @@ def test_an_embedded_server_ends_with_its_parent(tmp_path: Path, rest: str) -> N
 def test_a_port_that_is_taken_is_told_and_nothing_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = subprocess.run(
-            [sys.executable, "-m", "pitchpipe.cli", "server", "--port", str(taken.getsockname()[1])],
+            [sys.executable, "-m", "pitchpipe.cli.main", "server", "--port", str(taken.getsockname()[1])],
             env={
                 **os.environ,
                 "PITCHPIPE_DATABASE_URL": f"sqlite:///{tmp_path / 'p.db'}",
@@ -303,7 +303,7 @@ def test_a_port_that_is_taken_is_told_and_nothing_starts(tmp_path: Path) -> None
 def test_the_api_process_loads_no_compiler_and_no_learner() -> None:
     code = (
         "import sys\n"
-        "from service.app import create_app\n"
+        "from service.http.app import create_app\n"
         "from service.blobs import Blobs\n"
         "from service.db import Database\n"
         "from service.settings import Settings\n"

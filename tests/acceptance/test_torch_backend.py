@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.answers import KeptAnswer
-from pitchpipe.artifact import cache_dir
+from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import JobState

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pitchpipe.artifact import cache_dir
 from pitchpipe.client import Client
+from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.wire.record import Tier
 from tests.proxy import Proxy
 

@@ -13,7 +13,7 @@ import torch
 def test_a_trusted_archive_is_converted_here_and_tuned(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8)).eval()
     torch.export.save(torch.export.export(module, (torch.randn(32, 64),)), tmp_path / "mlp.pt2")
-    command = [sys.executable, "-m", "pitchpipe.cli", "tune", str(tmp_path / "mlp.pt2")]
+    command = [sys.executable, "-m", "pitchpipe.cli.main", "tune", str(tmp_path / "mlp.pt2")]
     options = ["--database", f"sqlite:///{tmp_path / 'p.db'}", "--trials", "8", "--json"]
     refused = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stdout) == (2, "")

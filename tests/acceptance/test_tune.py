@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(model: Path, database: Path, *options: str) -> list[str]:
     url = f"sqlite:///{database}"
-    return [sys.executable, "-m", "pitchpipe.cli", "tune", str(model), "--database", url, "--json", *options]
+    return [sys.executable, "-m", "pitchpipe.cli.main", "tune", str(model), "--database", url, "--json", *options]
 
 
 def run(model: Path, database: Path, *options: str) -> dict[str, object]:

@@ -59,7 +59,7 @@ def age(database: Path) -> str:
 
 def upgrade(database: Path) -> list[str]:
     options = ["--database", f"sqlite:///{database}", "--json", "--tune-trials", "0"]
-    return [sys.executable, "-m", "pitchpipe.cli", "schedules", "upgrade", *options]
+    return [sys.executable, "-m", "pitchpipe.cli.main", "schedules", "upgrade", *options]
 
 
 def stale(database: Path, label: str) -> int:

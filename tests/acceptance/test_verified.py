@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe import building, identity, packs, signing, verify
 from pitchpipe.client import Client
+from pitchpipe.deploy import building, identity, packs, signing, verify
+from pitchpipe.deploy.lookup import Schedules
+from pitchpipe.deploy.packs import create_pack, open_pack
+from pitchpipe.deploy.safe import FallbackWarning, load_safely
 from pitchpipe.errors import WrongResult
-from pitchpipe.local import LocalModel, local_model
-from pitchpipe.packs import create_pack, open_pack
-from pitchpipe.reference import NoSource
-from pitchpipe.safe import FallbackWarning, load_safely
-from pitchpipe.sdk import Schedules, load, submit
+from pitchpipe.model.local import LocalModel, local_model
+from pitchpipe.model.reference import NoSource
+from pitchpipe.sdk import load, submit
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
 from tests.compiler import models
@@ -189,7 +190,8 @@ def test_a_wrong_import_is_not_submitted_and_a_right_one_says_what_it_was_compar
 _TUNE = """
 import sys
 from dataclasses import replace
-from pitchpipe import cli, tune, verify
+from pitchpipe.cli import main, tune
+from pitchpipe.deploy import verify
 
 verify.EXPLAIN_SECS = 1.0
 read = tune.read_model
@@ -199,7 +201,7 @@ def wrongly(*arguments, **options):
     return replace(model, data=model.data.replace(b"Relu", b"Tanh"))
 
 tune.read_model = wrongly
-cli.main(sys.argv[1:])
+main.main(sys.argv[1:])
 """
 
 

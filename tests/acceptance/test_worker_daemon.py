@@ -28,8 +28,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def make_batch(rows: int, count: int) -> tuple[Workload, list[Candidate]]:
     """A small matrix product and candidates that the search proposes for it."""
-    from tuner.search import propose
-    from tuner.steps import ProposeRequest
+    from tuner.search.evolution import propose
+    from tuner.search.requests import ProposeRequest
 
     workload = dense(rows, 128, 96)
     request = ProposeRequest(
@@ -75,7 +75,7 @@ def test_a_killed_worker_leaves_no_process_and_another_worker_measures_the_rest_
 def test_a_worker_drains_when_the_process_that_started_it_is_killed(fleet: Fleet) -> None:
     program = (
         "import os, subprocess, sys, time; "
-        "subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli', 'worker', '--name', 'orphan', '--parent', str(os.getpid())]); "
+        "subprocess.Popen([sys.executable, '-m', 'pitchpipe.cli.main', 'worker', '--name', 'orphan', '--parent', str(os.getpid())]); "
         "time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], env=fleet.environment)

@@ -8,10 +8,10 @@ from typing import Any
 from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.digest import workload_digest
+from tuner.schedule.trace import encode_trace
 from tuner.space.metaschedule import generate
-from tuner.trace import encode_trace
 from tuner.tvm_compat import IRModule, save_ir, te, tirx
+from tuner.workload.digest import workload_digest
 
 TARGET = Target.parse(
     {

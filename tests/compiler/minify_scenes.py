@@ -32,7 +32,7 @@ def wrong_ceil() -> None:
 
 def wrong_rewrite() -> None:
     """A rewrite that loses negations."""
-    from tuner import graph
+    from tuner.graph import prepare as graph
 
     def lose_negations(module: Any) -> Any:
         @relax.expr_functor.mutator

@@ -8,8 +8,8 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.digest import workload_digest
 from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
+from tuner.workload.digest import workload_digest
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.compiler.programs import workload
-from tuner.compulsory import compulsory_bytes, least_flops, winograd_saving
 from tuner.tvm_compat import load_ir, relax, te
+from tuner.workload.compulsory import compulsory_bytes, least_flops, winograd_saving
 
 SIZE, CHANNELS, FILTERS = 14, 16, 32
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.task import TaskKind
 from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
-from tuner.deploy import build_here, identify
-from tuner.graph import prepare
+from tuner.deploy.build import build_here, identify
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.space.default import fixed_trace

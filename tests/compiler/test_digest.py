@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pitchpipe.errors import InvalidModel
-from tuner.digest import IR_SCHEMA_VERSION, primfunc_digest, workload_digest
 from tuner.tvm_compat import IRModule, load_ir, save_ir, te, tvm
+from tuner.workload.digest import IR_SCHEMA_VERSION, primfunc_digest, workload_digest
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "digests.json"
 

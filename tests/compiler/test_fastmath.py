@@ -14,9 +14,9 @@ import pytest
 from tests.compiler.models import attention, model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of
-from tuner.deploy import compile_scheduled, schedule_model
-from tuner.fastmath import POWERS, expand_intrinsics
-from tuner.graph import MAIN, TRANSFORM
+from tuner.deploy.build import compile_scheduled, schedule_model
+from tuner.graph.prepare import MAIN, TRANSFORM
+from tuner.lowering.fastmath import POWERS, expand_intrinsics
 from tuner.measure.build import compile_module
 from tuner.tvm_compat import IRModule, Schedule, relax, te, tirx, to_tvm_target, tvm, tvm_ffi
 

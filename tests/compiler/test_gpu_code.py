@@ -19,8 +19,8 @@ from tuner.measure.gpu_code import (
     for_nvrtc,
     lower,
 )
+from tuner.schedule.trace import apply_trace
 from tuner.space.default import baseline_trace
-from tuner.trace import apply_trace
 from tuner.tvm_compat import Schedule, load_ir, to_tvm_target
 
 HEADER = """#ifdef __CUDACC_RTC__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.compiler.gpu_programs import convolution, product, relu_of_product, schedules, workload
-from tuner.trace import apply_trace, decode_trace, encode_trace
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
 from tuner.tvm_compat import CUDA_INTRINSICS, load_ir, tvm, tvm_ffi
 
 CASES = {

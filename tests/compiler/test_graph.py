@@ -10,15 +10,16 @@ import onnxruntime
 import pytest
 
 from pitchpipe.errors import InvalidModel
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.target import Target
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
-from tuner.graph import MAIN, TRANSFORM, call_counts, finish, prepare, workload_module
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
+from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.tasks import workload_functions
-from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import PrimFunc, Schedule, Trace, load_intrinsics, load_ir, ms, relax, to_tvm_target, tvm
 
 
@@ -60,7 +61,7 @@ def test_an_untuned_model_computes_what_onnx_runtime_computes(make: Callable[[],
     proto = make()
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     for ours, theirs in zip(found, expected(proto, inputs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -81,7 +82,7 @@ def sampled_trace(workload: Any, seed: int) -> str:
 
 
 def test_a_tuned_model_with_weights_laid_out_anew_computes_the_same() -> None:
-    load_intrinsics(TARGET)
+    load_intrinsics(TARGET.kind)
     proto = small_network()
     ingested, weights = ingest_here(proto)
     prepared = prepare(load_ir(ingested.ir), TARGET)
@@ -91,7 +92,7 @@ def test_a_tuned_model_with_weights_laid_out_anew_computes_the_same() -> None:
             traces.append(sampled_trace(workload_module(function), seed=3))
             prepared.update_func(variable, apply_trace(workload_module(function), traces[-1]).mod["main"])
     assert sum("layout_rewrite_preproc" in trace for trace in traces) >= 2
-    finished = finish(prepared)
+    finished = finish(prepared, TARGET)
     inputs = inputs_of(ingested)
     (found,) = run(finished, ingested, weights, inputs)
     np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-4, atol=1e-5)
@@ -150,7 +151,7 @@ def test_a_model_without_weights_is_prepared_and_run() -> None:
     proto = model([node("Relu", ["x"], ["h"]), node("Add", ["h", "x"], ["y"])], {"x": [2, 3]}, ["y"])
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)
-    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     np.testing.assert_allclose(found, expected(proto, inputs)[0])
 
 
@@ -160,14 +161,14 @@ def test_a_batch_norm_without_a_convolution_is_arithmetic() -> None:
     proto = model([node("BatchNormalization", ["x", *"gbmv"], ["y"])], {"x": [2, 6, 4, 4]}, ["y"], norm)
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)
-    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_binding_weights_uses_all_cores() -> None:
     weights = {"w": np.ones((512, 256), np.float32)}
     ingested, _ = ingest_here(model([node("Gemm", ["x", "w"], ["y"], transB=1)], {"x": [4, 256]}, ["y"], weights))
-    finished = finish(prepare(load_ir(ingested.ir), TARGET))
+    finished = finish(prepare(load_ir(ingested.ir), TARGET), TARGET)
     (transpose,) = [name for name in functions_of(finished) if name.startswith("bind_")]
     assert "T.parallel" in finished[transpose].script()
     # What main calls is left to the traces that the caller has.
@@ -177,7 +178,8 @@ def test_binding_weights_uses_all_cores() -> None:
 
 def test_on_a_gpu_nothing_is_left_without_threads() -> None:
     ingested, _ = ingest_here(small_network())
-    finished = finish(prepare(load_ir(ingested.ir), Target.parse({"kind": "cuda", "arch": "sm_90a"})))
+    target = Target.parse({"kind": "cuda", "arch": "sm_90a"})
+    finished = finish(prepare(load_ir(ingested.ir), target), target)
     assert all("threadIdx.x" in finished[name].script() for name in functions_of(finished))
 
 
@@ -190,7 +192,7 @@ def test_indices_out_of_bounds_read_no_foreign_memory() -> None:
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)
     inputs[0][:] = 2**40
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     assert all(np.isfinite(value).all() for value in found)
 
 
@@ -207,7 +209,7 @@ def test_a_weight_used_in_two_ways_keeps_its_meaning() -> None:
     ingested, values = ingest_here(proto)
     sorted_proto = model([nodes[0], nodes[1], nodes[3], nodes[2]], {"x": [8, 8]}, ["y"], weights)
     inputs = inputs_of(ingested)
-    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, values, inputs)
+    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, values, inputs)
     np.testing.assert_allclose(found, expected(sorted_proto, inputs)[0], rtol=1e-4, atol=1e-4)
 
 

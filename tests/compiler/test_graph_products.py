@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.compiler.programs import TARGET
-from tuner.graph import MAIN, TRANSFORM, call_counts, finish, prepare, workload_module
-from tuner.movement import followed
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
+from tuner.graph.reshape_transpose import followed
 from tuner.space.tiles import find_contraction
 from tuner.tasks import workload_functions
 from tuner.tvm_compat import Schedule, relax, to_tvm_target, tvm
@@ -55,7 +56,7 @@ def check(graph: Graph, make: Any, inputs: int = 1) -> Any:
     tensors = [tvm.runtime.tensor(value) for value in graph.values]
     with target:
         plain = relax.VirtualMachine(tvm.compile(relax.transform.LegalizeOps()(module), target=target), tvm.cpu())
-        ours = relax.VirtualMachine(tvm.compile(finish(prepared), target=target), tvm.cpu())
+        ours = relax.VirtualMachine(tvm.compile(finish(prepared, TARGET), target=target), tvm.cpu())
     bound = ours[TRANSFORM](tensors[inputs:])
     for got, expected in zip(results(ours, *tensors[:inputs], *bound), results(plain, *tensors), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
@@ -153,7 +154,7 @@ def test_one_projection_of_stacked_heads_is_the_same_workload_as_three() -> None
     assert len(digests[0]) == 3
 
 
-def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
+def test_matmuls_that_read_one_tensor_are_merged_with_the_common_part_of_their_epilogues() -> None:
     graph = Graph()
     x, other = graph.tensor(6, 32), graph.tensor(6, 16)
     weights = [graph.tensor(32, 16) for _ in range(4)]
@@ -170,7 +171,7 @@ def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
     assert "matmul_add" in kernels(prepared)
 
 
-def test_parts_that_would_lie_askew_in_memory_are_not_joined() -> None:
+def test_matmuls_whose_parts_would_not_be_aligned_in_memory_are_not_merged() -> None:
     graph = Graph()
     x, weights = graph.tensor(3, 32), [graph.tensor(32, 5) for _ in range(2)]
     prepared = check(graph, lambda emit: [emit(relax.op.matmul(x, weight)) for weight in weights])

@@ -10,7 +10,8 @@ import pytest
 from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, run
-from tuner.graph import call_counts, finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import IngestedModel, TensorSpec
 from tuner.tvm_compat import load_ir, relax
 
@@ -34,7 +35,9 @@ def program(gather: Any, indices: np.ndarray, *, constant: bool, shape: tuple[in
 
 def result(mod: Any, *inputs: np.ndarray) -> Any:
     specs = tuple(TensorSpec(name=f"x{at}", shape=each.shape, dtype=str(each.dtype)) for at, each in enumerate(inputs))
-    (found,) = run(finish(prepare(mod, TARGET)), IngestedModel(ir=b"", inputs=specs, params=()), {}, list(inputs))
+    (found,) = run(
+        finish(prepare(mod, TARGET), TARGET), IngestedModel(ir=b"", inputs=specs, params=()), {}, list(inputs)
+    )
     return found
 
 
@@ -111,5 +114,5 @@ def test_an_onnx_model_is_given_negative_indices(operator: str) -> None:
     ingested, weights = ingest_here(proto)
     indices = np.resize(np.array([-4, 3, -1, 0]), shapes[operator])
     inputs = [np.arange(16, dtype=np.float32).reshape(4, 4), indices]
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     np.testing.assert_array_equal(found[0], expected(proto, inputs)[0])

@@ -15,13 +15,13 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
 from tests.compiler import programs
 from tests.hostile import program
-from tuner.exchange import RECORDS, WORKLOADS
+from tuner.execution.steps import check_model, split_ingested
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.imported import ImportedWorkload, pack_imported, parse_imported
+from tuner.ingest.metaschedule_files import RECORDS, WORKLOADS
 from tuner.ingest.metaschedule_reader import KEPT, read_metaschedule
-from tuner.records import export_metaschedule
-from tuner.steps import check_model, split_ingested
-from tuner.trace import apply_trace, encode_trace
+from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.tuning.records import export_metaschedule
 from tuner.tvm_compat import PrimFunc, Schedule, load_ir, save_ir, tvm, tvm_ffi
 
 Pair = dict[str, str]

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, UnsupportedOperator, UnsupportedShape
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.test_digest import product

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.torch_operator_cases import calls, database, exported, name_of, through_load  # noqa: E402  # needs torch
-from pitchpipe.comparison import difference  # noqa: E402
 from pitchpipe.errors import UnsupportedOperator, UnsupportedShape  # noqa: E402
+from pitchpipe.model.comparison import difference  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
 from tuner.space.default import fixed_trace  # noqa: E402

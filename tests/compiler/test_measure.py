@@ -22,11 +22,11 @@ from tuner.measure import candidate
 from tuner.measure.build import apply, build, compile_module
 from tuner.measure.candidate import Bench, Running
 from tuner.measure.check import SETS
-from tuner.measure.packing import packings_of
 from tuner.measure.timing import CONFIRM_PROCESSES, run_interval
-from tuner.trace import encode_trace
+from tuner.schedule.packing import packings_of
+from tuner.schedule.trace import encode_trace
 from tuner.tvm_compat import IRModule, Schedule, load_intrinsics, load_ir, ms, to_tvm_target, tvm
-from workers.sandbox import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
 
@@ -56,7 +56,7 @@ def measure(
 
 def traces(workload: Workload, count: int, seed: int = 1) -> list[str]:
     """Random members of MetaSchedule's space that its postprocessors accept."""
-    load_intrinsics(TARGET)
+    load_intrinsics(TARGET.kind)
     mod = load_ir(workload.ir)
     context = ms.TuneContext(
         mod,

@@ -8,7 +8,7 @@ import pytest
 from tests.compiler.programs import conv, dense
 from tests.hostile import program
 from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, poison, verdict
-from tuner.measure.tensor_type import TensorType
+from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, load_ir, te, tvm
 
 

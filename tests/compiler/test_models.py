@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from pitchpipe import comparison
+from pitchpipe.model import comparison
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.fastmath import expand_intrinsics
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import ingest
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.tvm_compat import load_ir
 
 torch = pytest.importorskip("torch")
@@ -54,7 +55,7 @@ def check(builder: Any) -> None:
     module, examples = builder()
     data, weights = from_torch(module, examples)
     ingested = ingest(data, ModelFormat.RELAX)
-    built = expand_intrinsics(finish(prepare(load_ir(ingested.ir), TARGET)))
+    built = expand_intrinsics(finish(prepare(load_ir(ingested.ir), TARGET), TARGET))
     for inputs in comparison.input_sets([each.numpy() for each in examples])[1:]:
         with torch.no_grad():
             outputs = module(*map(torch.from_numpy, inputs))

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from tests.compiler import programs
+from tuner.schedule.trace import encode_trace
 from tuner.space import space_of
-from tuner.trace import encode_trace
 
 
 def test_equal_traces_have_equal_neighbours_wherever_they_lie_in_memory() -> None:

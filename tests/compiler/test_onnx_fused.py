@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import UnsupportedOperator
+from pitchpipe.model.comparison import difference
 from tests.compiler.test_onnx_graphs import LIMITS, ours
 from tuner.ingest.onnx_reader import read_onnx
 

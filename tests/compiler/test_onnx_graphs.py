@@ -10,12 +10,12 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator, UnsupportedShape
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.comparison import difference
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.models import model, node, small_network
-from tuner.deploy import compile_scheduled, schedule_model
+from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.ingest import IngestLimits, ingest
 from tuner.ingest.onnx.survey import survey
 from tuner.ingest.onnx_reader import read_onnx

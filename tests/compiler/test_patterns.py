@@ -14,7 +14,8 @@ from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
 from tuner import tasks
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.tvm_compat import load_ir
 
 
@@ -182,7 +183,7 @@ def test_a_rewritten_graph_computes_the_same(pattern: Callable[[], Any]) -> None
     proto = pattern()
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, inputs)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
     for ours, theirs in zip(found, expected(proto, inputs), strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

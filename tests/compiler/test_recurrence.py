@@ -5,17 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pitchpipe.comparison import largest_error
+from pitchpipe.model.comparison import largest_error
 from pitchpipe.wire.task import TaskKind, Workload
 from tests.compiler.programs import TARGET
-from tuner.digest import workload_digest
-from tuner.fastmath import expand_intrinsics
-from tuner.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
+from tuner.execution.steps import propose
+from tuner.lowering.fastmath import expand_intrinsics
+from tuner.schedule.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
+from tuner.search.requests import ProposeRequest
 from tuner.space.default import fixed_trace
 from tuner.space.recurrence import recurrent_sketches
-from tuner.steps import ProposeRequest, propose
-from tuner.trace import apply_trace, decode_trace, encode_trace
 from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, tvm
+from tuner.workload.digest import workload_digest
 
 LAYERS = [
     Recurrence(cell=cell, steps=steps, rows=rows, units=units, backward=backward)
@@ -127,9 +128,9 @@ def torch_layers() -> list[object]:
 def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]) -> None:
     import torch
 
-    from tuner.deploy import schedule_model
-    from tuner.evaluate import _Runner
-    from tuner.graph import prepare
+    from tuner.deploy.build import schedule_model
+    from tuner.deploy.evaluate import _Runner
+    from tuner.graph.prepare import prepare
     from tuner.ingest import parse_container
     from tuner.ingest.torch_export import from_torch
     from tuner.tasks import split

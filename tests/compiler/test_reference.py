@@ -12,15 +12,15 @@ import numpy as np
 import onnx
 import pytest
 
-from pitchpipe.comparison import Agreement
-from pitchpipe.local import LocalModel, local_model
-from pitchpipe.reference import CannotRun, FileSource
-from pitchpipe.reference.onnx_runner import index_ranges, output_steps
+from pitchpipe.model.comparison import Agreement
+from pitchpipe.model.local import LocalModel, local_model
+from pitchpipe.model.reference import CannotRun, FileSource
+from pitchpipe.model.reference.onnx_runner import index_ranges, output_steps
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler import models
 from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
-from tuner.evaluate import evaluate
+from tuner.deploy.evaluate import evaluate
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -228,7 +228,9 @@ def test_what_tells_no_framework_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_the_package_imports_no_framework() -> None:
-    code = "import pitchpipe.reference, pitchpipe.evidence, pitchpipe.verify, sys; print(*sys.modules)"
+    code = (
+        "import pitchpipe.model.reference, pitchpipe.deploy.evidence, pitchpipe.deploy.verify, sys; print(*sys.modules)"
+    )
     import subprocess
 
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

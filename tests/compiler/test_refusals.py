@@ -12,7 +12,7 @@ import torch
 from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.finding import Refusal
 from tests.compiler.models import model, node, small_network
-from tuner.refusals import refusals
+from tuner.minify.refusals import refusals
 
 
 def check(path: Path, model_format: str) -> list[Refusal]:

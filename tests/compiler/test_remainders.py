@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.compiler.programs import TARGET
-from tuner.fastmath import expand_intrinsics
-from tuner.remainders import split_remainders
+from tuner.lowering.fastmath import expand_intrinsics
+from tuner.lowering.remainders import split_remainders
 from tuner.tvm_compat import IRModule, te, tirx, to_tvm_target, tvm, tvm_ffi
 
 

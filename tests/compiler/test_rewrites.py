@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.constants import folded
-from tuner.fastmath import expand_intrinsics
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.fold_constants import folded
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel, TensorSpec
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.tvm_compat import relax
 
 ENDS = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 6.0, -88.0, 1e30, -1e30, 1e-30, np.inf, -np.inf, np.nan])
@@ -92,7 +93,7 @@ def compiled_result(chain: list[Step], x: np.ndarray) -> np.ndarray:
             y = builder.emit_output(value)
         builder.emit_func_output(y)
     model = IngestedModel(ir=b"", inputs=(TensorSpec(name="x", shape=x.shape, dtype=str(x.dtype)),), params=())
-    (found,) = run(expand_intrinsics(finish(prepare(builder.get(), TARGET))), model, {}, [x])
+    (found,) = run(expand_intrinsics(finish(prepare(builder.get(), TARGET), TARGET)), model, {}, [x])
     return np.asarray(found)
 
 
@@ -151,5 +152,5 @@ def test_weights_in_half_precision_are_not_multiplied_out_of_range() -> None:
         for name, p in zip("xpq", params, strict=True)
     ]
     model = IngestedModel(ir=b"", inputs=tuple(specs[:1]), params=tuple(specs[1:]))
-    (found,) = run(finish(prepare(builder.get(), TARGET)), model, weights, [x])
+    (found,) = run(finish(prepare(builder.get(), TARGET), TARGET), model, weights, [x])
     np.testing.assert_allclose(found, x * weights["p"] * weights["q"], rtol=1e-2)

@@ -14,11 +14,10 @@ from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.compiler.programs import TARGET
 from tests.compiler.test_space_default import outputs
-from tuner.digest import workload_digest
+from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.default import fixed_trace
 from tuner.space.rowwise import find_chain, rowwise_sketches
-from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
@@ -32,6 +31,7 @@ from tuner.tvm_compat import (
     tvm,
     tvm_ffi,
 )
+from tuner.workload.digest import workload_digest
 
 op = relax.op
 SSE = Target.parse({"kind": "llvm", "mcpu": "x86-64", "num-cores": 4})
@@ -124,8 +124,8 @@ def test_a_chain_compiles_to_vectors_of_neon() -> None:
     assert "fadd\tv" in built.inspect_source("asm")
 
 
-def test_values_of_another_row_are_no_chain() -> None:
-    """y[i, j] = x[i, j] * sum_k x[j, k], square: the extents of the stages match and their rows do not."""
+def test_stages_that_read_values_of_another_iteration_are_no_chain() -> None:
+    """y[i, j] = x[i, j] * sum_k x[j, k], square: the extents of the stages match and their parallel axes do not."""
     x, k = te.placeholder((64, 64), "float32", name="x"), te.reduce_axis((0, 64), name="k")
     sums = te.compute((64,), lambda i: te.sum(x[i, k], axis=k))
     own = te.compute((64, 64), lambda i, j: x[i, j] * sums[i])
@@ -137,7 +137,7 @@ def test_values_of_another_row_are_no_chain() -> None:
         chain = find_chain(schedule)
         assert (chain is not None) == forms_a_chain
         if chain is not None:
-            assert chain.stages[1].rows == ((0,) if result is own else (1,))
+            assert chain.stages[1].parallel == ((0,) if result is own else (1,))
         single = Workload(digest=workload_digest(mod), ir=save_ir(mod))
         found = apply_trace(mod, fixed_trace(single, TARGET)).mod
         np.testing.assert_allclose(outputs(found)[-1], outputs(mod)[-1], rtol=1e-4)
@@ -156,6 +156,6 @@ def test_sketches_of_a_chain_join_the_space_and_give_candidates() -> None:
         np.testing.assert_allclose(outputs(replayed.mod)[-1], expected[-1], rtol=1e-4, atol=1e-5)
 
 
-def test_contractions_and_gpus_have_no_rows() -> None:
+def test_contractions_and_gpus_have_no_rowwise_sketches() -> None:
     assert rowwise_sketches(load_ir(programs.dense(32, 64, 64).ir), TARGET) == []
     assert rowwise_sketches(load_ir(workload("softmax").ir), Target.parse({"kind": "cuda", "arch": "sm_90"})) == []

@@ -9,7 +9,8 @@ import pytest
 
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel
 from tuner.tvm_compat import relax
 
@@ -24,7 +25,7 @@ def result(scatter: Any, *inputs: np.ndarray) -> np.ndarray:
             y = builder.emit_output(scatter(*params))
         builder.emit_func_output(y)
     model = IngestedModel(ir=b"", inputs=(), params=())
-    (found,) = run(finish(prepare(builder.get(), TARGET)), model, {}, list(inputs))
+    (found,) = run(finish(prepare(builder.get(), TARGET), TARGET), model, {}, list(inputs))
     return np.asarray(found)
 
 

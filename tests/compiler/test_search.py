@@ -18,14 +18,15 @@ from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
-from tuner import search, space
-from tuner.cost_model import CostModel, train, unpack_features
-from tuner.families import family_of
-from tuner.search import propose
-from tuner.space import Space, design_space, space_of
-from tuner.steps import Donor, Proposal, ProposeRequest, Sample
-from tuner.trace import decode_trace, encode_trace, without_postproc
-from tuner.transfer import refit
+from tests.compiler.test_transfer import refit
+from tuner import space
+from tuner.schedule.trace import decode_trace, encode_trace, without_postproc
+from tuner.search import evolution as search
+from tuner.search.cost_model import CostModel, train, unpack_features
+from tuner.search.evolution import propose
+from tuner.search.population import family_of
+from tuner.search.requests import Donor, Proposal, ProposeRequest, Sample
+from tuner.space import Space, space_of
 from tuner.tvm_compat import relax
 
 
@@ -96,7 +97,7 @@ def test_the_same_request_gives_the_same_proposals(
 
 ELSEWHERE = """
 import pickle, sys
-from tuner.steps import propose
+from tuner.execution.steps import propose
 print("\\n".join(p.candidate.digest for p in propose(pickle.load(sys.stdin.buffer))))
 """
 
@@ -195,20 +196,22 @@ def test_a_space_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
     space_of.cache_clear()
 
 
-def test_the_first_round_has_the_leads_and_something_of_every_sketch(first: list[Proposal], model: bytes) -> None:
+def test_the_first_round_has_the_analytic_seeds_and_something_of_every_sketch(
+    first: list[Proposal], model: bytes
+) -> None:
     """With or without a model, which may have learnt from other tasks."""
     whole = space_of(programs.conv(), programs.TARGET)
     sketches = {family_of(encode_trace(schedule.trace.simplified(True))) for schedule in whole.schedules}
-    leads = {encode_trace(lead) for lead in whole.leads}
-    assert len(leads) > 3
+    seeds = {encode_trace(seed) for seed in whole.analytic_seeds}
+    assert len(seeds) > 3
     for proposals in (first, propose(request(programs.conv(), n=24, model=model))):
         keys = {without_postproc(p.candidate.trace) for p in proposals}
-        assert leads <= keys
+        assert seeds <= keys
         assert sketches <= {family_of(key) for key in keys}
 
 
 def test_a_design_space_is_a_list_of_schedules_of_the_workload() -> None:
-    schedules = design_space(programs.conv(), programs.TARGET)
+    schedules = space_of(programs.conv(), programs.TARGET).schedules
     assert len(schedules) >= 3
     assert all(json.loads(encode_trace(schedule.trace))[0] for schedule in schedules)
     other = Target.parse(programs.TARGET.attributes() | {"num-cores": 64})

@@ -12,13 +12,13 @@ from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
-from tuner.digest import workload_digest
-from tuner.search import propose
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
+from tuner.search.evolution import propose
+from tuner.search.requests import ProposeRequest
 from tuner.space.default import baseline_trace, fixed_trace
 from tuner.space.tiles import tiled_sketches
-from tuner.steps import ProposeRequest
-from tuner.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
+from tuner.workload.digest import workload_digest
 
 op = relax.op
 Make = Callable[..., Any]

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.local import local_model
+from pitchpipe.model.comparison import difference
+from pitchpipe.model.local import local_model
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel, IngestLimits, convert, ingest, parse_container
 from tuner.tvm_compat import load_ir
 
@@ -85,7 +86,7 @@ def test_a_network_computes_what_jax_computes(name: str) -> None:
     model = local_model(jax.export.export(function)(*inputs) if name == "images" else function, inputs)
     ingested = ingest(model.data, ModelFormat.RELAX)  # as the service reads it
     arrays = [np.asarray(value) for value in inputs]
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, model.weights, arrays)
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, model.weights, arrays)
     expected = function(*inputs)
     for ours, theirs in zip(found, expected if isinstance(expected, tuple) else [expected], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
@@ -123,7 +124,7 @@ def test_an_operator_means_what_it_means_to_jax(function: Any, shape: tuple[int,
     program = exported(function, x)
     data, raw = read_stablehlo(program.mlir_module_serialized, IngestLimits())
     ingested, weights = split(data, raw)
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [np.asarray(x)])
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [np.asarray(x)])
     expected = program.call(x)
     tolerance = 2e-2 if dtype == "bfloat16" else 1e-5
     for ours, theirs in zip(found, expected if isinstance(expected, tuple) else [expected], strict=True):
@@ -204,7 +205,9 @@ def test_operators_that_index_and_repeat_mean_what_they_mean_to_jax(name: str) -
     program = jax.export.export(jax.jit(FAMILIES[name], keep_unused=True))(*inputs)
     data, raw = read_stablehlo(program.mlir_module_serialized, IngestLimits())
     ingested, weights = split(data, raw)
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [np.asarray(one) for one in inputs])
+    found = run(
+        finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [np.asarray(one) for one in inputs]
+    )
     assert difference(found, [np.asarray(leaf) for leaf in jax.tree.leaves(program.call(*inputs))]) is None
 
 

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
-from tuner.digest import workload_digest
-from tuner.graph import call_counts, prepare
+from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import IngestLimits, container, ingest_bytes
 from tuner.ingest.onnx_reader import read_onnx
+from tuner.schedule.trace import apply_trace
 from tuner.tasks import split, split_ingested, workload_functions
-from tuner.trace import apply_trace
 from tuner.tvm_compat import load_ir
+from tuner.workload.digest import workload_digest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "make_resnet18.py"
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pitchpipe.comparison import difference
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator
+from pitchpipe.model.comparison import difference
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel, IngestLimits, convert, ingest, parse_container
 from tuner.ingest.isolation import join_weights, split_weights
 from tuner.tvm_compat import load_ir
@@ -79,7 +80,7 @@ def test_a_network_computes_what_the_interpreter_computes() -> None:
     assert [(spec.name, spec.shape) for spec in ingested.inputs] == [("x", (1, 12, 12, 3))]
     assert {"stem/kernel", "deep/kernel", "head/kernel", "head/bias"} <= set(weights)
     x = np.random.default_rng(1).normal(0, 1, (1, 12, 12, 3)).astype(np.float32)
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [x])
+    found = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [x])
     for ours, theirs in zip(found, interpreted(data, [x]), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -88,7 +89,7 @@ def test_a_network_computes_what_the_interpreter_computes() -> None:
 def test_a_file_means_what_it_means_to_the_interpreter(name: str) -> None:
     data = FILES[name]()
     ingested, weights = read(data)
-    finished, step = finish(prepare(load_ir(ingested.ir), TARGET)), STEPS.get(name)
+    finished, step = finish(prepare(load_ir(ingested.ir), TARGET), TARGET), STEPS.get(name)
     inputs = example_inputs(data, 1)
     found, expected = run(finished, ingested, weights, inputs), interpreted(data, inputs)
     steps = []

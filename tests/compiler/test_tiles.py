@@ -13,7 +13,6 @@ import pytest
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, dense, workload
-from tuner.digest import workload_digest
 from tuner.measure.build import build
 from tuner.space.contraction import find_contraction
 from tuner.space.depthwise import windows
@@ -36,6 +35,7 @@ from tuner.tvm_compat import (
     tvm,
     uses,
 )
+from tuner.workload.digest import workload_digest
 
 AVX2 = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
 NEON = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 4}

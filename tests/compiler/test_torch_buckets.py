@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
 
-from pitchpipe import comparison  # noqa: E402
+from pitchpipe.model import comparison  # noqa: E402
 from pitchpipe.torch_backend import duel  # noqa: E402
 from pitchpipe.torch_backend.beside import REPAID, Allowance, Task  # noqa: E402
 from pitchpipe.torch_backend.chosen import Bucket  # noqa: E402
@@ -19,7 +19,7 @@ from pitchpipe.torch_backend.dynamic import Sizes  # noqa: E402
 from pitchpipe.torch_backend.graph_text import Unknown, decode, encode  # noqa: E402
 from pitchpipe.torch_backend.rehearsal import Rehearsal, Shared  # noqa: E402
 from pitchpipe.torch_backend.report import BucketReport  # noqa: E402
-from pitchpipe.torch_operators import inference_decompositions  # noqa: E402
+from pitchpipe.torch_operators.decompositions import inference_decompositions  # noqa: E402
 
 
 def verdict(ratio: float) -> duel.Verdict:

@@ -12,7 +12,8 @@ from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.graph import finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import prepare
 from tuner.ingest import ingest, parse_container
 from tuner.tvm_compat import load_ir
 
@@ -52,7 +53,9 @@ def test_a_module_computes_the_same_after_its_journey() -> None:
     data, weights = from_torch(module, inputs)
     ingested = ingest(data, ModelFormat.RELAX)
     assert [spec.dtype for spec in ingested.inputs] == ["int64", "float32"]
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [value.numpy() for value in inputs])
+    found = run(
+        finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [value.numpy() for value in inputs]
+    )
     with torch.no_grad():
         expected = module(*inputs)
     for ours, theirs in zip(found, expected, strict=True):
@@ -135,7 +138,9 @@ def test_torchscript_computes_the_same_after_its_journey(kind: str) -> None:
     ingested = ingest(data, ModelFormat.RELAX)
     if kind != "frozen":  # which folds the batch norm and renames what is left
         assert set(weights) == set(from_torch(module, inputs)[1])
-    found = run(finish(prepare(load_ir(ingested.ir), TARGET)), ingested, weights, [value.numpy() for value in inputs])
+    found = run(
+        finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [value.numpy() for value in inputs]
+    )
     with torch.no_grad():
         expected = module(*inputs)
     for ours, theirs in zip(found, expected, strict=True):

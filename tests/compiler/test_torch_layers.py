@@ -13,8 +13,9 @@ from pitchpipe.errors import InvalidModel, UnsupportedOperator
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
-from tuner.constants import folded
-from tuner.graph import call_counts, finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.fold_constants import folded
+from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import ingest
 from tuner.tvm_compat import load_ir, relax
 
@@ -45,7 +46,7 @@ def prepared(module: Any, inputs: tuple[Any, ...]) -> Any:
 def check(module: Any, *inputs: Any) -> dict[str, int]:
     """The tensor functions of a module, once it computes what PyTorch does."""
     mod, ingested, weights = prepared(module, inputs)
-    (found,) = run(finish(mod), ingested, weights, [value.numpy() for value in inputs])
+    (found,) = run(finish(mod, TARGET), ingested, weights, [value.numpy() for value in inputs])
     with torch.no_grad():
         expected = module(*inputs).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(np.std(expected))))

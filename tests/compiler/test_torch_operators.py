@@ -19,8 +19,8 @@ from benchmarks.torch_operator_cases import (  # noqa: E402  # needs torch
     outside,
     through_load,
 )
-from pitchpipe.comparison import difference  # noqa: E402
 from pitchpipe.errors import UnsupportedOperator  # noqa: E402
+from pitchpipe.model.comparison import difference  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
 

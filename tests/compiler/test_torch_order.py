@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.torch_operator_cases import calls, database, exported, name_of, outside, through_load  # noqa: E402
-from pitchpipe.comparison import difference  # noqa: E402
 from pitchpipe.errors import UnsupportedOperator, UnsupportedShape  # noqa: E402
-from pitchpipe.reference.torch_runner import TorchRunner  # noqa: E402
-from pitchpipe.torch_arrays import to_array  # noqa: E402
-from pitchpipe.torch_ties import TiesByPlace  # noqa: E402
+from pitchpipe.model.comparison import difference  # noqa: E402
+from pitchpipe.model.reference.torch_runner import TorchRunner  # noqa: E402
+from pitchpipe.torch_operators.arrays import to_array  # noqa: E402
+from pitchpipe.torch_operators.ties import TiesByPlace  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
 from tests.compiler.test_torch_operators import Of  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402

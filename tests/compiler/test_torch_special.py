@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.torch_operator_cases import through_load  # noqa: E402  # needs torch
-from pitchpipe.comparison import difference  # noqa: E402
-from pitchpipe.torch_arrays import to_array  # noqa: E402
+from pitchpipe.model.comparison import difference  # noqa: E402
+from pitchpipe.torch_operators.arrays import to_array  # noqa: E402
 from pitchpipe.wire.job import ModelFormat  # noqa: E402
 from pitchpipe.wire.task import TaskKind  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, workload
 from tests.compiler.test_tiles import convolution, dense, dense_gelu
 from tests.compiler.test_winograd import assert_same, network, workload_of
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, rewrite_of
+from tuner.search.transfer import refitted
 from tuner.space import space_of
-from tuner.trace import apply_trace, decode_trace, encode_trace, rewrite_of
-from tuner.transfer import refit
 from tuner.tvm_compat import load_ir, relax
 
 op = relax.op
@@ -69,6 +70,13 @@ def traces(kind: str) -> list[str]:
     space = space_of(CASES[kind][0](), TARGET)
     drawn = [space.candidate(sketch, seed) for seed, sketch in enumerate(space.sketches, 1)]
     return [encode_trace(schedule.trace) for schedule in drawn if schedule is not None]
+
+
+def refit(trace: str, workload: Workload, target: Target) -> str | None:
+    """The first schedule that the trace becomes on the workload and that keeps the target's rules, as a trace."""
+    space = space_of(workload, target)
+    schedules = refitted(space, decode_trace(trace))
+    return next((encode_trace(one.trace) for one in schedules if space.postprocessed(one)), None)
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -17,18 +17,18 @@ from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
 from tests.compiler.test_tasks import tasks_of
-from tuner.deploy import schedule_model
-from tuner.digest import workload_digest
-from tuner.graph import TRANSFORM, call_counts
+from tuner.deploy.build import schedule_model
+from tuner.graph.prepare import TRANSFORM, call_counts
 from tuner.measure.build import build
 from tuner.measure.check import SETS, Reference, inspect, make_inputs
-from tuner.records import export_metaschedule
+from tuner.schedule.trace import REWRITE, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
+from tuner.schedule.winograd import find_convolution, winograd
 from tuner.space import space_of
 from tuner.space.tiles import VectorUnit
 from tuner.space.winograd import _register_tiles, winograd_sketches
-from tuner.trace import REWRITE, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
+from tuner.tuning.records import export_metaschedule
 from tuner.tvm_compat import IRModule, load_ir, save_ir, te, to_tvm_target, tvm, tvm_ffi
-from tuner.winograd import find_convolution, winograd
+from tuner.workload.digest import workload_digest
 
 AVX2 = Target.parse({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
 

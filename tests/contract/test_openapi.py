@@ -23,10 +23,10 @@ from schemathesis.config._checks import NegativeDataRejectionConfig
 
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.wire.job import Scope, TokenRequest
-from service import problems
-from service.app import create_app
 from service.blobs import Blobs
 from service.db import Database
+from service.http import problems
+from service.http.app import create_app
 from service.settings import Settings
 from service.store import tokens
 from service.wake import Wake

@@ -28,7 +28,7 @@ from tests.scene import (
     record,
     timed,
 )
-from tuner.records import InMemoryRecordStore, RecordStore
+from tuner.tuning.records import InMemoryRecordStore, RecordStore
 
 KEY = WORKLOAD.digest
 NewStore = Callable[[], RecordStore]

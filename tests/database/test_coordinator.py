@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from pitchpipe.errors import IntegrityError, StepDied, StepTimeout, Unreachable
 from pitchpipe.wire.ids import sha256
@@ -16,15 +17,15 @@ from pitchpipe.wire.miss import MissCount, MissReport, MissStage
 from pitchpipe.wire.record import Origin
 from pitchpipe.wire.task import Signature, Workload
 from service.blobs import Blobs
-from service.coordinator import Coordinator
+from service.coordination.coordinator import Coordinator
+from service.coordination.job_run import MAX_CRASHES
+from service.coordination.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.db import Database
-from service.job_run import MAX_CRASHES
-from service.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.settings import Settings
 from service.store import batches, coordination, jobs, misses, models, records, workloads
 from service.wake import Wake
-from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
-from tuner.steps import Proposal, ProposeRequest, TrainedModel
+from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
+from tuner.search.requests import Proposal, ProposeRequest, TrainedModel
 
 SIGNATURE = Signature(operators="matmul", anchor="SSR products", extents=(8, 8, 8), arguments=(), flops=1024.0)
 
@@ -174,6 +175,31 @@ def test_a_split_whose_child_died_is_repeated_before_the_job_fails(database: Dat
     split.set_result([task()])
     coordinator.tick()
     assert shown(scene, job).state is JobState.TUNING
+
+
+def test_the_workloads_of_a_new_job_are_stored_once_each(database: Database) -> None:
+    scene, steps = Scene(database), Steps()
+    end(scene)
+    coordinator = make(database, steps)
+    request = JobRequest(model=scene.model, targets=(TARGET, OTHER_TARGET), budget=Budget(trials=8))
+    with database.transaction() as session:
+        models.accept(session, scene.model, coordinator.blobs.put(b"ingested"))
+        job = jobs.submit(session, scene.project, request)[0].id
+    coordinator.tick()
+    second = Workload(digest=sha256(b"second"), ir='{"b": 2}')
+    steps.given.pop()[1].set_result([task(), task(second), task(second, OTHER_TARGET)])
+    stored = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        stored.extend([statement] if statement.startswith("INSERT INTO workloads") else [])
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    coordinator.tick()
+    event.remove(database.engine, "before_cursor_execute", note)
+    assert shown(scene, job).state is JobState.TUNING
+    assert len(stored) == 2
+    with database.reading() as session:
+        assert [one.workload for one in jobs.tasks(session, job)] == [WORKLOAD, second, second]
 
 
 def test_a_split_that_took_its_whole_time_fails_its_job_at_once(database: Database) -> None:

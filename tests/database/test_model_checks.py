@@ -15,11 +15,11 @@ from pitchpipe.client import Client
 from pitchpipe.errors import InvalidModel, NotFound, StepTimeout, TooLarge, UnsupportedOperator
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Budget, JobRequest, ModelFormat, ModelView, Scope, TokenRequest
-from service.app import create_app
 from service.blobs import Blobs
-from service.coordinator import Coordinator
+from service.coordination.coordinator import Coordinator
+from service.coordination.model_checks import MAX_CRASHES, ModelChecks
 from service.db import Database
-from service.model_checks import MAX_CRASHES, ModelChecks
+from service.http.app import create_app
 from service.settings import Settings
 from service.store import jobs, models, tokens
 from service.wake import Wake

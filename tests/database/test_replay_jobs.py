@@ -14,7 +14,7 @@ from pitchpipe.wire.record import Best, LookupRequest, Tier, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Toolchain
 from pitchpipe.wire.task import Task, TaskKind, Workload
 from pitchpipe.wire.upgrade import REPLAYED, UpgradeRequest, UpgradeStage
-from service.coordinator import Coordinator
+from service.coordination.coordinator import Coordinator
 from service.db import Database
 from service.store import batches, jobs, lookups, models, records, upgrades, workloads
 from tests.database.test_coordinator import Steps, make, shown
@@ -32,7 +32,7 @@ from tests.scene import (
     timed,
 )
 from tests.scene import best as best_of_record
-from tuner.steps import Proposal
+from tuner.search.requests import Proposal
 
 KEY = WORKLOAD.digest
 EFFORT = 64

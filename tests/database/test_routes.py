@@ -43,10 +43,10 @@ from pitchpipe.wire.measure import (
 from pitchpipe.wire.record import LookupRequest, Tier
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
-from service.app import create_app
-from service.auth import Authenticator
 from service.blobs import Blobs
 from service.db import Database
+from service.http.app import create_app
+from service.http.auth import Authenticator
 from service.settings import Settings
 from service.store import batches, jobs, records, tokens, workloads
 from service.wake import Wake
@@ -328,8 +328,13 @@ def test_a_target_this_fleet_has_no_device_for_is_a_conflict_that_names_it(servi
 
 
 def test_a_target_without_what_its_kind_needs_is_refused(service: Service) -> None:
-    with pytest.raises(InvalidTarget, match="num-cores"):
-        service.client("user").submit(request_for(service.model(), Target(kind="llvm", mcpu="znver3")))
+    headers = {"authorization": f"Bearer {service.tokens['user']}"}
+    incomplete = {"kind": "llvm", "mcpu": "znver3"}
+    job = request_for(service.model()).model_dump(mode="json", by_alias=True) | {"targets": [incomplete]}
+    for path, body in (("/v1/jobs", job), ("/v1/schedules/lookup", {"target": incomplete, "workloads": ["a" * 64]})):
+        answer = service.http.post(path, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (400, InvalidTarget().code), answer.text
+        assert "needs mcpu and num-cores" in answer.json()["detail"]
 
 
 def test_another_projects_ids_are_not_found(service: Service) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pitchpipe.wire.roofline import MemoryLevel, Roofline
 from pitchpipe.wire.task import Task
-from tuner.bound import bound_secs
-from tuner.testing import fake_task
+from tuner.tuning.testing import fake_task
+from tuner.workload.bound import bound_secs
 
 LEVELS = (
     MemoryLevel(name="L2", inside_bytes=1000, bytes_per_sec=100.0),

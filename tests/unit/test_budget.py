@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pitchpipe.wire.measure import CheckVerdict, Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.budget import AHEAD, STALE_TRIALS, BudgetLedger, effort
+from tuner.tuning.budget import AHEAD, STALE_TRIALS, BudgetLedger, effort
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=1)

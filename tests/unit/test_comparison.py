@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as npst
 from pydantic import ValidationError
 
 from pitchpipe.arrays import load_arrays, save_arrays
-from pitchpipe.comparison import TOLERANCE, agreement, difference, edges_like, input_sets, largest_error
-from pitchpipe.reference import CannotRun, Expected
-from pitchpipe.reference.expected import expect
+from pitchpipe.model.comparison import TOLERANCE, agreement, difference, edges_like, input_sets, largest_error
+from pitchpipe.model.reference import CannotRun, Expected
+from pitchpipe.model.reference.expected import expect
 from pitchpipe.wire.comparison import MAX_REASON, Comparison, not_compared
 
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,9 @@ from pitchpipe.wire.measure import (
     Stop,
     Timed,
 )
-from tuner.confirm import WORTHWHILE, MeasuredBatch, choose_best, undecided
 from tuner.measure.timing import later_interval, median_interval
-from tuner.testing import fake_task
+from tuner.tuning.confirm import WORTHWHILE, MeasuredBatch, choose_best, undecided
+from tuner.tuning.testing import fake_task
 
 TASK = fake_task("t")
 FAST, FASTER = '[["fast"],[]]', '[["faster"],[]]'

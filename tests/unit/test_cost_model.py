@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitchpipe.errors import IntegrityError, InvalidInput
-from tuner.cost_model import (
+from tuner.search.cost_model import (
     FEATURES,
     CostModel,
     _sealed,
@@ -21,7 +21,7 @@ from tuner.cost_model import (
     train,
     unpack_features,
 )
-from tuner.steps import Sample, TrainedModel
+from tuner.search.requests import Sample, TrainedModel
 
 
 def samples(workloads: int = 5, each: int = 60, seed: int = 0) -> list[Sample]:

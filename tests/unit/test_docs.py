@@ -10,10 +10,10 @@ import pytest
 import typer.main
 
 from pitchpipe import errors
-from pitchpipe.cli import app as commands
-from service.app import create_app
+from pitchpipe.cli.main import app as commands
 from service.blobs import Blobs
 from service.db import Database
+from service.http.app import create_app
 from service.settings import Settings
 from service.wake import Wake
 
@@ -102,8 +102,41 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
 def test_files_that_the_documentation_names_are_there(page: Path) -> None:
     folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
     named = re.findall(rf"\b(?:{folders})/[\w/.-]+\.(?:py|md|service|lock)\b", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_folder_is_in_the_table_of_the_architecture_in_the_order_of_the_tree() -> None:
+    told = re.findall(r"^\| `([^`]+/)` \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    parts = ("pitchpipe", "tuner", "service", "workers")
+    folders = [
+        str(file.parent.relative_to(ROOT)) + "/" for part in parts for file in (ROOT / part).rglob("__init__.py")
+    ]
+    order = sorted(folders, key=lambda folder: (parts.index(folder.split("/")[0]), folder))
+    assert told == [*order, "migrations/"]
+
+
+def test_the_guide_runs_tests_and_targets_of_make_that_are_there() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert (
+        set(re.findall(r"`make ([a-z-]+)", guide)) | set(re.findall(r"^make ([a-z-]+)", guide, re.MULTILINE)) <= targets
+    )
+    for argument in re.findall(r"make test T=(?:'([^']+)'|(\S+))", guide):
+        for path in "".join(argument).split(" -k ")[0].split():
+            file, _, name = path.partition("::")
+            assert (ROOT / file).exists(), path
+            assert not name or f"def {name}(" in (ROOT / file).read_text(), path
+
+
+def test_every_target_that_is_called_by_hand_is_explained_by_make_help() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
+    told = set(re.findall(r"^#   make ([a-z-]+)", makefile, re.MULTILINE)) | {"setup", "bench-setup"}
+    assert set(phony.split()[1:]) == told

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitchpipe.coverage import Group, covered
+from pitchpipe.deploy.coverage import Group, covered
+from pitchpipe.deploy.identity import Identity
+from pitchpipe.deploy.lockfile import Lock, LockedTarget, Pinned, locked, read, update
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
-from pitchpipe.identity import Identity
-from pitchpipe.lockfile import Lock, LockedTarget, Pinned, locked, read, update
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.pin import PinnedSchedule, PinRequest, PinResponse
 from pitchpipe.wire.record import Best, LookupRequest, LookupResponse, ScheduleAnswer, Tier

@@ -12,12 +12,12 @@ from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
-from tuner.budget import BudgetLedger
-from tuner.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
-from tuner.records import InMemoryRecordStore
-from tuner.replay import ReplayStage
-from tuner.steps import Proposal
-from tuner.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
+from tuner.search.requests import Proposal
+from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.records import InMemoryRecordStore
+from tuner.tuning.replay import ReplayStage
+from tuner.tuning.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
 
 TRACES = [json.dumps([["i", n], []]) for n in range(100)]
 

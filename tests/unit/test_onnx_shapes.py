@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pitchpipe.errors import InvalidInput
-from pitchpipe.local import local_model
-from pitchpipe.reference.onnx_runner import OnnxRunner
+from pitchpipe.model.local import local_model
+from pitchpipe.model.reference.onnx_runner import OnnxRunner
 
 
 def open_model() -> Any:

@@ -12,6 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import pitchpipe
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,8 @@ def test_no_image_runs_as_root() -> None:
 
 
 def test_compose_builds_stages_that_exist_and_sets_settings_that_exist() -> None:
-    known = {f"PITCHPIPE_{name.upper()}" for name in Settings.model_fields} | {"PITCHPIPE_URL", "PITCHPIPE_TOKEN"}
+    known = {f"PITCHPIPE_{name.upper()}" for name in Settings.model_fields}
+    known |= {"PITCHPIPE_URL", "PITCHPIPE_TOKEN", "PITCHPIPE_QUIET_LOCK"}
     for name, service in COMPOSE["services"].items():
         if name == "postgres":
             continue
@@ -107,3 +109,19 @@ def test_compose_builds_stages_that_exist_and_sets_settings_that_exist() -> None
         assert set(service["environment"]) <= known
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
+
+
+def test_whatever_computes_in_compose_shares_one_quiet_lock_that_its_user_may_write() -> None:
+    folders = set()
+    for name in ("coordinator", "worker"):
+        service = COMPOSE["services"][name]
+        folder = str(Path(service["environment"]["PITCHPIPE_QUIET_LOCK"]).parent)
+        mounts = {mount.split(":")[1]: mount.split(":")[0] for mount in service["volumes"]}
+        assert mounts[folder] in COMPOSE["volumes"]
+        folders.add((mounts[folder], service["environment"]["PITCHPIPE_QUIET_LOCK"]))
+    ((_, lock),) = folders
+    assert re.search(rf"install --directory --owner=pitchpipe .*{re.escape(str(Path(lock).parent))}$", DOCKERFILE, re.M)
+
+
+def test_the_code_knows_the_version_of_the_project() -> None:
+    assert pitchpipe.__version__ == PROJECT["project"]["version"]

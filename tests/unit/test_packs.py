@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pitchpipe import packs, signing
+from pitchpipe.deploy import packs, signing
+from pitchpipe.deploy.lookup import Schedules
+from pitchpipe.deploy.packs import Pack, create_pack, open_pack
 from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget
-from pitchpipe.packs import Pack, create_pack, open_pack
-from pitchpipe.sdk import Schedules
 from pitchpipe.wire.record import LookupResponse, ScheduleAnswer, Tier
 from pitchpipe.wire.target import Target
 

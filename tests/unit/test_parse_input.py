@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pitchpipe.errors import InvalidInput
-from pitchpipe.local import parse_input
+from pitchpipe.model.local import parse_input
 
 
 @pytest.mark.parametrize(

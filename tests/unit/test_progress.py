@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from pitchpipe.progress import Progress as ProgressLine
-from pitchpipe.progress import describe
-from pitchpipe.tables import interval, roofs, show_tuning, steady
+from pitchpipe.cli.progress import Progress as ProgressLine
+from pitchpipe.cli.progress import describe
+from pitchpipe.cli.tables import interval, roofs, show_tuning, steady
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import Budget, JobState, JobView, Progress
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.roofline import MemoryLevel, Roofline
-from tuner.testing import TARGET
+from tuner.tuning.testing import TARGET
 
 
 def job(state: JobState = JobState.TUNING, **progress: object) -> JobView:

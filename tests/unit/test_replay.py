@@ -10,8 +10,8 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Replay
 from pitchpipe.wire.measure import BASELINE_TRACE, FailureKind
 from pitchpipe.wire.record import Best
-from tuner.replay import KEEPS, outcome, still_holds
-from tuner.testing import fake_task
+from tuner.tuning.replay import KEEPS, outcome, still_holds
+from tuner.tuning.testing import fake_task
 
 TASK = fake_task("a")
 HERE, THERE = sha256(b"this device"), sha256(b"that device")

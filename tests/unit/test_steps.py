@@ -1,16 +1,20 @@
-"""A search in parts."""
+"""A search in parts, and what a step may answer with."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
+from pitchpipe.errors import StepDied
 from pitchpipe.wire.measure import Candidate
-from tuner.steps import FEWEST_PER_PART, Proposal, ProposeRequest, propose_on
-from tuner.testing import TARGET, fake_task
+from tuner.execution import step_child
+from tuner.execution.steps import FEWEST_PER_PART, propose_on
+from tuner.search.requests import Proposal, ProposeRequest, TrainedModel
+from tuner.tuning.testing import TARGET, fake_task
 
 
 class Held(Executor):
@@ -86,3 +90,11 @@ def test_cancelling_cancels_every_part() -> None:
     assert future.cancel()
     assert all(part.cancelled() for part in executor.futures)
     assert future.cancelled()
+
+
+def test_proposals_models_and_tasks_are_answers_and_types_of_other_modules_are_not() -> None:
+    answers = [[proposal(1, 0.5)], TrainedModel(data=b"model", metrics={"error": 0.5}, samples=7), [fake_task("a")]]
+    for answer in answers:
+        assert step_child._unpickled(pickle.dumps(answer), "propose") == answer
+    with pytest.raises(StepDied, match="nothing that a step may answer with"):
+        step_child._unpickled(pickle.dumps(step_child.StepChild), "propose")

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pitchpipe.errors import InvalidModel
-from pitchpipe.strip import PARAMS_KEY, param_names, parse_onnx, strip_onnx
+from pitchpipe.model.onnx_params import PARAMS_KEY, param_names
+from pitchpipe.model.strip import parse_onnx, strip_onnx
 from tests.compiler.models import model, node, small_network
 
 

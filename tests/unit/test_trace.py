@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE
-from tuner.trace import ANNOTATIONS, KINDS, MAX_BYTES, decode_trace, without_postproc
+from tuner.schedule.trace import ANNOTATIONS, KINDS, MAX_BYTES, decode_trace, without_postproc
 
 BLOCK = ["GetSBlock", [], ["matmul", "main"], ["b0"]]
 LOOPS = ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]

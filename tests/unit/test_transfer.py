@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.task import Signature, TensorShape
-from tuner.transfer import Known, nearest, nearest_choice, refit_tile
+from tuner.search.transfer import Known, nearest, nearest_choice, refit_tile
 
 EXTENTS = (64, 128, 256)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.turns import Owner, Turns
+from tuner.execution.turns import Owner, Turns
 
 
 def run(turns: Turns[str], secs: dict[str, float], steps: int) -> list[str]:
@@ -92,7 +92,7 @@ def test_what_is_drained_is_queued_no_more() -> None:
 
 
 def test_owners_that_are_gone_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.turns.REMEMBERED", 64)
+    monkeypatch.setattr("tuner.execution.turns.REMEMBERED", 64)
     turns: Turns[int] = Turns(1)
     for number in range(1000):
         turns.put((f"project {number}", "job"), number, float(number))

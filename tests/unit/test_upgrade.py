@@ -14,7 +14,7 @@ from pitchpipe.wire.job import Budget, JobOrigin, JobState, JobView, Progress, R
 from pitchpipe.wire.record import Earlier
 from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import UPGRADED_PER_JOB, Outdated, OutdatedList, UpgradeRequest, UpgradeStage
-from tuner.testing import TARGET
+from tuner.tuning.testing import TARGET
 
 SERVED = Earlier(
     record="rec", secs=2.0, device_class=sha256(b"device"), toolchain="older", measured_at=datetime.now(UTC)

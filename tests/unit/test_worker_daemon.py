@@ -34,8 +34,8 @@ from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
-from workers.daemon import Daemon
-from workers.lane import Lane
+from workers.agent.daemon import Daemon
+from workers.agent.lane import Lane
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 REGISTRATION = WorkerRegistration(

@@ -14,8 +14,8 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.lease import LeaseGrant, Purpose, WorkerState
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig
 from pitchpipe.wire.target import Target
-from workers.endings import MAX_FAULTS
-from workers.events import (
+from workers.agent.endings import MAX_FAULTS
+from workers.agent.events import (
     Acquire,
     Beat,
     Broken,
@@ -46,8 +46,8 @@ from workers.events import (
     Tick,
     Unreachable,
 )
-from workers.machine import LAST_PHASE, MAX_START_ATTEMPTS, backoff_secs, step
-from workers.state import REPORT_AT, Phase, Stage, State
+from workers.agent.machine import LAST_PHASE, MAX_START_ATTEMPTS, backoff_secs, step
+from workers.agent.state import REPORT_AT, Phase, Stage, State
 
 WORKLOAD = sha256(b"workload")
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
-from pitchpipe.lifeline import end_with_parent
+from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import IngestedModel, IngestLimits, container
 from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, join_weights, read_request

@@ -7,9 +7,9 @@ itself, the kernel ends the child.
 
 Child side: `confine_resources` sets CPU, memory and file-size limits; `confine_files` takes away, through Landlock,
 every write, execution and TCP right, and every read outside the interpreter, its libraries and this package; the filter
-of tuner/syscalls.py takes away sockets of any kind, forks, and signals to others. Where the kernel has no Landlock the
-child can still read what its user can read (and send it nowhere but into its answer), so run the service as a user that
-owns nothing else.
+of tuner/syscalls.py takes away sockets of any kind, forks, and signals to others. Where the kernel has no
+Landlock the child can still read what its user can read (and send it nowhere but into its answer), so run the service as
+a user that owns nothing else.
 """
 
 from __future__ import annotations

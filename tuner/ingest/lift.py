@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidModel
-from pitchpipe.strip import KEPT_INTEGERS
+from pitchpipe.model.strip import KEPT_INTEGERS
 from tuner.ingest import IngestLimits, TensorSpec, container
 from tuner.ingest.relax_reader import judge_model
 from tuner.ingest.settle import check_static

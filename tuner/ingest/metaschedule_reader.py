@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 
 from pitchpipe.errors import InvalidInput, InvalidModel, InvalidTrace
-from pitchpipe.wire.target import Target
-from tuner import exchange
 from tuner.ingest import IngestLimits
+from tuner.ingest import metaschedule_files as exchange
 from tuner.ingest.imported import ImportedWorkload, pack_imported
 from tuner.tvm_compat import load_intrinsics
 
@@ -60,4 +59,4 @@ def read_metaschedule(data: bytes, limits: IngestLimits) -> bytes:
 def _register_intrinsics(records: str) -> None:
     """What traces with tensor instructions name. Only then: for CUDA it takes most of the time there is."""
     if '"Tensorize"' in records:
-        load_intrinsics(Target(kind="cuda" if '"kind": "cuda"' in records or '"kind":"cuda"' in records else "llvm"))
+        load_intrinsics("cuda" if '"kind": "cuda"' in records or '"kind":"cuda"' in records else "llvm")

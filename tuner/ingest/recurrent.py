@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tuner.recurrence import GATES, Recurrence, workload
+from tuner.schedule.recurrence import GATES, Recurrence, workload
 from tuner.tvm_compat import relax
 
 

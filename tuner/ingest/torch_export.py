@@ -27,9 +27,9 @@ from torch._export.converter import TS2EPConverter
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from pitchpipe.errors import InvalidInput, InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.strip import KEPT_INTEGERS
-from pitchpipe.torch_arrays import to_array
-from pitchpipe.torch_operators import further_decompositions, inference_decompositions
+from pitchpipe.model.strip import KEPT_INTEGERS
+from pitchpipe.torch_operators.arrays import to_array
+from pitchpipe.torch_operators.decompositions import further_decompositions, inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
 from tuner.ingest.settle import check_static, settle
@@ -167,7 +167,8 @@ def from_exported_program(program: Any) -> Converted:
 
 @cache
 def export_decompositions() -> dict[Any, Any]:
-    """Of inference, and further ones of what has no converter: PyTorch's own, and ours in pitchpipe/torch_operators.py."""
+    """Of inference, and further ones of what has no converter: PyTorch's own, and ours in
+    pitchpipe/torch_operators/decompositions.py."""
     found = dict(inference_decompositions())
     for target, decomposition in {**decomposition_table, **further_decompositions()}.items():
         if isinstance(target, torch._ops.OpOverload) and not has_converter(target):

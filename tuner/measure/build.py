@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.fastmath import expand_intrinsics
-from tuner.measure.packing import packings_of, without_packings
-from tuner.measure.tensor_type import TensorType
-from tuner.trace import apply_trace
+from tuner.lowering.fastmath import expand_intrinsics
+from tuner.schedule.packing import packings_of, without_packings
+from tuner.schedule.tensor_type import TensorType
+from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
@@ -80,7 +80,7 @@ def warm_up(target: Target) -> None:
     For a process that will be forked: the compiler's first use costs as much as three later ones, the first use of
     the timer 25 ms in every fork. Starts no thread.
     """
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     n = 64
     a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
     k = te.reduce_axis((0, n), name="k")

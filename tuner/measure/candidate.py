@@ -29,8 +29,8 @@ from tuner.measure.check import (
     verdict,
 )
 from tuner.measure.host_reference import on_all_cores
-from tuner.measure.tensor_type import TensorType
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, Sampled, calls_per_sample, sample
+from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
 
 _FEW_CALLS = 8

@@ -40,7 +40,7 @@ import numpy as np
 
 from pitchpipe.wire.measure import CheckVerdict
 from tuner.measure.build import parameters
-from tuner.measure.tensor_type import TensorType
+from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
 
 SETS = ("random", "structured", "edges")

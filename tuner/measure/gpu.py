@@ -1,4 +1,4 @@
-"""A GPU with a workload's data on it, and a built candidate on that GPU: what a runner holds.
+"""A GPU that holds a workload's data (GpuDevice), and a built candidate loaded on it (DeviceProgram).
 
 Timing. A sample is `calls` launches in a row between two events, after an L2-sized part of memory was overwritten on the
 same stream: the first of these calls finds none of its data in the cache, as in a network whose other layers ran
@@ -20,7 +20,7 @@ from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS, numpy_dtype, poison, size_bytes
 from tuner.measure.cuda_driver import Clock, Cuda, Kernel
 from tuner.measure.gpu_code import GpuProgram
-from tuner.measure.tensor_type import TensorType
+from tuner.schedule.tensor_type import TensorType
 
 REFERENCE_SOURCE = """
 extern "C" __global__ void reference(float* out) {
@@ -36,7 +36,7 @@ _SPOILED = b"\xff\xff\xff\xff"
 _LEAST_FLUSH_BYTES = 32 << 20
 
 
-class Card:
+class GpuDevice:
     """The first visible GPU with the inputs of every set, the outputs, and the reference kernel.
 
     Belongs to one process and ends with it. Raises CudaError or OSError.
@@ -81,11 +81,11 @@ class Card:
         self.cuda.fill(self._flush, self._flush_bytes, b"\0\0\0\0")
 
 
-class OnCard:
-    """A candidate's program on a card: what `Measuring` checks and times. `close` it before the next one."""
+class DeviceProgram:
+    """A candidate's program loaded on a GPU, for `Measuring` to check and time. `close` frees its memory."""
 
-    def __init__(self, card: Card, program: GpuProgram) -> None:
-        self._card, self._cuda, self._bench = card, card.cuda, card.bench
+    def __init__(self, device: GpuDevice, program: GpuProgram) -> None:
+        self._device, self._cuda, self._bench = device, device.cuda, device.bench
         self._program = program
         self._module = self._cuda.load(program.code)
         self._sizes = program.workspaces
@@ -107,9 +107,9 @@ class OnCard:
         if name not in self._kernels:
             facts = self._bench.facts
             pointers = [0] * len(facts.params)
-            for index, address in zip(facts.inputs, self._card.inputs[name], strict=True):
+            for index, address in zip(facts.inputs, self._device.inputs[name], strict=True):
                 pointers[index] = address
-            for index, address in zip(facts.outputs, self._card.outputs, strict=True):
+            for index, address in zip(facts.outputs, self._device.outputs, strict=True):
                 pointers[index] = address
             pointers += self._workspaces
             self._kernels[name] = [
@@ -128,7 +128,7 @@ class OnCard:
     def run(self, name: str) -> float:
         """Poisons outputs and workspaces, runs once on the set, and returns the device's seconds."""
         kernels = self._prepared(name)
-        for address, found, pattern in zip(self._card.outputs, self._types, self._poisons, strict=True):
+        for address, found, pattern in zip(self._device.outputs, self._types, self._poisons, strict=True):
             self._cuda.fill(address, size_bytes(found), pattern)
         for address, size in zip(self._workspaces, self._sizes, strict=True):
             self._cuda.fill(address, size // 4 * 4, _SPOILED)
@@ -139,15 +139,15 @@ class OnCard:
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """What the last run wrote."""
-        for address, array in zip(self._card.outputs, self._arrays, strict=True):
+        for address, array in zip(self._device.outputs, self._arrays, strict=True):
             self._cuda.read(address, array)
         return self._arrays
 
     def call(self, calls: int) -> float:
         """Device seconds of `calls` calls in a row on the first set, the first of them with a cold cache."""
-        kernels = self._prepared(next(iter(self._card.inputs)))
+        kernels = self._prepared(next(iter(self._device.inputs)))
         launch = self._cuda.launch
-        self._card.flush()
+        self._device.flush()
         self._cuda.start()
         for _ in range(calls):
             for kernel in kernels:

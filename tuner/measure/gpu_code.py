@@ -29,7 +29,7 @@ from typing import Any
 
 from tuner.measure.build import parameters
 from tuner.measure.check import size_bytes
-from tuner.measure.tensor_type import TensorType
+from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, codegen_build, pass_config, tirx, tvm
 
 MAX_CODE_BYTES = 8 << 20

@@ -19,7 +19,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 ENVIRONMENT = "PITCHPIPE_QUIET_LOCK"
@@ -108,13 +108,6 @@ def awaited() -> bool:
     return False
 
 
-def forget_inherited() -> None:
-    """In a fork of a process that holds a lock: closes the inherited descriptors; the parent's lock stays."""
-    while _held:
-        with suppress(OSError):
-            os.close(_held.pop())
-
-
 @contextmanager
 def _locked(suffix: str, mode: int, abandoned: Callable[[], bool]) -> Iterator[None]:
     descriptor = _acquire(suffix, mode, abandoned)
@@ -157,7 +150,6 @@ def _open(path: str) -> int:
 
 
 def _release(descriptor: int) -> None:
-    if descriptor in _held:  # not so after forget_inherited
-        _held.remove(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # Closing is not enough: a fork that was stopped at once has a copy.
-        os.close(descriptor)
+    _held.remove(descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # Closing is not enough: a fork that was stopped at once has a copy.
+    os.close(descriptor)

@@ -6,7 +6,7 @@
 
 Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures" (2009),
 with one roof per level of the memory. The nearest level has none: it holds a few thousand numbers, and what works on
-those is over before its threads have started. What follows for the time of a task is in tuner/bound.py.
+those is over before its threads have started. What follows for the time of a task is in tuner/workload/bound.py.
 
 Three kernels, on all threads t: with c in registers, c[t, i] = c[t, i] * 0.5 + 1, `repeats` times, multiplies and adds; the
 same over an array reads and writes; and s[t, i] += a[t, j, i] reads. Every roof is the fastest of several runs: what

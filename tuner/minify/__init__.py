@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pitchpipe.comparison import difference
+from pitchpipe.model.comparison import difference
 from pitchpipe.wire.finding import Finding, FindingKind, Refusal
 
 if TYPE_CHECKING:

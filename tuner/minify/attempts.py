@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, from_problem
-from pitchpipe.lifeline import end_with_parent
+from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.finding import WALL_SECS, FindingKind
 from pitchpipe.wire.target import Target
-from tuner.deploy import Scheduled, compile_scheduled
-from tuner.graph import TRANSFORM, finish, prepare
+from tuner.deploy.build import Scheduled, compile_scheduled
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import TRANSFORM, prepare
 from tuner.ingest import parse_container
 from tuner.minify import Part
 from tuner.tvm_compat import load_intrinsics, load_ir, relax, to_tvm_target, tvm
@@ -103,7 +104,7 @@ def _child(work: Callable[[Say], Any], writing: int, complaints: int, parent: in
         os.dup2(2, 1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        cpu_secs = int(wall_secs) * (os.cpu_count() or 1) + 1
+        cpu_secs = int(wall_secs) * (os.cpu_count() or 1) + 1  # what all cores of the machine could do
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_secs, cpu_secs + 1))
 
         def tell(**message: Any) -> None:
@@ -159,11 +160,11 @@ def attempt(parts: Sequence[Part], target: Target, *, wall_secs: float = WALL_SE
         say("import")
         data, weights = parts[0].convert()
         model = parse_container(data)
-        load_intrinsics(target)
+        load_intrinsics(target.kind)
         prepared = prepare(load_ir(model.ir), target, watch=lambda name, _: say(f"rewrite {name}"))
         say("build")
         with to_tvm_target(target):
-            module = finish(prepared)
+            module = finish(prepared, target)
         executable = compile_scheduled(Scheduled(module=module, target=target, tuned=(), untuned=(), refused={}))
         bound = [np.asarray(weights[spec.name]) for spec in model.params]
         for at, part in enumerate(parts):

@@ -15,9 +15,10 @@ import numpy as np
 
 from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.wire.target import Target
-from tuner.fastmath import expand_intrinsics
-from tuner.graph import MAIN, finish, prepare
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import MAIN, prepare
 from tuner.ingest import parse_container
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.minify import Part
 from tuner.minify.attempts import Say, in_fork, run_naively
 from tuner.minify.reduction import bisected
@@ -64,7 +65,7 @@ def _search(part: Part, target: Target, folder: Path, say: Say) -> str:
     prepared = prepare(load_ir(model.ir), target, watch=lambda name, module: steps.append((name, save_ir(module))))
     with to_tvm_target(target):
         steps.append(("finish", save_ir(prepared)))
-        finished = finish(prepared)
+        finished = finish(prepared, target)
     steps.append(("expand_intrinsics", save_ir(finished)))
     steps.append(("", save_ir(expand_intrinsics(finished) if target.kind == "llvm" else finished)))
     modules = [model.ir, *(module for _, module in steps[1:])]

@@ -1,6 +1,7 @@
 """A model, from what it is to what is wrong with it: try it whole, cut it down, ask which step is at fault, write it up.
 
-Runs in a process of its own (pitchpipe/child.py), as a model may crash the framework, too, and forks for every attempt.
+Runs in a process of its own (pitchpipe/processes/child.py), as a model may crash the framework, too, and forks for every
+attempt.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pitchpipe.comparison import drawn, input_sets
-from pitchpipe.onnx_shapes import fix_shapes
-from pitchpipe.strip import parse_onnx
+from pitchpipe.model.comparison import drawn, input_sets
+from pitchpipe.model.onnx_shapes import fix_shapes
+from pitchpipe.model.strip import parse_onnx
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target

@@ -11,7 +11,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from pitchpipe.errors import InvalidModel, UnsupportedShape
-from pitchpipe.strip import strip_onnx
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec
 from tuner.ingest.child import reader

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pitchpipe.comparison import CANCELLED, NO_SIZE, TOLERANCE
+from pitchpipe.model.comparison import CANCELLED, NO_SIZE, TOLERANCE
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from tuner.minify import Part
 from tuner.minify.blame import Blame, readable

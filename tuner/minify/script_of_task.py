@@ -14,7 +14,7 @@ import numpy as np
 
 from pitchpipe.wire.finding import Finding, FindingKind
 from pitchpipe.wire.target import Target
-from tuner.fastmath import expand_intrinsics
+from tuner.lowering.fastmath import expand_intrinsics
 from tuner.measure.check import Facts
 from tuner.minify.literals import IMPORTS, PREAMBLE, Literals, comments
 from tuner.minify.script import CRASH

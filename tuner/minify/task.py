@@ -23,8 +23,8 @@ from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, mo
 from tuner.minify.attempts import Outcome, Say, in_fork, outcome_of
 from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
+from tuner.schedule.trace import apply_trace, decode_trace
 from tuner.syscalls import deny_system_calls
-from tuner.trace import apply_trace, decode_trace
 from tuner.tvm_compat import load_intrinsics, load_ir
 
 SEED = 0
@@ -49,7 +49,7 @@ def minify_task(
     if wanted.kind != "llvm":
         raise InvalidTarget(f"tasks are tried on CPUs; a worker tries one for {wanted.kind}")
     trace = decode_trace(trace)
-    load_intrinsics(wanted)
+    load_intrinsics(wanted.kind)
     facts = inspect(load_ir(ir))
     whole = _try(ir, trace, wanted, wall_secs)
     arguments = tuple(TensorShape(shape=facts.params[i].shape, dtype=facts.params[i].dtype) for i in facts.inputs)

@@ -13,8 +13,8 @@ from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from pitchpipe.errors import InvalidInput, InvalidModel, UnsupportedShape
-from pitchpipe.torch_arrays import to_array, to_tensor
-from pitchpipe.torch_ties import TiesByPlace
+from pitchpipe.torch_operators.arrays import to_array, to_tensor
+from pitchpipe.torch_operators.ties import TiesByPlace
 from tuner.ingest import TensorSpec
 from tuner.ingest.aten import has_converter
 from tuner.ingest.torch_export import export_decompositions, from_exported_program, module_of_torchscript, quiet

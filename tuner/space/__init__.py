@@ -23,7 +23,7 @@ from tuner.space.winograd import winograd_sketches
 
 log = structlog.get_logger("pitchpipe.space")
 
-__all__ = ["Space", "design_space", "space_of"]
+__all__ = ["Space", "space_of"]
 
 KEPT_SPACES = 64
 """Spaces kept per process. Generating one costs 10 to 500 ms, holding one a few MB."""
@@ -51,8 +51,3 @@ def _generated(generator: Callable[[Any, Target], list[Any]], mod: Any, target: 
     except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
         log.warning("no sketches", generator=generator.__name__, error=f"{type(error).__name__}: {error}"[:300])
         return []
-
-
-def design_space(workload: Workload, target: Target) -> list[Any]:
-    """The sketches of the space, as TVM schedules."""
-    return list(space_of(workload, target).schedules)

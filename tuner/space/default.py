@@ -12,14 +12,15 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
 from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
-from tuner.space.rowwise import find_chain, schedule_chain, worth_waking
+from tuner.space.refusals import tell_refused
+from tuner.space.rowwise import find_chain, schedule_chain, worth_parallelizing
 from tuner.space.tiles import tiled_sketches
-from tuner.trace import apply_trace, encode_trace
 from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
 
 TURNS = 4
@@ -57,7 +58,7 @@ def fixed_trace(workload: Workload, target: Target) -> str:
         return encode_trace(panels[0].trace)
     if (tiled := _in_register_tiles(mod, workload, target)) is not None:
         return tiled
-    for plan in (_row_by_row, _stage_by_stage):
+    for choice, plan in (("row by row", _row_by_row), ("stage by stage", _stage_by_stage)):
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
             if not plan(schedule, target):
@@ -65,7 +66,8 @@ def fixed_trace(workload: Workload, target: Target) -> str:
             trace = encode_trace(schedule.trace)
             if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
                 return trace
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
+            tell_refused("default", error, choice=choice)
             continue
     return BASELINE_TRACE
 
@@ -76,13 +78,14 @@ def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | No
         if not tiled_sketches(mod, target, most=1):
             return None
         space = space_of(workload, target)  # For its postprocessors; the search of the task needs it too.
-        schedule = space.candidate(space.leads[0], seed=1)
+        schedule = space.candidate(space.analytic_seeds[0], seed=1)
         if schedule is None:
             return None
         trace = encode_trace(schedule.trace)
         apply_trace(mod, trace)
         return trace
-    except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
+    except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
+        tell_refused("default", error, choice="register tiles")
         return None
 
 
@@ -128,7 +131,7 @@ def _spread(schedule: Any, block: Any, target: Target) -> None:
     if len(order := [*spatial, *reductions, *inner]) > 1:
         schedule.reorder(*order)
     outer = _tasks(schedule, spatial, target)
-    if worth_waking(steps, unit):
+    if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     if lanes > 1:
         schedule.vectorize(inner[0])
@@ -168,7 +171,7 @@ def _transpose(schedule: Any, spatial: list[Any], turned: int, target: Target, u
     along, column = schedule.split(spatial[-1], factors=[None, _side(schedule, spatial[-1], unit)])
     schedule.reorder(*others, across, along, column, row)
     outer = _tasks(schedule, [*others, across, along], target)
-    if worth_waking(steps, unit):
+    if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     schedule.vectorize(row)
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.measure.packing import without_packings
+from tuner.schedule.packing import without_packings
+from tuner.schedule.trace import REWRITE, rewritten
 from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
 from tuner.space.vector_tile import wastes_vectors, with_full_vectors
-from tuner.trace import REWRITE, rewritten
 from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
@@ -30,8 +30,8 @@ SEED_LIMIT = 2**31 - 1
 
 FLOAT_BITS = 32
 
-LEADS = 8
-"""Of each generator: candidates to begin a search with, the best points of its best sketches."""
+ANALYTIC_SEEDS = 8
+"""Analytic seeds of each generator, at most: candidates to begin a search with, the best points of its best sketches."""
 
 _SILENT = logging.getLogger("pitchpipe.metaschedule")
 _SILENT.addHandler(logging.NullHandler())
@@ -45,11 +45,11 @@ class Space:
 
     mod: Any
     schedules: Sequence[Any]
-    """One per sketch, with decisions: those its generator thinks best, or drawn once where it has no opinion."""
+    """One per sketch, with decisions: those that its generator's analytic model ranks best, else random ones."""
     sketches: Sequence[Any]
     """The same as traces with every decision left open."""
-    leads: Sequence[Any]
-    """Decided traces that are thought to be good, the best first: of the spaces that have an opinion."""
+    analytic_seeds: Sequence[Any]
+    """Traces with all decisions that the generators' analytic models of the hardware rank best, the best first."""
     _rewritten: Mapping[str, Any]
     """What the rewrites that sketches begin with make of `mod`, by name."""
     _context: Any
@@ -64,14 +64,14 @@ class Space:
         """This space with the sketches of other generators, of each the best first."""
         schedules = [schedule for group in groups for schedule in group]
         names = {name for schedule in schedules if (name := _rewrite_of(schedule.trace)) is not None}
-        ranks = zip_longest(*(group[:LEADS] for group in groups))
+        ranks = zip_longest(*(group[:ANALYTIC_SEEDS] for group in groups))
         in_turn = [schedule for rank in ranks for schedule in rank if schedule is not None]
         return replace(
             self,
             _rewritten={**self._rewritten, **{name: rewritten(self.mod, name) for name in sorted(names)}},
             schedules=[*self.schedules, *schedules],
             sketches=[*self.sketches, *(_undecided(schedule) for schedule in schedules)],
-            leads=[schedule.trace.simplified(True) for schedule in in_turn],
+            analytic_seeds=[schedule.trace.simplified(True) for schedule in in_turn],
         )
 
     def size(self, number: int) -> float:
@@ -137,7 +137,7 @@ class Space:
 
 def generate(workload: Workload, target: Target) -> Space:
     """MetaSchedule's post-order-apply space with the rules, postprocessors and mutators it has for the target."""
-    load_intrinsics(target)
+    load_intrinsics(target.kind)
     mod = load_ir(workload.ir)
     context = ms.TuneContext(
         mod,
@@ -158,7 +158,7 @@ def generate(workload: Workload, target: Target) -> Space:
         schedules=schedules,
         _rewritten={},
         sketches=[_undecided(schedule) for schedule in schedules],
-        leads=[],
+        analytic_seeds=[],
         _context=context,
         _postprocs=list(generator.postprocs),
         _mutators=[mutator for _, _, mutator in mutators],
@@ -174,7 +174,7 @@ def structural_hash(schedule: Any) -> int:
 
 
 def _rewrite_of(trace: Any) -> str | None:
-    """The name of the rewrite that a trace begins with, as tuner/trace.py has it."""
+    """The name of the rewrite that a trace begins with, as tuner/schedule/trace.py has it."""
     insts = trace.insts
     if len(insts) < 2 or insts[1].kind.name != "Annotate" or str(insts[1].attrs[0]) != REWRITE:
         return None

@@ -1,4 +1,4 @@
-"""Schedules of recurrent layers (tuner/recurrence.py), for CPUs: how units are cut into panels.
+"""Schedules of recurrent layers (tuner/schedule/recurrence.py), for CPUs: how units are cut into panels.
 
 All of a layer is in the rewrite that a trace names, so a sketch has one point and the space is a list. A panel's sums stay
 in registers for all of a step's products: rows * gates * vectors of them, and one register for each gate's weights. More
@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.recurrence import Recurrence, find_recurrence
+from tuner.schedule.recurrence import Recurrence, find_recurrence
+from tuner.schedule.trace import PANELS, REWRITE, rewritten
 from tuner.space.access import dividing_lanes
 from tuner.space.processor import VectorUnit
-from tuner.trace import PANELS, REWRITE, rewritten
 from tuner.tvm_compat import Schedule
 
 OWN_CACHE_BYTES = 1 << 20

@@ -1,21 +1,22 @@
-"""Chains of reductions and element-wise stages (softmax, norms, pooling, means), row by row, for CPUs.
+"""Chains of reductions and element-wise stages (softmax, norms, pooling, means), fused row by row, for CPUs.
 
-A row is what the stages share: softmax over the last axis of [b, s, n] has rows (b, s), a mean over space of [b, h, w, c]
-has rows (b, c), pooling has one row per output. Whatever the chain is, it becomes one loop nest:
+The parallel iterations of a chain are those of the axes that all its stages share and none reduces: softmax over the last
+axis of [b, s, n] has one for every (b, s), a mean over space of [b, h, w, c] one for every (b, c), pooling one for every
+output. Whatever the chain is, it becomes one loop nest:
 
-    parallel over rows                          the chain runs to its end while the row is in the L1 cache
+    parallel iterations                         the whole chain runs while an iteration's data is in the L1 cache
       first reduction, element-wise stage, second reduction, ...
 
-and the vector lies where memory is contiguous:
+and it is vectorised along the axis in which memory is contiguous:
 
 * along the reduction, when it walks the last axis: the reduction is split into `lanes` partial results, one per lane
-  of a vector (rfactor), which are combined once per row, in two steps. Floating-point addition is reordered by that, openly.
-* along the rows, when these hold the last axis: a row is then as many neighbours as fill some vectors, and the reduction
-  stays in its order.
+  of a vector (rfactor), which are combined once per iteration, in two steps. This reorders floating-point additions.
+* along the parallel axes, when these include the last axis: neighbouring iterations then fill some vectors together, and
+  the reduction stays in its order.
 
-Stages are brought together by merging their row loops rather than by compute_at: TVM 0.27's compute_at forgets the guard
-of a split that does not divide (a reduction of 197 elements in vectors of 16 then reads past its row). Merging checks no
-dependence, so `find_rows` does: every intermediate value must be written and read in the same row.
+Stages are fused by merging their parallel loops rather than by compute_at: TVM 0.27's compute_at drops the guard of a
+split that does not divide (a reduction of 197 elements in vectors of 16 then reads past its end). `merge` does not check
+dependences, so `_shared_parallel_axes` does: every intermediate value must be written and read in the same iteration.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from pitchpipe.wire.target import Target
 from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, spatial_axes, strides
 from tuner.space.inlining import inline_producers, is_reduction, root_blocks
 from tuner.space.processor import VectorUnit
+from tuner.space.refusals import tell_refused
 from tuner.space.tiles import find_contraction
 from tuner.tvm_compat import Schedule, loop_bindings, tirx, uses
 
 ACCUMULATORS = 2
 """Vectors that a reduction is spread over by default: more hide more of an addition's latency, and cost more to combine
-at the end of every row."""
+at the end of every iteration."""
 SAMPLED_ACCUMULATORS = (1, 2, 4)
-MAX_ROWS_PER_TASK = 64
+MAX_ITERATIONS_PER_TASK = 64
 PARALLEL_MIN_VECTORS = 1 << 12
-"""Vector operations below which waking a second thread (some 5 us) costs more than it gives: at about one a nanosecond."""
+"""Vector operations, at about one a nanosecond, below which waking a second thread (some 5 us) costs more than it gains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,8 @@ class Stage:
     """A block of the chain. Axes are positions in its iteration."""
 
     block: Any
-    rows: tuple[int, ...]
-    """Which of its axes are the chain's row axes, in the chain's order."""
+    parallel: tuple[int, ...]
+    """Which of its axes are the chain's parallel axes, in the chain's order."""
     others: tuple[int, ...]
     """Its other spatial axes."""
     reduction: tuple[int, ...]
@@ -56,11 +58,11 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Stages that share their rows."""
+    """Stages that share their parallel axes."""
 
     stages: tuple[Stage, ...]
-    along_rows: bool
-    """The vector lies along the last row axis; otherwise along the reductions."""
+    along_parallel: bool
+    """Whether it is vectorised along the last parallel axis; otherwise along the reductions."""
     bits: int
     """Of an element."""
 
@@ -71,8 +73,10 @@ class Chain:
 
 
 def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules with the rows of a task left open, one for each number of accumulators; none where the workload is no
-    chain, holds a contraction, or the target is no CPU."""
+    """Schedules with the number of iterations of a thread's task left open, one for each number of accumulators.
+
+    None where the workload is no such chain or has a contraction, or where the target is no CPU.
+    """
     if target.kind != "llvm":
         return []
     sketches: list[Any] = []
@@ -86,48 +90,51 @@ def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
             if chain is None or not any(stage.reduction for stage in chain.stages):
                 return []
             schedule_chain(schedule, chain, target, accumulators=accumulators, sample=True)
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            tell_refused("rowwise", error, choice=f"{accumulators} accumulators")
             continue
         sketches.append(schedule)
-        if chain.along_rows:  # Accumulators are of no concern.
+        if chain.along_parallel:  # It uses no accumulators, so the other sketches would be the same.
             break
     return sketches
 
 
-# -- rows
+# -- parallel iterations
 
 
 def find_chain(schedule: Any) -> Chain | None:
-    """The stages of the workload as one chain; None where they share no rows, or memory is contiguous in neither way."""
+    """The stages of the workload as one chain; None where they share no parallel axes, or cannot be vectorised."""
     blocks = root_blocks(schedule)
     reductions = [block for block in blocks if is_reduction(schedule, block)]
     if not reductions:
         return None
-    rows = _shared_rows(schedule, blocks, min(reductions, key=lambda block: len(_row_candidates(schedule, block))))
-    if rows is None:
+    parallel = _shared_parallel_axes(
+        schedule, blocks, min(reductions, key=lambda block: len(_parallel_candidates(schedule, block)))
+    )
+    if parallel is None:
         return None
-    stages = tuple(_stage(schedule, block, axes) for block, axes in zip(blocks, rows, strict=True))
-    directions = {_along_rows(schedule, stage) for stage in stages if stage.reduction}
+    stages = tuple(_stage(schedule, block, axes) for block, axes in zip(blocks, parallel, strict=True))
+    directions = {_along_parallel(schedule, stage) for stage in stages if stage.reduction}
     if len(directions) != 1 or None in directions or not all(_is_plain_nest(schedule, block) for block in blocks):
         return None
-    return Chain(stages=stages, along_rows=directions == {True}, bits=element_bits(schedule.get(blocks[-1])))
+    return Chain(stages=stages, along_parallel=directions == {True}, bits=element_bits(schedule.get(blocks[-1])))
 
 
-def _row_candidates(schedule: Any, block: Any) -> list[Any]:
+def _parallel_candidates(schedule: Any, block: Any) -> list[Any]:
     """Its spatial axes that are longer than one."""
     return [axis.var for axis in spatial_axes(schedule.get(block)) if int(axis.dom.extent) > 1]
 
 
-def _shared_rows(schedule: Any, blocks: Sequence[Any], reference: Any) -> list[tuple[Any, ...]] | None:
-    """For each block the axes that are its rows, when the spatial axes of `reference` are the rows of all.
+def _shared_parallel_axes(schedule: Any, blocks: Sequence[Any], reference: Any) -> list[tuple[Any, ...]] | None:
+    """For each block its parallel axes, when the spatial axes of `reference` are to be those of the chain.
 
-    Rows pass from a stage to a buffer (the dimensions they index) and from a buffer to a stage (the axes that index
-    those dimensions). None where a stage reads a value of another row, or is not reached.
+    The axes are followed from a stage to a buffer (the dimensions that they index) and from a buffer to a stage (the axes
+    that index those dimensions). None where a stage reads a value of another iteration, or is not reached.
     """
     accesses = [_accesses(schedule, block) for block in blocks]
     written = {region.source for block in blocks for region in schedule.get(block).writes}
     shared = {buffer for buffer in written if sum(buffer in access for access in accesses) > 1}
-    known: dict[int, tuple[Any, ...]] = {blocks.index(reference): tuple(_row_candidates(schedule, reference))}
+    known: dict[int, tuple[Any, ...]] = {blocks.index(reference): tuple(_parallel_candidates(schedule, reference))}
     dims: dict[Any, tuple[int, ...]] = {}
     waiting = [blocks.index(reference)]
     while waiting:
@@ -136,13 +143,13 @@ def _shared_rows(schedule: Any, blocks: Sequence[Any], reference: Any) -> list[t
             if buffer not in shared:
                 continue
             for indices in places:
-                at = tuple(_position(indices, row) for row in known[number])
+                at = tuple(_position(indices, axis) for axis in known[number])
                 if None in at or dims.setdefault(buffer, at) != at:  # type: ignore[arg-type]
                     return None
             for other, access in enumerate(accesses):
                 for indices in access.get(buffer, ()):
                     axes = tuple(indices[dim] for dim in dims[buffer])
-                    candidates = _row_candidates(schedule, blocks[other])
+                    candidates = _parallel_candidates(schedule, blocks[other])
                     if not all(any(axis.same_as(c) for c in candidates) for axis in axes):
                         return None
                     if other not in known:
@@ -164,32 +171,32 @@ def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
     return found
 
 
-def _position(indices: Sequence[Any], row: Any) -> int | None:
-    return next((dim for dim, index in enumerate(indices) if index.same_as(row)), None)
+def _position(indices: Sequence[Any], axis: Any) -> int | None:
+    return next((dim for dim, index in enumerate(indices) if index.same_as(axis)), None)
 
 
-def _stage(schedule: Any, block: Any, rows: Sequence[Any]) -> Stage:
+def _stage(schedule: Any, block: Any, parallel: Sequence[Any]) -> Stage:
     axes = list(schedule.get(block).iter_vars)
-    at = tuple(next(i for i, axis in enumerate(axes) if axis.var.same_as(row)) for row in rows)
+    at = tuple(next(i for i, axis in enumerate(axes) if axis.var.same_as(var)) for var in parallel)
     spatial = [i for i, axis in enumerate(axes) if int(axis.iter_type) == tirx.IterVar.DataPar]
     return Stage(
         block=block,
-        rows=at,
+        parallel=at,
         others=tuple(i for i in spatial if i not in at),
         reduction=tuple(i for i in range(len(axes)) if i not in spatial),
         extents=tuple(int(axis.dom.extent) for axis in axes),
     )
 
 
-def _along_rows(schedule: Any, stage: Stage) -> bool | None:
-    """Where a reduction finds neighbours in memory: along its rows (True), along itself (False), or neither."""
+def _along_parallel(schedule: Any, stage: Stage) -> bool | None:
+    """Whether memory is contiguous along the last parallel axis (True), the reduction (False), or neither (None)."""
     definition = schedule.get(stage.block)
     axes = list(definition.iter_vars)
     reduced = [axes[i].var for i in stage.reduction]
     reads = [r for r in definition.reads if any(uses(dim.min, axis) for dim in r.region for axis in reduced)]
-    if stage.rows:
-        row = axes[stage.rows[-1]]
-        read, written = strides(definition, reads, row), strides(definition, definition.writes, row)
+    if stage.parallel:
+        last = axes[stage.parallel[-1]]
+        read, written = strides(definition, reads, last), strides(definition, definition.writes, last)
         if any(s[-1] == 1 for s in read) and all(s[-1] in (0, 1) for s in read) and all(s[-1] == 1 for s in written):
             return True
     read = strides(definition, reads, axes[stage.reduction[-1]])
@@ -216,43 +223,46 @@ def _is_plain_nest(schedule: Any, block: Any) -> bool:
 def schedule_chain(
     schedule: Any, chain: Chain, target: Target, *, accumulators: int = ACCUMULATORS, sample: bool = False
 ) -> None:
-    """Makes one parallel loop over rows of the chain, with every inner loop in vectors where its length allows."""
+    """Makes one parallel loop of the chain, with every inner loop vectorised where its length allows it."""
     lanes = VectorUnit.of(target, chain.bits).lanes
-    width = _row_width(chain, lanes, target) if chain.along_rows else 1
+    width = _parallel_width(chain, lanes, target) if chain.along_parallel else 1
     nests = [nest for stage in chain.stages for nest in _nest(schedule, stage, chain, width, lanes, accumulators)]
-    if not chain.stages[0].rows:
+    if not chain.stages[0].parallel:
         for nest in nests:
             _finish(schedule, nest)
         return
-    row = schedule.merge(*(nest.row for nest in nests)) if len(nests) > 1 else nests[0].row
+    loop = schedule.merge(*(nest.parallel for nest in nests)) if len(nests) > 1 else nests[0].parallel
     if sample:
-        row, _ = schedule.split(row, schedule.sample_perfect_tile(row, n=2, max_innermost_factor=MAX_ROWS_PER_TASK))
-    if sample or worth_waking(chain.steps, lanes):
-        schedule.parallel(row)
+        loop, _ = schedule.split(
+            loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=MAX_ITERATIONS_PER_TASK)
+        )
+    if sample or worth_parallelizing(chain.steps, lanes):
+        schedule.parallel(loop)
     for nest in nests:
         _finish(schedule, nest)
 
 
-def worth_waking(steps: int, lanes: int) -> bool:
-    """Whether so many statement instances, in vectors, take long enough for a second thread to help."""
+def worth_parallelizing(steps: int, lanes: int) -> bool:
+    """Whether so many statement instances, executed in vectors of `lanes`, take long enough that a second thread helps."""
     return steps >= PARALLEL_MIN_VECTORS * lanes
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Nest:
     block: Any
-    row: Any
+    parallel: Any
+    """The loop over parallel iterations."""
     vector: int | None
-    """Position of the vectorised loop below the row loop, from the innermost: -1 or none."""
+    """Position of the vectorised loop, counted from the innermost: -1 or none."""
     initialise_at: int | None
     """Position, likewise, of the loop before which a reduction is set to its start."""
 
 
-def _row_width(chain: Chain, lanes: int, target: Target) -> int:
-    """Neighbouring rows of one task: several vectors, as long as every core gets some."""
+def _parallel_width(chain: Chain, lanes: int, target: Target) -> int:
+    """Neighbouring iterations of one task: as many vectors as leave tasks for every core."""
     stage = chain.stages[0]
-    extent = stage.extents[stage.rows[-1]]
-    tasks = math.prod(stage.extents[i] for i in stage.rows)
+    extent = stage.extents[stage.parallel[-1]]
+    tasks = math.prod(stage.extents[i] for i in stage.parallel)
     for vectors in (4, 2, 1):
         width = lanes * vectors
         if extent % width == 0 and (vectors == 1 or tasks // width >= 4 * (target.num_cores or 1)):
@@ -261,29 +271,31 @@ def _row_width(chain: Chain, lanes: int, target: Target) -> int:
 
 
 def _nest(schedule: Any, stage: Stage, chain: Chain, width: int, lanes: int, accumulators: int) -> Iterator[_Nest]:
-    """The loops of a stage in order: row, what is left of its axes, reductions, vector. Two or three nests for a
-    reduction spread over lanes: partial results, and their combination."""
+    """The loops of a stage in order: parallel, other spatial axes, reductions, vector.
+
+    A reduction spread over lanes gives two or three nests: partial results, and their combination.
+    """
     block = stage.block
     loops = list(schedule.get_loops(block))
-    rows, others = [loops[i] for i in stage.rows], [loops[i] for i in stage.others]
+    parallel, others = [loops[i] for i in stage.parallel], [loops[i] for i in stage.others]
     reductions = [loops[i] for i in stage.reduction]
     inner = []
-    if chain.along_rows and width > 1:
-        rows[-1], neighbours = schedule.split(rows[-1], [None, width])
+    if chain.along_parallel and width > 1:
+        parallel[-1], neighbours = schedule.split(parallel[-1], [None, width])
         inner = [neighbours]
-    order = [*rows, *others, *reductions, *inner]
+    order = [*parallel, *others, *reductions, *inner]
     if len(order) > 1:
         schedule.reorder(*order)
-    if len(rows) > 1:
-        schedule.fuse(*rows)
-    if not chain.along_rows and reductions:
+    if len(parallel) > 1:
+        schedule.fuse(*parallel)
+    if not chain.along_parallel and reductions:
         yield from _spread_reduction(schedule, stage, reductions, lanes, accumulators)
         return
-    if not chain.along_rows and others:
+    if not chain.along_parallel and others:
         inner = _split_vector(schedule, stage, others[-1], lanes)
     yield _Nest(
         block=block,
-        row=schedule.get_loops(block)[0],
+        parallel=schedule.get_loops(block)[0],
         vector=-1 if inner else None,
         initialise_at=-len(reductions) - len(inner) if reductions else None,
     )
@@ -309,21 +321,21 @@ def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int,
         # Nothing divides: the last step is guarded, and TVM makes no vectors of a guarded loop. LLVM makes masked ones.
         width = next((lanes * n for n in (4, 2, 1) if 2 * lanes * n <= extent), 1)
     if width == 1:
-        yield _Nest(block=block, row=schedule.get_loops(block)[0], vector=None, initialise_at=-outer - 1)
+        yield _Nest(block=block, parallel=schedule.get_loops(block)[0], vector=None, initialise_at=-outer - 1)
         return
     _, lane = schedule.split(loop, [None, width])
     partial = schedule.rfactor(lane, rank)
-    row = schedule.get_loops(partial)[0]
+    parallel = schedule.get_loops(partial)[0]
     if guarded:
-        yield _Nest(block=partial, row=row, vector=None, initialise_at=None)
+        yield _Nest(block=partial, parallel=parallel, vector=None, initialise_at=None)
     else:
-        yield _Nest(block=partial, row=row, vector=-1, initialise_at=-outer - 2)
+        yield _Nest(block=partial, parallel=parallel, vector=-1, initialise_at=-outer - 2)
     half = 1 << (width.bit_length() // 2)
     if half >= MIN_LANES:
         _, lane = schedule.split(schedule.get_loops(block)[-1], [None, half])
         partial = schedule.rfactor(lane, rank)
-        yield _Nest(block=partial, row=schedule.get_loops(partial)[0], vector=-1, initialise_at=-2)
-    yield _Nest(block=block, row=schedule.get_loops(block)[0], vector=None, initialise_at=-1)
+        yield _Nest(block=partial, parallel=schedule.get_loops(partial)[0], vector=-1, initialise_at=-2)
+    yield _Nest(block=block, parallel=schedule.get_loops(block)[0], vector=None, initialise_at=-1)
 
 
 def _fills_the_last_dimensions(schedule: Any, stage: Stage) -> bool:

@@ -46,6 +46,7 @@ from tuner.space.contraction import Contraction, as_product, copy_as_matrix, fin
 from tuner.space.depthwise import tile_window, windows
 from tuner.space.micro_kernel import MicroKernel, Product, micro_kernels
 from tuner.space.processor import BALANCED, L2_BYTES, LINE_BYTES, VectorUnit, lines_in_l1
+from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 
 __all__ = ["find_contraction", "sketches_for", "tiled_sketches"]
@@ -87,7 +88,8 @@ def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> 
         assert found is not None
         try:
             tile_window(schedule, found, choice) if found.depthwise else _Sketch(schedule, found, choice, cores).make()
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            tell_refused("tiles", error, choice=repr(choice))
             continue
         sketches.append(schedule)
     return sketches

@@ -1,4 +1,4 @@
-"""Schedules of convolutions rewritten by Winograd's algorithm (tuner/winograd.py), for CPUs.
+"""Schedules of convolutions rewritten by Winograd's algorithm (tuner/schedule/winograd.py), for CPUs.
 
     [parallel over tiles: pad a tile's input, transform it]     where the input is transformed at the root
     parallel over blocks of tiles (and of panels)
@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
+from tuner.schedule.trace import REWRITE, WINOGRAD, rewritten
+from tuner.schedule.winograd import KERNEL, Convolution, find_convolution
 from tuner.space.processor import VectorUnit
-from tuner.trace import REWRITE, WINOGRAD, rewritten
+from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule
-from tuner.winograd import KERNEL, Convolution, find_convolution
 
 WIDTHS = 2
 """Register tiles offered of one rewrite."""
@@ -77,7 +78,8 @@ def winograd_sketches(mod: Any, target: Target) -> list[Any]:
         schedule.annotate(schedule.get_sblock("root"), REWRITE, choice.rewrite)
         try:
             _tile(schedule, unit, choice)
-        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
+            tell_refused("winograd", error, choice=repr(choice))
             continue
         sketches.append(schedule)
     return sketches

@@ -1,6 +1,6 @@
 """ATen's operators in Relax: an importer for graphs of torch.fx, and a converter for every operator that it takes.
 
-A program is taken apart into operators that have converters first (pitchpipe/torch_operators.py).
+A program is taken apart into operators that have converters first (pitchpipe/torch_operators/decompositions.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pitchpipe.torch_arrays import to_array
+from pitchpipe.torch_operators.arrays import to_array
 from tuner.tvm_compat import relax, te, tirx
 
 Converter = Callable[..., Any]

@@ -11,7 +11,7 @@ import numpy as np
 
 from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, shape_of
 from tuner.ingest.aten.matrices import called, turned
-from tuner.matrices import elimination, indefinite, reflections
+from tuner.ingest.matrices import elimination, indefinite, reflections
 from tuner.tvm_compat import relax
 
 op = relax.op

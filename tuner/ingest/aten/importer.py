@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from pitchpipe.errors import PitchpipeError, UnsupportedOperator, UnsupportedShape
-from pitchpipe.torch_operators import qualified_name
+from pitchpipe.torch_operators.decompositions import qualified_name
 from tuner.ingest.aten.complex import COMPLEX, PARTWISE, Pair, is_complex, split_parts
 from tuner.ingest.aten.emitter import CONVERTERS, Emitter, dtype_name, is_tensor, tvm_array
 from tuner.ingest.aten.nothing import Nothing

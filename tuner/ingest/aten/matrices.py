@@ -1,4 +1,4 @@
-"""Calls of the tensor functions of tuner/matrices for tensors of matrices, [..., rows, columns].
+"""Calls of the tensor functions of tuner/ingest/matrices for tensors of matrices, [..., rows, columns].
 
 They take one matrix after another: leading dimensions are flattened into a batch. What would take more than MOST_OPERATIONS
 is refused: a nest of loops on one core is no match for a library there.

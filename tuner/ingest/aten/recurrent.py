@@ -1,4 +1,4 @@
-"""The converter of `pitchpipe::recurrent_layer` (pitchpipe/torch_recurrent.py)."""
+"""The converter of `pitchpipe::recurrent_layer` (pitchpipe/torch_operators/recurrent.py)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Values are sorted by whole numbers in the same order, their keys: -0 equals 0, and what is no number is the largest, as in
 PyTorch. Equal values stay in the order of their places. PyTorch promises that where `stable` asks for it, and leaves the
-order open elsewhere (pitchpipe/torch_ties.py).
+order open elsewhere (pitchpipe/torch_operators/ties.py).
 """
 
 from __future__ import annotations

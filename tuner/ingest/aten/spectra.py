@@ -8,7 +8,7 @@ import numpy as np
 
 from tuner.ingest.aten.emitter import HALF, Emitter, converter, dtype_of, shape_of
 from tuner.ingest.aten.matrices import called, turned
-from tuner.matrices import eigenvalues, exponential, singular_values
+from tuner.ingest.matrices import eigenvalues, exponential, singular_values
 from tuner.tvm_compat import relax
 
 op = relax.op

@@ -14,7 +14,8 @@ import onnx.inliner
 from onnx import numpy_helper
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, UnsupportedOperator, UnsupportedShape
-from pitchpipe.strip import param_names, parse_onnx, strip_proto
+from pitchpipe.model.onnx_params import param_names
+from pitchpipe.model.strip import parse_onnx, strip_proto
 from tuner.ingest import IngestLimits, TensorSpec
 from tuner.ingest.onnx.node import CONSTANT_TYPES
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS

@@ -113,7 +113,7 @@ class _Layer:
         return self._joined(states, 0), *state
 
     def _plain_cell(self, index: int) -> str | None:
-        """Which cell of tuner/recurrence.py a direction is; None for one that it has no kernel for."""
+        """Which cell of tuner/schedule/recurrence.py a direction is; None for one that it has no kernel for."""
         node, count = self.node, len(_DEFAULTS[self.kind])
         if self.dtype != "float32" or self.lengths is not None or self.clip is not None or node.given(7):
             return None

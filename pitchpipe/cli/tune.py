@@ -1,0 +1,161 @@
+"""`pitchpipe tune MODEL`: compare with its framework, submit to the embedded service, watch, build, compare and time."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.client import Client
+from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
+from pitchpipe.embedded import Embedded
+from pitchpipe.errors import JobFailed, WrongResult, from_problem
+from pitchpipe.model.comparison import Agreement
+from pitchpipe.model.local import LocalModel, parse_input, read_model
+from pitchpipe.model.reference import Expected
+from pitchpipe.processes.child import run_step
+from pitchpipe.wire.comparison import Comparison, not_compared
+from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
+from pitchpipe.wire.record import LookupResponse
+from pitchpipe.wire.target import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What the command line asks for."""
+
+    path: Path
+    database: str
+    target: Target | None
+    """None: what the worker finds."""
+    budget: Budget
+    seed: int
+    trust: bool = False
+    inputs: tuple[str, ...] = ()
+    """Types and shapes of a TorchScript file's inputs; see parse_input."""
+    compare: bool = True
+    """Whether the framework is asked."""
+    log_level: str = "warning"
+
+
+def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[str, Any]:
+    """Runs the whole chain and returns the object that `--json` prints. Times are in seconds.
+
+    Raises WrongResult for a model that does not compute what its framework does, before or after tuning, and the error of
+    whatever else failed; a KeyboardInterrupt leaves the database ready for the next run.
+    """
+    started = time.monotonic()
+    model = read_model(options.path, trust=options.trust, example_inputs=[parse_input(text) for text in options.inputs])
+    embedded = Embedded(options.database, options.target, log_level=options.log_level)
+    with embedded as client:
+        target = embedded.worker.target
+        expected = framework_outputs(model) if options.compare else not_compared(ASKED_NOT_TO)
+        default = compare_default(model, target, cache_dir(), expected=expected)
+        job = _submit(client, model, target, options, default)
+        view = _watch(client, job, on_progress)
+        schedules = client.job_schedules(view.id, target)
+    traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
+    tuned, evaluation = _evaluate(model, target, traces, expected, options.seed)
+    return {
+        "model": model.name,
+        "target": target.attributes(),
+        "device": embedded.worker.device.model,
+        "tasks": [
+            {
+                "workload": task.workload,
+                "name": task.name,
+                "kind": task.kind.value,
+                "weight": task.weight,
+                "flops": task.flops,
+                "bytes": task.bytes,
+                "trials": task.trials,
+                "untuned_secs": task.untuned_secs,
+                "tuned_secs": task.tuned_secs,
+                "bound_secs": task.bound_secs,
+                "flops_per_sec": task.flops_per_sec,
+                "bytes_per_sec": task.bytes_per_sec,
+                "bound_share": task.bound_share,
+                "replay": None if task.replay is None else task.replay.value,
+                "replayed_from": _first_found(schedules, task.workload),
+            }
+            for task in view.tasks
+        ],
+        **evaluation,
+        "comparison": {
+            "default": default.model_dump(mode="json", exclude_none=True),
+            "tuned": tuned.model_dump(mode="json", exclude_none=True),
+        },
+        "trials": view.progress.trials,
+        "failed_trials": view.progress.failed_trials,
+        "reused_tasks": view.progress.reused_tasks,
+        "replayed_tasks": sum(task.replay is not None for task in view.tasks),
+        "seconds": time.monotonic() - started,
+        "job": view.id,
+    }
+
+
+def _evaluate(
+    model: LocalModel, target: Target, traces: Mapping[str, str], expected: Expected | Comparison, seed: int
+) -> tuple[Comparison, dict[str, Any]]:
+    """The comparison of the tuned build, and its times beside the untuned one's. Raises WrongResult."""
+    with tempfile.TemporaryDirectory(prefix="pitchpipe-tune-") as scratch:
+        path = Path(scratch) / "expected.npz"
+        if isinstance(expected, Expected):
+            expected.write(path)
+        found = run_step(
+            "evaluate",
+            model.data,
+            model.weights,
+            model_format=model.format.value,
+            target=target.key,
+            traces=dict(traces),
+            seed=seed,
+            expected=str(path) if isinstance(expected, Expected) else None,
+        )
+    judged, incomparable = Agreement(**found.pop("agreement")), found.pop("incomparable")
+    if judged.difference is not None:
+        if isinstance(expected, Comparison) or incomparable:
+            raise WrongResult(f"tuned, {judged.difference}, compared with the untuned build")
+        raise WrongResult(f"tuned, {refusal(model.source, expected, judged, target)}")
+    if isinstance(expected, Comparison):
+        return expected, found
+    return (not_compared(incomparable) if incomparable else expected.comparison(judged)), found
+
+
+def _first_found(schedules: LookupResponse, workload: str) -> dict[str, Any] | None:
+    """Where the schedule of a workload was found, if that was not where it was confirmed."""
+    bests = (answer.best for answer in schedules.answers if answer.workload == workload)
+    earlier = next((best.replayed_from for best in bests if best is not None), None)
+    return None if earlier is None else earlier.model_dump(mode="json")
+
+
+def _submit(client: Client, model: LocalModel, target: Target, options: TuneOptions, comparison: Comparison) -> JobView:
+    """The interrupted job for the same model, target, budget and seed if there is one, else a new job."""
+    uploaded = client.upload_model(model.data, name=model.name, format=model.format)
+    client.tell_comparison(uploaded.id, comparison)
+    request = JobRequest(model=uploaded.id, targets=(target,), budget=options.budget, seed=options.seed)
+    for job in client.jobs():
+        same = (job.model, job.targets, job.budget, job.seed) == (
+            request.model,
+            request.targets,
+            request.budget,
+            request.seed,
+        )
+        if same and not job.state.ended:
+            return job
+    return client.submit(request)
+
+
+def _watch(client: Client, job: JobView, on_progress: Callable[[JobView], None]) -> JobView:
+    for _ in client.events(job.id):
+        on_progress(client.job(job.id))
+    view = client.job(job.id)
+    if view.state is JobState.CANCELLED:
+        raise JobFailed("the job was cancelled")
+    if view.state is not JobState.DONE:
+        raise from_problem(500, view.error_code or "", view.error or "the job failed")
+    return view

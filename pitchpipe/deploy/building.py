@@ -1,0 +1,89 @@
+"""From a model and schedules to an artifact in the cache that this machine has tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.deploy.artifact import Manifest, write
+from pitchpipe.deploy.identity import preparation, read_json, versions, write_json
+from pitchpipe.deploy.proof import PROOF_SECS, Witness, check, prove
+from pitchpipe.errors import PitchpipeError
+from pitchpipe.model.local import LocalModel
+from pitchpipe.processes.child import run_step
+from pitchpipe.wire._base import Instant, Wire
+from pitchpipe.wire.ids import json_digest, sha256
+from pitchpipe.wire.target import Target
+
+RETRY_SECS = 3600.0
+"""How long a build that failed is not tried again in the background."""
+
+
+class Failure(Wire):
+    """Why an artifact could not be built."""
+
+    detail: str
+    at: Instant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what an artifact is."""
+
+    model: LocalModel
+    target: Target
+    traces: Mapping[str, str]
+    """By workload digest; a workload without one runs the compiler's default."""
+    cuda_graphs: bool = False
+    """Whether its kernels are recorded and replayed together, on a GPU."""
+
+    @property
+    def key(self) -> str:
+        """Equal recipes have equal keys, on every machine with these versions of the compiler and of the code before it."""
+        model = [sha256(self.model.data), self.model.format.value]
+        extra = ["cuda graphs"] if self.cuda_graphs else []
+        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), preparation(), *extra])
+
+    def folder(self, cache: Path) -> Path:
+        """Where its artifact is or will be."""
+        return cache / "artifacts" / self.key
+
+
+def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
+    """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
+
+    Of several processes one works and the others wait. `evidence` asks the model's framework, whose outputs the proof run
+    compares with. Raises InvalidTrace, ArtifactRefused when the proof run fails, WrongResult when it shows other outputs,
+    InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
+    """
+    folder, model = recipe.folder(cache), recipe.model
+    plan: dict[str, Any] = {"target": recipe.target.key, "traces": dict(recipe.traces)}
+    if recipe.cuda_graphs:
+        plan["cuda_graphs"] = True
+
+    def export(library: Path) -> Manifest:
+        made = run_step("build", model.data, model_format=model.format.value, **plan, library=str(library))
+        return Manifest.model_validate(made)
+
+    try:
+        write(folder, export)
+    except PitchpipeError as error:
+        write_json(_failure_file(folder), Failure(detail=error.detail[:1000], at=datetime.now(UTC)))
+        raise
+    check(prove(folder, timeout_secs=proof_secs, evidence=evidence), folder)
+    return folder
+
+
+def failure(folder: Path) -> Failure | None:
+    """Why building failed, if it did so within the last RETRY_SECS."""
+    found = read_json(_failure_file(folder), Failure)
+    if found is None or (datetime.now(UTC) - found.at).total_seconds() > RETRY_SECS:
+        return None
+    return found
+
+
+def _failure_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.failure.json")

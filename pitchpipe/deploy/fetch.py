@@ -1,0 +1,87 @@
+"""Fetching: the schedules of a job or of any model, from a service or as a lock file pins them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.client import Client
+from pitchpipe.deploy import identity, misses
+from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.lockfile import locked
+from pitchpipe.deploy.lookup import Schedules, look_up, resolve_target, service_of
+from pitchpipe.errors import PitchpipeError
+from pitchpipe.model.local import LocalModel, detect_target, local_model
+from pitchpipe.processes.deadline import within
+from pitchpipe.wire.job import JobView, ModelView
+from pitchpipe.wire.target import Target
+
+log = logging.getLogger("pitchpipe")
+
+
+def fetch(
+    model_or_job: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    target: Target | str = "auto",
+    client: Client | None = None,
+    trust: bool = False,
+    deadline_secs: float | None = None,
+    cache: Path | None = None,
+    lock: str | Path | None = None,
+    report_misses: bool = False,
+) -> Schedules:
+    """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
+
+    The last may never have been submitted: its workloads are looked up by their digests. With the target "auto" an answer
+    is `exact` where it was confirmed on hardware like this machine's, with the same compiler.
+
+    `deadline_secs` is of what the service is asked, in all, repetitions included: whatever the service does, or is, the
+    answer or an error of pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds,
+    once per model and machine.
+
+    With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
+    (see lockfile.py). `report_misses` tells the service what
+    a model here is about to run without a schedule, so that idle workers may tune it; a report that fails is logged.
+    """
+    if lock is not None:
+        return _fetch_locked(
+            local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
+        )
+    if isinstance(model_or_job, (JobView, ModelView)):
+        model_or_job = model_or_job.id
+    with service_of(client) as service:
+        if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+            named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+            found = within(deadline_secs, lambda: service.fetch(named, wanted), "look-up")
+            return Schedules(target=wanted, response=found)
+        folder = cache or cache_dir()
+        wanted = resolve_target(target, folder)
+        model = local_model(model_or_job, example_inputs, trust=trust)
+        known = identity.identify(folder, model, wanted)
+        schedules = look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+        if report_misses and (workloads := misses.missed(schedules.response)):
+            try:
+                misses.report(service, model, wanted, workloads)
+            except PitchpipeError as error:
+                log.warning("misses were not reported: %s", error.detail)
+        return schedules
+
+
+def _fetch_locked(
+    model: LocalModel,
+    target: Target | str,
+    client: Client | None,
+    lock: Path,
+    deadline_secs: float | None,
+    cache: Path | None,
+) -> Schedules:
+    folder = cache or cache_dir()
+    wanted = resolve_target(target, folder)
+    known = identity.identify(folder, model, wanted)
+    with contextlib.ExitStack() as stack:
+        ask = lambda: stack.enter_context(service_of(client))  # noqa: E731 - only if something is not in the cache
+        return locked(lock, known, wanted, ask, cache=folder, deadline_secs=deadline_secs)

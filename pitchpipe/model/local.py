@@ -1,0 +1,154 @@
+"""A model as it is here: its graph, as the service takes it, its weights, which stay, and what it came from."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.errors import InvalidInput
+from pitchpipe.model.reference import FileSource, FunctionSource, ModuleSource, NoSource, Source
+from pitchpipe.processes.plugins import step
+from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.target import Target
+
+MAX_EXAMPLE = 1 << 28
+"""Elements of an example input."""
+SUFFIXES = {
+    ".onnx": ModelFormat.ONNX,
+    ".json": ModelFormat.RELAX,
+    ".mlir": ModelFormat.STABLEHLO,
+    ".pt": ModelFormat.TORCHSCRIPT,
+    ".pt2": ModelFormat.PT2,
+    ".py": ModelFormat.TVMSCRIPT,
+    ".stablehlo": ModelFormat.STABLEHLO,
+    ".tflite": ModelFormat.TFLITE,
+    ".torchscript": ModelFormat.TORCHSCRIPT,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModel:
+    """A model's graph and weights, and what ran it before."""
+
+    name: str
+    format: ModelFormat
+    data: bytes
+    weights: dict[str, Any]
+    source: Source = field(default_factory=NoSource, compare=False, repr=False)
+
+
+def parse_input(text: str) -> Any:
+    """An array of zeros from a type and a shape, written as float32[1,3,224,224]; raises InvalidInput."""
+    extents = r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})*"
+    found = re.fullmatch(rf"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))\[({extents})?\]", text)
+    if found is None:
+        raise InvalidInput(f"the input {text[:80]!r} is no type and shape; write them as float32[1,3,224,224]")
+    shape = [int(extent) for extent in (found[2] or "").split(",") if extent]
+    if math.prod(shape) > MAX_EXAMPLE:
+        raise InvalidInput(f"the input {text[:80]!r} has more than {MAX_EXAMPLE} elements")
+    import numpy as np
+
+    return np.zeros(shape, found[1])
+
+
+def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None = None) -> LocalModel:
+    """Reads a model file; `example_inputs` are for TorchScript, which does not tell their shapes, and ONNX, which may not.
+
+    Raises InvalidInput for an unknown suffix, for a file that can run code and is not trusted, and for examples that
+    contradict the file.
+    """
+    model_format, data = read_file(path, trust=trust)
+    if model_format.is_local:
+        data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
+        source = _file_source(path, model_format, data, tuple(example_inputs or ()), trust)
+        return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
+    weights = {}
+    source = NoSource(reason=f"a {model_format} file tells no framework")
+    if model_format is ModelFormat.ONNX:
+        stripped = step("strip_onnx")(data, external_dir=path.parent, examples=example_inputs)
+        data, weights = stripped.data, stripped.weights
+        source = FileSource(origin=path, format=model_format, examples=tuple(example_inputs or ()))
+    return LocalModel(name=path.stem, format=model_format, data=data, weights=weights, source=source)
+
+
+def read_file(path: Path, *, trust: bool) -> tuple[ModelFormat, bytes]:
+    """A model file's format, which its suffix tells, and its bytes.
+
+    Raises InvalidInput for an unknown suffix, for a file that cannot be read, and for one that can run code and is not
+    trusted.
+    """
+    model_format = SUFFIXES.get(path.suffix)
+    if model_format is None:
+        raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
+    if model_format.runs_code and not trust:
+        raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
+    try:
+        return model_format, path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from error
+
+
+def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
+    """The graph and the weights of a model: a path, ONNX bytes, a torch module, TorchScript or a jitted function of JAX
+    with example inputs, or what jax.export made.
+    """
+    if isinstance(model, LocalModel):
+        return model
+    if isinstance(model, (str, Path)):
+        return read_model(Path(model), trust=trust, example_inputs=example_inputs)
+    if isinstance(model, bytes):
+        stripped = step("strip_onnx")(model, examples=example_inputs)
+        source: Source = FileSource(origin=model, format=ModelFormat.ONNX, examples=tuple(example_inputs or ()))
+        return LocalModel(
+            name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights, source=source
+        )
+    examples = tuple(example_inputs) if example_inputs is not None else None
+    stablehlo = _stablehlo(model, examples)
+    if stablehlo is not None:
+        data, weights = step("convert_local")(stablehlo, ModelFormat.STABLEHLO)
+        name = str(getattr(model, "fun_name", None) or getattr(model, "__name__", "model"))
+        source = FunctionSource(origin=model, examples=examples)
+        return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
+    if examples is None:
+        raise InvalidInput(f"a {type(model).__name__} needs example inputs")
+    data, weights = step("export_torch")(model, examples)
+    source = ModuleSource(origin=model, examples=examples)
+    name = type(model).__name__
+    return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
+
+
+def _file_source(path: Path, model_format: ModelFormat, relax: bytes, examples: tuple[Any, ...], trust: bool) -> Source:
+    """Of a file that was converted here, `relax` being what it was converted to."""
+    if model_format is ModelFormat.TVMSCRIPT:
+        return NoSource(reason="TVMScript tells no framework")
+    specs: tuple[Any, ...] = ()
+    if model_format is ModelFormat.STABLEHLO:
+        specs = tuple((tuple(spec["shape"]), spec["dtype"]) for spec in json.loads(relax)["inputs"])
+    return FileSource(origin=path, trust=trust, format=model_format, examples=examples, specs=specs)
+
+
+def _stablehlo(model: Any, example_inputs: Sequence[Any] | None) -> bytes | None:
+    """What JAX makes of one of its functions, or had made of one that was exported; None for anything else.
+
+    Lowering, unlike exporting, keeps functions such as erfc whole, which is the better kernel.
+    """
+    if hasattr(model, "mlir_module_serialized"):
+        return bytes(model.mlir_module_serialized)
+    if type(model).__module__.partition(".")[0] not in ("jax", "jaxlib") or not hasattr(model, "lower"):
+        return None
+    if example_inputs is None:
+        raise InvalidInput("a function of JAX needs example inputs")
+    return str(model.lower(*example_inputs).as_text()).encode()
+
+
+def detect_target(value: str) -> Target:
+    """`auto` asks this machine; anything else is JSON with TVM's attribute names."""
+    if value != "auto":
+        return Target.parse(value)
+    found: Target = step("detect_target")("auto")
+    return found

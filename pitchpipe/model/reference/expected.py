@@ -1,0 +1,180 @@
+"""Input sets of a model and its framework's outputs on them, for whoever compares: another process, later, elsewhere.
+
+An input set counts only where the framework is sure of its own answer. Inputs that differ from it by rounding alone must
+give the same outputs within the tolerance; an argmax of equal values, or noise that is drawn at run time, does not. Such a
+set, and one for which the framework raises, is drawn again once and then left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pitchpipe.arrays import load_arrays, save_arrays
+from pitchpipe.model.comparison import Agreement, difference, drawn_like, input_sets
+from pitchpipe.wire.comparison import MAX_REASON, Comparison
+from pitchpipe.wire.ids import canonical_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ATTEMPTS = 2
+"""Times that an input set is drawn before it is left out."""
+INPUT_SETS = 3
+"""The examples, inputs like them, and edge values."""
+FEWEST = 2
+"""Input sets; a comparison on fewer says so."""
+SLOW_SECS = 20.0
+"""A framework that takes longer for one run (onnx.reference, of a large network) runs FEWEST sets, each once."""
+
+
+class CannotRun(Exception):
+    """The source cannot be run here; the message says why, and the model is not compared."""
+
+
+class Runner(Protocol):
+    """A framework with a model of its own, ready to run."""
+
+    @property
+    def name(self) -> str:
+        """Framework and version."""
+
+    @property
+    def examples(self) -> Sequence[np.ndarray]:
+        """An array for each tensor that the model takes: its shape and type, and values that say what may be drawn."""
+
+    @property
+    def weights(self) -> Mapping[str, np.ndarray]:
+        """Drawn by the runner, of a model whose weights are not there."""
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """See Expected.steps; empty where nothing is quantised."""
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All tensors that the model gives. Raises whatever the framework does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What the framework computes."""
+
+    reference: str
+    """Framework and version."""
+    inputs: tuple[tuple[np.ndarray, ...], ...]
+    """By input set, then in order."""
+    outputs: tuple[tuple[np.ndarray, ...], ...]
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """To be used in place of the model's, where it has none of these names."""
+    steps: tuple[float, ...] = ()
+    """What each output may be off, absolutely: of a quantised one the step of its grid (`comparison.difference`)."""
+    note: str | None = None
+    """Why there are fewer input sets than there should be."""
+
+    def first(self) -> Expected:
+        """Of the first input set alone."""
+        return replace(self, inputs=self.inputs[:1], outputs=self.outputs[:1])
+
+    def comparison(self, found: Agreement) -> Comparison:
+        """What to tell of outputs that agree."""
+        return Comparison(
+            reference=self.reference[:100],
+            input_sets=len(self.inputs),
+            error=found.error,
+            tolerance=found.tolerance,
+            reason=self.note[:MAX_REASON] if self.note else None,
+        )
+
+    def write(self, path: Path) -> None:
+        """Into one file."""
+        import numpy as np
+
+        told = np.frombuffer(
+            canonical_json({"reference": self.reference, "note": self.note, "steps": self.steps}), np.uint8
+        )
+        arrays: dict[str, Any] = {"told": told}
+        for kind, sets in (("i", self.inputs), ("o", self.outputs)):
+            arrays |= {f"{kind} {at} {nth}": one for at, given in enumerate(sets) for nth, one in enumerate(given)}
+        save_arrays(path, arrays | {f"w {name}": values for name, values in self.weights.items()})
+
+    @classmethod
+    def read(cls, path: Path) -> Expected:
+        """What `write` wrote. Raises OSError, ValueError or KeyError for anything else."""
+        import json
+
+        arrays = load_arrays(path)
+        told = json.loads(arrays.pop("told").tobytes())
+        sets: dict[str, dict[int, list[Any]]] = {"i": {}, "o": {}}
+        weights = {}
+        for key, array in arrays.items():
+            kind, _, rest = key.partition(" ")
+            if kind == "w":
+                weights[rest] = array
+            else:
+                sets[kind].setdefault(int(rest.partition(" ")[0]), []).append(array)
+        return cls(
+            reference=told["reference"],
+            note=told["note"],
+            steps=tuple(told.get("steps", ())),
+            inputs=tuple(tuple(sets["i"].get(at, ())) for at in sorted(sets["o"])),
+            outputs=tuple(tuple(found) for _, found in sorted(sets["o"].items())),
+            weights=weights,
+        )
+
+
+def expect(runner: Runner, seed: int = 0, most: int = INPUT_SETS) -> Expected:
+    """Runs the framework on at most `most` input sets. Raises CannotRun when it answers on none of them."""
+    import numpy as np
+
+    rng = np.random.default_rng([seed, 1])
+    kept: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
+    lost = ""
+    slow = False
+    for inputs in input_sets(runner.examples, seed):
+        for attempt in range(ATTEMPTS):
+            if len(kept) >= most or (slow and len(kept) >= FEWEST):
+                break
+            given = inputs if attempt == 0 else [drawn_like(one, rng) for one in runner.examples]
+            started = time.monotonic()
+            try:
+                outputs = runner([one.copy() for one in given])
+                slow = slow or time.monotonic() - started > SLOW_SECS
+                if not outputs:
+                    raise CannotRun(f"{runner.name} gives no tensor")
+                if slow or difference(runner(_rounded(given, rng)), outputs, steps=runner.steps) is None:
+                    kept.append((given, outputs))
+                    break
+                lost = f"{runner.name} gives other outputs for inputs that differ by rounding alone"
+            except CannotRun:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a framework raises
+                lost = f"{runner.name} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if not kept:
+        raise CannotRun(lost)
+    note = f"only {len(kept)} input set: {lost}" if len(kept) < FEWEST else None
+    return Expected(
+        reference=runner.name,
+        inputs=tuple(tuple(inputs) for inputs, _ in kept),
+        outputs=tuple(tuple(outputs) for _, outputs in kept),
+        weights=dict(runner.weights),
+        steps=runner.steps,
+        note=note,
+    )
+
+
+def _rounded(arrays: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
+    """Every floating-point element multiplied by one plus or minus two units in the last place."""
+    import numpy as np
+
+    found = []
+    for array in arrays:
+        if array.dtype.kind in "biu" or array.dtype.kind == "c":
+            found.append(array.copy())
+            continue
+        unit = 2.0 ** -{"float64": 51, "float32": 22, "float16": 9, "bfloat16": 6}.get(str(array.dtype), 22)
+        factor = 1.0 + unit * rng.choice(np.array([-1.0, 1.0]), array.shape)
+        found.append((array.astype(np.float64) * factor).astype(array.dtype))
+    return found

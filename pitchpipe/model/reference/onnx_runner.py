@@ -1,0 +1,160 @@
+"""ONNX files: ONNX Runtime where it is installed, else ONNX's own reference evaluator. Needs onnx.
+
+Files do not say which whole numbers their inputs may be. What indexes an axis may be anything up to its extent, found by
+following the input through operators that move data; others are zeros and ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+
+from pitchpipe.model.comparison import INTEGERS
+from pitchpipe.model.onnx_params import param_names
+from pitchpipe.model.onnx_shapes import fix_shapes
+from pitchpipe.model.reference.expected import CannotRun
+
+MOVES = frozenset(
+    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+"""Operators whose first input's elements are their output's."""
+SEED = 0
+
+
+class OnnxRunner:
+    """A file. Weights that were stripped from it are those given by name, or else drawn.
+
+    Examples are arrays in the order of the inputs; they say what the file leaves open of its shapes. One of zeros alone
+    says no more than that, as `--input` of a command does: its values are drawn.
+    """
+
+    def __init__(self, path: Path, weights: Mapping[str, np.ndarray], examples: Sequence[np.ndarray] = ()) -> None:
+        model = onnx.load(path, load_external_data=False)
+        rng = np.random.default_rng(SEED)
+        if examples:
+            fix_shapes(model, examples)
+        kept = {tensor.name for tensor in model.graph.initializer}
+        params = [name for name in param_names(model) if name not in kept]
+        values = {value.name: value for value in model.graph.input if value.name not in kept}
+        self.weights = {name: _weight(values[name], rng) for name in params if name not in weights}
+        self._bound = {name: weights[name] for name in params if name in weights} | self.weights
+        self._names = [name for name in values if name not in params]
+        ranges = index_ranges(model)
+        drawn = [_example(values[name], ranges.get(name), rng) for name in self._names]
+        self.examples = [g if g.any() else d for g, d in zip(examples, drawn, strict=True)] if examples else drawn
+        self.steps = output_steps(model)
+        self.name, self._run = self._start(path, literally=_quantises(model))
+
+    def _start(self, path: Path, *, literally: bool) -> tuple[str, Any]:
+        """Name and runner. Literally: nodes one by one, where fusing some would skip a rounding that the file asks for."""
+        try:
+            import onnxruntime
+        except ImportError:
+            pass
+        else:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            if literally:
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            try:
+                session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            except Exception:  # noqa: BLE001 - its own errors, none exported; the reference may know what it does not
+                pass
+            else:
+                return f"ONNX Runtime {onnxruntime.__version__}", session.run
+        evaluator = onnx.reference.ReferenceEvaluator(str(path))
+        return f"onnx.reference {onnx.__version__}", evaluator.run
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found = self._run(None, {**self._bound, **dict(zip(self._names, arrays, strict=True))})
+        return [np.asarray(part) for one in found for part in (one if isinstance(one, list) else [one])]
+
+
+def output_steps(model: Any) -> tuple[float, ...]:
+    """Of each output the step of the grid that it lies on, absolutely; 0 for one that lies on none."""
+    graph = model.graph
+    inside = onnx.TensorProto.DEFAULT
+    known = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location == inside}
+    made_by = {name: node for node in graph.node for name in node.output}
+    found = []
+    for value in graph.output:
+        node = made_by.get(value.name)
+        while node is not None and node.op_type in MOVES - {"Cast"}:
+            node = made_by.get(node.input[0])
+        step = 0.0
+        if node is not None and node.op_type == "DequantizeLinear" and node.input[1] in known:
+            step = float(onnx.numpy_helper.to_array(known[node.input[1]]).astype(np.float64).max())
+        elif node is not None and (node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear")):
+            step = 1.0
+        found.append(step)
+    return tuple(found)
+
+
+def _quantises(model: Any) -> bool:
+    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+
+
+def index_ranges(model: Any) -> dict[str, int]:
+    """Largest index that each graph input may hold, of those that index an axis of a tensor of known shape."""
+    graph = model.graph
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for value in [*graph.input, *graph.value_info]:
+        dims = value.type.tensor_type.shape.dim
+        if dims and all(dim.HasField("dim_value") for dim in dims):
+            shapes.setdefault(value.name, [dim.dim_value for dim in dims])
+    for node in graph.node:
+        tensor = next((entry.t for entry in node.attribute if entry.name == "value" and entry.HasField("t")), None)
+        if node.op_type == "Constant" and tensor is not None:
+            shapes.setdefault(node.output[0], list(tensor.dims))
+    origin = {value.name: value.name for value in graph.input}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in MOVES and node.input and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        if node.op_type in ("Gather", "GatherElements") and len(node.input) > 1 and node.input[1] in origin:
+            shape = shapes.get(node.input[0])
+            axis = next((int(entry.i) for entry in node.attribute if entry.name == "axis"), 0)
+            if shape and -len(shape) <= axis < len(shape):
+                name = origin[node.input[1]]
+                found[name] = min(found.get(name, shape[axis] - 1), shape[axis] - 1)
+    return found
+
+
+def _example(value: Any, largest: int | None, rng: np.random.Generator) -> np.ndarray:
+    shape, dtype = _tensor(value)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        low, high = INTEGERS
+        if largest is not None:
+            high = largest
+        elif dtype.itemsize == 1:  # pixels and quantised values; indices are of 32 or 64 bits
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        array: np.ndarray = rng.integers(low, high, shape, endpoint=True).astype(dtype)
+        if array.size > 1:
+            array.flat[0], array.flat[-1] = low, high  # ranges are read off examples
+        return array
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _weight(value: Any, rng: np.random.Generator) -> np.ndarray:
+    """Values that neither vanish nor explode, and none that a variance cannot have."""
+    shape, dtype = _tensor(value)
+    if dtype.kind in "biu":
+        return rng.integers(0, 2, shape).astype(dtype)
+    if len(shape) < 2:
+        return rng.uniform(0.5, 1.5, shape).astype(dtype)
+    values: np.ndarray = rng.standard_normal(shape) / np.sqrt(np.prod(shape) / max(shape))
+    return values.astype(dtype)
+
+
+def _tensor(value: Any) -> tuple[list[int], np.dtype[Any]]:
+    tensor = value.type.tensor_type
+    if not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        raise CannotRun(f"input {value.name!r} has no static shape")
+    return [dim.dim_value for dim in tensor.shape.dim], onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)

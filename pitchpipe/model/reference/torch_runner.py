@@ -1,0 +1,83 @@
+"""PyTorch: modules and TorchScript in eager, exported programs as torch runs them, ties by place. Needs torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from pitchpipe.model.reference.expected import CannotRun
+from pitchpipe.torch_operators.arrays import to_array, to_tensor
+from pitchpipe.torch_operators.ties import TiesByPlace
+
+
+class TorchRunner:
+    """A callable of PyTorch on a copy of its module: buffers, attributes, random numbers and inputs stay the caller's."""
+
+    steps: tuple[float, ...] = ()
+
+    def __init__(self, module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:
+        self.name = f"PyTorch {torch.__version__}"
+        self.weights: dict[str, np.ndarray] = {}
+        self._module = _own(module)
+        self._leaves, self._spec = pytree.tree_flatten((tuple(arguments), dict(keywords or {})))
+        self._tensors = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
+        self.examples = [to_array(self._leaves[at]).copy() for at in self._tensors]
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        leaves = list(self._leaves)
+        for at, array in zip(self._tensors, arrays, strict=True):
+            leaves[at] = to_tensor(array).to(self._leaves[at].device)
+        arguments, keywords = pytree.tree_unflatten(leaves, self._spec)
+        with torch.random.fork_rng(), torch.no_grad(), TiesByPlace():
+            torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
+            found = self._module(*arguments, **keywords)
+        return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def _own(module: Any) -> Any:
+    """A copy that shares its parameters, which no inference changes."""
+    if not isinstance(module, torch.nn.Module):
+        return module  # a function of TorchScript: it keeps nothing
+    shared = {} if isinstance(module, torch.jit.ScriptModule) else {id(each): each for each in module.parameters()}
+    try:
+        return copy.deepcopy(module, shared)
+    except Exception as error:  # whatever a module keeps that cannot be copied: TypeError, RuntimeError, ...
+        raise CannotRun(f"a {type(module).__name__} cannot be copied: {str(error)[:200]}") from error
+
+
+def exported_program(program: Any) -> TorchRunner:
+    """Of torch.export.ExportedProgram; its example inputs, if it was saved without, are drawn."""
+    if program.example_inputs is not None:
+        arguments, keywords = program.example_inputs
+        return TorchRunner(program.module(), arguments, keywords)
+    names = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    spec = program.call_spec.in_spec
+    if spec is None or len(values) != spec.num_leaves:
+        raise CannotRun("the program does not tell its inputs")
+    arguments, keywords = pytree.tree_unflatten([_drawn(value) for value in values], spec)
+    return TorchRunner(program.module(), arguments, keywords)
+
+
+def _drawn(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [int(extent) for extent in value.shape]
+    generator = torch.Generator().manual_seed(0)
+    if value.is_floating_point():
+        return torch.randn(shape, generator=generator).to(value.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(value.dtype)
+
+
+def from_file(path: Path, *, script: bool, examples: Sequence[np.ndarray]) -> TorchRunner:
+    """Of a file that torch.jit.save (`script`) or torch.export.save wrote. Loading one can run code."""
+    if script:
+        loaded = torch.jit.load(str(path), map_location="cpu").eval()
+        return TorchRunner(loaded, [to_tensor(example) for example in examples])
+    return exported_program(torch.export.load(path))

@@ -1,0 +1,1 @@
+"""Children of the SDK: steps that need a compiler run in one, with limits; none outlives its parent."""

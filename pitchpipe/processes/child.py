@@ -1,0 +1,96 @@
+"""Runs a step in a process of its own: what it compiles and runs cannot take the caller down.
+
+Arguments and results are JSON, the model is bytes and arrays are .npy members (never pickled), in a scratch folder. A
+subprocess rather than a forked or spawned one, so that it works from any caller: with threads, or without a main guard. It
+has the limits of its step (pitchpipe/wire/limits.py) and ends with everything it started: parser, compiler, linker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.arrays import load_arrays, save_arrays
+from pitchpipe.errors import PitchpipeError, StepDied, StepTimeout, from_problem
+from pitchpipe.processes.lifeline import end_with_parent, ending, kill_group, until_ended
+from pitchpipe.processes.limits import limited
+from pitchpipe.processes.plugins import step
+from pitchpipe.wire.limits import OTHER_CLIENT_STEPS, STEP_LIMITS, StepLimits
+
+_WORDS_BYTES = 1000
+"""Of what a child that died had printed."""
+
+
+def run_step(
+    name: str,
+    model: bytes = b"",
+    arrays: Mapping[str, Any] | None = None,
+    *,
+    timeout_secs: float | None = None,
+    **arguments: Any,
+) -> Any:
+    """`step(name)(model, arrays, **arguments)` in a child; the result must be JSON.
+
+    Raises the PitchpipeError the step raised, StepDied when its child died (or it raised any other error), StepTimeout
+    past the step's limits of time or after `timeout_secs`, whichever is less.
+    """
+    wall_secs = min(timeout_secs or math.inf, _limits(name).wall_secs)
+    with tempfile.TemporaryDirectory(prefix="pitchpipe-step-") as scratch:
+        folder = Path(scratch)
+        (folder / "arguments.json").write_text(json.dumps(arguments))
+        (folder / "model").write_bytes(model)
+        if arrays:
+            save_arrays(folder / "arrays.npz", arrays)
+        command = [sys.executable, "-m", "pitchpipe.processes.child", name, scratch, str(os.getpid())]
+        with (folder / "words").open("wb") as words:
+            child = subprocess.Popen(command, stdout=words, stderr=words, start_new_session=True)
+        try:
+            in_time = until_ended(child, wall_secs)
+        finally:
+            kill_group(child)  # Also after Ctrl-C, which does not reach it, and for what it left behind.
+        if not in_time:
+            raise StepTimeout(f"the step {name} took longer than {wall_secs:g} s and was killed")
+        outcome = folder / "outcome.json"
+        if not outcome.exists():
+            if child.returncode == -signal.SIGXCPU:
+                cpu_secs = _limits(name).cpu_secs
+                raise StepTimeout(f"the step {name} took more than {cpu_secs} s of processor time and was killed")
+            last = (folder / "words").read_text(errors="replace").strip()[-_WORDS_BYTES:]
+            raise StepDied(f"the step {name} died: its child {ending(child.returncode)}: {last}")
+        found = json.loads(outcome.read_text())
+    if "error" in found:
+        raise from_problem(found["status"], found["error"], found["detail"])
+    return found["result"]
+
+
+def _limits(name: str) -> StepLimits:
+    return STEP_LIMITS.get(name, OTHER_CLIENT_STEPS)
+
+
+def _main(name: str, folder: Path) -> None:
+    arguments = json.loads((folder / "arguments.json").read_text())
+    arrays = load_arrays(folder / "arrays.npz") if (folder / "arrays.npz").exists() else {}
+    try:
+        function = step(name)
+        with limited(_limits(name)):
+            outcome = {"result": function((folder / "model").read_bytes(), arrays, **arguments)}
+    except MemoryError:
+        died = StepDied(f"the step {name} needed more memory than it may take")
+        outcome = {"error": died.code, "status": died.status, "detail": died.detail}
+    except PitchpipeError as error:
+        outcome = {"error": error.code, "status": error.status, "detail": error.detail}
+    (folder / "outcome.part").write_text(json.dumps(outcome))
+    (folder / "outcome.part").rename(folder / "outcome.json")
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[3]))
+    _main(sys.argv[1], Path(sys.argv[2]))

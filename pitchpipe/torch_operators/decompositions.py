@@ -1,0 +1,192 @@
+"""Into which operators an inference in PyTorch is taken apart, exported or compiled. Needs torch.
+
+They are torch.export's, but for two. Of attention, torch scales queries and keys each, and asks every row of the scores,
+element by element, whether all of it is hidden, so that such a row reads nothing: as tensor programs that is three passes
+over the scores. Here they are scaled once, and a row is hidden where the mask hides all of it, whatever the scores are.
+Sums along an axis are of the type that torch gives them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from pitchpipe.torch_operators.recurrent import whole_layers
+
+aten = torch.ops.aten
+
+
+def qualified_name(target: Any) -> str:
+    """An operator's name with its overload, as `add.Tensor`; with its library before it, `its::add.Tensor`, unless that is
+    PyTorch: another library's operator may have the name of one of PyTorch's and compute something else."""
+    name = str(getattr(target, "__name__", target))
+    library = getattr(target, "namespace", "aten")
+    return name if library in ("aten", "prims") else f"{library}::{name}"
+
+
+@cache
+def inference_decompositions() -> dict[Any, Callable[..., Any]]:
+    """By operator. Shared: a caller that changes it copies it first."""
+    found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
+    return {
+        **found,
+        **whole_layers(),
+        aten._scaled_dot_product_attention_math.default: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
+        aten.cumsum.default: cumulative_sum,
+        aten.soft_margin_loss.default: soft_margin_loss,
+    }
+
+
+@cache
+def further_decompositions() -> dict[Any, Callable[..., Any]]:
+    """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
+    importlib.import_module("torch.nn.modules.linear_cross_entropy")  # defines its operators
+    losses = torch.ops.torch_nn
+    return {
+        aten.addbmm.default: sum_of_products,
+        aten._trilinear.default: trilinear,
+        losses._linear_cross_entropy_batch_chunked.default: linear_cross_entropy,
+        losses._linear_cross_entropy_batch_chunked_no_reduction.default: linear_cross_entropy_of_rows,
+    }
+
+
+def sum_of_products(x: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta x + alpha times the sum of the products of a batch, [b, n, k] and [b, k, m]."""
+    flat1, flat2 = batch1.transpose(0, 1).flatten(1), batch2.flatten(0, 1)
+    return aten.addmm.default(x, flat1, flat2, beta=beta, alpha=alpha)
+
+
+def trilinear(
+    i1: Any,
+    i2: Any,
+    i3: Any,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The sum over `sumdim` of the product of three tensors, each with axes of extent 1 put in at `expand`."""
+    del unroll_dim  # how PyTorch computes it
+    factors = []
+    for factor, axes in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for axis in sorted(axes):
+            factor = factor.unsqueeze(axis)
+        factors.append(factor)
+    return (factors[0] * factors[1] * factors[2]).sum(sumdim)
+
+
+def linear_cross_entropy(
+    x: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    weight: Any,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *options: Any,
+) -> Any:
+    """(the loss, three gradients). How many rows PyTorch takes at a time changes no value.
+
+    x [n, i], linear_weight [c, i], target [n] of classes. The last options say which gradients are wanted; where one is, the
+    operator stays whole.
+    """
+    if any(options[-3:]):
+        return NotImplemented
+    logits = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    loss = torch.nn.functional.cross_entropy(
+        logits,
+        target,
+        weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+    )
+    return loss, x.new_empty(0, 0), x.new_empty(0, 0), x.new_empty(0)
+
+
+def linear_cross_entropy_of_rows(
+    x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, ignore_index: int, *_options: Any
+) -> Any:
+    """The loss of every row, [n]."""
+    logits = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    return torch.nn.functional.cross_entropy(logits, target, weight, reduction="none", ignore_index=ignore_index)
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Any = None,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """(softmax(query key^T * scale + mask) value, that softmax), rows that the mask hides whole being zero.
+
+    query [..., rows, size], key and value [..., columns, size]; the mask, True where a row reads or added to the scores,
+    broadcasts to [..., rows, columns]. `enable_gqa`: of heads, the third dimension from the end, key and value have a
+    divisor. With a dropout mask, which only a backward asks for, it stays whole.
+    """
+    if dropout_mask is not None:
+        return NotImplemented
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    hidden = None
+    if is_causal:
+        ahead = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device)
+        scores = scores + ahead.triu(1)
+    elif attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = torch.where(attn_mask, scores, -torch.inf)
+        hidden = attn_mask.logical_not().all(-1, keepdim=True)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+        hidden = (attn_mask == -torch.inf).all(-1, keepdim=True)
+    weights = torch.softmax(scores, -1)
+    if dropout_p:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
+    read = weights @ value
+    return (read if hidden is None else torch.where(hidden, 0.0, read)), weights
+
+
+def flash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, Any]:
+    """The same of [images, heads, rows, size], in the order of the query's strides, as programs around it were traced
+    with; and sums of exponentials, [images, heads, rows], for a backward that an inference does not have."""
+    gqa = query.size(1) != key.size(1)
+    read, _ = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
+    order = sorted(range(4), key=lambda axis: -query.stride(axis))
+    lies = read.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
+    return lies, query.new_zeros(query.shape[:-1])
+
+
+def soft_margin_loss(x: Any, target: Any, reduction: int = 1) -> Any:
+    """log(1 + exp(-x target)), summed (2) or their mean (1). In half precision eager mode rounds every step, and its
+    exponential overflows beyond 11; torch's decomposition computes in float32."""
+    losses = torch.log1p(torch.exp(-x * target))
+    return losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses
+
+
+def cumulative_sum(x: Any, dim: int, *, dtype: Any = None) -> Any:
+    """Of whole numbers in 64 bits, as torch counts: TVM's importer would sum booleans in booleans."""
+    if dtype is None and not x.dtype.is_floating_point and x.dtype is not torch.int64:
+        return aten.cumsum.default(x.to(torch.int64), dim)
+    return NotImplemented

@@ -1,0 +1,190 @@
+"""Moves every active job along: ingest, search, budget, cost model, confirmation; and makes jobs of what was missed
+while workers are idle. Imports no compiler.
+
+One coordinator is active at a time (a row in the database says which); the others wait. All that a job needs is in the
+database, so a coordinator that dies is replaced by one that goes on from there.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor
+
+import structlog
+
+from pitchpipe.errors import InvalidTransition, JobFailed, Overloaded, PitchpipeError, Unreachable
+from pitchpipe.wire.ids import new_id
+from pitchpipe.wire.job import JobState
+from service.blobs import Blobs
+from service.coordination.idle import IdleTuning
+from service.coordination.job_run import JobRun
+from service.coordination.model_checks import ModelChecks
+from service.coordination.predictor import ProjectPredictor
+from service.db import Database
+from service.settings import Settings
+from service.store import coordination, jobs, leases, workers
+from service.wake import Wake
+from tuner.execution.engine import on_behalf
+
+log = structlog.get_logger()
+
+TICK_SECS = 0.25
+"""Longest wait between two looks at the database."""
+MAX_FAULTS = 5
+"""Steps of a job that may fail in a row, each rebuilt from the database, before the job is failed."""
+
+
+class Coordinator:
+    """Runs in a thread of the server when embedded, or as a process of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        blobs: Blobs,
+        wake: Wake,
+        executor: Executor,
+        reader: Executor | None = None,
+    ) -> None:
+        """`reader` runs the checks of uploaded models, by default in the executor; the coordinator ends both."""
+        self.settings, self.database, self.blobs, self.wake, self.executor = settings, database, blobs, wake, executor
+        self.reader = reader or executor
+        self.checks = ModelChecks(database, blobs, wake, self.reader)
+        self.holder = new_id("wrk")
+        self.idle = IdleTuning(database, wake, self.holder)
+        self._runs: dict[str, JobRun] = {}
+        self._faults: dict[str, int] = {}
+        self._predictors: dict[tuple[str, str], ProjectPredictor] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self.run, name="coordinator", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops after the present tick; the executor's children are ended without waiting for their steps."""
+        self._stopping.set()
+        self.wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+        for executor in {self.executor, self.reader}:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def run(self) -> None:
+        """Ticks until stopped. A failing tick is logged and repeated: the database is the truth, memory is rebuilt."""
+        while not self._stopping.is_set():
+            try:
+                self.tick()
+            except Exception:
+                log.exception("coordinator tick failed")
+                self._forget()
+                self._stopping.wait(1.0)
+            self.wake.wait(TICK_SECS)
+        try:
+            with self.database.transaction() as session:
+                coordination.release(session, self.holder)
+        except Exception:
+            log.exception("the role could not be given back; the next coordinator waits until it is overdue")
+
+    def tick(self) -> None:
+        """One look at everything."""
+        with self.database.transaction() as session:
+            if not coordination.hold(session, self.holder, self.settings.coordinator_ttl_secs):
+                self._forget()
+                self._predictors.clear()
+                self.checks.forget()
+                return
+            requeued = leases.expire(session)
+            workers.lost(session, self.settings.worker_timeout_secs)
+            active = jobs.active(session)
+        if requeued:
+            log.warning("leases expired", candidates_requeued=requeued)
+            self.wake.notify()
+        try:
+            self.checks.step()
+        except Exception:
+            log.exception("checking models failed")  # a blob store or an engine that is away stops no job
+        ended = (self._runs.keys() | self._faults.keys()) - {job for _, job, _ in active}
+        for job in ended:
+            self._drop(job)
+            self._faults.pop(job, None)
+        try:
+            for project, job, _ in active:
+                if job not in self._runs:
+                    executor = on_behalf(self.executor, project, job)
+                    self._runs[job] = JobRun(
+                        project, job, self.database, self.blobs, self.wake, executor, self.predictor, self.holder
+                    )
+                self._step(job)
+            self._look_for_idle_workers()
+        except coordination.RoleLost:
+            log.warning("another coordinator took over", holder=self.holder)
+            self._forget()
+        self._tend_predictors({project for project, _, _ in active})
+
+    def _look_for_idle_workers(self) -> None:
+        try:
+            self.idle.step()
+        except coordination.RoleLost:
+            raise
+        except Exception:
+            log.exception("looking for idle workers failed")  # No user's job waits for it.
+
+    def _step(self, job: str) -> None:
+        """One job's step. Whatever it raises touches no other job; what it keeps raising ends it."""
+        try:
+            self._runs[job].step()
+            self._faults.pop(job, None)
+        except coordination.RoleLost:
+            raise
+        except InvalidTransition:
+            log.info("job ended elsewhere", job=job)
+            self._drop(job)
+        except (Overloaded, Unreachable) as error:
+            # The database or the engine is away, which is no job's fault and passes.
+            log.warning("step postponed", job=job, error=error.detail)
+            self._drop(job)
+        except PitchpipeError as error:
+            self._fail(job, error)
+        except Exception as error:
+            log.exception("step failed", job=job)
+            self._drop(job)
+            self._faults[job] = self._faults.get(job, 0) + 1
+            if self._faults[job] >= MAX_FAULTS:
+                self._fail(job, JobFailed(f"{type(error).__name__}: {error}"))
+
+    def predictor(self, project: str, target_kind: str) -> ProjectPredictor:
+        """The cost model shared by a project's jobs on one target kind."""
+        key = (project, target_kind)
+        if key not in self._predictors:
+            executor = on_behalf(self.executor, project)
+            self._predictors[key] = ProjectPredictor(*key, self.database, self.blobs, self.wake, executor)
+        return self._predictors[key]
+
+    def _tend_predictors(self, projects: set[str]) -> None:
+        """Stores models that finished training, also for jobs that ended meanwhile; forgets those nobody waits for."""
+        for key, predictor in list(self._predictors.items()):
+            predictor.step()
+            if key[0] not in projects and not predictor.training:
+                del self._predictors[key]
+
+    def _forget(self) -> None:
+        """What is in memory may be wrong: the next steps start from the database."""
+        for job in list(self._runs):
+            self._drop(job)
+
+    def _drop(self, job: str) -> None:
+        if (run := self._runs.pop(job, None)) is not None:
+            run.abandon()
+
+    def _fail(self, job: str, error: PitchpipeError) -> None:
+        self._drop(job)
+        try:
+            with self.database.transaction() as session:
+                jobs.transition(session, job, JobState.FAILED, error=error.detail, error_code=error.code)
+        except InvalidTransition:
+            log.info("job ended elsewhere", job=job)
+            return
+        log.warning("job failed", job=job, error=error.detail, code=error.code)
+        self.wake.notify()

@@ -1,0 +1,131 @@
+"""What a job's tuning loop asks of the database: the queue of its candidates, and candidates timed elsewhere to replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pitchpipe.wire.ids import candidate_digest
+from pitchpipe.wire.job import JobOrigin
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import MeasureConfig
+from pitchpipe.wire.record import Best
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Task
+from service.db import Database
+from service.store import batches, coordination, jobs, replays, workers
+from service.store.values import Circumstances
+from service.wake import Wake
+from tuner.search.requests import Proposal
+from tuner.tuning.confirm import MeasuredBatch
+
+BATCHES_AHEAD = 2
+"""Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRows:
+    """What both of this module's classes know: one active job, and the database that holds its rows."""
+
+    project: str
+    job: str
+    holder: str
+    """Who coordinates: what it writes after it lost that role raises RoleLost."""
+    origin: JobOrigin
+    targets: frozenset[Target]
+    tasks: Sequence[Task]
+    """A task is known to the tuning loop by its place in this sequence."""
+    database: Database
+    wake: Wake
+
+
+class JobQueue:
+    """Implements tuner.tuning.loop.Measurer over the candidate queue of one job."""
+
+    def __init__(self, rows: JobRows, on_collected: Callable[[], None]) -> None:
+        """`on_collected` is called after every collection that found an ended batch."""
+        self.rows, self.on_collected = rows, on_collected
+
+    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
+        """Queues the proposals that were never issued before."""
+        rows, of = self.rows, self.rows.tasks[task]
+        with rows.database.transaction() as session:
+            coordination.assure(session, rows.holder)
+            issued = batches.issue(
+                session,
+                rows.job,
+                of.workload.digest,
+                of.target,
+                purpose,
+                [proposal.candidate for proposal in proposals],
+                MeasureConfig(),
+                incumbent_secs,
+                {p.candidate.digest: p.features for p in proposals if p.features is not None},
+                {p.candidate.digest: p.source for p in proposals if p.source is not None},
+            )
+        rows.wake.notify()
+        return issued
+
+    def collect(self) -> list[MeasuredBatch]:
+        """Ended batches, marked observed in the transaction that reads them: a restart counts from the job's rows."""
+        rows = self.rows
+        with rows.database.transaction() as session:
+            found = batches.finished(session, rows.job)
+            if found:
+                coordination.assure(session, rows.holder)
+                batches.observed(session, [batch.batch for batch in found])
+        if found:
+            self.on_collected()
+        return [batch.measured for batch in found]
+
+    def has_capacity(self, waiting: int) -> bool:
+        """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured.
+
+        A job that no user waits for gets no capacity while one that a user waits for needs workers of the same target.
+        """
+        rows = self.rows
+        with rows.database.reading() as session:
+            if rows.origin.idle and jobs.waited_for(session, rows.project) & {target.key for target in rows.targets}:
+                return False
+            open_ = len(batches.open_(session, rows.job))
+            ready = [worker for worker in workers.active(session, rows.project) if worker.target in rows.targets]
+        return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))
+
+
+class JobReplays:
+    """Implements tuner.tuning.loop.Replays over the records of the project."""
+
+    def __init__(
+        self,
+        rows: JobRows,
+        circumstances: Callable[[Target], frozenset[Circumstances] | None],
+        decide: Callable[[int, Best | None], bool],
+    ) -> None:
+        """`circumstances` gives those of a target's workers, None while it has none; `decide` takes the verdict on a
+        task's replay and says whether it settles the task."""
+        self.rows, self.circumstances, self.decide = rows, circumstances, decide
+
+    def unreplayed(self, task: int, n: int) -> list[Proposal]:
+        """Of candidates that other circumstances have timed: what was served first, then the fastest."""
+        rows, of = self.rows, self.rows.tasks[task]
+        digest = of.workload.digest
+        here = self.circumstances(of.target)
+        if here is None:
+            return []
+        with rows.database.reading() as session:
+            _, before, _ = jobs.replay(session, rows.job, digest, of.target)
+            known = replays.unreplayed(
+                session,
+                rows.project,
+                digest,
+                of.target,
+                here,
+                n,
+                first=None if before is None else candidate_digest(digest, before.trace),
+                without=[candidate_digest(digest, trace) for trace in (of.baseline, of.fixed) if trace is not None],
+            )
+        return [Proposal(candidate=candidate, features=features) for candidate, features in known]
+
+    def confirmed(self, task: int, best: Best | None) -> bool:
+        """Serves the verdict at once; a search that follows may replace it."""
+        return self.decide(task, best)

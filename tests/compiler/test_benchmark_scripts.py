@@ -1,0 +1,55 @@
+"""The benchmarks as scripts that anybody can start: what they import is there, and they bring their models along."""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from workers.device import usable_cores
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+OURS = ("pitchpipe", "tuner", "service", "workers", "tests")
+SCRIPTS = sorted(FOLDER.rglob("*.py"))
+
+sys.path.insert(0, str(FOLDER))
+try:
+    import environment
+finally:
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(FOLDER)))
+def test_what_a_benchmark_imports_of_ours_is_there(script: Path) -> None:
+    """Imports inside functions too, which a run meets late."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in OURS:
+            module = import_module(node.module)
+            for name in node.names:
+                if not hasattr(module, name.name):
+                    import_module(f"{node.module}.{name.name}")
+
+
+def test_scripts_of_models_run_ten_unless_they_are_told_others() -> None:
+    pytest.importorskip("transformers")
+    path = environment.models_parser(None).parse_args([]).models
+    assert list(runpy.run_path(str(path))["MODELS"]) == [
+        *("resnet18", "resnet50", "mobilenet_v2", "bert_base_s128", "vit_b16"),
+        *("convnext_tiny", "swin_tiny", "distilbert_s64", "gpt2_prefill_s64", "llama_decode_c256"),
+    ]
+
+
+def test_a_program_of_a_benchmark_has_as_many_threads_as_cores_unless_it_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "7")
+    environment.parser(None)
+    assert environment.kernel_threads() == 7
+    monkeypatch.delenv("TVM_NUM_THREADS")
+    environment.parser(None)
+    assert os.environ["TVM_NUM_THREADS"] == str(usable_cores())

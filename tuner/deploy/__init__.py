@@ -1,0 +1,1 @@
+"""From a model and the best known traces to a compiled model, and that model beside its framework."""

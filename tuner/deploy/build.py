@@ -1,0 +1,170 @@
+"""From a model and the best known traces to a compiled model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace, PitchpipeError
+from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.deploy.finish import finish
+from tuner.graph.prepare import call_counts, prepare, workload_module
+from tuner.ingest import IngestedModel, ingest, parse_container
+from tuner.lowering.fastmath import expand_intrinsics
+from tuner.schedule.trace import apply_trace
+from tuner.space.default import fixed_trace
+from tuner.tasks import signature, workload_functions
+from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, save_ir, to_tvm_target, toolchain, tvm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled:
+    """A model whose tensor functions have their schedules: ready to compile."""
+
+    module: Any
+    target: Target
+    tuned: tuple[str, ...]
+    """Digests of the workloads that run a schedule of the given traces."""
+    untuned: tuple[str, ...]
+    """Digests of those that run the compiler's default."""
+    refused: Mapping[str, str]
+    """Digest -> reason, of those whose schedule did not apply: it may be another target's."""
+
+
+def schedule_model(
+    model: IngestedModel, target: Target, traces: Mapping[str, str], *, fixed: bool = False
+) -> Scheduled:
+    """Prepares the model and applies a trace (by workload digest) wherever one is given, with `fixed` the schedule of a task
+    without trials (tuner/space/default.py) wherever none is.
+
+    A trace outside the allow-list, or one that does not apply, is left out: its workload runs the default. One thread at a
+    time: TVM builds tensor expressions in global state.
+    """
+    load_intrinsics(target.kind)
+    prepared = prepare(load_ir(model.ir), target)
+    tuned: list[str] = []
+    untuned: list[str] = []
+    refused: dict[str, str] = {}
+    for variable, function, digest in workload_functions(prepared):
+        trace = traces.get(digest)
+        if trace is None and fixed and target.kind == "llvm":
+            workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
+            trace = fixed_trace(workload, target)
+        if trace is None or trace == BASELINE_TRACE:
+            untuned.append(digest)
+            continue
+        try:
+            scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
+        except InvalidTrace as error:
+            untuned.append(digest)
+            refused[digest] = error.detail
+            continue
+        prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
+        tuned.append(digest)
+    with to_tvm_target(target):
+        module = finish(prepared, target)
+    return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned), refused=refused)
+
+
+def compile_scheduled(scheduled: Scheduled, *, cuda_graphs: bool = False) -> Any:
+    """The executable, with VM functions `main` and `main_transform_params`; threads may compile several at once.
+
+    cuda_graphs: kernels that read neither inputs nor outputs are recorded at the first call and replayed later, with the
+    weights where they lay then. Raises PitchpipeError when the compiler refuses.
+    """
+    target = to_tvm_target(scheduled.target)
+    module = expand_intrinsics(scheduled.module) if scheduled.target.kind == "llvm" else scheduled.module
+    config = pass_config(scheduled.target.kind) | ({"relax.backend.use_cuda_graph": True} if cuda_graphs else {})
+    try:
+        with target, tvm.transform.PassContext(config=config):
+            return tvm.compile(module, target=target)
+    except tvm.error.InternalError as error:
+        raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
+
+
+def identify(
+    model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str, own: bool = False
+) -> dict[str, Any]:
+    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key.
+
+    own: the caller made the model itself, in the `relax` format, so that it is read without a child.
+    """
+    wanted = Target.parse(target)
+    read = parse_container(model) if own else ingest(model, ModelFormat(model_format))
+    prepared = prepare(load_ir(read.ir), wanted)
+    counts, weights, signatures = call_counts(prepared), Counter[str](), {}
+    for variable, function, digest in workload_functions(prepared):
+        weights[digest] += counts[variable.name_hint]
+        signatures[digest] = signature(variable.name_hint, function).model_dump(mode="json")
+    return {
+        "workloads": sorted(weights),
+        "weights": dict(weights),
+        "signatures": signatures,
+        "toolchain": toolchain(wanted.kind).key,
+    }
+
+
+def build(
+    model: bytes,
+    _arrays: Mapping[str, Any],
+    *,
+    model_format: str,
+    target: str,
+    traces: dict[str, str],
+    library: str,
+    cuda_graphs: bool = False,
+) -> dict[str, Any]:
+    """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
+
+    Raises PitchpipeError when the library cannot be linked.
+    """
+    manifest, executable = build_here(
+        model, model_format=model_format, target=target, traces=traces, cuda_graphs=cuda_graphs
+    )
+    try:
+        executable.export_library(library)
+    except (RuntimeError, OSError) as error:
+        raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
+    if not Path(library).exists():
+        raise PitchpipeError("the library could not be linked")
+    return manifest
+
+
+def build_here(
+    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str], cuda_graphs: bool = False
+) -> tuple[dict[str, Any], Any]:
+    """Step for the calling process, where there is no linker: what the manifest needs, and the executable.
+
+    A schedule that the compiler refuses on this target is left out too. One thread at a time.
+    """
+    wanted = Target.parse(target)
+    ingested = ingest(model, ModelFormat(model_format))
+    scheduled = schedule_model(ingested, wanted, traces)
+    try:
+        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
+    except PitchpipeError as error:
+        # Rare, so it may cost a second compilation; which of the schedules it was, the compiler does not say.
+        refused = dict.fromkeys(scheduled.tuned, f"not used: {error.detail}"[:300])
+        scheduled = replace(schedule_model(ingested, wanted, {}), refused={**scheduled.refused, **refused})
+        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
+    manifest = {
+        "target": wanted.attributes(),
+        "inputs": [asdict(spec) for spec in ingested.inputs],
+        "params": [asdict(spec) for spec in ingested.params],
+        "tuned": sorted(scheduled.tuned),
+        "untuned": sorted(scheduled.untuned),
+        "refused": dict(scheduled.refused),
+        "toolchain": toolchain(wanted.kind).model_dump(),
+    }
+    return manifest, executable
+
+
+def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """Step: versions of what compiles for targets of this kind."""
+    return toolchain(kind).model_dump()

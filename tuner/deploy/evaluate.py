@@ -1,0 +1,165 @@
+"""A whole model beside the framework that it came from, and the tuned build beside the untuned one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pitchpipe.model.comparison import agreement, drawn
+from pitchpipe.model.reference.expected import Expected
+from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.target import Target
+from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
+from tuner.ingest import IngestedModel, TensorSpec, ingest
+from tuner.tvm_compat import relax, tvm
+
+UNTUNED_SECS = 2.0
+"""The two models run in turn until this much time is spent on them."""
+MAX_ROUNDS = 40
+"""Runs of the untuned model that end it earlier: enough for a median of a model of microseconds."""
+TUNED_RUNS = 40
+"""Runs of the tuned model before and after each run of the untuned one."""
+WARM_RUNS = 5
+"""Runs before those, not counted: the other model has had the caches."""
+UNTUNED = "the untuned build"
+
+
+def evaluate(
+    model: bytes,
+    arrays: Mapping[str, Any],
+    *,
+    model_format: str,
+    target: str,
+    traces: dict[str, str] | None,
+    seed: int,
+    expected: str | None,
+) -> dict[str, Any]:
+    """Step: builds the model with the traces, compares its outputs, and times it in turn with the build without them.
+
+    `expected` is the path of an Expected, the framework's outputs; without one the tuned build is compared with the
+    untuned one on drawn inputs. Weights missing in `arrays` are drawn at random. Times are medians in seconds.
+
+    With traces None only the comparison is made, of the model with the fixed schedules that a task without trials gets
+    (tuner/space/default.py): the same functions as without any schedule, in a hundredth of the time.
+
+    The answer's `agreement` is a comparison.Agreement; `incomparable` says why there is none with the framework.
+    """
+    wanted = Target.parse(target)
+    ingested = ingest(model, ModelFormat(model_format))
+    rng = np.random.default_rng(seed)
+    source = Expected.read(Path(expected)) if expected is not None else None
+    given = {**arrays, **(source.weights if source is not None else {})}
+    weights = [np.asarray(given[p.name]) if p.name in given else _random(p, rng) for p in ingested.params]
+    incomparable = _other_inputs(ingested, source) if source is not None else None
+    if incomparable is not None:
+        source = None
+    if traces is None:
+        if source is None:
+            return {"incomparable": incomparable}
+        default = _Runner(schedule_model(ingested, wanted, {}, fixed=True), weights)
+        found = [default.outputs(one) for one in source.inputs]
+        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
+    inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
+    scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
+    with ThreadPoolExecutor(2) as threads:
+        untuned, tuned = threads.map(lambda ready: _Runner(ready, weights), scheduled)
+    outputs = source.outputs if source is not None else [untuned.outputs(inputs[0])]
+    found = [tuned.outputs(one) for one in inputs]
+    judged = agreement(found, outputs, steps=source.steps if source is not None else ())
+    answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
+    if judged.difference is not None:
+        return answer
+    slow, fast = _timed(untuned, tuned, inputs[0])
+    pairs = [pair for ours, theirs in zip(found, outputs, strict=True) for pair in zip(ours, theirs, strict=True)]
+    return answer | {
+        "untuned_secs": slow,
+        "tuned_secs": fast,
+        "speedup": slow / fast,
+        "max_abs_error": max((_difference(ours, theirs) for ours, theirs in pairs), default=0.0),
+        "reference": source.reference if source is not None else UNTUNED,
+    }
+
+
+def _timed(untuned: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Median seconds of the two models, which run in turn."""
+    slow: list[float] = []
+    fast: list[float] = []
+    untuned.bind(inputs)
+    tuned.bind(inputs)
+    started = time.monotonic()
+    while not slow or (time.monotonic() - started < UNTUNED_SECS and len(slow) < MAX_ROUNDS):
+        fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
+        slow += untuned.secs(1)
+        fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
+    return statistics.median(slow), statistics.median(fast)
+
+
+class _Runner:
+    """A build with its weights bound."""
+
+    def __init__(self, scheduled: Scheduled, weights: Sequence[np.ndarray]) -> None:
+        executable = compile_scheduled(scheduled)
+        self._device = tvm.device("cuda" if scheduled.target.kind == "cuda" else "cpu", 0)
+        self._machine = relax.VirtualMachine(executable, self._device)
+        tensors = [tvm.runtime.tensor(array, self._device) for array in weights]
+        self._params = list(self._machine["main_transform_params"](tensors)) if tensors else []
+
+    def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [part.numpy() for part in _flat(self._machine["main"](*self._tensors(inputs), *self._params))]
+
+    def bind(self, inputs: Sequence[np.ndarray]) -> None:
+        """Sets what `secs` runs on."""
+        self._machine.set_input("main", *self._tensors(inputs), *self._params)
+
+    def secs(self, runs: int) -> list[float]:
+        """Wall seconds of each run, the device's queue emptied."""
+        found = []
+        for _ in range(runs):
+            started = time.perf_counter()
+            self._machine.invoke_stateful("main")
+            self._device.sync()
+            found.append(time.perf_counter() - started)
+        return found
+
+    def _tensors(self, inputs: Sequence[np.ndarray]) -> list[Any]:
+        return [tvm.runtime.tensor(np.asarray(array, order="C"), self._device) for array in inputs]
+
+
+def _flat(result: Any) -> Iterator[Any]:
+    """Every tensor of a result, which is one, or a tuple of results."""
+    if hasattr(result, "numpy"):
+        yield result
+    else:
+        for part in result:
+            yield from _flat(part)
+
+
+def _other_inputs(model: IngestedModel, source: Expected) -> str | None:
+    """How the inputs differ from the framework's: JAX, say, leaves those out that a function does not use."""
+    ours = [(str(np.dtype(spec.dtype)), tuple(spec.shape)) for spec in model.inputs]
+    theirs = [(str(array.dtype), array.shape) for array in source.inputs[0]]
+    if ours == theirs:
+        return None
+    told = [", ".join(f"{dtype}{list(shape)}" for dtype, shape in found) for found in (ours, theirs)]
+    return f"the graph takes {told[0]}, but {source.reference} {told[1]}"
+
+
+def _random(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    return drawn(spec.shape, np.dtype(spec.dtype), rng)
+
+
+def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Largest absolute difference; infinite where one side is not a number and the other is."""
+    if ours.size == 0:
+        return 0.0
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    gap = np.abs(np.subtract(a, b, where=~same, out=np.zeros_like(a)))
+    return float(np.nan_to_num(gap, nan=np.inf).max())

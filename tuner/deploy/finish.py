@@ -1,0 +1,101 @@
+"""From a prepared module, its tensor functions scheduled, to a module that can be compiled.
+
+Layout changes that schedules made of weights move into `main_transform_params`, where what depends on parameters only is
+already. That takes a second lifting, so what the first one made is set aside and called first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, normalised, workload_module
+from tuner.schedule.trace import apply_trace
+from tuner.space.default import fixed_trace
+from tuner.tvm_compat import IRModule, PrimFunc, dlight, ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.workload.digest import workload_digest
+
+
+def finish(prepared: Any, target: Target) -> Any:
+    """A module ready for tvm.compile: main(*inputs, *transformed) and main_transform_params(params) -> transformed.
+
+    `prepared` is what `prepare` made for `target`, any of its tensor functions replaced by a scheduled one with the same
+    arguments. Where a schedule changed the layout of a weight, the change is made in main_transform_params. What that
+    function calls gets the default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
+    """
+    transform = relax.transform
+    functions = {}
+    for variable, function in prepared.functions.items():
+        # Tensor functions are private, so that passes may rename them and drop those left without a caller.
+        private = function.without_attr("global_symbol") if isinstance(function, PrimFunc) else function
+        functions[variable] = private
+    first = functions.pop(prepared.get_global_var(TRANSFORM))
+    second_lift = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()]
+    mod = tvm.transform.Sequential(second_lift)(IRModule(functions))
+    mod = transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
+    _schedule_rest(mod, target)
+    return mod
+
+
+def _schedule_rest(mod: Any, target: Target) -> None:
+    in_main = call_counts(mod)
+    for variable, function in list(mod.functions.items()):
+        left_as_it_is = variable.name_hint in in_main and target.kind == "llvm"
+        if not isinstance(function, PrimFunc) or left_as_it_is or _has_threads(function):
+            continue
+        scheduled = _default_schedule(normalised(function), target)
+        mod.update_func(variable, scheduled.without_attr("global_symbol"))
+
+
+def _default_schedule(function: Any, target: Target) -> Any:
+    module = workload_module(function)
+    if target.kind == "llvm":
+        workload = Workload(digest=workload_digest(module), ir=save_ir(module))
+        return apply_trace(module, fixed_trace(workload, target)).mod[MAIN]
+    with to_tvm_target(target):
+        return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)[MAIN]
+
+
+def _has_threads(function: Any) -> bool:
+    """Whether a GPU schedule was applied to a tensor function."""
+    found = False
+
+    def visit(loop: Any) -> None:
+        nonlocal found
+        found = found or loop.thread_binding is not None
+
+    tvm_ffi.structural_walk(function.body, (tirx.For, visit))
+    return found
+
+
+def _chain(mod: Any, first: Any, functions: Mapping[Any, Any]) -> Any:
+    """The module whose main_transform_params does what `first` does, then what it did.
+
+    `first` calls tensor functions of `functions`, from before the second lifting, which may have changed them.
+    """
+    originals = {variable.name_hint: function for variable, function in functions.items()}
+    second = mod[TRANSFORM]
+    builder = relax.BlockBuilder(IRModule({v: f for v, f in mod.functions.items() if v.name_hint != TRANSFORM}))
+    renamed: dict[str, Any] = {}
+
+    def rename(variable: Any) -> Any:
+        name = variable.name_hint
+        if name not in renamed:
+            renamed[name] = builder.add_func(originals[name], f"bind_{name}")
+        return renamed[name]
+
+    first = tvm_ffi.structural_map(first, (ir.GlobalVar, rename))
+    callees = [builder.add_func(_private(first), "bind_params"), builder.add_func(_private(second), "lay_out_params")]
+    params = relax.Var(first.params[0].name, first.params[0].ty)
+    with builder.function(TRANSFORM, [params]):
+        value = params
+        for callee in callees:
+            value = builder.emit(relax.Call(callee, [value]))
+        builder.emit_func_output(value)
+    return builder.get()
+
+
+def _private(function: Any) -> Any:
+    return function.without_attr("global_symbol").without_attr("num_input")

@@ -1,0 +1,205 @@
+"""Graph preparation: from an ingested Relax module to calls of fused tensor functions.
+
+`prepare` (before tuning) works in this order, one pass a file of this folder:
+
+1. For a CPU, scatters are decomposed (scatters.py). Indices are wrapped and clamped (guard_indices.py), attention is
+   decomposed (decompose_attention.py), constants are folded (fold_constants.py) and the graph is simplified (simplify/).
+2. Batch norms are folded into convolutions (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are
+   constants; here they are arguments.
+3. For a CPU, products are brought into the layouts in which they are read (PRODUCTS): sums with weights are reassociated
+   (reassociate.py), patch embeddings become products (patch_embedding.py), the head split is folded into weights
+   (fold_head_split.py), matmuls that share an input are merged (merge_matmuls.py), and transposes are folded into
+   products (fold_transposes.py).
+4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
+   convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
+   contiguous slices become views (slice_views.py).
+5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
+6. Operators are lowered to tensor functions, which are fused; reshapes that were not fused become views; buffers that
+   hold weights are marked, so that a schedule may change their layout.
+
+tuner/deploy/finish.py does the rest, once schedules were applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from pitchpipe.errors import UnsupportedOperator
+from pitchpipe.wire.target import Target
+from tuner.graph import conv_transpose
+from tuner.graph.decompose_attention import decompose_attention
+from tuner.graph.fold_batch_norm import fold_batch_norm
+from tuner.graph.fold_head_split import fold_head_split
+from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
+from tuner.graph.guard_indices import guard_indices
+from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.patch_embedding import patch_embedding
+from tuner.graph.reassociate import reassociate
+from tuner.graph.scatters import decompose_scatters
+from tuner.graph.simplify import simplify
+from tuner.graph.slice_views import bind_outputs_in_dataflow, slice_views
+from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
+
+MAIN = "main"
+TRANSFORM = "main_transform_params"
+LAYOUTS = {
+    "relax.nn.conv1d": ["NWC", "WIO"],
+    "relax.nn.conv2d": ["NHWC", "HWIO"],
+    "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+    **conv_transpose.LAYOUTS,
+}
+
+KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
+"""Attributes of a tensor function that its schedule depends on."""
+
+
+Rewrite = Callable[[Any], Any]
+"""A pass: module -> module with main rewritten, whose bindings are canonical."""
+
+ALWAYS: Sequence[Rewrite] = (decompose_scatters, guard_indices, decompose_attention, simplify)
+"""The first passes, which cannot be left out: others build on them, and without them programs read out of bounds."""
+PRODUCTS: Sequence[Rewrite] = (
+    reassociate,
+    patch_embedding,
+    fold_head_split,
+    merge_matmuls,
+    fold_transposes,
+)
+"""Passes for a CPU that come before the conversion of layouts, in their order."""
+LAYOUT: Sequence[Rewrite] = (simplify, fold_input_transpose, slice_views)
+"""Passes for a CPU that come after it, in their order."""
+
+
+def prepare(
+    mod: Any,
+    target: Target,
+    *,
+    without: Collection[Rewrite] = (),
+    watch: Callable[[str, Any], None] = lambda _name, _mod: None,
+) -> Any:
+    """A module of main(*inputs, *transformed), main_transform_params(params) -> transformed, and tensor functions.
+
+    The result depends on the arguments alone. Raises UnsupportedOperator when an operator has no implementation.
+
+    mod: an ingested module, which is one function main with the attribute `num_input`.
+    without: passes to leave out, to measure what they gain.
+    watch: called before every step with its name and the module that it gets, to find the step that is at fault.
+    """
+    transform = relax.transform
+    clean = tvm.transform.Sequential(
+        [transform.CanonicalizeBindings(), transform.EliminateCommonSubexpr(), transform.DeadCodeElimination([MAIN])]
+    )
+    on_cpu = target.kind == "llvm"
+    rewrites: list[Rewrite] = [
+        *(rewrite for rewrite in ALWAYS if on_cpu or rewrite is not decompose_scatters),
+        fold_batch_norm,
+        transform.DecomposeOpsForInference(),
+        *(PRODUCTS if on_cpu else ()),
+        transform.ConvertLayout(LAYOUTS),
+        conv_transpose.decompose_conv_transpose,
+        *(LAYOUT if on_cpu else (simplify,)),
+    ]
+    lower: list[Rewrite] = [
+        transform.LiftTransformParams(),
+        relax.backend.DispatchSortScan(),
+        transform.LegalizeOps(),
+        transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        bind_outputs_in_dataflow,
+        transform.RewriteDataflowReshape(),
+        transform.DeadCodeElimination([MAIN, TRANSFORM]),
+        transform.AttachAttrLayoutFreeBuffers(),
+    ]
+    with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
+        for index, rewrite in enumerate(rewrites):
+            if index < len(ALWAYS) or rewrite not in without:
+                mod = clean(mod)
+                watch(_name(rewrite), mod)
+                mod = rewrite(mod)
+        mod = clean(mod)
+        for step in lower:
+            watch(_name(step), mod)
+            mod = step(mod)
+    _check_lowered(mod)
+    return _normalise(mod)
+
+
+def _name(step: Any) -> str:
+    return str(step.info.name if hasattr(step, "info") else getattr(step, "__name__", step))
+
+
+def call_counts(prepared: Any) -> dict[str, int]:
+    """Name of a tensor function -> how often one run of main calls it, in the order of first calls."""
+    counts: dict[str, int] = {}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == "relax.call_tir":
+            name = expr.args[0].name_hint
+            counts[name] = counts.get(name, 0) + 1
+
+    relax.analysis.post_order_visit(prepared[MAIN].body, visit)
+    return counts
+
+
+def workload_module(function: Any) -> Any:
+    """The workload of a tensor function of a prepared module: a module with that function alone, named main."""
+    return IRModule({MAIN: function.with_attr("global_symbol", MAIN)})
+
+
+def _normalise(mod: Any) -> Any:
+    """The module with every tensor function normalised.
+
+    Digests ignore names, but traces find blocks by name: functions of equal digests must have equal block names.
+    """
+    for variable, function in list(mod.functions.items()):
+        if isinstance(function, PrimFunc):
+            mod.update_func(variable, normalised(function))
+    return mod
+
+
+def normalised(function: Any) -> Any:
+    """The tensor function with its blocks named stage0, stage1, ..., and without attributes other than KEPT_ATTRIBUTES."""
+    attributes = {key: value for key, value in (function.attrs or {}).items() if key in KEPT_ATTRIBUTES}
+    if not attributes.get("layout_free_buffers"):
+        attributes.pop("layout_free_buffers", None)
+    count = 0
+
+    def rename(block: Any) -> Any:
+        nonlocal count
+        if block.name_hint == "root":
+            return block
+        count += 1
+        return tvm.s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            f"stage{count - 1}",
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+
+    body = tvm_ffi.structural_map(function.body, (tvm.s_tir.SBlock, rename))
+    if body.block.name_hint != "root":  # A function of one opaque block (a sort, a scan) has no root block around it.
+        root = tvm.s_tir.SBlock([], [], [], "root", body)
+        body = tvm.s_tir.SBlockRealize([], True, root)
+    return tirx.PrimFunc(function.params, body, function.ret_type).with_attrs(attributes)
+
+
+def _check_lowered(mod: Any) -> None:
+    """Raises UnsupportedOperator, which names it, when an operator of main was not lowered to a tensor function."""
+    allowed = {"relax.call_tir", "relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call):
+            name = getattr(expr.op, "name", None) or str(expr.op)
+            if name not in allowed:
+                raise UnsupportedOperator(f"operator {name} has no implementation for this target")
+
+    relax.analysis.post_order_visit(mod[MAIN].body, visit)

@@ -1,0 +1,1 @@
+"""What happens to a scheduled function before LLVM sees it: elementary functions, loops that LLVM gets wrong."""

@@ -1,0 +1,363 @@
+"""Recurrent layers as one tensor function: a workload, and a rewrite of it that keeps sums in registers.
+
+Unrolled, a layer over T steps is T products of one row each, with a handful of element-wise operators between them:
+hundreds of kernels of a microsecond. Here the whole sequence is one function:
+
+    x [T, N, G * H]   the inputs of the steps, already multiplied by the input's weights, with biases added
+    w [H, G * H]      weights of the state, gate by gate
+    b [H]             GRU alone: the bias inside the candidate's reset gate
+    h [N, H]          the first state
+    c [N, H]          LSTM alone: the first cell state
+    y [T, N, H]       the states of all steps: the result, with the LSTM's last cell state [N, H]
+
+with T steps, N rows (a batch), H units and G gates: four of an LSTM (input, forget, candidate, output), three of a GRU
+(reset, update, candidate), one of a plain RNN. The order of gates is PyTorch's. A backward layer reads and writes step
+T - 1 - t where a forward one is at step t.
+
+The workload computes the products of a row, then its gates. The rewrite (`tiled`) does the same arithmetic in panels of
+units: the sums of all gates of a panel are kept in registers for a few rows at once, and the states are computed from them,
+so that a step reads every weight once and writes nothing but states. Weights are packed as [H / panel, H, G, panel] when
+they are bound. Panels may be divided among threads, which are launched once and synchronise after every step. A step reads
+the states of the step before from y.
+
+LSTM: Hochreiter and Schmidhuber (1997), with forget gates: Gers, Schmidhuber and Cummins (2000). GRU: Cho et al. (2014), the
+reset gate applied after the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace
+from tuner.schedule.packing import PREPROC
+from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
+
+GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+"""Kind of cell -> G. The last two are plain RNNs, by their activation."""
+DTYPE = "float32"
+INDEX_TYPE = "int64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """A recurrent layer in one direction."""
+
+    cell: str
+    """A key of GATES."""
+    steps: int
+    """T."""
+    rows: int
+    """N."""
+    units: int
+    """H."""
+    backward: bool = False
+
+    @property
+    def gates(self) -> int:
+        """G."""
+        return GATES[self.cell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """The panels of a layer. `rows` divides the layer's rows, `units` its units, and `lanes` divides `units`."""
+
+    rows: int
+    """Rows whose sums are in registers at the same time."""
+    units: int
+    """Units of a panel."""
+    lanes: int
+    """Units of a vector."""
+    parallel: bool
+    """Whether panels are divided among threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tensors:
+    """The parameters of a layer's function; None where the cell has none."""
+
+    x: Any
+    w: Any
+    b: Any
+    h: Any
+    c: Any
+    y: Any
+    last: Any
+    """The cell states of the current step; in the end those of the last one."""
+
+    @property
+    def params(self) -> list[Any]:
+        return [one for one in (self.x, self.w, self.b, self.h, self.c, self.y, self.last) if one is not None]
+
+
+def workload(layer: Recurrence) -> Any:
+    """The layer as a tensor function of (x, w, b, h, c, y, last cell state), those that its cell has, in this order."""
+    tensors = _tensors(layer)
+    sums = _buffer("sums", (1, layer.gates, layer.units))
+    whole = Panels(rows=1, units=layer.units, lanes=1, parallel=False)
+    body = _sequence(layer, tensors, whole, lambda _, k, gate, unit: tensors.w[k, gate * layer.units + unit], sums)
+    return _function(tensors, [_block("stage0", body, tensors.params, [sums])], [])
+
+
+def find_recurrence(function: Any) -> Recurrence | None:
+    """The layer that a workload computes; None where it is no recurrent layer."""
+    shapes = [[int(extent) for extent in getattr(param, "shape", ())] for param in function.params]
+    if len(shapes) < 4 or len(shapes[0]) != 3 or len(shapes[1]) != 2:
+        return None
+    (steps, rows, width), (units, also_width) = shapes[0], shapes[1]
+    if width != also_width or units == 0:
+        return None
+    for cell, gates in GATES.items():
+        for backward in (False, True) if gates * units == width else ():
+            layer = Recurrence(cell=cell, steps=steps, rows=rows, units=units, backward=backward)
+            if _is(function, layer):
+                return layer
+    return None
+
+
+def _is(function: Any, layer: Recurrence) -> bool:
+    found, expected = (tirx.PrimFunc(one.params, one.body) for one in (function, workload(layer)))
+    return bool(tvm_ffi.structural_equal(found, expected))
+
+
+def tiled(mod: Any, panels: Panels) -> Any:
+    """The workload `mod`, a recurrent layer, in panels; parameters and results are the same.
+
+    Pure: equal modules give equal modules. Raises InvalidTrace where it is no such layer, or panels do not divide it.
+    """
+    layer = find_recurrence(mod["main"])
+    if layer is None:
+        raise InvalidTrace("the workload is no recurrent layer")
+    if layer.rows % panels.rows or layer.units % panels.units or panels.units % panels.lanes:
+        raise InvalidTrace(f"panels of {panels.rows} x {panels.units} do not divide {layer.rows} x {layer.units}")
+    tensors = _tensors(layer)
+    count = layer.units // panels.units
+    if panels.parallel and count == 1:
+        raise InvalidTrace("one panel is not divided among threads")
+    packed = _buffer("packed", (count, layer.units, layer.gates, panels.units))
+    body = _sequence(layer, tensors, panels, lambda panel, k, gate, unit: packed[panel, k, gate, unit])
+    read = [packed if one is tensors.w else one for one in tensors.params]
+    stages = [_packing(tensors.w, packed, layer.units), _block("recurrence", body, read)]
+    attributes = {key: value for key, value in (mod["main"].attrs or {}).items() if key != "layout_free_buffers"}
+    function = _function(tensors, stages, [packed])
+    return IRModule({"main": function.with_attrs(attributes)})
+
+
+Load = Callable[[Any, Any, Any, Any], Any]
+"""(panel, k, gate, unit of the panel) -> the weight."""
+
+
+def _sequence(layer: Recurrence, tensors: _Tensors, panels: Panels, weight: Load, sums: Any = None) -> Any:
+    """Every step, the first apart: its states come from h. Without a buffer `sums`, each panel has one of its own."""
+
+    def at(t: Any) -> Any:
+        return layer.steps - 1 - t if layer.backward else t
+
+    first = _step(layer, tensors, panels, weight, at(_integer(0)), lambda n, k: tensors.h[n, k], tensors.c, sums)
+    if layer.steps == 1:
+        return _launched(first) if panels.parallel else first
+
+    def following(t: Any) -> Any:
+        before = at(t)
+        now = before - 1 if layer.backward else before + 1
+        return _step(layer, tensors, panels, weight, now, lambda n, k: tensors.y[before, n, k], tensors.last, sums)
+
+    steps = tirx.SeqStmt([first, _loop("t", layer.steps - 1, following)])
+    return _launched(steps) if panels.parallel else steps
+
+
+def _launched(body: Any) -> Any:
+    """All of it in every thread, which divide parallel loops inside among themselves; one launch in place of one a loop."""
+    return tirx.AttrStmt(_integer(0), "pragma_parallel_launch_point", _integer(1), body)
+
+
+def _met(parallel_loop: Any) -> Any:
+    """Threads wait behind the loop until all have done their part of it."""
+    return tirx.AttrStmt(_integer(0), "pragma_parallel_barrier_when_finish", _integer(1), parallel_loop)
+
+
+def _step(
+    layer: Recurrence,
+    tensors: _Tensors,
+    panels: Panels,
+    weight: Load,
+    now: Any,
+    state: Callable[[Any, Any], Any],
+    carried: Any,
+    shared: Any,
+) -> Any:
+    """One step, at `now` of x and y; `state` is h of the step before at (row, unit), `carried` holds its cell states."""
+
+    def panel_of_rows(panel: Any, rows: Any) -> Any:
+        sums = _buffer("sums", (panels.rows, layer.gates, panels.units)) if shared is None else shared
+
+        def each(body: Callable[[Any, Any, Any], Any], *, by_gate: bool = True) -> Any:
+            """Of (row, gate, unit) in the panel: vectors of units, everything around them unrolled."""
+            vector = ir.Var("lane", INDEX_TYPE)
+
+            def in_gate(row: Any, gate: Any) -> Any:
+                if panels.lanes == 1:
+                    return _loop("unit", panels.units, lambda unit: body(row, gate, unit))
+                return _loop(
+                    "vector",
+                    panels.units // panels.lanes,
+                    lambda v: _vectorized(vector, panels.lanes, body(row, gate, v * panels.lanes + vector)),
+                    tirx.ForKind.UNROLLED,
+                )
+
+            def in_row(row: Any) -> Any:
+                if not by_gate:
+                    return in_gate(row, _integer(0))
+                return _loop("gate", layer.gates, lambda gate: in_gate(row, gate), _unrolled(panels))
+
+            return _loop("row", panels.rows, in_row, _unrolled(panels))
+
+        def clear(row: Any, gate: Any, unit: Any) -> Any:
+            return tirx.BufferStore(sums, _constant(0.0), [row, gate, unit])
+
+        def multiply(k: Any) -> Any:
+            def add(row: Any, gate: Any, unit: Any) -> Any:
+                product = state(rows * panels.rows + row, k) * weight(panel, k, gate, unit)
+                return tirx.BufferStore(sums, sums[row, gate, unit] + product, [row, gate, unit])
+
+            return each(add)
+
+        def become_states(row: Any, _gate: Any, unit: Any) -> Any:
+            n, i = rows * panels.rows + row, panel * panels.units + unit
+            x = [tensors.x[now, n, gate * layer.units + i] for gate in range(layer.gates)]
+            return _cell(layer.cell, tensors, x, sums, (row, unit), (now, n, i), state(n, i), carried)
+
+        body = tirx.SeqStmt(
+            [each(clear), _loop("k", layer.units, multiply), each(become_states, by_gate=False)],
+        )
+        if shared is not None:
+            return body
+        block = tvm.s_tir.SBlock([], [], [], "panel", body, None, [sums], [], {})
+        return tvm.s_tir.SBlockRealize([], True, block)
+
+    def in_panel(panel: Any) -> Any:
+        return _loop("rows", layer.rows // panels.rows, lambda rows: panel_of_rows(panel, rows))
+
+    count = layer.units // panels.units
+    if panels.parallel:
+        return _met(_loop("panel", count, in_panel, tirx.ForKind.PARALLEL))
+    return _loop("panel", count, in_panel)
+
+
+def _cell(
+    cell: str,
+    tensors: _Tensors,
+    x: Sequence[Any],
+    sums: Any,
+    at: tuple[Any, Any],
+    to: tuple[Any, Any, Any],
+    state: Any,
+    carried: Any,
+) -> Any:
+    """What becomes of a unit's gates: x from the input, `sums` at [row, gate, unit] from the state.
+
+    LSTM: c' = s(f) c + s(i) tanh(g), h' = s(o) tanh(c'), s the sigmoid. GRU: g = tanh(x_g + s(r) (u_g + b)),
+    h' = g + s(z) (h - g). Else h' = tanh(x + u) or max(x + u, 0).
+    """
+    (row, unit), (now, n, i) = at, to
+    u = [sums[row, gate, unit] for gate in range(len(x))]
+
+    def keep(value: Any) -> Any:
+        return tirx.BufferStore(tensors.y, value, [now, n, i])
+
+    if cell == "lstm":
+        forgotten = tirx.sigmoid(x[1] + u[1]) * carried[n, i]
+        grown = forgotten + tirx.sigmoid(x[0] + u[0]) * tirx.tanh(x[2] + u[2])
+        carry = tirx.BufferStore(tensors.last, grown, [n, i])
+        return tirx.SeqStmt([carry, keep(tirx.sigmoid(x[3] + u[3]) * tirx.tanh(tensors.last[n, i]))])
+    if cell == "gru":
+        candidate = tirx.tanh(x[2] + tirx.sigmoid(x[0] + u[0]) * (u[2] + tensors.b[i]))
+        kept = tirx.BufferStore(sums, candidate, [row, _integer(2), unit])
+        return tirx.SeqStmt([kept, keep(u[2] + tirx.sigmoid(x[1] + u[1]) * (state - u[2]))])
+    return keep(tirx.tanh(x[0] + u[0]) if cell == "tanh" else tirx.max(x[0] + u[0], _constant(0.0)))
+
+
+def _tensors(layer: Recurrence) -> _Tensors:
+    state, width = (layer.rows, layer.units), layer.gates * layer.units
+    is_lstm = layer.cell == "lstm"
+    return _Tensors(
+        x=_buffer("x", (layer.steps, layer.rows, width)),
+        w=_buffer("w", (layer.units, width)),
+        b=_buffer("b", (layer.units,)) if layer.cell == "gru" else None,
+        h=_buffer("h", state),
+        c=_buffer("c", state) if is_lstm else None,
+        y=_buffer("y", (layer.steps, *state)),
+        last=_buffer("last", state) if is_lstm else None,
+    )
+
+
+def _packing(w: Any, packed: Any, units: int) -> Any:
+    """[H, G * H] to [panels, H, G, units of a panel], when weights are bound."""
+    extents = [int(extent) for extent in packed.shape]
+    loops = [ir.Var(name, INDEX_TYPE) for name in ("p", "k", "g", "u")]
+    axes = [ir.Var(f"v_{name}", INDEX_TYPE) for name in ("p", "k", "g", "u")]
+    p, k, g, u = axes
+    source = [k, g * units + p * extents[3] + u]
+    iters = [
+        tirx.IterVar(ir.Range(_integer(0), _integer(extent)), axis, tirx.IterVar.DataPar)
+        for axis, extent in zip(axes, extents, strict=True)
+    ]
+    store = tirx.BufferStore(packed, w[tuple(source)], axes)
+    reads, writes = [_point(w, source)], [_point(packed, axes)]
+    block = tvm.s_tir.SBlock(iters, reads, writes, "recurrence_weight", store, None, [], [], {PREPROC: True})
+    nest: Any = tvm.s_tir.SBlockRealize(loops, True, block)
+    for variable, extent in reversed(list(zip(loops, extents, strict=True))):
+        nest = tirx.For(variable, _integer(0), _integer(extent), tirx.ForKind.SERIAL, nest)
+    return nest
+
+
+def _block(name: str, body: Any, buffers: Sequence[Any], allocated: Sequence[Any] = ()) -> Any:
+    """An opaque stage: steps wait for each other, so no loop of it is a schedule's to move. The results come last."""
+    results = [one for one in buffers if one.name in ("y", "last")]
+    reads = [_whole(one) for one in buffers]
+    block = tvm.s_tir.SBlock([], reads, [_whole(one) for one in results], name, body, None, list(allocated), [], {})
+    return tvm.s_tir.SBlockRealize([], True, block)
+
+
+def _function(tensors: _Tensors, stages: Sequence[Any], allocated: Sequence[Any]) -> Any:
+    body = stages[0] if len(stages) == 1 else tirx.SeqStmt(list(stages))
+    root = tvm.s_tir.SBlock([], [], [], "root", body, None, list(allocated), [], {})
+    function = tirx.PrimFunc(tensors.params, tvm.s_tir.SBlockRealize([], True, root))
+    return function.with_attrs({"tirx.noalias": True})
+
+
+def _loop(name: str, extent: int, body: Callable[[Any], Any], kind: Any = tirx.ForKind.SERIAL) -> Any:
+    if extent == 1:
+        return body(_integer(0))
+    variable = ir.Var(name, INDEX_TYPE)
+    return tirx.For(variable, _integer(0), _integer(extent), kind, body(variable))
+
+
+def _vectorized(variable: Any, lanes: int, body: Any) -> Any:
+    return tirx.For(variable, _integer(0), _integer(lanes), tirx.ForKind.VECTORIZED, body)
+
+
+def _unrolled(panels: Panels) -> Any:
+    return tirx.ForKind.SERIAL if panels.lanes == 1 else tirx.ForKind.UNROLLED
+
+
+def _whole(buffer: Any) -> Any:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(_integer(0), extent) for extent in buffer.shape])
+
+
+def _point(buffer: Any, indices: Sequence[Any]) -> Any:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, _integer(1)) for index in indices])
+
+
+def _buffer(name: str, shape: Sequence[int]) -> Any:
+    return tirx.decl_buffer([_integer(extent) for extent in shape], DTYPE, name)
+
+
+def _constant(value: float) -> Any:
+    return tirx.const(value, DTYPE)
+
+
+def _integer(value: int) -> Any:
+    return tirx.const(value, INDEX_TYPE)

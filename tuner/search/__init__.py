@@ -1,0 +1,1 @@
+"""The search: which candidates are measured next, ranked by the cost model."""

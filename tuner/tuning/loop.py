@@ -1,0 +1,288 @@
+"""The tuning loop of one job, over three protocols: the measurer, the record store and the cost model's predictor.
+
+It is driven by `step()`, which never blocks: searches run in an executor and measurements on workers, and a step passes
+finished ones on. Batches are started as long as the measurer has capacity. All state of the loop can be rebuilt from the
+record store and the measurer, so that no work is lost when a coordinator dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from pitchpipe.errors import StepDied, StepTimeout
+from pitchpipe.wire.ids import json_digest
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate
+from pitchpipe.wire.record import Best
+from pitchpipe.wire.task import Task, TaskKind
+from pitchpipe.wire.upgrade import REPLAYED
+from tuner.execution.steps import propose_on
+from tuner.search.requests import Donor, Proposal, ProposeRequest
+from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.confirm import MeasuredBatch, choose_best, undecided
+from tuner.tuning.records import RecordStore
+from tuner.tuning.replay import ReplayStage
+
+log = structlog.get_logger("pitchpipe.loop")
+
+MEASURED_SHOWN = 256
+"""Measured candidates given to a search: the fastest ones. The others influence it through the cost model only."""
+CONFIRMED = 3
+"""Measured candidates that are timed beside the baseline in the confirming run."""
+SEEDS_CONFIRMED = 8
+"""Imported traces that join the confirming run."""
+MAX_CONFIRMATIONS = 3
+"""Confirming runs of a task, at most; the last one's verdict stands. Workers may keep dying, or the device stay busy."""
+MAX_SEARCH_CRASHES = 3
+"""A task whose search crashed this often in a row gets no more batches. A job without any successful search fails when this
+many children have died or were killed in searches ..."""
+MAX_SEARCH_DEATHS = 10
+"""... and any other job when this many have."""
+
+
+class Measurer(Protocol):
+    """Queues candidates for measurement and collects the results. One thread calls it."""
+
+    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
+        """Queues a batch durably; returns how many candidates were new. Zero queues nothing."""
+
+    def collect(self) -> list[MeasuredBatch]:
+        """Batches that ended since the last call, each exactly once; never blocks."""
+
+    def has_capacity(self, waiting: int) -> bool:
+        """Whether another batch should be started, when `waiting` batches are being searched for."""
+
+
+class Predictor(Protocol):
+    """Provides the newest cost model. It is advisory: without one the search goes on at random."""
+
+    def latest(self) -> bytes | None:
+        """Serialised model, or None."""
+
+    def observe(self, measured: int) -> None:
+        """Tells that `measured` results have arrived, so that a new training may start. Never blocks."""
+
+
+class Replays(Protocol):
+    """Schedules that were found under other circumstances than those of the job's workers."""
+
+    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:
+        """At most `n` of the task's candidates that were not measured here: what was served first, then the fastest."""
+
+    def confirmed(self, task: int, best: Best | None) -> bool:
+        """Records the verdict on the replay (None: it decided nothing). Whether the task then needs no search."""
+
+
+class NoReplays:
+    """For a job without schedules from other circumstances."""
+
+    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def confirmed(self, task: int, best: Best | None) -> bool:  # noqa: ARG002
+        """Is not asked."""
+        return False
+
+
+@dataclass(kw_only=True)
+class _Search:
+    task: int
+    reserved: int
+    future: Future[list[Proposal]]
+
+
+class TuningLoop:
+    """Spends a job's budget on its tuned tasks, then confirms every task that is not reused.
+
+    A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
+    confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
+    one.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        reused: frozenset[int],
+        ledger: BudgetLedger,
+        measurer: Measurer,
+        records: RecordStore,
+        predictor: Callable[[str], Predictor],
+        executor: Executor,
+        *,
+        seed: int,
+        confirming: frozenset[int] = frozenset(),
+        on_confirmed: Callable[[int, Best], None],
+        donors: Callable[[Task], Sequence[Donor]] = lambda _: (),
+        donors_only: bool = False,
+        replays: Replays | None = None,
+        replaying: Mapping[int, ReplayStage] | None = None,
+        replay_only: bool = False,
+    ) -> None:
+        """Starts nothing yet; `step` does.
+
+        donors: the schedules of other workloads with which a task's first search begins.
+        donors_only: whether that search proposes nothing else.
+        replaying: the tasks that are replayed, and the stage of each.
+        replay_only: whether no task is searched.
+        """
+        self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
+        # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
+        self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
+        self.donors, self.donors_only = donors, donors_only
+        self.replays: Replays = replays or NoReplays()
+        self.replay_only = replay_only
+        self._replaying = dict(replaying or {})
+        self._searches: list[_Search] = []
+        self._crashes = [0] * len(tasks)
+        self._deaths, self._answered = 0, False
+        self._confirmations = [0] * len(tasks)
+        # After the confirming run of a replay a search may follow, with a confirming run of its own.
+        last = confirming - self._replaying.keys()
+        self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
+        self._confirming = set(confirming)
+        for index, task in enumerate(tasks):
+            ledger.tasks[index].replaying = index in self._replaying
+            if task.kind is TaskKind.FIXED or index in reused or replay_only:
+                ledger.tasks[index].exhausted = True
+
+    def step(self, elapsed_secs: float) -> bool:
+        """Passes on everything that has finished; True when the job is complete. Raises what searches keep dying of."""
+        for batch in self.measurer.collect():
+            if batch.purpose.charged:
+                if self._replaying.get(batch.task) is ReplayStage.MEASURING:
+                    self._replaying[batch.task] = ReplayStage.MEASURED
+                self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
+                self.predictor(self.tasks[batch.task].target.kind).observe(len(batch.results))
+            else:
+                self._confirmed(batch)
+        for search in [s for s in self._searches if s.future.done()]:
+            self._searches.remove(search)
+            self._queue(search)
+        for index, stage in self._replaying.items():
+            if stage is ReplayStage.MEASURED:
+                self._replaying[index] = ReplayStage.CONFIRMING
+                self._confirm(index)
+        while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
+            pass
+        if not self.ledger.finished(elapsed_secs):
+            return False
+        while self._to_confirm:
+            self._confirm(self._to_confirm.pop())
+        return not self._confirming
+
+    def _begin(self, elapsed_secs: float) -> bool:
+        """Begins the next batch, replays before searches; False when none is due."""
+        due = [index for index, stage in self._replaying.items() if stage is ReplayStage.DUE]
+        if due:
+            self._replay(max(due, key=lambda i: self.tasks[i].weight * self.tasks[i].flops), elapsed_secs)
+            return True
+        if (batch := self.ledger.next_batch(elapsed_secs)) is None:
+            return False
+        self._searches.append(self._search(*batch))
+        return True
+
+    def _replay(self, index: int, elapsed_secs: float) -> None:
+        """Begins the task's replay; without candidates or budget for it, the task is searched like any other."""
+        if queued := self._submit_unreplayed(index, int(min(REPLAYED, self.ledger.left(elapsed_secs)))):
+            self._replaying[index] = ReplayStage.MEASURING
+            self.ledger.reserve(index, queued)
+        else:
+            del self._replaying[index]
+            self.ledger.tasks[index].replaying = False
+
+    def _submit_unreplayed(self, index: int, n: int) -> int:
+        proposals = self.replays.unreplayed(index, n)
+        return self.measurer.submit(index, Purpose.REPLAY, proposals, None) if proposals else 0
+
+    def _replay_confirmed(self, index: int, best: Best | None) -> None:
+        del self._replaying[index]
+        self._confirmations[index] = 0
+        ledger = self.ledger.tasks[index]
+        ledger.replaying = False
+        if self.replays.confirmed(index, best) or self.replay_only:
+            ledger.exhausted = True
+            self._to_confirm.remove(index)
+
+    def _confirmed(self, batch: MeasuredBatch) -> None:
+        """Passes on the verdict of a confirming run; a run that decided nothing is repeated."""
+        task = self.tasks[batch.task]
+        best = choose_best(task, batch)
+        self._confirming.discard(batch.task)
+        self._confirmations[batch.task] += 1
+        if undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
+            self._confirm(batch.task)
+        elif batch.task in self._replaying:
+            self._replay_confirmed(batch.task, best)
+        elif best is not None:
+            self.on_confirmed(batch.task, best)
+
+    @property
+    def searching(self) -> bool:
+        """Whether trials may still be spent; False once only confirming runs are left."""
+        return bool(self._to_confirm)
+
+    def abandon(self) -> None:
+        """Cancels the searches that have not started. The loop must not be used after that."""
+        for search in self._searches:
+            search.future.cancel()
+
+    def _search(self, index: int, n: int) -> _Search:
+        task, ledger = self.tasks[index], self.ledger.tasks[index]
+        measured = self.records.fastest(task.workload.digest, task.target, MEASURED_SHOWN)
+        request = ProposeRequest(
+            workload=task.workload,
+            target=task.target,
+            measured=measured,
+            seen=self.records.seen(task.workload.digest, task.target),
+            model=self.predictor(task.target.kind).latest(),
+            n=n,
+            donors=() if ledger.trials or ledger.in_flight > n else tuple(self.donors(task)),
+            donors_only=self.donors_only,
+            seed=int(json_digest([self.seed, task.workload.digest, ledger.trials + ledger.in_flight])[:7], 16),
+        )
+        return _Search(task=index, reserved=n, future=propose_on(self.executor, request))
+
+    def _queue(self, search: _Search) -> None:
+        ledger = self.ledger.tasks[search.task]
+        try:
+            proposals = search.future.result()
+        except Exception as error:
+            self._crashes[search.task] += 1
+            self._deaths += isinstance(error, StepDied | StepTimeout)
+            if self._deaths >= (MAX_SEARCH_DEATHS if self._answered else MAX_SEARCH_CRASHES):
+                raise
+            log.warning("search failed", task=self.tasks[search.task].name, error=f"{type(error).__name__}: {error}")
+            self.ledger.searched(search.task, search.reserved, 0)
+            # A search that ran into its time limit would do so again.
+            ledger.exhausted |= self._crashes[search.task] >= MAX_SEARCH_CRASHES or isinstance(error, StepTimeout)
+            return
+        self._answered = True
+        self._crashes[search.task] = 0
+        queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
+        # The search has nothing new, but candidates from other circumstances may be left that were not replayed yet.
+        queued = queued or self._submit_unreplayed(search.task, search.reserved)
+        self.ledger.searched(search.task, search.reserved, queued)
+        if queued == 0:
+            ledger.exhausted = True
+
+    def _confirm(self, index: int) -> None:
+        task = self.tasks[index]
+        traces: list[str] = []
+        if task.kind is TaskKind.TUNED:
+            measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
+            traces = [trace for trace, secs in measured if secs is not None]
+            if (best := self.records.best(task.workload.digest, task.target)) is not None:
+                traces.append(best.trace)
+        if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.
+            traces = [task.fixed]
+        traces.extend(task.seeds[:SEEDS_CONFIRMED])
+        unique = dict.fromkeys([task.baseline, *traces])
+        proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]
+        self.measurer.submit(index, Purpose.CONFIRM, proposals, None)
+        self._confirming.add(index)

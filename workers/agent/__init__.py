@@ -1,0 +1,1 @@
+"""The worker's daemon around its state machine: leases, heartbeats, workloads."""

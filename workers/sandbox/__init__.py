@@ -1,0 +1,1 @@
+"""Disposable processes in which candidates are built, checked and timed."""

@@ -1,0 +1,96 @@
+"""What a candidate's child does: apply the trace, build, wait for its turn, check, time, report.
+
+Runs in a fork of a task process, confined (workers/sandbox/nursery.py). Its line carries, in this order: `stage` building
+and built; each time it is told to go, with the incumbent's seconds, `run_secs`, `calls`, `stop` and `check`, or in a
+confirming run `calls` and `check`, then `secs` for every sample asked for. Instead of any of these: `failed`, a failure
+kind. Then it waits until it is ended.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig
+from tuner.measure.build import apply, build
+from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
+from tuner.measure.placement import spread_threads
+from workers.sandbox.nursery import Line
+from workers.sandbox.report import last_line
+
+GO, SAMPLE = b"g", b"s"
+"""The bytes a child is told: take your turn; give one more sample."""
+_RUN_SHARE = 0.8
+"""Of the run limit that sampling may plan with; the rest is for the checks after it."""
+
+
+def candidate_body(
+    bench: Bench, candidate: Candidate, config: MeasureConfig, purpose: Purpose, copy: int = 0
+) -> Callable[[Line], None]:
+    """The function that a nursery runs for this candidate; for the `copy`-th time: only the first checks all sets."""
+
+    def body(line: Line) -> None:
+        with _reported(line):
+            start = time.perf_counter()
+            try:
+                mod = apply(bench.mod, candidate.trace)
+            except InvalidTrace as error:
+                raise _Fault(FailureKind.INVALID_SCHEDULE, error) from error
+            line.send(stage="building")
+            try:
+                built = build(mod, bench.tvm_target)
+                running = Running(bench, built)
+                running.touch()
+            except Exception as error:
+                raise _Fault(FailureKind.BUILD_ERROR, error) from error
+            line.send(stage="built", build_secs=time.perf_counter() - start)
+            measuring = Measuring(bench, running)
+            try:
+                _, incumbent_secs = line.wait()
+                spread_threads()
+                if purpose is Purpose.CONFIRM:
+                    untransformed = candidate.trace == BASELINE_TRACE
+                    line.send(
+                        calls=(calls := measuring.warm(config, one_set=untransformed or copy > 0)),
+                        check=measuring.verdict().model_dump(),
+                    )
+                    while line.wait()[0] == SAMPLE:
+                        line.send(secs=measuring.warmed_sample(calls))
+                while True:
+                    sampled = measuring.search(
+                        config,
+                        None if math.isnan(incumbent_secs) else incumbent_secs,
+                        config.run_timeout_secs * _RUN_SHARE,
+                    )
+                    line.send(
+                        run_secs=sampled.secs,
+                        calls=sampled.calls,
+                        stop=sampled.stop,
+                        check=measuring.verdict().model_dump(),
+                    )
+                    _, incumbent_secs = line.wait()
+            except WrongOutput as error:
+                raise _Fault(FailureKind.WRONG_OUTPUT, error) from error
+            except Exception as error:
+                raise _Fault(FailureKind.RUN_ERROR, error) from error
+        line.wait()
+
+    return body
+
+
+class _Fault(Exception):
+    def __init__(self, kind: FailureKind, error: Exception) -> None:
+        super().__init__(str(error))
+        self.kind, self.error = kind, error
+
+
+@contextmanager
+def _reported(line: Line) -> Iterator[None]:
+    try:
+        yield
+    except _Fault as fault:
+        line.send(failed=fault.kind.value, detail=last_line(fault.error))

@@ -1,0 +1,233 @@
+"""The process of one workload: holds its inputs and reference outputs, and forks a child for every candidate.
+
+Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Single-threaded, and foreign code never runs
+in it, only in its children (it does parse the workload's IR). Speaks with the worker over a channel
+(workers/sandbox/messages.py).
+
+What it does with a batch is in workers/sandbox/cpu/batch.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import FailureKind, MeasureConfig, Measurement
+from tuner.measure import quiet
+from tuner.measure.candidate import Bench
+from tuner.measure.check import SETS
+from tuner.measure.heartbeat import ReferenceProgram
+from tuner.measure.roofline import measure as measure_roofline
+from workers.sandbox.channel import Channel, Closed
+from workers.sandbox.cpu.batch import BatchRun
+from workers.sandbox.messages import (
+    Alive,
+    Batch,
+    Beat,
+    Cancel,
+    End,
+    Holds,
+    Measured,
+    MeasureRoofline,
+    Open,
+    Repeated,
+    RooflineMeasured,
+    ToTask,
+)
+from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
+from workers.sandbox.report import failed, last_line
+
+_ALIVE_SECS = 1.0
+
+
+class Cancelled(Exception):
+    """The worker wants no more results of this batch."""
+
+
+class Unusable(Exception):
+    """No candidate of the workload can be measured, and why."""
+
+    def __init__(self, *, kind: FailureKind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind, self.detail = kind, detail
+
+
+def serve(channel: Channel[ToTask], reference: ReferenceProgram) -> None:
+    """Runs until the other end closes."""
+    first = channel.receive(None)
+    if isinstance(first, MeasureRoofline):
+        found = measure_roofline(first.target, first.caches, first.memory_bytes)
+        channel.send(RooflineMeasured(roofline=found))
+    if not isinstance(first, Open):
+        return
+    with TaskProcess(channel, first, reference) as task:
+        while True:
+            message = channel.receive(None)
+            if isinstance(message, Batch):
+                task.measure(message)
+
+
+class TaskProcess:
+    """A context manager; leaving it ends every child."""
+
+    def __init__(self, channel: Channel[ToTask], opened: Open, reference: ReferenceProgram | None) -> None:
+        self._channel, self._opened, self._reference = channel, opened, reference
+        self._nursery = Nursery()
+        self._bench: Bench | None = None
+        self._unusable: Unusable | None = None
+        self._told = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nursery.close()
+
+    def measure(self, batch: Batch) -> None:
+        """Sends one result per candidate, unless cancelled, then the end."""
+        try:
+            bench = self._prepared()
+            run = BatchRun(self, bench, batch)
+            if batch.purpose is Purpose.CONFIRM:
+                run.confirm()
+            else:
+                run.search()
+        except (Cancelled, quiet.Abandoned):
+            pass
+        except Unusable as unusable:
+            for candidate in batch.candidates:
+                self.send(failed(candidate, unusable.kind, unusable.detail))
+        self._channel.send(End())
+        self._nursery.close()  # While the worker hands the results on.
+
+    # -- the workload
+
+    def _prepared(self) -> Bench:
+        if self._unusable is not None:
+            raise self._unusable
+        if self._bench is None:
+            try:
+                self._bench = self._open()
+            except Unusable as unusable:
+                self._unusable = unusable
+                raise
+        return self._bench
+
+    def _open(self) -> Bench:
+        opened = self._opened
+        try:
+            bench = Bench(opened.ir, opened.target, opened.config.seed)
+        except Exception as error:
+            raise Unusable(
+                kind=FailureKind.BUILD_ERROR, detail=f"the workload cannot be read: {last_line(error)}"
+            ) from error
+        size = max(1, bench.output_bytes())
+        buffers = {name: mmap.mmap(-1, size) for name in SETS}
+        with quiet.computing(self.abandoned):
+            for name in SETS:
+                bench.fill(name)
+            silent = self._references(bench, buffers, SETS)
+            for name in silent:
+                bench.fill(name, positive=True)
+            silent = self._references(bench, buffers, silent)
+        if len(silent) == len(SETS):
+            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the untransformed build gives no finite output")
+        for name in SETS:
+            if name not in silent:
+                bench.set_reference(name, memoryview(buffers[name]))
+        self._channel.send(Holds(held_bytes=bench.held_bytes()))
+        return bench
+
+    def _references(self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]) -> list[str]:
+        """Runs the untransformed build on these sets, in children; returns the sets that compare nothing."""
+        config = self._opened.config
+        waiting, running, silent = deque(names), dict[Child, str](), []
+        while waiting or running:
+            while waiting and len(running) < self._opened.parallel_builds:
+                name = waiting.popleft()
+
+                def body(line: Line, name: str = name) -> None:
+                    line.send(finite=bench.run_reference(name, memoryview(buffers[name])))
+
+                child = self._nursery.spawn(
+                    body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
+                )
+                running[child] = name
+            for child, event in self.events():
+                if isinstance(event, Ended):
+                    name = running.pop(child)
+                    if "finite" not in child.note:
+                        kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
+                        raise Unusable(kind=kind, detail=f"the untransformed build {event}")
+                    if not child.note["finite"]:
+                        silent.append(name)
+                else:
+                    child.note.update(event)
+        return silent
+
+    # -- what a batch needs of its host
+
+    @property
+    def nursery(self) -> Nursery:
+        return self._nursery
+
+    @property
+    def parallel_builds(self) -> int:
+        return self._opened.parallel_builds
+
+    def send(self, result: Measurement) -> None:
+        self._channel.send(Measured(result=result))
+
+    def reference_body(self, line: Line) -> None:
+        assert self._reference is not None
+        while True:
+            line.wait()
+            line.send(secs=self._reference.beat())
+
+    def beaten(self, secs: float) -> None:
+        self._channel.send(Beat(secs=secs))
+
+    def repeated(self) -> None:
+        self._channel.send(Repeated())
+
+    # -- the loop
+
+    def events(self) -> list[tuple[Child, dict[str, Any] | Ended]]:
+        if self.abandoned():
+            raise Cancelled
+        return self._nursery.events(_ALIVE_SECS / 2, self._channel.fileno())
+
+    def abandoned(self) -> bool:
+        """Whether the batch was cancelled; tells the worker that this process lives. Raises Closed."""
+        now = time.monotonic()
+        if now - self._told >= _ALIVE_SECS:
+            self._told = now
+            self._channel.send(Alive())
+        return isinstance(self._channel.receive(0.0), Cancel)
+
+    def limits(self, config: MeasureConfig) -> Limits:
+        cores = self._opened.target.num_cores or 1
+        return Limits(
+            memory_bytes=config.memory_limit_bytes,
+            cpu_secs=config.build_timeout_secs + (config.run_timeout_secs + 1) * cores * 2,
+            confined=self._opened.confined,
+        )
+
+
+def run_forked(channel: Channel[ToTask], reference: ReferenceProgram) -> None:
+    """In a fresh fork of the zygote: serves, and never returns."""
+    code = 1
+    try:
+        serve(channel, reference)
+    except Closed:
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream
+        traceback.print_exc()
+    finally:
+        os._exit(code)

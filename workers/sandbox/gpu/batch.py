@@ -1,0 +1,378 @@
+"""One batch on a GPU, from candidates to results.
+
+Builders work on the host's cores all the time; the runner times on the GPU what they have finished, one program after
+another, so building and timing overlap. One core is left to the runner.
+
+Groups. Results are held back until the heartbeat (the reference kernel) after a group of them: if the GPU was slower
+than usual, the group is timed again, at most twice.
+
+Ends. A hang, or an error after which the context answers nothing, ends the runner: the candidate gets its failure, the
+next one a new runner, and builders go on. A candidate whose outputs are wrong in a runner that ran others before is
+judged again, alone in a fresh runner, after the others: what an earlier one did to the context's memory is no fault of
+its own. A runner that does not start twice in a row is the device's fault.
+
+A confirming run has a fresh runner that holds all candidates, which give a sample in turn, forward and backward,
+between two heartbeats; whatever goes wrong in it, the others start over in another runner.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from mmap import mmap
+from typing import Any, Protocol
+
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
+from tuner.measure import quiet
+from tuner.measure.candidate import Bench
+from tuner.measure.drift import believed_ratio, drifted
+from tuner.measure.gpu_turn import GpuTurn
+from tuner.measure.timing import abba, confirmed
+from workers.sandbox.cpu.batch import MAX_REPEATS
+from workers.sandbox.gpu.builders import Builders, BuildHost, Built
+from workers.sandbox.gpu.children import BEAT, SAMPLE, TRIAL, WARM, request
+from workers.sandbox.messages import Batch
+from workers.sandbox.nursery import Child, Ended, Limits, Line
+from workers.sandbox.report import failed, kind_of, measured
+
+_GROUP = 16
+"""Results between two heartbeats."""
+_START_SECS = 60.0
+"""For a runner to make its context and copy the inputs; it takes half a second."""
+_BEAT_SECS = 20.0
+_MAX_STARTS = 2
+_TURN_POLL_SECS = 2e-3
+_STRAGGLER_POLL_SECS = 0.05
+_POLL_SECS = 0.5
+
+
+class GpuHost(BuildHost, Protocol):
+    """The task process that a batch runs in."""
+
+    runner: Child | None
+    """The one that is kept, idle between two things it is told."""
+
+    @property
+    def inbox(self) -> mmap:
+        """Memory shared with the runner."""
+
+    def runner_limits(self, config: MeasureConfig) -> Limits: ...
+
+    def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]: ...
+
+    def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, dict[str, Any] | Ended]]:
+        """What the children did; raises Cancelled."""
+
+    def abandoned(self) -> bool:
+        """Whether the batch is not wanted any more."""
+
+    def send(self, result: Measurement) -> None: ...
+
+    def beaten(self, secs: float) -> None:
+        """Tells the worker of a heartbeat."""
+
+    def repeated(self) -> None:
+        """Tells the worker that results are measured again."""
+
+
+class _NoRunner(Exception):
+    """The device is at fault."""
+
+
+class GpuBatchRun:
+    """Runs once. Sends one result per candidate."""
+
+    def __init__(self, host: GpuHost, bench: Bench, batch: Batch) -> None:
+        self._host, self._batch = host, batch
+        self._builders = Builders(host, bench, batch.candidates, batch.config, self._fail)
+        self._suspects: deque[Built] = deque()
+        self._group: list[tuple[Built, dict[str, Any]]] = []
+        self._incumbent_secs = batch.incumbent_secs
+        self._usual_secs = batch.usual_secs
+        self._computing = ExitStack()
+        self._turn: GpuTurn | None = None
+
+    def __enter__(self) -> GpuBatchRun:
+        self._computing.enter_context(quiet.computing(self._host.abandoned))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what the batch left: builders, and a runner that is not idle."""
+        self._computing.close()
+        if self._turn is not None:
+            self._turn.close()
+        runner = self._host.runner
+        self._builders.end()
+        if runner is not None and not runner.ended and runner.note.get("busy", True):
+            self._host.nursery.end(runner)
+
+    def search(self) -> None:
+        """Every candidate a time or a failure, as fast as that can be done."""
+        try:
+            self._search()
+        except _NoRunner as error:
+            for built, event in self._group:
+                self._timed(built, event, None)
+            self._give_up(str(error))
+
+    def _search(self) -> None:
+        builders = self._builders
+        while builders.pending or builders.ready or self._suspects or self._group:
+            self._make_way()
+            if len(self._group) >= _GROUP or not (builders.pending or builders.ready):
+                self._settle()
+            if builders.ready:
+                self._time(builders.ready)
+            elif builders.pending:
+                self._pump(_STRAGGLER_POLL_SECS)
+                builders.give_up_stragglers()
+            elif self._suspects:
+                self._renew_unless_fresh()
+                self._time(self._suspects)
+
+    def _make_way(self) -> None:
+        """Lets a worker of this host's cores have its quiet."""
+        if not quiet.awaited():
+            return
+        while self._builders.at_work:
+            self._pump(spawn=False)
+        self._computing.close()
+        self._computing.enter_context(quiet.computing(self._host.abandoned))
+
+    def _pump(self, timeout_secs: float = _POLL_SECS, *, spawn: bool = True) -> None:
+        """Keeps builders at work, and takes what they have finished."""
+        if spawn:
+            self._builders.spawn()
+        for child, event in self._host.events(timeout_secs):
+            self._builders.absorb(child, event)
+
+    # -- the runner
+
+    def _runner(self, programs: Sequence[bytes] = ()) -> Child:
+        """An idle runner, kept or new. Raises _NoRunner."""
+        runner = self._host.runner
+        if runner is not None and not runner.ended:
+            return runner
+        reason = ""
+        for _ in range(_MAX_STARTS):
+            config = self._batch.config
+            runner = self._host.nursery.spawn(
+                self._host.runner_body(config, programs), self._host.runner_limits(config), deadline_secs=_START_SECS
+            )
+            runner.note = {"served": 0, "busy": True}
+            self._host.runner = runner
+            event = self._heard(runner)
+            if not isinstance(event, Ended) and "ready" in event:
+                runner.note |= {"uuid": str(event["ready"])}
+                return runner
+            reason = str(event if isinstance(event, Ended) else event.get("broken", event))
+            self._end_runner()
+        raise _NoRunner(f"a process that uses the GPU does not start: {reason}")
+
+    def _end_runner(self) -> None:
+        if self._host.runner is not None and not self._host.runner.ended:
+            self._host.nursery.end(self._host.runner)
+        self._host.runner = None
+
+    def _renew_unless_fresh(self) -> None:
+        if self._host.runner is not None and self._host.runner.note["served"]:
+            self._end_runner()
+
+    def _tell(self, byte: bytes, limit_secs: float, number: float = math.nan) -> dict[str, Any] | Ended:
+        """Tells the runner, once this process has its turn on the GPU, and waits for the answer or the end."""
+        runner = self._runner()
+        if self._turn is None:
+            self._turn = GpuTurn(runner.note["uuid"])
+        while not self._turn.take():
+            self._pump(_TURN_POLL_SECS)
+        try:
+            runner.deadline = time.monotonic() + limit_secs
+            runner.note["busy"] = True
+            runner.tell(byte, number)
+            return self._heard(runner)
+        finally:
+            self._turn.give_back()
+
+    def _heard(self, runner: Child) -> dict[str, Any] | Ended:
+        """What the runner says next; builders go on meanwhile."""
+        while True:
+            self._builders.spawn()
+            answer: dict[str, Any] | Ended | None = None
+            for child, event in self._host.events():
+                if child is not runner:
+                    self._builders.absorb(child, event)
+                elif answer is None:
+                    answer = event
+            if answer is not None:
+                if isinstance(answer, Ended):
+                    self._host.runner = None
+                runner.deadline, runner.received_bytes = None, 0  # One report's limit, for each answer anew.
+                runner.note["busy"] = False
+                return answer
+
+    # -- timing
+
+    def _time(self, queue: deque[Built]) -> None:
+        """A trial of the first: its result joins the group, or its failure is sent, or it is to be judged again."""
+        if self._usual_secs is None:
+            self._usual_secs = self._beat()
+        runner = self._runner()
+        built = queue.popleft()
+        alone = runner.note["served"] == 0
+        runner.note["served"] += 1
+        message = request(built.program, self._incumbent_secs)
+        self._host.inbox[: len(message)] = message
+        event = self._tell(TRIAL, self._batch.config.run_timeout_secs)
+        if self._failed(built, event, alone=alone):
+            return
+        assert isinstance(event, dict)
+        self._group.append((built, event))
+        samples = sorted(event.get("run_secs", ()))
+        if samples and (self._incumbent_secs is None or samples[len(samples) // 2] < self._incumbent_secs):
+            self._incumbent_secs = samples[len(samples) // 2]
+
+    def _failed(self, built: Built, event: dict[str, Any] | Ended, *, alone: bool) -> bool:
+        """Whether the runner's answer is a failure; sends it, unless it is to be judged again."""
+        if isinstance(event, Ended):
+            kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
+            self._fail(built.candidate, kind, f"while running, the process {event}")
+            return True
+        if "failed" not in event:
+            return False
+        if event.get("spent"):
+            self._end_runner()
+        kind = kind_of(event)
+        if kind is FailureKind.WRONG_OUTPUT and not alone:
+            self._suspects.append(built)
+        else:
+            self._fail(built.candidate, kind, str(event.get("detail", "")))
+        return True
+
+    def _beat(self) -> float | None:
+        """Times the reference; None when that fails."""
+        event = self._tell(BEAT, _BEAT_SECS)
+        if isinstance(event, Ended) or not isinstance(event.get("secs"), float):
+            self._end_runner()
+            return None
+        self._host.beaten(event["secs"])
+        return float(event["secs"])
+
+    def _drift(self) -> float | None:
+        """How much slower than usual the GPU is now."""
+        return believed_ratio(self._beat, self._usual_secs)
+
+    def _settle(self) -> None:
+        """The heartbeat after a group: its results are sent, or it is timed again."""
+        if not self._group:
+            return
+        group, ratio = self._group, self._drift()
+        self._group = []
+        again = [built for built, _ in group if ratio is not None and drifted(ratio) and built.repeats < MAX_REPEATS]
+        if again:
+            self._host.repeated()
+        for built, event in group:
+            if built in again:
+                built.repeats += 1
+            else:
+                self._timed(built, event, ratio)
+        self._builders.ready.extendleft(reversed(again))
+
+    # -- a confirming run
+
+    def confirm(self) -> None:
+        """All of them interleaved, until every interval is narrow."""
+        built: list[Built] = []
+        ready = self._builders.ready
+        while self._builders.pending:
+            self._make_way()
+            self._pump()
+            built += ready
+            ready.clear()
+        order = {candidate.digest: index for index, candidate in enumerate(self._batch.candidates)}
+        present = sorted(built, key=lambda made: order[made.candidate.digest])
+        try:
+            while present and not self._confirmed(present):
+                pass
+        except _NoRunner as error:
+            ready.extend(present)
+            self._give_up(str(error))
+
+    def _confirmed(self, present: list[Built]) -> bool:
+        """One attempt in a fresh runner. False when one is to be left out, which it then is, or to be judged first."""
+        self._end_runner()
+        runner = self._runner([built.program for built in present])
+        limit_secs = self._batch.config.run_timeout_secs
+        warm: list[dict[str, Any]] = []
+        for number, built in enumerate(present):
+            runner.note["served"] += 1
+            event = self._tell(WARM, limit_secs, number)
+            if self._failed(built, event, alone=number == 0):
+                present.remove(built)
+                if self._suspects:
+                    self._suspects.clear()
+                    self._judge_first(built, present)
+                return False
+            assert isinstance(event, dict)
+            warm.append(event)
+        if self._usual_secs is None:
+            self._usual_secs = self._beat()
+        repeats = 0
+        while True:
+            samples = self._interleave(present, warm)
+            if samples is None:
+                return False
+            ratio = self._drift()
+            if repeats == MAX_REPEATS or ratio is None or not drifted(ratio):
+                break
+            repeats += 1
+            self._host.repeated()
+        self._end_runner()  # It holds every candidate's code and memory.
+        for built, event, secs in zip(present, warm, samples, strict=True):
+            self._timed(built, {**event, "run_secs": secs, "stop": Stop.CONFIRMED}, ratio)
+        return True
+
+    def _judge_first(self, built: Built, present: list[Built]) -> None:
+        """Has a candidate that was wrong after others checked before them, once."""
+        if built.judged:
+            detail = "its outputs are right alone, and wrong after those of others in the same process"
+            self._fail(built.candidate, FailureKind.DEVICE_ERROR, detail)
+        else:
+            built.judged = True
+            present.insert(0, built)
+
+    def _interleave(self, present: list[Built], warm: list[dict[str, Any]]) -> list[list[float]] | None:
+        """Samples of each; None after one of them failed and was taken out."""
+        config = self._batch.config
+        samples: list[list[float]] = [[] for _ in present]
+        done: set[int] = set()
+        for order in abba(len(present)):
+            if len(done) == len(present):
+                break
+            for number in (n for n in order if n not in done):
+                event = self._tell(SAMPLE, config.run_timeout_secs, number)
+                if self._failed(present[number], event, alone=True):
+                    del present[number]
+                    return None
+                assert isinstance(event, dict)
+                samples[number].append(float(event["secs"]))
+                if confirmed(samples[number], int(warm[number]["calls"]), config):
+                    done.add(number)
+        return samples
+
+    # -- results
+
+    def _timed(self, built: Built, event: dict[str, Any], ratio: float | None) -> None:
+        report = {**event, "build_secs": built.build_secs}
+        self._host.send(measured(built.candidate, report, ratio, event.get("clock_hz"), flushed=True))
+
+    def _fail(self, candidate: Candidate, kind: FailureKind, detail: str) -> None:
+        self._host.send(failed(candidate, kind, detail))
+
+    def _give_up(self, reason: str) -> None:
+        """Whatever has no result yet is the device's failure."""
+        left = [*self._builders.left(), *(built.candidate for built in self._suspects)]
+        for candidate in left:
+            self._fail(candidate, FailureKind.DEVICE_ERROR, reason)

@@ -1,0 +1,150 @@
+"""What the two kinds of children of a CUDA task process do.
+
+A builder (one per candidate, confined, many at a time) applies a trace and compiles it, without a GPU, and leaves the
+program in memory it shares with its parent. The runner (one, kept) holds the GPU: context, inputs of all sets, and one
+program at a time, which it checks and times. Their lines carry:
+
+    builder   `stage` building, then `stage` built with `size` and `build_secs`; or `failed`, a failure kind
+    runner    `ready` with the GPU's name, or `broken`; then for each thing it is told an answer: `run_secs`, `calls`,
+              `stop`, `check`, `clock_hz` of a trial; `calls` and `check` of a program made warm; `secs` of a sample or
+              a beat; or `failed`, and `spent` when the context is of no use any more
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from mmap import mmap
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
+from tuner.measure.build import apply
+from tuner.measure.candidate import Bench, Measuring, WrongOutput
+from tuner.measure.cuda_driver import CudaError
+from tuner.measure.gpu import DeviceProgram, GpuDevice
+from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, GpuProgram, compile_program
+from workers.sandbox.nursery import Line
+from workers.sandbox.report import last_line
+
+TRIAL, WARM, SAMPLE, BEAT = b"t", b"w", b"s", b"b"
+"""What a runner is told: check and time the program in the inbox; check program n and hold it; give one sample of
+program n; time the reference."""
+MAX_PROGRAM_BYTES = MAX_CODE_BYTES + (1 << 20)
+REQUEST = struct.Struct("=Qd")
+"""At the start of the inbox: bytes of the program that follows, and the incumbent's seconds (NaN for none)."""
+INBOX_BYTES = REQUEST.size + MAX_PROGRAM_BYTES
+_RUN_SHARE = 0.8
+"""Of the run limit that sampling may plan with; the rest is for the checks after it."""
+_OUT_OF_MEMORY = 2
+
+
+def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, slot: mmap) -> Callable[[Line], None]:
+    """The function that a nursery runs to build a candidate; its program comes to lie in `slot`."""
+
+    def body(line: Line) -> None:
+        start = time.perf_counter()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # NVRTC would look for GPUs, which costs more than a compilation.
+        try:
+            mod = apply(bench.mod, candidate.trace)
+        except InvalidTrace as error:
+            line.send(failed=FailureKind.INVALID_SCHEDULE, detail=last_line(error))
+            return
+        line.send(stage="building")
+        try:
+            data = compile_program(mod, bench.tvm_target, bench.facts.params, compiler).to_bytes()
+            slot[: len(data)] = data
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
+            line.send(failed=FailureKind.BUILD_ERROR, detail=last_line(error))
+            return
+        line.send(stage="built", size=len(data), build_secs=time.perf_counter() - start)
+
+    return body
+
+
+def request(program: bytes, incumbent_secs: float | None) -> bytes:
+    """What the inbox holds for a trial."""
+    return REQUEST.pack(len(program), math.nan if incumbent_secs is None else incumbent_secs) + program
+
+
+def runner_body(
+    bench: Bench, config: MeasureConfig, reference: bytes, inbox: mmap, programs: Sequence[bytes]
+) -> Callable[[Line], None]:
+    """The function that a nursery runs to hold the GPU. `programs` are those of a confirming run."""
+
+    def body(line: Line) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # What kernels print is nobody's.
+        try:
+            device = GpuDevice(bench, reference)
+            device.beat()
+        except (CudaError, OSError) as error:
+            line.send(broken=last_line(error))
+            return
+        runner = _Runner(device, config, inbox, programs)
+        line.send(ready=device.uuid)
+        while True:
+            told, number = line.wait()
+            line.send(**runner.answer(told, number))
+
+    return body
+
+
+class _Runner:
+    def __init__(self, device: GpuDevice, config: MeasureConfig, inbox: mmap, programs: Sequence[bytes]) -> None:
+        self._device, self._config, self._inbox, self._programs = device, config, inbox, programs
+        self._warm: dict[int, tuple[Measuring, int]] = {}
+
+    def answer(self, told: bytes, number: float) -> dict[str, Any]:
+        """What is done, as a report. Never raises for what a candidate does."""
+        try:
+            if told == BEAT:
+                return {"secs": self._device.beat()}
+            if told == TRIAL:
+                return self._trial()
+            if told == WARM:
+                return self._make_warm(int(number))
+            measuring, calls = self._warm[int(number)]
+            return {"secs": measuring.warmed_sample(calls)}
+        except WrongOutput as error:
+            return {"failed": FailureKind.WRONG_OUTPUT, "detail": last_line(error)}
+        except CudaError as error:
+            kind = FailureKind.DEVICE_ERROR if error.of_device else FailureKind.RUN_ERROR
+            spent = error.sticky or error.code == _OUT_OF_MEMORY
+            return {"failed": kind, "detail": last_line(error), "spent": spent}
+        except Exception as error:  # noqa: BLE001 - a program that makes no sense
+            return {"failed": FailureKind.RUN_ERROR, "detail": last_line(error), "spent": True}
+
+    def _trial(self) -> dict[str, Any]:
+        size, incumbent_secs = REQUEST.unpack(self._inbox[: REQUEST.size])
+        program = GpuProgram.from_bytes(self._inbox[REQUEST.size : REQUEST.size + size])
+        running = DeviceProgram(self._device, program)
+        measuring = Measuring(self._device.bench, running)
+        try:
+            sampled = measuring.search(
+                self._config,
+                None if math.isnan(incumbent_secs) else incumbent_secs,
+                self._config.run_timeout_secs * _RUN_SHARE,
+            )
+        except Exception:
+            with suppress(CudaError):  # The context may answer nothing any more; what was first is what is told.
+                running.close()
+            raise
+        running.close()
+        return {
+            "run_secs": sampled.secs,
+            "calls": sampled.calls,
+            "stop": sampled.stop,
+            "check": measuring.verdict().model_dump(),
+            "clock_hz": self._device.clock.hz(),
+        }
+
+    def _make_warm(self, number: int) -> dict[str, Any]:
+        running = DeviceProgram(self._device, GpuProgram.from_bytes(self._programs[number]))
+        measuring = Measuring(self._device.bench, running)
+        calls = measuring.warm(self._config, one_set=False)
+        self._warm[number] = measuring, calls
+        return {"calls": calls, "check": measuring.verdict().model_dump(), "clock_hz": self._device.clock.hz()}

@@ -1,0 +1,166 @@
+"""The process of one workload on CUDA: as workers/sandbox/cpu/process.py, but its candidates share one runner.
+
+    zygote
+      └─ task process       holds inputs and references; never touches the GPU
+           ├─ builders      one per candidate, confined: no GPU, no file, no process (workers/sandbox/gpu/children.py)
+           └─ runner        one, kept for 30 idle seconds: the only process with a context on the GPU
+
+What it does with a batch is in workers/sandbox/gpu/batch.py.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any
+
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import MeasureConfig
+from pitchpipe.wire.target import Target
+from tuner.measure import quiet
+from tuner.measure.build import warm_up
+from tuner.measure.gpu import REFERENCE_SOURCE
+from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
+from workers.sandbox.channel import Channel, Closed
+from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable
+from workers.sandbox.gpu.batch import GpuBatchRun
+from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
+from workers.sandbox.messages import Batch, End, Open, ToTask
+from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
+from workers.sandbox.report import failed
+
+_IDLE_SECS = 30.0
+"""After this time without a batch the GPU's memory is given back."""
+_POLL_SECS = 0.5
+_RUNNER_CPU_SECS = 1e6
+"""A runner waits actively for the GPU; what bounds it is the deadline of everything it is told."""
+_COMPILER_FILE_BYTES = 1 << 28
+"""nvcc leaves intermediate files while it works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the zygote made once for all its task processes."""
+
+    compiler: DeviceCompiler
+    reference: bytes
+    """Machine code of the reference kernel."""
+
+
+def prepare(target: Target) -> Prepared:
+    """Registers and compiles what forks will need. Starts no thread, touches no GPU. Raises NotCompiled."""
+    warm_up(target)
+    assert target.arch is not None
+    compiler = DeviceCompiler(target.arch)
+    n = 64
+    a, b = (te.placeholder((n, n), "float16", name=name) for name in "ab")
+    k = te.reduce_axis((0, n), name="k")
+    product = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    schedule = Schedule(IRModule({"main": te.create_prim_func([a, b, product])}))
+    i, j, _ = schedule.get_loops(schedule.get_sblock("c"))
+    schedule.bind(i, "blockIdx.x")
+    schedule.bind(j, "threadIdx.x")
+    lower(schedule.mod, to_tvm_target(target))
+    return Prepared(compiler=compiler, reference=_in_fork(lambda: compiler.compile(REFERENCE_SOURCE)))
+
+
+def _in_fork(make: Callable[[], bytes]) -> bytes:
+    """What `make` gives, of at most a megabyte, run in a process of its own. Raises NotCompiled when that fails."""
+    shared = mmap(-1, 1 << 20)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            data = make()
+            shared[: 4 + len(data)] = len(data).to_bytes(4, "little") + data
+        except BaseException:  # noqa: BLE001 - nothing above to tell
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    size = int.from_bytes(shared[:4], "little")
+    if not size:
+        raise NotCompiled("the reference kernel does not compile")
+    return bytes(shared[4 : 4 + size])
+
+
+class GpuTaskProcess(TaskProcess):
+    """A context manager; leaving it ends every child."""
+
+    def __init__(self, channel: Channel[ToTask], opened: Open, prepared: Prepared) -> None:
+        super().__init__(channel, opened, None)
+        self._compiled = prepared
+        self.runner: Child | None = None
+        builders = max(1, opened.parallel_builds - 1)
+        self.slots: Sequence[mmap] = [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(builders)]
+        self.inbox = mmap(-1, INBOX_BYTES)
+
+    @property
+    def compiler(self) -> DeviceCompiler:
+        return self._compiled.compiler
+
+    def measure(self, batch: Batch) -> None:
+        """Sends one result per candidate, unless cancelled, then the end."""
+        try:
+            bench = self._prepared()
+            with GpuBatchRun(self, bench, batch) as run:
+                if batch.purpose is Purpose.CONFIRM:
+                    run.confirm()
+                else:
+                    run.search()
+        except (Cancelled, quiet.Abandoned):
+            pass
+        except Unusable as unusable:
+            self._nursery.close()
+            for candidate in batch.candidates:
+                self.send(failed(candidate, unusable.kind, unusable.detail))
+        self._channel.send(End())
+
+    def rest(self) -> None:
+        """Gives back the GPU's memory until the next batch."""
+        self._nursery.close()
+        self.runner = None
+
+    def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, dict[str, Any] | Ended]]:
+        if self.abandoned():
+            raise Cancelled
+        return self._nursery.events(timeout_secs, self._channel.fileno())
+
+    def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
+        return runner_body(self._prepared(), config, self._compiled.reference, self.inbox, programs)
+
+    def builder_limits(self, config: MeasureConfig) -> Limits:
+        in_process = self.compiler.in_process
+        return Limits(
+            memory_bytes=config.memory_limit_bytes,
+            cpu_secs=config.build_timeout_secs * 2,
+            confined=self._opened.confined and in_process,
+            file_bytes=MAX_OUTPUT_BYTES if in_process else _COMPILER_FILE_BYTES,
+        )
+
+    def runner_limits(self, config: MeasureConfig) -> Limits:
+        return Limits(memory_bytes=config.memory_limit_bytes, cpu_secs=_RUNNER_CPU_SECS, reserves=True, confined=False)
+
+
+def run_forked(channel: Channel[ToTask], prepared: Prepared) -> None:
+    """In a fresh fork of the zygote: serves, and never returns."""
+    code = 1
+    try:
+        first = channel.receive(None)
+        if isinstance(first, Open):
+            with GpuTaskProcess(channel, first, prepared) as task:
+                while True:
+                    message = channel.receive(_IDLE_SECS)
+                    if message is None:
+                        task.rest()
+                    elif isinstance(message, Batch):
+                        task.measure(message)
+    except Closed:
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream
+        traceback.print_exc()
+    finally:
+        os._exit(code)

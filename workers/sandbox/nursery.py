@@ -1,0 +1,335 @@
+"""Forked children with deadlines: their messages, their ends, and nothing left of them.
+
+A child is a fork of this process that runs one function and exits. It has a process group of its own, a pipe to
+report through (JSON lines), one to be told through (a byte and a number), and a bounded memory file for whatever it
+prints. One thread, and no other children than those that were there before it: the nursery reaps everything else that
+it did not fork, too (orphaned grandchildren).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import secrets
+import select
+import signal
+import struct
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tuner.syscalls import deny_leaving, deny_system_calls
+from workers.sandbox.confinement import children, die_first, die_with_parent, kill_strays, limit
+
+MAX_OUTPUT_BYTES = 1 << 20
+"""What a child may print; more kills it."""
+_TOLD = struct.Struct("=cd")
+_TAIL_BYTES = 1500
+_MAX_REPORT_BYTES = 1 << 20
+"""What a child may send in all; its samples are the most of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of one child."""
+
+    memory_bytes: int
+    """Beyond what the parent had."""
+    cpu_secs: float
+    reserves: bool = False
+    """Whether it reserves address space without using it, as CUDA's driver does: only writable memory counts then."""
+    confined: bool = True
+    """Whether it may start no program and write no file. In any case it cannot leave its process group."""
+    file_bytes: int = MAX_OUTPUT_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended."""
+
+    exit_code: int | None
+    """None when a signal ended it."""
+    signal: int | None
+    timed_out: bool
+    flooded: bool
+    """It sent more than a report can hold."""
+    forged: bool
+    """Something in it sent what the function that it runs did not."""
+    output: str
+    """The end of what it printed."""
+
+    def __str__(self) -> str:
+        if self.timed_out:
+            how = "exceeded its time limit and was killed"
+        elif self.flooded:
+            how = "sent an endless report and was killed"
+        elif self.forged:
+            how = "sent a report that is not its own and was killed"
+        elif self.signal is not None:
+            how = f"was ended by {_signal_name(self.signal)}"
+        else:
+            how = f"exited with code {self.exit_code} without a report"
+        return f"{how}: {self.output}" if self.output else how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Line:
+    """The child's side: what the forked function talks through.
+
+    Every report carries a seal, a random number that the fork was given: foreign code in the child can write into the
+    pipe, but what it writes is refused unless it has first found the seal in the child's memory. That is no wall
+    (nothing is, in one address space); what keeps foreign code out is the list of what may be compiled.
+    """
+
+    def __init__(self, reader: int, writer: int, seal: str) -> None:
+        self._reader, self._writer, self._seal = reader, writer, seal
+
+    def send(self, **message: object) -> None:
+        """Reports to the parent."""
+        data = json.dumps([self._seal, message]).encode() + b"\n"
+        while data:
+            data = data[os.write(self._writer, data) :]
+
+    def wait(self) -> tuple[bytes, float]:
+        """Blocks until the parent tells something; exits when the parent is gone."""
+        told = os.read(self._reader, _TOLD.size)
+        if len(told) < _TOLD.size:
+            os._exit(0)
+        byte, number = _TOLD.unpack(told)
+        return byte, number
+
+
+@dataclass(kw_only=True, eq=False)
+class Child:
+    """The parent's side."""
+
+    pid: int
+    pidfd: int
+    reader: int
+    writer: int
+    output: int
+    seal: str
+    started: float
+    deadline: float | None = None
+    """On the monotonic clock; None is unlimited."""
+    left_secs: float | None = None
+    """Of the deadline of a frozen child."""
+    received: bytearray = field(default_factory=bytearray)
+    received_bytes: int = 0
+    silent: bool = False
+    """It has closed its side of the report; it may live on."""
+    ended: bool = False
+    """Its process is reaped and its descriptors are closed: both numbers may be another's by now."""
+    note: dict[str, Any] = field(default_factory=dict)
+    """Free for the owner."""
+
+    def tell(self, byte: bytes, number: float = math.nan) -> None:
+        """Sends a byte with a number, and thaws; a child that is dead already is met at its end."""
+        if self.ended:
+            return
+        self.thaw()
+        with suppress(OSError):
+            os.write(self.writer, _TOLD.pack(byte, number))
+
+    def kill(self) -> None:
+        """Kills it and its group without waiting; its end comes among the events."""
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stops all its threads, and its deadline, until it is thawed: idle threads of TVM's pool spin for
+        milliseconds."""
+        if self.ended:
+            return
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGSTOP)
+        if self.deadline is not None:
+            self.left_secs, self.deadline = self.deadline - time.monotonic(), None
+
+    def thaw(self) -> None:
+        """Lets it go on, and its deadline too."""
+        if self.ended:
+            return
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGCONT)
+        if self.left_secs is not None:
+            self.deadline, self.left_secs = time.monotonic() + self.left_secs, None
+
+
+class Nursery:
+    """All children of this process."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+        self._elders = set(children())
+
+    def spawn(self, body: Callable[[Line], None], limits: Limits, *, deadline_secs: float) -> Child:
+        """Forks a child that runs `body` and exits."""
+        parent = os.getpid()
+        to_parent, to_child = os.pipe(), os.pipe()
+        output = os.memfd_create("output", os.MFD_CLOEXEC)
+        seal = secrets.token_hex(8)
+        pid = os.fork()
+        if pid == 0:
+            line = Line(to_child[0], to_parent[1], seal)
+            self._run(body, limits, parent, line, output, {to_child[0], to_parent[1]})
+        os.close(to_parent[1])
+        os.close(to_child[0])
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # The child does it too: whoever is first.
+        child = Child(
+            pid=pid,
+            pidfd=os.pidfd_open(pid),
+            reader=to_parent[0],
+            writer=to_child[1],
+            output=output,
+            seal=seal,
+            started=time.monotonic(),
+            deadline=time.monotonic() + deadline_secs,
+        )
+        self._children.append(child)
+        return child
+
+    def _run(
+        self, body: Callable[[Line], None], limits: Limits, parent: int, line: Line, output: int, keep: set[int]
+    ) -> None:
+        """Never returns."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            die_with_parent(parent)
+            gc.disable()  # It ends before its garbage matters, and collecting writes to pages it shares.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
+                if descriptor > 2 and descriptor not in keep:
+                    with suppress(OSError):
+                        os.close(descriptor)
+            limit(
+                memory_bytes=limits.memory_bytes,
+                cpu_secs=limits.cpu_secs,
+                file_bytes=limits.file_bytes,
+                writable_only=limits.reserves,
+            )
+            die_first()
+            if limits.confined:
+                deny_system_calls()
+            else:
+                deny_leaving()
+            body(line)
+            code = 0
+        except BaseException:  # noqa: BLE001 - the child has no caller; what went wrong goes to its output
+            with suppress(BaseException):
+                os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
+
+    def events(self, timeout_secs: float, extra: int | None = None) -> list[tuple[Child, dict[str, Any] | Ended]]:
+        """Waits for messages, ends and deadlines, at most that long; also returns early when `extra` is readable.
+
+        A child's messages come before its end; after its end it is gone.
+        """
+        now = time.monotonic()
+        deadlines = [child.deadline for child in self._children if child.deadline is not None]
+        wait = max(0.0, min([timeout_secs, *(deadline - now for deadline in deadlines)]))
+        poll = select.poll()
+        by_descriptor: dict[int, Child] = {}
+        for child in self._children:
+            for descriptor in (child.pidfd,) if child.silent else (child.pidfd, child.reader):
+                poll.register(descriptor, select.POLLIN)
+                by_descriptor[descriptor] = child
+        if extra is not None:
+            poll.register(extra, select.POLLIN)
+        ready = {by_descriptor[fd].pid for fd, _ in poll.poll(wait * 1000) if fd in by_descriptor}
+        found: list[tuple[Child, dict[str, Any] | Ended]] = []
+        now = time.monotonic()
+        for child in list(self._children):
+            late = child.deadline is not None and now >= child.deadline
+            over = late or self._exited(child)
+            if not over and child.pid not in ready:
+                continue
+            messages, fault = self._read(child)
+            found += [(child, message) for message in messages]
+            if over or fault:
+                timed_out = late and not self._exited(child)
+                found.append((child, self.end(child, timed_out=timed_out, fault=fault)))
+        return found
+
+    @staticmethod
+    def _exited(child: Child) -> bool:
+        ready, _, _ = select.select([child.pidfd], [], [], 0)
+        return bool(ready)
+
+    @staticmethod
+    def _read(child: Child) -> tuple[list[dict[str, Any]], Literal["", "flooded", "forged"]]:
+        """Complete messages, and what is wrong with what came after them."""
+        while not child.silent and select.select([child.reader], [], [], 0)[0]:
+            data = os.read(child.reader, 1 << 16)
+            if not data:
+                child.silent = True
+            child.received += data
+            child.received_bytes += len(data)
+            if child.received_bytes > _MAX_REPORT_BYTES:
+                return [], "flooded"
+        *lines, rest = bytes(child.received).split(b"\n")
+        child.received = bytearray(rest)
+        messages: list[dict[str, Any]] = []
+        for text in lines:
+            try:
+                seal, message = json.loads(text)
+            except (ValueError, TypeError, RecursionError):
+                return messages, "forged"
+            if seal != child.seal or not isinstance(message, dict):
+                return messages, "forged"
+            messages.append(message)
+        return messages, ""
+
+    def end(self, child: Child, *, timed_out: bool = False, fault: Literal["", "flooded", "forged"] = "") -> Ended:
+        """Kills the child and all it started, reaps them, and tells how it ended."""
+        for kill in (os.killpg, os.kill):
+            with suppress(ProcessLookupError):
+                kill(child.pid, signal.SIGKILL)
+        _, status = os.waitpid(child.pid, 0)
+        child.ended = True
+        self._children.remove(child)
+        kill_strays(self._elders | {other.pid for other in self._children})
+        code = os.waitstatus_to_exitcode(status)
+        size = os.fstat(child.output).st_size
+        output = os.pread(child.output, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+        for descriptor in (child.pidfd, child.reader, child.writer, child.output):
+            os.close(descriptor)
+        return Ended(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            timed_out=timed_out,
+            flooded=fault == "flooded",
+            forged=fault == "forged",
+            output=output,
+        )
+
+    def end_all(self, children: Iterable[Child]) -> None:
+        """Ends these children, all at once: what the kernel takes down for them, it takes down in parallel."""
+        children = [child for child in children if not child.ended]
+        for child in children:
+            child.kill()
+        for child in children:
+            self.end(child)
+
+    def close(self) -> None:
+        """Ends every child."""
+        self.end_all(self._children)

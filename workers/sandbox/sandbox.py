@@ -1,0 +1,382 @@
+"""Measures candidates of one target in disposable processes, and survives whatever they do.
+
+    worker daemon, Sandbox      (may have threads; imports no TVM)
+      └─ zygote                 imported TVM once; workers/sandbox/zygote.py
+           └─ task process      one per workload, the last used ones are kept; workers/sandbox/cpu/process.py
+                └─ candidates   one child each; crash, hang and eat memory without consequence
+
+All of them end when the process that holds the Sandbox does, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pitchpipe.processes.cores import usable_cores
+from pitchpipe.wire.lease import Purpose, Steadiness
+from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.roofline import Roofline
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.measure.drift import Drift, drifted
+from workers.device import data_caches
+from workers.sandbox.channel import Channel, Closed
+from workers.sandbox.messages import (
+    FROM_TASK,
+    FROM_ZYGOTE,
+    Batch,
+    Beat,
+    Cancel,
+    End,
+    Fatal,
+    Fork,
+    Forked,
+    FromTask,
+    FromZygote,
+    Holds,
+    Kill,
+    Measured,
+    MeasureRoofline,
+    Open,
+    Repeated,
+    RooflineMeasured,
+    decode,
+    encode,
+)
+
+_START_SECS = 180.0
+"""For the zygote to import and warm up; it takes one to two seconds on an idle core."""
+_SILENCE_SECS = 90.0
+"""A task process says something every second, except while it reads a workload."""
+_STOP_SECS = 15.0
+_ROOFLINE_SECS = 60.0
+"""Most of it would be waiting until nothing else on the host computes or is timed."""
+_POLL_SECS = 0.2
+_KEPT_TASKS = 48
+_KEPT_SHARE = 0.125
+"""Of the host's memory, for the inputs and references of the task processes kept."""
+_PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PITCHPIPE_QUIET_LOCK", "VIRTUAL_ENV", "PYTHONPATH")
+_PASSED_PREFIXES = ("TVM_", "CUDA_", "NVIDIA_", "LC_")
+
+
+class _Broken(Exception):
+    """A process of ours died, or does not answer: not the candidates' fault."""
+
+
+@dataclass(kw_only=True)
+class _Task:
+    pid: int
+    channel: Channel[FromTask]
+    holds_bytes: int = 0
+
+
+class Sandbox:
+    """Isolation for the measurements of one target. A context manager; one `measure` at a time.
+
+    The zygote starts in the constructor, without waiting for it.
+    """
+
+    def __init__(self, target: Target, *, parallel_builds: int | None = None, confined: bool = True) -> None:
+        """`parallel_builds`: cores by default. `confined=False` leaves out the system-call filter."""
+        self.target = target
+        self._parallel_builds = parallel_builds or usable_cores()
+        self._confined = confined
+        self._measuring = threading.Lock()
+        self._tasks: OrderedDict[tuple[str, int], _Task] = OrderedDict()
+        self._drift = Drift()
+        self._repeated = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._zygote: socket.socket | None = None
+        self._start()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def steadiness(self) -> Steadiness | None:
+        """How evenly this device times the reference workload; None before it was timed."""
+        usual, newest = self._drift.usual_secs, self._drift.newest_secs
+        if usual is None or newest is None:
+            return None
+        ratio = newest / usual
+        return Steadiness(
+            reference_secs=newest,
+            usual_secs=usual,
+            ratio=ratio,
+            noisy=drifted(ratio),
+            beats=self._drift.beats,
+            repeated=self._repeated,
+        )
+
+    def roofline(self) -> Roofline | None:
+        """Measures what the device can do at most, in about a second; None if that fails, and for a GPU.
+
+        Not while something is measured: raises RuntimeError.
+        """
+        if self.target.kind != "llvm":
+            return None
+        if not self._measuring.acquire(blocking=False):
+            raise RuntimeError("this sandbox is measuring already")
+        cores = self.target.num_cores or usable_cores()
+        request = MeasureRoofline(
+            target=self.target, caches=tuple(data_caches(cores)), memory_bytes=psutil.virtual_memory().total
+        )
+        try:
+            task = self._fork()
+            try:
+                task.channel.send(request)
+                answer = task.channel.receive(_ROOFLINE_SECS)
+                return answer.roofline if isinstance(answer, RooflineMeasured) else None
+            except Closed:
+                return None
+            finally:
+                self._end(task)
+        except _Broken:
+            return None  # Whatever is wrong, the first `measure` mends it, or fails with its reason.
+        finally:
+            self._measuring.release()
+
+    def close(self) -> None:
+        """Ends every process below; idempotent."""
+        for task in self._tasks.values():
+            task.channel.close()
+        self._tasks.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        if self._process is not None:
+            try:
+                self._process.wait(_STOP_SECS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def measure(
+        self,
+        workload: Workload,
+        candidates: Sequence[Candidate],
+        config: MeasureConfig,
+        *,
+        purpose: Purpose = Purpose.SEARCH,
+        incumbent_secs: float | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Measurement]:
+        """Yields one result per candidate as they finish, in no order; stops early, without results, when `cancelled`.
+
+        `cancelled` is polled several times a second. Closing the iterator cancels too. Candidates whose measurement
+        broke something of ours are tried once more with fresh processes; then they fail as device_error, which is
+        retryable. Raises RuntimeError if another measure is running.
+        """
+        if not self._measuring.acquire(blocking=False):
+            raise RuntimeError("this sandbox is measuring already")
+        try:
+            left = {candidate.digest: candidate for candidate in candidates}
+            reason = ""
+            for attempt in range(2):
+                if not left:
+                    return
+                batch = Batch(
+                    candidates=tuple(left.values()),
+                    config=config,
+                    purpose=purpose,
+                    incumbent_secs=incumbent_secs,
+                    usual_secs=self._drift.usual_secs,
+                )
+                try:
+                    task = self._task(workload, config)
+                    for result in self._results(task, batch, cancelled):
+                        if left.pop(result.candidate, None) is not None:
+                            yield result
+                    if cancelled() or not left:
+                        return
+                    raise _Broken("the batch ended without all its results")
+                except _Broken as broken:
+                    reason = str(broken)
+                    self._forget((workload.digest, config.seed))
+                    if attempt == 0 and not self._alive():
+                        self._restart()
+            for digest in left:
+                yield Failed(
+                    candidate=digest, kind=FailureKind.DEVICE_ERROR, detail=f"measured twice in vain: {reason}"
+                )
+        finally:
+            self._measuring.release()
+
+    # -- one batch
+
+    def _results(self, task: _Task, batch: Batch, cancelled: Callable[[], bool]) -> Iterator[Measurement]:
+        """Until the batch's end; cancels it when `cancelled` or when the iterator is closed."""
+        over = False
+        try:
+            task.channel.send(batch)
+            heard = time.monotonic()
+            while True:
+                message = task.channel.receive(_POLL_SECS)
+                if message is None and time.monotonic() - heard > _SILENCE_SECS:
+                    raise _Broken("the task process does not answer")
+                if message is not None:
+                    heard = time.monotonic()
+                match message:
+                    case End():
+                        over = True
+                        return
+                    case Beat(secs=secs):
+                        self._drift.observe(secs)
+                    case Repeated():
+                        self._repeated += 1
+                    case Holds(held_bytes=held_bytes):
+                        task.holds_bytes = held_bytes
+                    case Measured(result=result):
+                        yield result
+                if cancelled():
+                    return
+        except Closed as error:
+            over = True
+            raise _Broken(f"the task process failed: {error}") from error
+        finally:
+            if not over:
+                self._cancel(task)
+
+    def _cancel(self, task: _Task) -> None:
+        deadline = time.monotonic() + _STOP_SECS
+        with suppress(Closed):
+            task.channel.send(Cancel())
+            while time.monotonic() < deadline:
+                if isinstance(task.channel.receive(_POLL_SECS), End):
+                    return
+        for key in [key for key, kept in self._tasks.items() if kept is task]:
+            self._forget(key)
+
+    # -- task processes
+
+    def _task(self, workload: Workload, config: MeasureConfig) -> _Task:
+        """The workload's task process, kept or new. Raises _Broken."""
+        key = (workload.digest, config.seed)
+        if key in self._tasks:
+            self._tasks.move_to_end(key)
+            return self._tasks[key]
+        room = psutil.virtual_memory().total * _KEPT_SHARE
+        while len(self._tasks) >= _KEPT_TASKS or sum(task.holds_bytes for task in self._tasks.values()) > room:
+            self._forget(next(iter(self._tasks)))
+        task = self._tasks[key] = self._fork()
+        opened = Open(
+            ir=workload.ir,
+            target=self.target,
+            config=config,
+            parallel_builds=self._parallel_builds,
+            confined=self._confined,
+        )
+        try:
+            task.channel.send(opened)
+        except Closed as error:
+            raise _Broken(f"the task process failed: {error}") from error
+        return task
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        task = self._tasks.pop(key, None)
+        if task is None:
+            return
+        self._end(task)
+
+    def _fork(self) -> _Task:
+        """A new task process. Raises _Broken."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                return _Task(pid=self._ask_fork(theirs), channel=Channel(ours, FROM_TASK))
+        except _Broken:
+            ours.close()
+            raise
+
+    def _end(self, task: _Task) -> None:
+        task.channel.close()
+        if self._zygote is not None:
+            with suppress(OSError):
+                self._zygote.sendall(encode(Kill(pid=task.pid)) + b"\n")
+
+    # -- the zygote
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[2])
+        program = (
+            f"import sys; sys.path.insert(0, {root!r}); from workers.sandbox.zygote import main; "
+            f"main({theirs.fileno()}, {os.getpid()}, sys.argv[1])"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", program, self.target.key],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        self._zygote = ours
+        self._ready = False
+
+    def _environment(self) -> dict[str, str]:
+        """Few variables: secrets of the daemon's stay out of reach of what is measured."""
+        kept = {
+            name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)
+        }
+        cores = self.target.num_cores or usable_cores()
+        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        return kept | one | {"TVM_NUM_THREADS": str(cores), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _end_zygote(self) -> None:
+        """It may be stopped, or half dead, or owe an answer that would be taken for the next one's: a new one is due."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
+    def _answer(self, timeout_secs: float) -> FromZygote:
+        """What the zygote says next. Raises _Broken."""
+        if self._zygote is None:
+            raise _Broken("the sandbox is closed")
+        self._zygote.settimeout(timeout_secs)
+        try:
+            answer = decode(self._zygote.recv(4096), FROM_ZYGOTE)
+        except (OSError, ValueError) as error:
+            self._end_zygote()
+            raise _Broken(f"the zygote does not answer: {error}") from error
+        if isinstance(answer, Fatal):
+            raise _Broken(f"the zygote did not start: {answer.reason}")
+        return answer
+
+    def _ask_fork(self, theirs: socket.socket) -> int:
+        if not self._ready:
+            self._answer(_START_SECS)
+            self._ready = True
+        assert self._zygote is not None
+        try:
+            socket.send_fds(self._zygote, [encode(Fork()) + b"\n"], [theirs.fileno()])
+        except OSError as error:
+            self._end_zygote()
+            raise _Broken(f"the zygote is gone: {error}") from error
+        answer = self._answer(_STOP_SECS)
+        if not isinstance(answer, Forked):
+            raise _Broken(f"the zygote does not fork: {answer}")
+        return answer.pid

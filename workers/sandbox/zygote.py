@@ -1,0 +1,131 @@
+"""The process that has imported TVM once and is forked for every workload.
+
+Started by exec, not by fork, so that it has one thread whatever its parent is; nothing it imports starts another (a
+test says so). It runs no foreign code and parses none. It ends, and everything below it, when the socket to its
+parent closes or its parent is gone.
+What it is told and what it answers is in workers/sandbox/messages.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from workers.sandbox.channel import Channel
+from workers.sandbox.confinement import become_subreaper, die_with_parent, kill_strays
+from workers.sandbox.messages import (
+    TO_TASK,
+    TO_ZYGOTE,
+    Fatal,
+    Fork,
+    Forked,
+    Ready,
+    ToTask,
+    decode,
+    encode,
+)
+
+_WATCH_SECS = 1.0
+_RunForked = Callable[[Channel[ToTask]], None]
+
+
+def main(descriptor: int, parent: int, target: str) -> None:
+    """`descriptor` is the inherited socket, `target` its JSON. Returns when it is time to end."""
+    become_subreaper()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # The worker decides: it closes the socket.
+    sock = socket.socket(fileno=descriptor)
+    try:
+        try:
+            run_forked = _warm_up(target)
+        except Exception as error:
+            sock.sendall(encode(Fatal(reason=f"{type(error).__name__}: {error}"[:2000])) + b"\n")
+            raise
+        sock.sendall(encode(Ready()) + b"\n")
+        _serve(sock, parent, run_forked)
+    finally:
+        kill_strays(set())
+
+
+def _warm_up(target: str) -> _RunForked:
+    """Imports what children need, and compiles once: the first compilation in a process is three times as slow."""
+    from pitchpipe.wire.target import Target
+    from tuner.measure.build import warm_up
+    from tuner.measure.heartbeat import ReferenceProgram
+    from workers.sandbox.cpu.process import run_forked
+
+    parsed = Target.parse(target)
+    run: _RunForked
+    if parsed.kind == "cuda":
+        from workers.sandbox.gpu import process as gpu_process
+
+        prepared = gpu_process.prepare(parsed)
+        run = lambda channel: gpu_process.run_forked(channel, prepared)  # noqa: E731
+    else:
+        warm_up(parsed)
+        reference = ReferenceProgram()
+        run = lambda channel: run_forked(channel, reference)  # noqa: E731
+    gc.collect()
+    gc.freeze()  # Children write to no page for the collector's sake.
+    return run
+
+
+def _serve(sock: socket.socket, parent: int, run_forked: _RunForked) -> None:
+    me = os.getpid()
+    tasks: set[int] = set()
+    while os.getppid() == parent:
+        ready, _, _ = select.select([sock], [], [], _WATCH_SECS)
+        _reap(tasks)
+        if not ready:
+            continue
+        data, descriptors, _, _ = socket.recv_fds(sock, 4096, 1)
+        if not data:
+            return
+        for text in data.splitlines():
+            message = decode(text, TO_ZYGOTE)
+            if isinstance(message, Fork):
+                task = socket.socket(fileno=descriptors[0])
+                pid = os.fork()
+                if pid == 0:
+                    _become_task_process(me, sock, task, run_forked)
+                task.close()
+                tasks.add(pid)
+                sock.sendall(encode(Forked(pid=pid)) + b"\n")
+            elif message.pid in tasks:
+                with suppress(ProcessLookupError):
+                    os.kill(message.pid, signal.SIGKILL)
+                os.waitpid(message.pid, 0)
+                tasks.discard(message.pid)
+                kill_strays(tasks)
+
+
+def _reap(tasks: set[int]) -> None:
+    """Task processes that ended, and what they left."""
+    for pid in list(tasks):
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            tasks.discard(pid)
+    kill_strays(tasks)
+
+
+def _become_task_process(parent: int, sock: socket.socket, task: socket.socket, run_forked: _RunForked) -> None:
+    """Never returns."""
+    try:
+        die_with_parent(parent)
+        become_subreaper()
+        sock.close()
+        run_forked(Channel(task, TO_TASK))
+    except BaseException:  # noqa: BLE001 - nothing above to tell
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
