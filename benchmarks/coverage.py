@@ -54,6 +54,7 @@ from pitchpipe.deploy import building, identity
 from pitchpipe.errors import InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
 from pitchpipe.model import comparison
 from pitchpipe.processes.plugins import step
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.ids import json_digest
 from workers.device import detect_target
 
@@ -200,7 +201,7 @@ def _prepare_process() -> None:
     from tuner.ingest import DEFAULT_LIMITS, parse_container
     from tuner.ingest.relax_reader import read_relax
     from tuner.ingest.torch_export import from_torch
-    from tuner.tvm_compat import load_intrinsics, load_ir
+    from tuner.tvm_compat import load_ir
 
     warnings.simplefilter("ignore")
     with contextlib.suppress(ImportError):
@@ -221,7 +222,7 @@ def _prepare_process() -> None:
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = detect_target("llvm")
-    load_intrinsics(target.kind)
+    kind_of(target).load_intrinsics()
     # What torch and TVM import and cache when they are first used, a fork would do again. Nothing here starts a thread.
     tiny = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     example = torch.ones(2, 4)

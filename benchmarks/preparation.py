@@ -22,12 +22,13 @@ import numpy as np
 from environment import environment, models_parser, show
 
 from pitchpipe.model.local import detect_target
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.task import Task, TaskKind
 from tuner.deploy.finish import finish
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_transposes
 from tuner.graph.merge_matmuls import merge_matmuls
-from tuner.graph.prepare import LAYOUT, MAIN, PRODUCTS, TRANSFORM, call_counts, prepare, workload_module
+from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.measure.build import build, parameters
 from tuner.schedule.trace import apply_trace, encode_trace
@@ -50,7 +51,8 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
 
 def counted(name: str, model: Any, target: Any) -> list[dict[str, Any]]:
     """Rows of the first kind: one for every rewrite that changes what main calls, with those before it."""
-    order = [*PRODUCTS, *LAYOUT]
+    rewrites = kind_of(target).rewrites()
+    order = [*rewrites.products, *rewrites.layout]
     rows: list[dict[str, Any]] = []
     for done in range(len(order) + 1):
         prepared = prepare(load_ir(model.ir), target, without=order[done:])

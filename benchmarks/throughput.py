@@ -33,6 +33,7 @@ from environment import environment, parser, show
 from peers.metaschedule import LEAN, program
 
 from pitchpipe.processes.cores import usable_cores
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import Best, TuningRecord
@@ -61,13 +62,12 @@ STOCK = Path(__file__).parent / "peers" / "metaschedule.py"
 
 def task_of(name: str, target: Target) -> Task:
     """The program as a task of its own."""
-    from tuner.space.default import baseline_trace
     from tuner.tvm_compat import save_ir
     from tuner.workload.digest import workload_digest
 
     mod = program(name)
     workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
-    baseline = baseline_trace(workload, target)
+    baseline = kind_of(target).baseline_trace(workload, target)
     return Task(workload=workload, target=target, name=name, weight=1, flops=0, bytes=0, group=name, baseline=baseline)
 
 
@@ -257,9 +257,9 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> dict[s
 
 def stock_trace(folder: Path, mod: Any, target: Target) -> str:
     """The schedule that stock would use: of its database's records, the fastest by its own ranking."""
-    from tuner.tvm_compat import load_intrinsics, ms
+    from tuner.tvm_compat import ms
 
-    load_intrinsics(target.kind)  # Reading a record replays its trace.
+    kind_of(target).load_intrinsics()  # Reading a record replays its trace.
     database = ms.database.JSONDatabase(work_dir=str(folder))
     (record,) = database.get_top_k(database.commit_workload(mod), 1)
     return encode_trace(record.trace)

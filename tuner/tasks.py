@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature, Task, TaskKind, TensorShape, Workload
@@ -15,7 +16,6 @@ from tuner.graph.prepare import MAIN, call_counts, prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.ingest.imported import ImportedWorkload, parse_imported
 from tuner.schedule.recurrence import find_recurrence
-from tuner.space.default import baseline_trace, fixed_trace
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
 from tuner.workload.compulsory import compulsory_bytes, least_flops
 from tuner.workload.digest import workload_digest
@@ -85,7 +85,7 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
     signed = signature(name, function)
     operators = signed.operators
     stages = [block for block in _blocks(module[MAIN].body) if block.iter_vars]
-    workload = Workload(digest=digest, ir=save_ir(module))
+    workload, of_kind = Workload(digest=digest, ir=save_ir(module)), kind_of(target)
     return Task(
         workload=workload,
         target=target,
@@ -96,8 +96,8 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
         least_flops=least_flops(function),
         bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
-        baseline=baseline_trace(workload, target),
-        fixed=fixed_trace(workload, target),
+        baseline=of_kind.baseline_trace(workload, target),
+        fixed=of_kind.fixed_trace(workload, target),
         signature=signed,
     )
 

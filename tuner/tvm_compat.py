@@ -7,21 +7,21 @@ What importing this module does, once per process, and why:
 * torch is kept out: TVM imports torch when it is installed (2 s) and needs it only for zero-copy exchange. A process
   that imported torch before keeps it; importing torch afterwards works and exchanges through DLPack.
 * The package `tvm.s_tir.tensor_intrin` is replaced by an empty one with the same path. Its `__init__` parses the
-  tensor intrinsics of every vendor (17 s) and `TuneContext` imports it. Call `load_intrinsics(kind)` instead.
+  tensor intrinsics of every vendor (17 s) and `TuneContext` imports it. Call `TargetKind.load_intrinsics()` instead.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import platform
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidModel, InvalidTarget
+from pitchpipe.errors import InvalidModel
 from pitchpipe.processes.cores import usable_cores
+from pitchpipe.target_kind import HOST, kind_named, kind_of
 from pitchpipe.wire.target import Target, Toolchain
 
 
@@ -77,14 +77,14 @@ __all__ = [
     "dlight",
     "ir",
     "ir_builder",
-    "load_intrinsics",
+    "load_cuda_intrinsics",
+    "load_intrinsics_of",
     "load_ir",
     "loop_bindings",
     "ms",
     "mutate",
     "mutator",
     "onnx_frontend",
-    "pass_config",
     "relax",
     "save_ir",
     "structural_walk",
@@ -113,14 +113,9 @@ def tflite_frontend() -> Any:
     return importlib.import_module("tvm.relax.frontend.tflite.tflite_frontend")
 
 
-def load_intrinsics(kind: str) -> None:
-    """Registers the tensor intrinsics that schedules for a kind of target may name (x86 0.1 s, arm 0.5 s, cuda 0.5 s)."""
-    if kind == "cuda":
-        _load_cuda_intrinsics()
-    elif platform.machine() in ("aarch64", "arm64"):
-        importlib.import_module("tvm.s_tir.tensor_intrin.arm_cpu")
-    else:
-        importlib.import_module("tvm.s_tir.tensor_intrin.x86")
+def load_intrinsics_of(processor: str) -> None:
+    """Registers TVM's tensor intrinsics for `x86` (0.1 s) or `arm_cpu` (0.5 s)."""
+    importlib.import_module(f"tvm.s_tir.tensor_intrin.{processor}")
 
 
 _WMMA, _MMA = "wmma_{}_16x16x16_{}", "mma_{}_m16n8k8_{}"
@@ -137,8 +132,8 @@ CUDA_INTRINSICS = (
 """What MetaSchedule's rules for CUDA name (ScheduleRule::DefaultCUDATensorCore); TVM defines 91."""
 
 
-def _load_cuda_intrinsics() -> None:
-    """Imports TVM's module of CUDA intrinsics, but parses only those of CUDA_INTRINSICS: the parsing takes the time."""
+def load_cuda_intrinsics() -> None:
+    """Imports TVM's module of CUDA intrinsics (0.5 s), but parses only those of CUDA_INTRINSICS: that takes the time."""
     name = "tvm.s_tir.tensor_intrin.cuda"
     if name in sys.modules:
         return
@@ -177,27 +172,9 @@ def compile_unchecked(mod: Any, target: Any) -> Any:
     return tvm.runtime.Executable(library).jit()
 
 
-def pass_config(kind: str) -> dict[str, Any]:
-    """Of the pass context for everything that is compiled for targets of this kind.
-
-    On CUDA, StorageRewrite gives buffers of different types one allocation, and a later pass of TVM 0.27 refuses just
-    that in shared memory: four in five tensor-core schedules do not compile. What the pass saves is done again later
-    (MergeSharedMemoryAllocations) and by the device compiler (registers): the machine code of what it lets through is the
-    same without it, byte for byte (19 kernels compared).
-    """
-    return {"tirx.disable_storage_rewrite": True} if kind == "cuda" else {}
-
-
 def to_tvm_target(target: Target) -> Any:
     """TVM's target, with this machine as the host of a GPU. Raises InvalidTarget for a CPU that LLVM does not know."""
-    attributes = target.attributes()
-    if target.kind == "llvm":
-        known = tvm.target.codegen.llvm_get_cpu_archlist(tvm.target.Target("llvm"))
-        if target.mcpu not in known:
-            raise InvalidTarget(f"mcpu: LLVM does not know a CPU named {target.mcpu!r}")
-        return tvm.target.Target(attributes)
-    host = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
-    return tvm.target.Target(attributes, host=host)
+    return kind_of(target).tvm_target(target)
 
 
 def load_ir(text: str) -> Any:
@@ -223,23 +200,9 @@ def with_function(module: Any, name: str, function: Any) -> Any:
     return result
 
 
-MATH_VERSION = 2
-"""Of the arithmetic in tuner/lowering/fastmath.py and tuner/lowering/remainders.py, which CPU code is made with."""
-
-
-def toolchain(kind: str = "llvm") -> Toolchain:
+def toolchain(kind: str = HOST) -> Toolchain:
     """Versions of what turns a trace into code for targets of this kind, in this process."""
-    if kind == "cuda":
-        try:
-            nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-        except ImportError:
-            codegen = "CUDA without NVRTC"
-        else:
-            _, major, minor = nvrtc.nvrtcVersion()
-            codegen = f"CUDA {major}.{minor}"
-    else:
-        codegen = f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}"
-    return Toolchain(tvm=tvm.__version__, tvm_ffi=tvm_ffi.__version__, codegen=codegen)
+    return Toolchain(tvm=tvm.__version__, tvm_ffi=tvm_ffi.__version__, codegen=kind_named(kind).codegen())
 
 
 def mutate(mutator: Any, trace: Any, seed: int) -> Any:

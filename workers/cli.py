@@ -62,7 +62,7 @@ def work(
     found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(target)
     registration = WorkerRegistration(
         name=name or _default_name(found),
-        device=fingerprint("cuda" if found.kind == "cuda" else "cpu"),
+        device=fingerprint(found.kind),
         target=found,
         toolchain=toolchain(found),
     )

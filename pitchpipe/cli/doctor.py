@@ -10,11 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pitchpipe.deploy.artifact import cache_dir, linker
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.processes.child import run_step
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.processes.plugins import step
+from pitchpipe.target_kind import kinds
 from pitchpipe.wire._base import Wire
-from pitchpipe.wire.target import Toolchain
 
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """Versions that are known to work together; a later apache-tvm-ffi crashes in the search."""
@@ -51,8 +50,9 @@ def _versions() -> Iterator[Finding]:
 
 def _machine() -> Iterator[Finding]:
     yield _try("target", lambda: str(step("detect_target")("auto")))
-    yield _try("device", lambda: str(step("fingerprint")().model))
-    yield _try("toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind="llvm")).key)
+    for kind in kinds():
+        for subject, look in kind.checks():
+            yield _try(subject, look)
     cores = usable_cores()
     given = os.environ.get("TVM_NUM_THREADS")
     ok = given is None or given == str(cores)

@@ -21,6 +21,7 @@ import platformdirs
 
 from pitchpipe.errors import IntegrityError, InvalidInput
 from pitchpipe.processes.cores import usable_cores
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.comparison import not_compared
 from pitchpipe.wire.ids import sha256
@@ -72,7 +73,7 @@ class CompiledModel:
         """With the framework that the model came from, as the proof run of its library found."""
         tvm = _runtime(manifest.target)
         self._tvm = tvm
-        self._device = tvm.device("cuda" if manifest.target.kind == "cuda" else "cpu", 0)
+        self._device = tvm.device(kind_of(manifest.target).device, 0)
         self._machine = importlib.import_module("tvm.relax").VirtualMachine(module, self._device)
         self._main = self._machine["main"]
         self.bind(weights)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 
 from pitchpipe.model.local import LocalModel, detect_target
 from pitchpipe.processes.child import run_step
-from pitchpipe.processes.plugins import MissingExtra, step
+from pitchpipe.processes.plugins import MissingExtra
+from pitchpipe.target_kind import kinds
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
@@ -51,9 +51,7 @@ def versions() -> list[str]:
 @cache
 def machine_key() -> str:
     """Digest of the device and the compiler as this process finds them: what a proof run here says something about."""
-    gpus = [_text(path) for path in [*sorted(_NVIDIA.glob("gpus/*/information")), _NVIDIA / "version"]]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return json_digest([step("fingerprint")("cpu").device_class, platform.machine(), gpus, visible, versions()])
+    return json_digest([[kind.facts() for kind in kinds()], versions()])
 
 
 def this_target(cache: Path) -> Target:

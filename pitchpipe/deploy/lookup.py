@@ -100,7 +100,7 @@ def look_up(
 
 def device_class(target: Target) -> str:
     """Of this machine's device for such targets."""
-    found: str = step("fingerprint")("cuda" if target.kind == "cuda" else "cpu").device_class
+    found: str = step("fingerprint")(target.kind).device_class
     return found
 
 

@@ -28,7 +28,8 @@ from typing import IO
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field, ValidationError
 
-from pitchpipe.deploy import identity, isa, lookup, signing
+from pitchpipe import target_kind
+from pitchpipe.deploy import identity, lookup, signing
 from pitchpipe.deploy.artifact import Manifest, cache_dir, write
 from pitchpipe.deploy.building import Recipe, make
 from pitchpipe.deploy.evidence import Evidence, gather
@@ -145,9 +146,9 @@ def open_pack(
     """
     manifest = verify(path, signing.trusted_keys(trusted))
     here = lookup.resolve_target(target, cache or cache_dir())
-    fit = isa.fit(here, manifest.target)
+    fit = target_kind.fit(here, manifest.target)
     if not fit.fits:
-        raise InvalidTarget(f"the pack is for {isa.describe(manifest.target)}: {fit.reason}")
+        raise InvalidTarget(f"the pack is for {target_kind.describe(manifest.target)}: {fit.reason}")
     try:
         response = LookupResponse.model_validate_json(_read(Path(path), manifest, MemberKind.SCHEDULES))
     except ValidationError as error:

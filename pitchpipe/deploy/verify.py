@@ -15,13 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.deploy import identity, isa
+from pitchpipe.deploy import identity
 from pitchpipe.errors import DeadlineExceeded, WrongResult
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel
 from pitchpipe.model.reference import CannotRun, Expected, NoSource, Source
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import MissingExtra, step
+from pitchpipe.target_kind import HOST, fit
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
@@ -78,10 +79,9 @@ def compare_default(
 def build_target(wanted: Target, cache: Path) -> Target:
     """The target to compare a model on: the wanted one where its code runs on this machine."""
     here = identity.this_target(cache)
-    if here.kind == wanted.kind:
-        return wanted if isa.fit(here, wanted).fits else here
-    cpu: Target = here if here.kind == "llvm" else step("detect_target")("llvm")
-    return wanted if wanted.kind == "llvm" and isa.fit(cpu, wanted).fits else cpu
+    if here.kind not in (wanted.kind, HOST):
+        here = step("detect_target")(HOST)
+    return wanted if fit(here, wanted).fits else here
 
 
 def refusal(source: Source, expected: Expected, found: Agreement, target: Target) -> str:

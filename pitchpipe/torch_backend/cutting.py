@@ -16,6 +16,7 @@ from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import Identity, machine_key, read_json, versions, write_json
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import step
+from pitchpipe.target_kind import kind_of_device
 from pitchpipe.torch_backend.graph_text import decode, encode
 from pitchpipe.torch_backend.own_code import own_code
 from pitchpipe.torch_backend.partition import name_of, split
@@ -26,8 +27,6 @@ from pitchpipe.wire.target import Target
 
 CUT_SECS = 600.0
 """Longest that the child may take: minutes, of a graph of thousands of operators on a machine that is busy."""
-KINDS = {"cpu": "llvm", "cuda": "cuda"}
-"""Device -> kind of target."""
 
 
 class Piece(Wire):
@@ -91,7 +90,11 @@ def cut_fx(
     model: bytes, _arrays: Mapping[str, Any], *, weights: list[str], device: str, target: str | None
 ) -> dict[str, Any]:
     """Step: what `cut` keeps, of an encoded graph."""
-    wanted = Target.parse(target) if target is not None else step("detect_target")(KINDS[device.partition(":")[0]])
+    wanted = (
+        Target.parse(target)
+        if target is not None
+        else step("detect_target")(kind_of_device(device.partition(":")[0]).name)
+    )
     unsupported = step("unsupported_fx")
 
     def reason(node: Any) -> str | None:
@@ -130,7 +133,7 @@ def _elsewhere(node: Any, device: str) -> str | None:
 
 
 def _target_file(device: Any) -> Path:
-    return cache_dir() / "targets" / f"{machine_key()}-{KINDS.get(device.type)}.json"
+    return cache_dir() / "targets" / f"{machine_key()}-{device.type}.json"
 
 
 def _file(data: bytes, weights: Collection[str], target: Target) -> Path:

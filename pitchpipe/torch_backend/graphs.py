@@ -15,9 +15,10 @@ import torch
 from pitchpipe.deploy.building import Recipe
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import LocalModel
+from pitchpipe.target_kind import kind_of, kind_of_device
 from pitchpipe.torch_backend import misses
 from pitchpipe.torch_backend.beside import in_native_code
-from pitchpipe.torch_backend.cutting import KINDS, Cut, Piece, cut, known_cut
+from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.part import Part, Trials
@@ -109,9 +110,7 @@ class Graph:
     def _cut(self, module: Any, device: Any) -> Cut | None:
         """None when a child would have to be asked, for a service that is away. Raises InvalidInput for a target of
         another kind."""
-        kind, target = KINDS.get(device.type), self._options.target
-        if kind is None:
-            raise InvalidInput(f"no target for tensors on {device}")
+        kind, target = kind_of_device(device.type).name, self._options.target
         if target is not None and target.kind != kind:
             raise InvalidInput(f"the target is of kind {target.kind}, the tensors are on {device}")
         if is_silent(self._options.url) and self._options.on_miss != "default":
@@ -148,7 +147,7 @@ class Graph:
             report.reason = f"none of its schedules is there: {found.source}"
             return report, None
         traces = {workload: best.trace for workload, best in used.items()}
-        graphs = options.cuda_graphs and target.kind == "cuda"
+        graphs = options.cuda_graphs and kind_of(target).records_graphs
         return report, Recipe(model=_model(piece), target=target, traces=traces, cuda_graphs=graphs)
 
     def _part(

@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm.relax import VirtualMachine
 
 from pitchpipe.deploy.artifact import Manifest
+from pitchpipe.target_kind import kind_of_device
 
 ALIGNMENT = 64
 """Bytes; what compiled code relies on."""
@@ -53,7 +54,7 @@ class Runner:
         self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
         self._strides = [_unusual_stride(result) for result in results]
         self._recorded = recorded
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu = kind_of_device(device.type).has_streams
         self._lock = threading.Lock()
         self._bound: tuple[list[int], list[Any]] | None = None
         self._aliases: list[Any] = []

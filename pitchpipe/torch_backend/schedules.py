@@ -119,8 +119,7 @@ def find(wanted: Wanted, options: Options) -> Found:
 
 
 def _requests(wanted: Wanted, options: Options) -> list[LookupRequest]:
-    kind = "cuda" if wanted.target.kind == "cuda" else "cpu"
-    here = step("fingerprint")(kind).device_class if options.target is None else None
+    here = step("fingerprint")(wanted.target.kind).device_class if options.target is None else None
     return [
         LookupRequest(
             target=wanted.target,

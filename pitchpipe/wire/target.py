@@ -15,6 +15,13 @@ from pitchpipe.wire.ids import canonical_json, json_digest
 INCOMPLETE_TARGET = "incomplete_target"
 """Pydantic's type of the error that a target raises which lacks what its kind needs."""
 
+KindName = Literal["llvm", "cuda"]
+"""Kinds of targets. What each one means is in pitchpipe/target_kind.py."""
+DeviceKind = Literal["cpu", "cuda"]
+"""Kinds of devices, as TVM and PyTorch name them."""
+NEEDED: dict[KindName, tuple[str, ...]] = {"llvm": ("mcpu", "num_cores"), "cuda": ("arch",)}
+"""Attributes without which a target of the kind says too little to generate code."""
+
 
 class Target(Wire):
     """What code is generated for. A value: two targets are the same exactly when their `key` is.
@@ -24,7 +31,7 @@ class Target(Wire):
     Unknown attributes are refused, so that nothing is ever compared that is not understood.
     """
 
-    kind: Literal["llvm", "cuda"]
+    kind: KindName
     mcpu: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.+-]{1,64}$", description="LLVM CPU name")
     mattr: tuple[str, ...] = Field(default=(), max_length=64, description="LLVM features such as +avx512f; sorted")
     num_cores: int | None = Field(
@@ -50,10 +57,10 @@ class Target(Wire):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.kind == "llvm" and (self.mcpu is None or self.num_cores is None):
-            raise PydanticCustomError(INCOMPLETE_TARGET, "an llvm target needs mcpu and num-cores")
-        if self.kind == "cuda" and self.arch is None:
-            raise PydanticCustomError(INCOMPLETE_TARGET, "a cuda target needs arch")
+        needed = NEEDED[self.kind]
+        if any(getattr(self, name) is None for name in needed):
+            told = {"kind": self.kind, "needed": " and ".join(needed).replace("_", "-")}
+            raise PydanticCustomError(INCOMPLETE_TARGET, "a target of kind {kind} needs {needed}", told)
         return self
 
     @classmethod
@@ -87,7 +94,7 @@ class Target(Wire):
 class DeviceFingerprint(Wire):
     """What is known of the physical device a worker holds."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     model: str = Field(max_length=256, description="hardware model as the vendor names it")
     cores: int = Field(ge=1, description="cores, or multiprocessors of a GPU")
     memory_bytes: int = Field(ge=0)

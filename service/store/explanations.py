@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
-from pitchpipe.deploy import isa
+from pitchpipe import target_kind
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import (
     Difference,
@@ -63,7 +63,7 @@ def _explanation(
     found: dict[str, tuple[tuple[object, ...], Row]] = {}
     for row in rows:
         stored = known[row.target_key]
-        fit = isa.fit(request.target, stored)
+        fit = target_kind.fit(request.target, stored)
         apart = 0.0 if row.workload == miss.workload or mine is None else _distance(mine, near[row.workload])
         rank = (
             apart + (0.0 if fit.fits else _MISFIT),
@@ -144,7 +144,7 @@ def _of_targets(asking: Target, stored: Target) -> Iterator[Difference]:
     for name in sorted(mine.keys() | its.keys()):
         if mine.get(name) != its.get(name):
             asked, got = (f"{name} {each.get(name, 'not named')}" for each in (mine, its))
-            yield Difference(subject="target", asked=asked, stored=got, detail=isa.fit(asking, stored).reason)
+            yield Difference(subject="target", asked=asked, stored=got, detail=target_kind.fit(asking, stored).reason)
 
 
 def _of_circumstances(row: Row, model: str | None, request: ExplainRequest) -> Iterator[Difference]:

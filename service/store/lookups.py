@@ -1,7 +1,7 @@
 """Look-ups: which stored schedule an asking device is given, how well it fits, and why.
 
-One query reads every best of the asked workloads, whatever its target, with the project's generation. `pitchpipe.deploy.isa`
-judges the targets. Of what fits, the nearest is served:
+One query reads every best of the asked workloads, whatever its target, with the project's generation.
+`pitchpipe.target_kind` judges the targets. Of what fits, the nearest is served:
 
     exact            same target, device class and toolchain
     same_arch        same target
@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from pitchpipe.deploy import isa
+from pitchpipe import target_kind
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier
@@ -111,7 +111,7 @@ def _answer_once(session: Reading, project: str, request: LookupRequest) -> tupl
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    fits = {key: isa.fit(request.target, target) for key, target in known.items()}
+    fits = {key: target_kind.fit(request.target, target) for key, target in known.items()}
     own = target_digest(request.target)
     choices = {workload: _choose(these, known, fits, own, request) for workload, these in by_workload.items()}
     chosen = [choice for choice in choices.values() if isinstance(choice, _Choice)]
@@ -201,7 +201,11 @@ def _dialect(session: Reading) -> str:
 
 
 def _choose(
-    rows: Sequence[Row], known: Mapping[str, Target], fits: Mapping[str, isa.Fit], own: str, request: LookupRequest
+    rows: Sequence[Row],
+    known: Mapping[str, Target],
+    fits: Mapping[str, target_kind.Fit],
+    own: str,
+    request: LookupRequest,
 ) -> _Choice | str:
     """The nearest row that fits, or why none does. `known` and `fits` are by target key; `own` is the asking one's."""
     fitting: list[tuple[tuple[Any, ...], _Choice]] = []
@@ -209,19 +213,19 @@ def _choose(
     for row in rows:
         stored, found = known[row.target_key], fits[row.target_key]
         if not found.fits:
-            misfits.append((isa.describe(stored), found.reason))
+            misfits.append((target_kind.describe(stored), found.reason))
             continue
         same = row.target_key == own
         elsewhere = _misses(row, request)
         if row.origin is Origin.TRANSFERRED:
             tier = Tier.TRANSFERRED
             reason = f"re-fitted from workload {(row.source or '')[:16]}, built, checked and timed"
-            reason += " for the same target" if same else f" for {isa.describe(stored)}: {found.reason}"
+            reason += " for the same target" if same else f" for {target_kind.describe(stored)}: {found.reason}"
         elif same:
             tier = Tier.SAME_ARCH if elsewhere else Tier.EXACT
             reason = "same target" if elsewhere else "same target, device class and toolchain"
         else:
-            tier, reason = Tier.COMPATIBLE_ISA, f"confirmed for {isa.describe(stored)}: {found.reason}"
+            tier, reason = Tier.COMPATIBLE_ISA, f"confirmed for {target_kind.describe(stored)}: {found.reason}"
         reason = "; ".join([reason, *elsewhere])
         nearness = (
             _TIERS[tier],

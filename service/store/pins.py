@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from pitchpipe.deploy import isa
+from pitchpipe import target_kind
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.pin import Pin, PinnedSchedule, PinRequest, PinResponse
@@ -64,5 +64,5 @@ def _refusal(pin: Pin, row: Any, request: PinRequest, known: Any, *, confirmed: 
         return "the record was never confirmed against the baseline"
     if row.measure_version != MEASURE_VERSION:
         return "the record is from an older way of measuring"
-    fit = isa.fit(request.target, known[row.target_key])
-    return "" if fit.fits else f"the record is for {isa.describe(known[row.target_key])}: {fit.reason}"
+    fit = target_kind.fit(request.target, known[row.target_key])
+    return "" if fit.fits else f"the record is for {target_kind.describe(known[row.target_key])}: {fit.reason}"

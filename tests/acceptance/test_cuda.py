@@ -14,13 +14,13 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import gpu_programs
 from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel
-from tuner.space.default import baseline_trace
 from workers.device import detect_target
 from workers.sandbox.sandbox import Sandbox
 
@@ -128,7 +128,7 @@ def test_tensor_core_candidates_are_checked_and_timed_with_all_there_is_to_say(
 
 
 def test_the_default_schedule_of_a_gpu_is_measured(sandbox: Sandbox, product: Workload, target: Target) -> None:
-    baseline = Candidate.of(product.digest, baseline_trace(product, target))
+    baseline = Candidate.of(product.digest, kind_of(target).baseline_trace(product, target))
     (result,) = measure(sandbox, product, [baseline]).values()
     assert isinstance(result, Timed), result
 

@@ -8,7 +8,7 @@ import pytest
 
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Timed
 from tests.compiler.programs import TARGET, dense
-from workers.device import data_caches
+from tuner.target_kinds.cpu.device import data_caches
 from workers.sandbox.sandbox import Sandbox
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tuner.cpu_features import TABLE, table
+from tuner.target_kinds.cpu.features import TABLE, table
 
 
 def test_the_committed_table_is_the_compilers() -> None:
-    assert json.loads(TABLE.read_text()) == table(), "run `python -m tuner.cpu_features`"
+    assert json.loads(TABLE.read_text()) == table(), "run `python -m tuner.target_kinds.cpu.features`"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pitchpipe.target_kind import kind_of
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
 from tuner.measure.build import parameters
@@ -20,7 +21,6 @@ from tuner.measure.gpu_code import (
     lower,
 )
 from tuner.schedule.trace import apply_trace
-from tuner.space.default import baseline_trace
 from tuner.tvm_compat import Schedule, load_ir, to_tvm_target
 
 HEADER = """#ifdef __CUDACC_RTC__
@@ -38,7 +38,7 @@ HEADER = """#ifdef __CUDACC_RTC__
 
 
 def test_every_tensor_core_schedule_becomes_one_launch() -> None:
-    """Four in five do not with TVM's StorageRewrite: see `pass_config`."""
+    """Four in five do not with TVM's StorageRewrite: see `CudaKind.pass_config`."""
     target = to_tvm_target(TARGET)
     for schedule in schedules(workload(product(128, 128, 128)), 2):
         launches, workspaces, source = lower(schedule.mod, target)
@@ -54,7 +54,7 @@ def test_every_tensor_core_schedule_becomes_one_launch() -> None:
 
 def test_kernels_that_hand_data_on_share_a_workspace() -> None:
     of = workload(relu_of_product(32, 16, 8))
-    mod = apply_trace(load_ir(of.ir), baseline_trace(of, TARGET)).mod
+    mod = apply_trace(load_ir(of.ir), kind_of(TARGET).baseline_trace(of, TARGET)).mod
     (first, second), workspaces, _ = lower(mod, to_tvm_target(TARGET))
     assert workspaces == (32 * 16 * 4,)
     assert first.buffers == (0, 1, 3), "two inputs and, after the three parameters, the workspace"

@@ -11,6 +11,7 @@ import pytest
 
 from pitchpipe.errors import InvalidModel
 from pitchpipe.model.strip import strip_onnx
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.programs import TARGET
@@ -20,7 +21,7 @@ from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.tasks import workload_functions
-from tuner.tvm_compat import PrimFunc, Schedule, Trace, load_intrinsics, load_ir, ms, relax, to_tvm_target, tvm
+from tuner.tvm_compat import PrimFunc, Schedule, Trace, load_ir, ms, relax, to_tvm_target, tvm
 
 
 def run(finished: Any, ingested: IngestedModel, weights: dict[str, np.ndarray], inputs: list[np.ndarray]) -> list[Any]:
@@ -82,7 +83,7 @@ def sampled_trace(workload: Any, seed: int) -> str:
 
 
 def test_a_tuned_model_with_weights_laid_out_anew_computes_the_same() -> None:
-    load_intrinsics(TARGET.kind)
+    kind_of(TARGET).load_intrinsics()
     proto = small_network()
     ingested, weights = ingest_here(proto)
     prepared = prepare(load_ir(ingested.ir), TARGET)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
@@ -25,7 +26,7 @@ from tuner.measure.check import SETS
 from tuner.measure.timing import CONFIRM_PROCESSES, run_interval
 from tuner.schedule.packing import packings_of
 from tuner.schedule.trace import encode_trace
-from tuner.tvm_compat import IRModule, Schedule, load_intrinsics, load_ir, ms, to_tvm_target, tvm
+from tuner.tvm_compat import IRModule, Schedule, load_ir, ms, to_tvm_target, tvm
 from workers.sandbox.sandbox import Sandbox
 
 CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
@@ -56,7 +57,7 @@ def measure(
 
 def traces(workload: Workload, count: int, seed: int = 1) -> list[str]:
     """Random members of MetaSchedule's space that its postprocessors accept."""
-    load_intrinsics(TARGET.kind)
+    kind_of(TARGET).load_intrinsics()
     mod = load_ir(workload.ir)
     context = ms.TuneContext(
         mod,

@@ -19,7 +19,6 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.compiler.test_transfer import refit
-from tuner import space
 from tuner.schedule.trace import decode_trace, encode_trace, without_postproc
 from tuner.search import evolution as search
 from tuner.search.cost_model import CostModel, train, unpack_features
@@ -27,6 +26,7 @@ from tuner.search.evolution import propose
 from tuner.search.population import family_of
 from tuner.search.requests import Donor, Proposal, ProposeRequest, Sample
 from tuner.space import Space, space_of
+from tuner.target_kinds.cpu import CpuKind
 from tuner.tvm_compat import relax
 
 
@@ -190,7 +190,7 @@ def test_a_space_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
     def broken(mod: Any, target: Target) -> list[Any]:
         raise RuntimeError("a workload that nobody thought of")
 
-    monkeypatch.setattr(space, "_GENERATORS", (broken,))
+    monkeypatch.setattr(CpuKind, "design_spaces", lambda _: (broken,))
     space_of.cache_clear()
     assert len(propose(request(programs.conv(), n=4))) == 4
     space_of.cache_clear()
@@ -238,7 +238,7 @@ def searched_best(workload: Workload, trials: int, batch: int, seed: int) -> flo
 
 def test_the_search_is_no_worse_than_random(monkeypatch: pytest.MonkeyPatch) -> None:
     # MetaSchedule's space alone: in a space shaped by the hardware most candidates are good, and random is hard to beat.
-    monkeypatch.setattr(space, "_GENERATORS", ())
+    monkeypatch.setattr(CpuKind, "design_spaces", lambda _: ())
     space_of.cache_clear()
     workload = programs.conv(height=14, channels=32, outputs=32)
     seeds = (1, 1001, 2001)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
@@ -15,7 +16,7 @@ from tests.compiler import programs
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.search.evolution import propose
 from tuner.search.requests import ProposeRequest
-from tuner.space.default import baseline_trace, fixed_trace
+from tuner.space.default import fixed_trace
 from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
@@ -125,11 +126,11 @@ def test_a_small_program_does_not_wake_other_threads() -> None:
     assert '"Parallel"' not in check(programs.workload(lambda b, x, y: op.add(x, y), (8, 32), (8, 32)))
 
 
-def test_the_untuned_default_of_a_cpu_is_the_workload_itself() -> None:
-    assert baseline_trace(programs.conv(), programs.TARGET) == BASELINE_TRACE
+def test_the_baseline_of_a_cpu_is_the_workload_itself() -> None:
+    assert kind_of(programs.TARGET).baseline_trace(programs.conv(), programs.TARGET) == BASELINE_TRACE
 
 
-def test_the_untuned_default_of_a_gpu_binds_every_stage_to_threads() -> None:
+def test_the_baseline_of_a_gpu_binds_every_stage_to_threads() -> None:
     cuda = Target.parse(
         {
             "kind": "cuda",
@@ -139,9 +140,9 @@ def test_the_untuned_default_of_a_gpu_binds_every_stage_to_threads() -> None:
             "thread_warp_size": 32,
         }
     )
-    trace = baseline_trace(programs.conv(), cuda)
+    trace = kind_of(cuda).baseline_trace(programs.conv(), cuda)
     assert decode_trace(trace) == trace
     assert trace.count('"blockIdx.x"') == trace.count('"threadIdx.x"') >= 2
     mod = load_ir(programs.conv().ir)
     assert apply_trace(mod, trace).mod.script() == apply_trace(mod, trace).mod.script()
-    assert fixed_trace(programs.conv(), cuda) == trace
+    assert kind_of(cuda).fixed_trace(programs.conv(), cuda) == trace

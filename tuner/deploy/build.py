@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
@@ -16,11 +17,9 @@ from pitchpipe.wire.task import Workload
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
-from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.trace import apply_trace
-from tuner.space.default import fixed_trace
 from tuner.tasks import signature, workload_functions
-from tuner.tvm_compat import IRModule, load_intrinsics, load_ir, pass_config, save_ir, to_tvm_target, toolchain, tvm
+from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, toolchain, tvm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +45,17 @@ def schedule_model(
     A trace outside the allow-list, or one that does not apply, is left out: its workload runs the default. One thread at a
     time: TVM builds tensor expressions in global state.
     """
-    load_intrinsics(target.kind)
+    kind = kind_of(target)
+    kind.load_intrinsics()
     prepared = prepare(load_ir(model.ir), target)
     tuned: list[str] = []
     untuned: list[str] = []
     refused: dict[str, str] = {}
     for variable, function, digest in workload_functions(prepared):
         trace = traces.get(digest)
-        if trace is None and fixed and target.kind == "llvm":
+        if trace is None and fixed and kind.runs_unscheduled:
             workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
-            trace = fixed_trace(workload, target)
+            trace = kind.fixed_trace(workload, target)
         if trace is None or trace == BASELINE_TRACE:
             untuned.append(digest)
             continue
@@ -78,9 +78,9 @@ def compile_scheduled(scheduled: Scheduled, *, cuda_graphs: bool = False) -> Any
     cuda_graphs: kernels that read neither inputs nor outputs are recorded at the first call and replayed later, with the
     weights where they lay then. Raises PitchpipeError when the compiler refuses.
     """
-    target = to_tvm_target(scheduled.target)
-    module = expand_intrinsics(scheduled.module) if scheduled.target.kind == "llvm" else scheduled.module
-    config = pass_config(scheduled.target.kind) | ({"relax.backend.use_cuda_graph": True} if cuda_graphs else {})
+    kind, target = kind_of(scheduled.target), to_tvm_target(scheduled.target)
+    module = kind.before_codegen(scheduled.module)
+    config = kind.pass_config() | ({"relax.backend.use_cuda_graph": True} if cuda_graphs else {})
     try:
         with target, tvm.transform.PassContext(config=config):
             return tvm.compile(module, target=target)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pitchpipe.model.comparison import agreement, drawn
 from pitchpipe.model.reference.expected import Expected
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
@@ -106,7 +107,7 @@ class _Runner:
 
     def __init__(self, scheduled: Scheduled, weights: Sequence[np.ndarray]) -> None:
         executable = compile_scheduled(scheduled)
-        self._device = tvm.device("cuda" if scheduled.target.kind == "cuda" else "cpu", 0)
+        self._device = tvm.device(kind_of(scheduled.target).device, 0)
         self._machine = relax.VirtualMachine(executable, self._device)
         tensors = [tvm.runtime.tensor(array, self._device) for array in weights]
         self._params = list(self._machine["main_transform_params"](tensors)) if tensors else []

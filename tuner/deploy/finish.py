@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
-from pitchpipe.wire.task import Workload
 from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, normalised, workload_module
-from tuner.schedule.trace import apply_trace
-from tuner.space.default import fixed_trace
-from tuner.tvm_compat import IRModule, PrimFunc, dlight, ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
-from tuner.workload.digest import workload_digest
+from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, tvm, tvm_ffi
 
 
 def finish(prepared: Any, target: Target) -> Any:
@@ -40,22 +37,13 @@ def finish(prepared: Any, target: Target) -> Any:
 
 
 def _schedule_rest(mod: Any, target: Target) -> None:
-    in_main = call_counts(mod)
+    in_main, kind = call_counts(mod), kind_of(target)
     for variable, function in list(mod.functions.items()):
-        left_as_it_is = variable.name_hint in in_main and target.kind == "llvm"
+        left_as_it_is = variable.name_hint in in_main and kind.runs_unscheduled
         if not isinstance(function, PrimFunc) or left_as_it_is or _has_threads(function):
             continue
-        scheduled = _default_schedule(normalised(function), target)
+        scheduled = kind.default_schedule(workload_module(normalised(function)), target)[MAIN]
         mod.update_func(variable, scheduled.without_attr("global_symbol"))
-
-
-def _default_schedule(function: Any, target: Target) -> Any:
-    module = workload_module(function)
-    if target.kind == "llvm":
-        workload = Workload(digest=workload_digest(module), ir=save_ir(module))
-        return apply_trace(module, fixed_trace(workload, target)).mod[MAIN]
-    with to_tvm_target(target):
-        return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)[MAIN]
 
 
 def _has_threads(function: Any) -> bool:

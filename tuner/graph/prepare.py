@@ -2,43 +2,41 @@
 
 `prepare` (before tuning) works in this order, one pass a file of this folder:
 
-1. For a CPU, scatters are decomposed (scatters.py). Indices are wrapped and clamped (guard_indices.py), attention is
-   decomposed (decompose_attention.py), constants are folded (fold_constants.py) and the graph is simplified (simplify/).
+1. For a CPU, scatters are decomposed (scatters.py). For every target, indices are wrapped and clamped
+   (guard_indices.py), attention is decomposed (decompose_attention.py), constants are folded (fold_constants.py) and the
+   graph is simplified (simplify/).
 2. Batch norms are folded into convolutions (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are
    constants; here they are arguments.
-3. For a CPU, products are brought into the layouts in which they are read (PRODUCTS): sums with weights are reassociated
+3. For a CPU, products are brought into the layouts in which they are read: sums with weights are reassociated
    (reassociate.py), patch embeddings become products (patch_embedding.py), the head split is folded into weights
    (fold_head_split.py), matmuls that share an input are merged (merge_matmuls.py), and transposes are folded into
    products (fold_transposes.py).
 4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
-   contiguous slices become views (slice_views.py).
+   contiguous slices become views on a CPU (slice_views.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Operators are lowered to tensor functions, which are fused; reshapes that were not fused become views; buffers that
    hold weights are marked, so that a schedule may change their layout.
 
-tuner/deploy/finish.py does the rest, once schedules were applied.
+Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
+rest, once schedules were applied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.graph import conv_transpose
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
-from tuner.graph.fold_head_split import fold_head_split
-from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.guard_indices import guard_indices
-from tuner.graph.merge_matmuls import merge_matmuls
-from tuner.graph.patch_embedding import patch_embedding
-from tuner.graph.reassociate import reassociate
-from tuner.graph.scatters import decompose_scatters
 from tuner.graph.simplify import simplify
-from tuner.graph.slice_views import bind_outputs_in_dataflow, slice_views
+from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
@@ -57,18 +55,20 @@ KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "ti
 Rewrite = Callable[[Any], Any]
 """A pass: module -> module with main rewritten, whose bindings are canonical."""
 
-ALWAYS: Sequence[Rewrite] = (decompose_scatters, guard_indices, decompose_attention, simplify)
-"""The first passes, which cannot be left out: others build on them, and without them programs read out of bounds."""
-PRODUCTS: Sequence[Rewrite] = (
-    reassociate,
-    patch_embedding,
-    fold_head_split,
-    merge_matmuls,
-    fold_transposes,
-)
-"""Passes for a CPU that come before the conversion of layouts, in their order."""
-LAYOUT: Sequence[Rewrite] = (simplify, fold_input_transpose, slice_views)
-"""Passes for a CPU that come after it, in their order."""
+ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, simplify)
+"""The first passes for every kind of target: others build on them, and without them programs read out of bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrites:
+    """The passes that depend on the kind of target (`TargetKind.rewrites`), each in its order."""
+
+    always: Sequence[Rewrite]
+    """The first ones, which cannot be left out; ALWAYS among them."""
+    products: Sequence[Rewrite]
+    """Before the conversion of layouts."""
+    layout: Sequence[Rewrite]
+    """After it."""
 
 
 def prepare(
@@ -90,15 +90,15 @@ def prepare(
     clean = tvm.transform.Sequential(
         [transform.CanonicalizeBindings(), transform.EliminateCommonSubexpr(), transform.DeadCodeElimination([MAIN])]
     )
-    on_cpu = target.kind == "llvm"
+    of_kind: Rewrites = kind_of(target).rewrites()
     rewrites: list[Rewrite] = [
-        *(rewrite for rewrite in ALWAYS if on_cpu or rewrite is not decompose_scatters),
+        *of_kind.always,
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
-        *(PRODUCTS if on_cpu else ()),
+        *of_kind.products,
         transform.ConvertLayout(LAYOUTS),
         conv_transpose.decompose_conv_transpose,
-        *(LAYOUT if on_cpu else (simplify,)),
+        *of_kind.layout,
     ]
     lower: list[Rewrite] = [
         transform.LiftTransformParams(),
@@ -116,7 +116,7 @@ def prepare(
     ]
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):
         for index, rewrite in enumerate(rewrites):
-            if index < len(ALWAYS) or rewrite not in without:
+            if index < len(of_kind.always) or rewrite not in without:
                 mod = clean(mod)
                 watch(_name(rewrite), mod)
                 mod = rewrite(mod)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 
 from pitchpipe.errors import InvalidInput, InvalidModel, InvalidTrace
+from pitchpipe.target_kind import kinds
 from tuner.ingest import IngestLimits
 from tuner.ingest import metaschedule_files as exchange
 from tuner.ingest.imported import ImportedWorkload, pack_imported
-from tuner.tvm_compat import load_intrinsics
 
 KEPT = 8
 """Traces of one workload for one kind of target: as many as a confirming run takes."""
@@ -59,4 +59,6 @@ def read_metaschedule(data: bytes, limits: IngestLimits) -> bytes:
 def _register_intrinsics(records: str) -> None:
     """What traces with tensor instructions name. Only then: for CUDA it takes most of the time there is."""
     if '"Tensorize"' in records:
-        load_intrinsics("cuda" if '"kind": "cuda"' in records or '"kind":"cuda"' in records else "llvm")
+        for kind in kinds():
+            if f'"kind": "{kind.name}"' in records or f'"kind":"{kind.name}"' in records:
+                kind.load_intrinsics()

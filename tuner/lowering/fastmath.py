@@ -7,7 +7,7 @@ arithmetic like any other.
 
 A workload keeps its intrinsics, and so does a schedule's outcome: a single call is easy to inline, to move and to count, and
 no digest depends on how exp is computed. `expand_intrinsics` is the first step of compiling for a CPU, wherever that is:
-measurements, references, deployments. Change tvm_compat.MATH_VERSION with the arithmetic: it is part of the toolchain that
+measurements, references, deployments. Change MATH_VERSION with the arithmetic: it is part of the toolchain that
 records and artifacts name.
 
 Errors, against float64, in ulps (the distance of float32 numbers at the result), on processors with fused multiply-add and
@@ -38,6 +38,9 @@ from typing import Any
 
 from tuner.lowering.remainders import split_remainders
 from tuner.tvm_compat import ir, tirx, tvm_ffi
+
+MATH_VERSION = 2
+"""Of the arithmetic here and in remainders.py, which all CPU code is made with."""
 
 LOG2_E = 1.44269504
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.packing import packings_of, without_packings
@@ -17,7 +18,6 @@ from tuner.tvm_compat import (
     IRModule,
     Schedule,
     compile_unchecked,
-    load_intrinsics,
     te,
     tvm,
 )
@@ -80,7 +80,7 @@ def warm_up(target: Target) -> None:
     For a process that will be forked: the compiler's first use costs as much as three later ones, the first use of
     the timer 25 ms in every fork. Starts no thread.
     """
-    load_intrinsics(target.kind)
+    kind_of(target).load_intrinsics()
     n = 64
     a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
     k = te.reduce_axis((0, n), name="k")

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
 from pitchpipe.wire.target import Target
-from tuner.measure.build import Built, build, cpu_target_of_host
+from tuner.measure.build import Built, build
 from tuner.measure.check import (
     SETS,
     Facts,
@@ -28,7 +29,6 @@ from tuner.measure.check import (
     size_bytes,
     verdict,
 )
-from tuner.measure.host_reference import on_all_cores
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
@@ -110,10 +110,7 @@ class Bench:
 
         False when so little of the outcome is finite that it compares nothing.
         """
-        mod, target = self.mod, self.tvm_target
-        if self.target.kind != "llvm":
-            mod, target = on_all_cores(mod), cpu_target_of_host()
-        running = Running(self, build(mod, target))
+        running = Running(self, build(*kind_of(self.target).host_reference(self.mod, self.tvm_target)))
         running.run(name)
         arrays = running.outputs()
         offset = 0

@@ -27,10 +27,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.target_kind import kind_named
 from tuner.measure.build import parameters
 from tuner.measure.check import size_bytes
 from tuner.schedule.tensor_type import TensorType
-from tuner.tvm_compat import IRModule, codegen_build, pass_config, tirx, tvm
+from tuner.tvm_compat import IRModule, codegen_build, tirx, tvm
 
 MAX_CODE_BYTES = 8 << 20
 """Of one program; tensor-core kernels have 50 to 600 KiB."""
@@ -148,7 +149,7 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
                 captured.append(module)
 
     pipeline, _, finalize_device = tirx.get_default_tir_pipeline(target)
-    with tvm.transform.PassContext(instruments=[Capture()], config=pass_config(target.kind.name)):
+    with tvm.transform.PassContext(instruments=[Capture()], config=kind_named(target.kind.name).pass_config()):
         lowered = pipeline(tirx.transform.BindTarget(target)(mod))
     if len(captured) != 1:
         raise NotCompiled("TVM's pipeline for CUDA splits host and device in another way than expected")

@@ -22,6 +22,7 @@ import numpy as np
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, from_problem
 from pitchpipe.processes.lifeline import end_with_parent
+from pitchpipe.target_kind import HOST, kind_named, kind_of
 from pitchpipe.wire.finding import WALL_SECS, FindingKind
 from pitchpipe.wire.target import Target
 from tuner.deploy.build import Scheduled, compile_scheduled
@@ -29,7 +30,7 @@ from tuner.deploy.finish import finish
 from tuner.graph.prepare import TRANSFORM, prepare
 from tuner.ingest import parse_container
 from tuner.minify import Part
-from tuner.tvm_compat import load_intrinsics, load_ir, relax, to_tvm_target, tvm
+from tuner.tvm_compat import load_ir, relax, to_tvm_target, tvm
 
 MEMORY_BYTES = 32 << 30
 """Address space of an attempt, which has this process's and what it makes."""
@@ -160,7 +161,7 @@ def attempt(parts: Sequence[Part], target: Target, *, wall_secs: float = WALL_SE
         say("import")
         data, weights = parts[0].convert()
         model = parse_container(data)
-        load_intrinsics(target.kind)
+        kind_of(target).load_intrinsics()
         prepared = prepare(load_ir(model.ir), target, watch=lambda name, _: say(f"rewrite {name}"))
         say("build")
         with to_tvm_target(target):
@@ -202,11 +203,11 @@ def _outcome_of(ended: Ended, crash: FindingKind, wall_secs: float) -> Outcome:
 
 
 def run(
-    executable: Any, inputs: Sequence[Any], weights: Sequence[Any], *, kind: str = "llvm", transform: bool = True
+    executable: Any, inputs: Sequence[Any], weights: Sequence[Any], *, kind: str = HOST, transform: bool = True
 ) -> list[np.ndarray]:
     """What a compiled model computes: main(*inputs, *main_transform_params(weights)), or without it main(*inputs,
     *weights)."""
-    device = tvm.device("cuda" if kind == "cuda" else "cpu", 0)
+    device = tvm.device(kind_named(kind).device, 0)
     machine = relax.VirtualMachine(executable, device)
     tensors = [tvm.runtime.tensor(np.array(array, order="C"), device) for array in (*inputs, *weights)]
     given, bound = tensors[: len(inputs)], tensors[len(inputs) :]

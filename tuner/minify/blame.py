@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from pitchpipe.arrays import load_arrays, save_arrays
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import MAIN, prepare
 from tuner.ingest import parse_container
-from tuner.lowering.fastmath import expand_intrinsics
 from tuner.minify import Part
 from tuner.minify.attempts import Say, in_fork, run_naively
 from tuner.minify.reduction import bisected
@@ -67,7 +67,7 @@ def _search(part: Part, target: Target, folder: Path, say: Say) -> str:
         steps.append(("finish", save_ir(prepared)))
         finished = finish(prepared, target)
     steps.append(("expand_intrinsics", save_ir(finished)))
-    steps.append(("", save_ir(expand_intrinsics(finished) if target.kind == "llvm" else finished)))
+    steps.append(("", save_ir(kind_of(target).before_codegen(finished))))
     modules = [model.ir, *(module for _, module in steps[1:])]
 
     def wrong(index: int) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidTarget
+from pitchpipe.target_kind import HOST, kind_of
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.target import Target
@@ -25,7 +26,7 @@ from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
 from tuner.schedule.trace import apply_trace, decode_trace
 from tuner.syscalls import deny_system_calls
-from tuner.tvm_compat import load_intrinsics, load_ir
+from tuner.tvm_compat import load_ir
 
 SEED = 0
 
@@ -46,10 +47,10 @@ def minify_task(
     `label` is what the workload is called. Raises InvalidModel, InvalidTrace or InvalidTarget for what cannot be tried.
     """
     wanted = Target.parse(target)
-    if wanted.kind != "llvm":
+    if wanted.kind != HOST:
         raise InvalidTarget(f"tasks are tried on CPUs; a worker tries one for {wanted.kind}")
     trace = decode_trace(trace)
-    load_intrinsics(wanted.kind)
+    kind_of(wanted).load_intrinsics()
     facts = inspect(load_ir(ir))
     whole = _try(ir, trace, wanted, wall_secs)
     arguments = tuple(TensorShape(shape=facts.params[i].shape, dtype=facts.params[i].dtype) for i in facts.inputs)

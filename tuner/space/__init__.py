@@ -2,24 +2,21 @@
 
 A space is a list of sketches: schedules whose traces have sampling instructions left to decide, and what turns a
 decided trace into a candidate (postprocessors) or into a neighbour (mutators). MetaSchedule's own space is the first
-member of a union; a space of ours is one more entry of `_GENERATORS`.
+member of a union, which the target's kind adds its own to (`TargetKind.design_spaces`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import structlog
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.space.metaschedule import Space, generate
-from tuner.space.recurrence import recurrent_sketches
-from tuner.space.rowwise import rowwise_sketches
-from tuner.space.tiles import tiled_sketches
-from tuner.space.winograd import winograd_sketches
 
 log = structlog.get_logger("pitchpipe.space")
 
@@ -28,20 +25,12 @@ __all__ = ["Space", "space_of"]
 KEPT_SPACES = 64
 """Spaces kept per process. Generating one costs 10 to 500 ms, holding one a few MB."""
 
-_GENERATORS: Sequence[Callable[[Any, Target], list[Any]]] = (
-    tiled_sketches,
-    winograd_sketches,
-    rowwise_sketches,
-    recurrent_sketches,
-)
-"""Spaces beside MetaSchedule's: (module, target) -> sketches; none where a generator has nothing to say."""
-
 
 @lru_cache(maxsize=KEPT_SPACES)
 def space_of(workload: Workload, target: Target) -> Space:
     """The union of all spaces for the workload on the target; the same whether it was cached or not."""
-    space = generate(workload, target)
-    return space.joined([_generated(generator, space.mod, target) for generator in _GENERATORS])
+    space, generators = generate(workload, target), kind_of(target).design_spaces()
+    return space.joined([_generated(generator, space.mod, target) for generator in generators])
 
 
 def _generated(generator: Callable[[Any, Target], list[Any]], mod: Any, target: Target) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Default schedules: what a task is compared with, and what a task gets that is not worth trials.
+"""What a task gets on a CPU that is not worth trials: a schedule that needs none.
 
-Both are traces, so they are stored, replayed and checked like any other candidate.
+It is a trace, so it is stored, replayed and checked like any other candidate.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
@@ -21,7 +20,7 @@ from tuner.space.recurrence import recurrent_sketches
 from tuner.space.refusals import tell_refused
 from tuner.space.rowwise import find_chain, schedule_chain, worth_parallelizing
 from tuner.space.tiles import tiled_sketches
-from tuner.tvm_compat import Schedule, dlight, load_ir, loop_bindings, tirx, to_tvm_target, tvm_ffi
+from tuner.tvm_compat import Schedule, load_ir, loop_bindings, tirx, tvm_ffi
 
 TURNS = 4
 """Tasks per core that a parallel loop has at least, where it can: cores seldom start together."""
@@ -29,30 +28,14 @@ TILE = 8
 """Side of a tile of a transposition, in elements. On AVX-512, 16 by 16 was slower than 8 by 8."""
 
 
-def baseline_trace(workload: Workload, target: Target) -> str:
-    """The untuned default: the workload as it is where the compiler takes it unscheduled (CPU), else TVM's own default
-    GPU schedule (one thread per output element)."""
-    if target.kind == "llvm":
-        return BASELINE_TRACE
-    mod = load_ir(workload.ir)
-    tvm_target = to_tvm_target(target)
-    with tvm_target:
-        schedule = dlight.gpu.Fallback().apply(mod["main"], tvm_target, False)
-    if schedule is None:
-        raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
-    return encode_trace(schedule.trace)
-
-
 def fixed_trace(workload: Workload, target: Target) -> str:
     """The default schedule of a task without trials; the baseline where nothing better is known.
 
-    On a CPU: a recurrent layer runs in the panels that are modelled best (tuner/space/recurrence.py); a contraction in
+    A recurrent layer runs in the panels that are modelled best (tuner/space/recurrence.py); a contraction in
     the register tile that is (tuner/space/tiles.py), as the search would first propose it; a chain of reductions row by
     row (tuner/space/rowwise.py); in anything else outer loops run in parallel and the innermost is vectorised, a
     transposition in tiles. Every step is optional: what TVM refuses is left out.
     """
-    if target.kind != "llvm":
-        return baseline_trace(workload, target)
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
         return encode_trace(panels[0].trace)

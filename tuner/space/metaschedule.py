@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.schedule.packing import without_packings
@@ -23,7 +24,7 @@ from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
 from tuner.space.vector_tile import wastes_vectors, with_full_vectors
-from tuner.tvm_compat import Schedule, Trace, load_intrinsics, load_ir, ms, mutate, to_tvm_target, tvm_ffi
+from tuner.tvm_compat import Schedule, Trace, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
 SEED_LIMIT = 2**31 - 1
 """TVM's random states are in [1, 2**31 - 1]."""
@@ -58,7 +59,7 @@ class Space:
     _probabilities: NDArray[np.float64]
     _extractor: Any
     _unit: VectorUnit | None
-    """Of a CPU."""
+    """Whose vectors candidates are to fill; None where the target's kind names none."""
 
     def joined(self, groups: Sequence[Sequence[Any]]) -> Space:
         """This space with the sketches of other generators, of each the best first."""
@@ -137,7 +138,8 @@ class Space:
 
 def generate(workload: Workload, target: Target) -> Space:
     """MetaSchedule's post-order-apply space with the rules, postprocessors and mutators it has for the target."""
-    load_intrinsics(target.kind)
+    kind = kind_of(target)
+    kind.load_intrinsics()
     mod = load_ir(workload.ir)
     context = ms.TuneContext(
         mod,
@@ -164,7 +166,7 @@ def generate(workload: Workload, target: Target) -> Space:
         _mutators=[mutator for _, _, mutator in mutators],
         _probabilities=probabilities / probabilities.sum() if len(mutators) else probabilities,
         _extractor=ms.feature_extractor.PerStoreFeature(),
-        _unit=VectorUnit.of(target, FLOAT_BITS) if target.kind == "llvm" else None,
+        _unit=kind.vector_unit(target, FLOAT_BITS),
     )
 
 

@@ -26,8 +26,8 @@ MOST = 12
 
 
 def recurrent_sketches(mod: Any, target: Target) -> list[Any]:
-    """The layer in panels, those thought best first; none where the workload is no recurrent layer or the target no CPU."""
-    layer = find_recurrence(mod["main"]) if target.kind == "llvm" else None
+    """The layer in panels, those thought best first; none where the workload is no recurrent layer."""
+    layer = find_recurrence(mod["main"])
     if layer is None:
         return []
     sketches = []

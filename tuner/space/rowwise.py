@@ -75,10 +75,8 @@ class Chain:
 def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
     """Schedules with the number of iterations of a thread's task left open, one for each number of accumulators.
 
-    None where the workload is no such chain or has a contraction, or where the target is no CPU.
+    None where the workload is no such chain or has a contraction.
     """
-    if target.kind != "llvm":
-        return []
     sketches: list[Any] = []
     for accumulators in SAMPLED_ACCUMULATORS:
         schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")

@@ -66,8 +66,8 @@ BLOCK_STEPS = 512
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
     """At most as many schedules with a few decisions left open, the best first, by a model of their cost; none where the
-    workload holds no contraction of a known form or the target is no CPU."""
-    return sketches_for(mod, to_tvm_target(target), target.num_cores or 1, most) if target.kind == "llvm" else []
+    workload holds no contraction of a known form."""
+    return sketches_for(mod, to_tvm_target(target), target.num_cores or 1, most)
 
 
 def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> list[Any]:

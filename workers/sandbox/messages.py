@@ -75,9 +75,6 @@ class MeasureRoofline(Wire):
 
     message: Literal["measure_roofline"] = "measure_roofline"
     target: Target
-    caches: tuple[tuple[str, int], ...]
-    """(name, bytes that the cores of the target hold together), nearest first."""
-    memory_bytes: int
 
 
 class Batch(Wire):
@@ -99,10 +96,10 @@ class Cancel(Wire):
 
 
 class RooflineMeasured(Wire):
-    """What the device can do at most."""
+    """What the device can do at most; None where that is not measured for its kind."""
 
     message: Literal["roofline_measured"] = "roofline_measured"
-    roofline: Roofline
+    roofline: Roofline | None
 
 
 class Holds(Wire):

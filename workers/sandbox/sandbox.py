@@ -31,7 +31,6 @@ from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.drift import Drift, drifted
-from workers.device import data_caches
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.messages import (
     FROM_TASK,
@@ -124,22 +123,16 @@ class Sandbox:
         )
 
     def roofline(self) -> Roofline | None:
-        """Measures what the device can do at most, in about a second; None if that fails, and for a GPU.
+        """Measures what the device can do at most, in about a second; None if that fails, or its kind has no such measure.
 
         Not while something is measured: raises RuntimeError.
         """
-        if self.target.kind != "llvm":
-            return None
         if not self._measuring.acquire(blocking=False):
             raise RuntimeError("this sandbox is measuring already")
-        cores = self.target.num_cores or usable_cores()
-        request = MeasureRoofline(
-            target=self.target, caches=tuple(data_caches(cores)), memory_bytes=psutil.virtual_memory().total
-        )
         try:
             task = self._fork()
             try:
-                task.channel.send(request)
+                task.channel.send(MeasureRoofline(target=self.target))
                 answer = task.channel.receive(_ROOFLINE_SECS)
                 return answer.roofline if isinstance(answer, RooflineMeasured) else None
             except Closed:

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import entry_points
 
 from workers.sandbox.channel import Channel
 from workers.sandbox.confinement import become_subreaper, die_with_parent, kill_strays
@@ -32,6 +33,8 @@ from workers.sandbox.messages import (
     encode,
 )
 
+TASK_PROCESSES = "pitchpipe.task_processes"
+"""Entry points: kind of target -> what prepares the zygote and returns what a task process runs."""
 _WATCH_SECS = 1.0
 _RunForked = Callable[[Channel[ToTask]], None]
 
@@ -57,21 +60,10 @@ def main(descriptor: int, parent: int, target: str) -> None:
 def _warm_up(target: str) -> _RunForked:
     """Imports what children need, and compiles once: the first compilation in a process is three times as slow."""
     from pitchpipe.wire.target import Target
-    from tuner.measure.build import warm_up
-    from tuner.measure.heartbeat import ReferenceProgram
-    from workers.sandbox.cpu.process import run_forked
 
     parsed = Target.parse(target)
-    run: _RunForked
-    if parsed.kind == "cuda":
-        from workers.sandbox.gpu import process as gpu_process
-
-        prepared = gpu_process.prepare(parsed)
-        run = lambda channel: gpu_process.run_forked(channel, prepared)  # noqa: E731
-    else:
-        warm_up(parsed)
-        reference = ReferenceProgram()
-        run = lambda channel: run_forked(channel, reference)  # noqa: E731
+    (task_process,) = entry_points(group=TASK_PROCESSES, name=parsed.kind)
+    run: _RunForked = task_process.load()(parsed)
     gc.collect()
     gc.freeze()  # Children write to no page for the collector's sake.
     return run

@@ -14,16 +14,18 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.target import Target
 from tuner.measure import quiet
+from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import ReferenceProgram
-from tuner.measure.roofline import measure as measure_roofline
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.batch import BatchRun
 from workers.sandbox.messages import (
@@ -58,19 +60,11 @@ class Unusable(Exception):
         self.kind, self.detail = kind, detail
 
 
-def serve(channel: Channel[ToTask], reference: ReferenceProgram) -> None:
-    """Runs until the other end closes."""
-    first = channel.receive(None)
-    if isinstance(first, MeasureRoofline):
-        found = measure_roofline(first.target, first.caches, first.memory_bytes)
-        channel.send(RooflineMeasured(roofline=found))
-    if not isinstance(first, Open):
-        return
-    with TaskProcess(channel, first, reference) as task:
-        while True:
-            message = channel.receive(None)
-            if isinstance(message, Batch):
-                task.measure(message)
+def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
+    """Makes what every task process of the target needs, once, in the zygote; returns what a fork of it runs."""
+    warm_up(target)
+    reference = ReferenceProgram()
+    return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, reference))
 
 
 class TaskProcess:
@@ -88,6 +82,21 @@ class TaskProcess:
 
     def __exit__(self, *_: object) -> None:
         self._nursery.close()
+
+    def serve(self) -> None:
+        """Batch after batch; ends with Closed, when the other end closes."""
+        while True:
+            message = self._channel.receive(self.rest_after_secs)
+            if message is None:
+                self.rest()
+            elif isinstance(message, Batch):
+                self.measure(message)
+
+    rest_after_secs: float | None = None
+    """Time without a batch after which `rest` is called."""
+
+    def rest(self) -> None:
+        """Gives back what a process without work should not hold."""
 
     def measure(self, batch: Batch) -> None:
         """Sends one result per candidate, unless cancelled, then the end."""
@@ -220,11 +229,16 @@ class TaskProcess:
         )
 
 
-def run_forked(channel: Channel[ToTask], reference: ReferenceProgram) -> None:
-    """In a fresh fork of the zygote: serves, and never returns."""
+def run_forked(channel: Channel[ToTask], make: Callable[[Open], TaskProcess]) -> None:
+    """In a fresh fork of the zygote: serves until the other end closes, and never returns."""
     code = 1
     try:
-        serve(channel, reference)
+        first = channel.receive(None)
+        if isinstance(first, MeasureRoofline):
+            channel.send(RooflineMeasured(roofline=kind_of(first.target).roofline(first.target)))
+        elif isinstance(first, Open):
+            with make(first) as task:
+                task.serve()
     except Closed:
         code = 0
     except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream

@@ -25,16 +25,14 @@ from tuner.measure.build import warm_up
 from tuner.measure.gpu import REFERENCE_SOURCE
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
-from workers.sandbox.channel import Channel, Closed
-from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable
+from workers.sandbox.channel import Channel
+from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
 from workers.sandbox.gpu.batch import GpuBatchRun
 from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
 from workers.sandbox.messages import Batch, End, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
 from workers.sandbox.report import failed
 
-_IDLE_SECS = 30.0
-"""After this time without a batch the GPU's memory is given back."""
 _POLL_SECS = 0.5
 _RUNNER_CPU_SECS = 1e6
 """A runner waits actively for the GPU; what bounds it is the deadline of everything it is told."""
@@ -51,8 +49,11 @@ class Prepared:
     """Machine code of the reference kernel."""
 
 
-def prepare(target: Target) -> Prepared:
-    """Registers and compiles what forks will need. Starts no thread, touches no GPU. Raises NotCompiled."""
+def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
+    """Registers and compiles what task processes of the target will need; returns what a fork of the zygote runs.
+
+    Starts no thread, touches no GPU. Raises NotCompiled.
+    """
     warm_up(target)
     assert target.arch is not None
     compiler = DeviceCompiler(target.arch)
@@ -65,7 +66,8 @@ def prepare(target: Target) -> Prepared:
     schedule.bind(i, "blockIdx.x")
     schedule.bind(j, "threadIdx.x")
     lower(schedule.mod, to_tvm_target(target))
-    return Prepared(compiler=compiler, reference=_in_fork(lambda: compiler.compile(REFERENCE_SOURCE)))
+    prepared = Prepared(compiler=compiler, reference=_in_fork(lambda: compiler.compile(REFERENCE_SOURCE)))
+    return lambda channel: run_forked(channel, lambda opened: GpuTaskProcess(channel, opened, prepared))
 
 
 def _in_fork(make: Callable[[], bytes]) -> bytes:
@@ -89,6 +91,9 @@ def _in_fork(make: Callable[[], bytes]) -> bytes:
 
 class GpuTaskProcess(TaskProcess):
     """A context manager; leaving it ends every child."""
+
+    rest_after_secs = 30.0
+    """Then the GPU's memory is given back."""
 
     def __init__(self, channel: Channel[ToTask], opened: Open, prepared: Prepared) -> None:
         super().__init__(channel, opened, None)
@@ -143,24 +148,3 @@ class GpuTaskProcess(TaskProcess):
 
     def runner_limits(self, config: MeasureConfig) -> Limits:
         return Limits(memory_bytes=config.memory_limit_bytes, cpu_secs=_RUNNER_CPU_SECS, reserves=True, confined=False)
-
-
-def run_forked(channel: Channel[ToTask], prepared: Prepared) -> None:
-    """In a fresh fork of the zygote: serves, and never returns."""
-    code = 1
-    try:
-        first = channel.receive(None)
-        if isinstance(first, Open):
-            with GpuTaskProcess(channel, first, prepared) as task:
-                while True:
-                    message = channel.receive(_IDLE_SECS)
-                    if message is None:
-                        task.rest()
-                    elif isinstance(message, Batch):
-                        task.measure(message)
-    except Closed:
-        code = 0
-    except BaseException:  # noqa: BLE001 - nothing above to tell; the worker's log shares this stream
-        traceback.print_exc()
-    finally:
-        os._exit(code)

@@ -1,6 +1,6 @@
-"""Writes pitchpipe/deploy/isa.json: which instructions each CPU that LLVM knows has, told by the LLVM inside TVM.
+"""Writes isa.json beside it: which instructions each CPU that LLVM knows has, told by the LLVM inside TVM.
 
-    python -m tuner.cpu_features
+    python -m tuner.target_kinds.cpu.features
 
 The service judges by that file whether a schedule for one CPU may be offered to another, and imports no compiler. Run it
 again when the wheel's LLVM changes; tests/compiler/test_cpu_features.py fails until then.
@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.tvm_compat import tvm
 
-TABLE = Path(__file__).resolve().parents[1] / "pitchpipe" / "deploy" / "isa.json"
+TABLE = Path(__file__).with_name("isa.json")
 TRIPLES = {"x86": "x86_64-linux-gnu", "arm": "aarch64-linux-gnu"}
 _MODE = {"x86": "64bit", "arm": "v8a|v8r"}
 """A CPU without it cannot run 64-bit code at all, whatever the triple makes LLVM say."""

@@ -1,11 +1,7 @@
-"""Whether a schedule confirmed for one target can run on another: what can be proven of instructions and limits.
+"""Whether a schedule confirmed for one CPU can run on another: what can be proven of its instructions.
 
-A schedule applies where the device has every instruction that it was made for, in the same family. For CPUs that is read
-off isa.json, which tuner/cpu_features.py writes from LLVM's own tables. What the table does not know proves nothing.
-
-For CUDA only the very same architecture counts. Tensor cores, asynchronous copies and shared memory change with each;
-code for `sm_90a` runs on no other architecture by NVIDIA's own rule, not even on `sm_90`; and a schedule for an older one,
-though it could be compiled again, was tuned around units and capacities that the newer one does not have.
+A schedule applies where the device has every instruction that it was made for, in the same family. That is read off
+isa.json, which features.py writes from LLVM's own tables. What the table does not know proves nothing.
 """
 
 from __future__ import annotations
@@ -13,28 +9,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from pitchpipe.target_kind import Fit
 from pitchpipe.wire.target import Target
 
 _VECTOR_BITS = {"x86": (("avx512f", 512), ("avx", 256)), "arm": ()}
 """Widest vectors by feature, where they are not the family's 128 bits; SVE schedules are made like NEON's."""
-_LIMITS = ("max_threads_per_block", "max_shared_memory_per_block", "registers_per_block")
-"""Of a GPU: a schedule may use as much as its target has."""
 _MOST_NAMED = 4
 """Missing features that a reason names."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """Whether a schedule for one target may run on another, why, and how far apart they are."""
-
-    fits: bool
-    reason: str
-    distance: tuple[float, ...] = ()
-    """Compared as a tuple; less is nearer: vector width (octaves), cores (octaves), features not made use of."""
 
 
 class _Unknown(Exception):
@@ -77,29 +62,8 @@ class _Family:
         return next((width for name, width in _VECTOR_BITS[self.name] if bits >> self.position[name] & 1), 128)
 
 
-@lru_cache(maxsize=4096)
 def fit(asking: Target, stored: Target) -> Fit:
-    """Whether what was confirmed for `stored` can run on `asking`; the reason completes "confirmed for X: ..."."""
-    if asking.key == stored.key:
-        return Fit(fits=True, reason="same target", distance=(0.0, 0.0, 0.0))
-    if asking.kind != stored.kind:
-        return Fit(fits=False, reason=f"{_article(stored)} schedule does not run on {_article(asking)} device")
-    return _gpu(asking, stored) if asking.kind == "cuda" else _cpu(asking, stored)
-
-
-def describe(target: Target) -> str:
-    """The target in a few words."""
-    if target.kind == "cuda":
-        return target.arch or "cuda"
-    cores = "" if target.num_cores is None else f" on {target.num_cores} core{'s' if target.num_cores > 1 else ''}"
-    return f"{target.mcpu}{''.join(target.mattr)}{cores}"
-
-
-def _article(target: Target) -> str:
-    return "a CUDA" if target.kind == "cuda" else "a CPU"
-
-
-def _cpu(asking: Target, stored: Target) -> Fit:
+    """The reason completes "confirmed for X: ..."."""
     try:
         here, there = _family(asking), _family(stored)
         if here is not there:
@@ -122,26 +86,6 @@ def _cpu(asking: Target, stored: Target) -> Fit:
     return Fit(fits=True, reason="; ".join(reasons), distance=apart)
 
 
-def _gpu(asking: Target, stored: Target) -> Fit:
-    if asking.arch != stored.arch:
-        return Fit(fits=False, reason=f"{asking.arch} is another architecture, and CUDA schedules keep to theirs")
-    plain = {"arch", "l2_cache_size_bytes", "thread_warp_size", *_LIMITS}
-    for name in sorted({*asking.attributes(), *stored.attributes()} - plain - {"kind"}):
-        return Fit(fits=False, reason=f"nothing is known of {name} on a GPU")
-    if asking.thread_warp_size != stored.thread_warp_size:
-        return Fit(
-            fits=False, reason=f"its warps have {stored.thread_warp_size} threads, not {asking.thread_warp_size}"
-        )
-    for name in _LIMITS:
-        has, needs = getattr(asking, name), getattr(stored, name)
-        if has != needs and (has is None or needs is None):
-            return Fit(fits=False, reason=f"{name} is not known of both")
-        if has is not None and needs is not None and has < needs:
-            return Fit(fits=False, reason=f"it may use {name} {needs}, and there are {has}")
-    apart = sum(getattr(asking, name) != getattr(stored, name) for name in _LIMITS)
-    return Fit(fits=True, reason="same architecture, whose limits include its", distance=(0.0, 0.0, float(apart)))
-
-
 def _family(target: Target) -> _Family:
     for family in _families():
         if target.mcpu in family.cpus:
@@ -151,7 +95,7 @@ def _family(target: Target) -> _Family:
 
 @cache
 def _families() -> tuple[_Family, ...]:
-    table: dict[str, Any] = json.loads((files("pitchpipe.deploy") / "isa.json").read_text())
+    table: dict[str, Any] = json.loads((files(__package__) / "isa.json").read_text())
     return tuple(
         _Family(
             name=name,

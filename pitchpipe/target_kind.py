@@ -1,0 +1,192 @@
+"""What a kind of target is: everything that Pitchpipe does in one way for a CPU and in another for a GPU.
+
+`TargetKind` is the interface; its implementations are found by the target's `kind` in the entry-point group
+"pitchpipe.target_kinds" (tuner/target_kinds/, a folder each). Nothing else asks whether a target is `llvm` or `cuda`, or
+whether a device is a `cpu` or a `cuda`.
+
+Importing an implementation loads no compiler: its methods import what they need when they are called. Those under
+"anywhere" need none; those under "with a compiler" run in a process that has TVM.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from pitchpipe.errors import InvalidTarget
+from pitchpipe.wire.roofline import Roofline
+from pitchpipe.wire.target import DeviceFingerprint, DeviceKind, KindName, Target
+from pitchpipe.wire.task import Workload
+
+GROUP = "pitchpipe.target_kinds"
+HOST: KindName = "llvm"
+"""The kind of the processor that runs this process: it is always there, and references run on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Whether a schedule for one target may run on another, why, and how far apart they are."""
+
+    fits: bool
+    reason: str
+    distance: tuple[float, ...] = ()
+    """Compared as a tuple; less is nearer: vector width (octaves), cores (octaves), features not made use of."""
+
+
+class TargetKind(ABC):
+    """A kind of target. Stateless: one object a process, shared by all threads."""
+
+    name: ClassVar[KindName]
+    """`kind` of its targets."""
+    device: ClassVar[DeviceKind]
+    """What TVM, PyTorch and fingerprints call its devices."""
+    title: ClassVar[str]
+    """In a sentence, with its article."""
+    runs_unscheduled: ClassVar[bool]
+    """Whether a tensor function without any schedule can run on it: then that is the baseline of a workload."""
+    records_graphs: ClassVar[bool]
+    """Whether the launches of a model can be recorded once and replayed (CUDA graphs)."""
+    has_streams: ClassVar[bool]
+    """Whether work is queued on streams, so that a result is there only once its stream was waited for."""
+
+    # -- anywhere
+
+    @abstractmethod
+    def fit(self, asking: Target, stored: Target) -> Fit:
+        """Whether what was confirmed for `stored` can run on `asking`, both of this kind and not equal."""
+
+    @abstractmethod
+    def describe(self, target: Target) -> str:
+        """The target in a few words."""
+
+    # -- on a machine that may have such a device
+
+    @abstractmethod
+    def detect(self) -> Target | None:
+        """The target of this machine's first device of the kind, None without one.
+
+        Raises MeasurementFailed when TVM, which is asked in a child, does not start.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> DeviceFingerprint:
+        """Of this machine's first device of the kind. Raises MeasurementFailed without one."""
+
+    @abstractmethod
+    def facts(self) -> list[str]:
+        """What tells this machine's devices from others at the price of reading a few files.
+
+        A proof run of a compiled model is made again when they change.
+        """
+
+    @abstractmethod
+    def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """What `pitchpipe doctor` looks at: a subject, and a function that tells what is found or raises."""
+
+    # -- with a compiler
+
+    @abstractmethod
+    def tvm_target(self, target: Target) -> Any:
+        """TVM's target. Raises InvalidTarget for one that the compiler does not know."""
+
+    @abstractmethod
+    def codegen(self) -> str:
+        """Name and version of what makes machine code, for `Toolchain.codegen`."""
+
+    @abstractmethod
+    def load_intrinsics(self) -> None:
+        """Registers the tensor intrinsics that schedules may name."""
+
+    def pass_config(self) -> dict[str, Any]:
+        """Of TVM's pass context, for everything that is compiled."""
+        return {}
+
+    def before_codegen(self, module: Any) -> Any:
+        """The scheduled module as the code generator gets it."""
+        return module
+
+    @abstractmethod
+    def rewrites(self) -> Any:
+        """Passes of graph preparation: a `tuner.graph.prepare.Rewrites`."""
+
+    @abstractmethod
+    def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
+        """Design spaces beside MetaSchedule's: (module, target) -> sketches, the best first."""
+
+    def vector_unit(self, target: Target, element_bits: int) -> Any:
+        """A `tuner.space.processor.VectorUnit` where candidates are to fill the vectors of one, else None."""
+        return None
+
+    @abstractmethod
+    def baseline_trace(self, workload: Workload, target: Target) -> str:
+        """The trace of the baseline, which tuned schedules are compared with. Raises InvalidTrace if there is none."""
+
+    @abstractmethod
+    def fixed_trace(self, workload: Workload, target: Target) -> str:
+        """The schedule of a task that gets no trials; the baseline where nothing better is known."""
+
+    @abstractmethod
+    def default_schedule(self, module: Any, target: Target) -> Any:
+        """A module of one tensor function, `main`, with the schedule that it gets where none was given."""
+
+    def host_reference(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+        """The unscheduled workload and TVM's target as they are built on the host for the outputs to compare with."""
+        return module, tvm_target
+
+    def roofline(self, target: Target) -> Roofline | None:
+        """What the device can do at most; None where that is not measured.
+
+        Starts threads: only in a fork that ends afterwards.
+        """
+        return None
+
+
+@lru_cache(maxsize=4096)
+def fit(asking: Target, stored: Target) -> Fit:
+    """Whether what was confirmed for `stored` can run on `asking`; the reason completes "confirmed for X: ..."."""
+    if asking.key == stored.key:
+        return Fit(fits=True, reason="same target", distance=(0.0, 0.0, 0.0))
+    theirs, ours = kind_of(stored), kind_of(asking)
+    if ours is not theirs:
+        return Fit(fits=False, reason=f"{theirs.title} schedule does not run on {ours.title} device")
+    return ours.fit(asking, stored)
+
+
+def describe(target: Target) -> str:
+    """The target in a few words."""
+    return kind_of(target).describe(target)
+
+
+def kind_of(target: Target) -> TargetKind:
+    """The kind of a target."""
+    return kind_named(target.kind)
+
+
+@cache
+def kind_named(name: str) -> TargetKind:
+    """The kind whose targets have this `kind`. Raises InvalidTarget for a name that none has."""
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP)))
+        raise InvalidTarget(f"kind {name!r} is none of {known}")
+    made: TargetKind = next(iter(found)).load()()
+    return made
+
+
+@cache
+def kinds() -> tuple[TargetKind, ...]:
+    """Every kind, accelerators before the host: a machine that has both is tuned and served for the first."""
+    names = sorted({entry.name for entry in entry_points(group=GROUP)}, key=lambda name: (name == HOST, name))
+    return tuple(kind_named(name) for name in names)
+
+
+def kind_of_device(device: str) -> TargetKind:
+    """The kind for a device's type, as PyTorch names it. Raises InvalidTarget for one that there is none for."""
+    for kind in kinds():
+        if kind.device == device:
+            return kind
+    raise InvalidTarget(f"no kind of target is for devices of type {device!r}")

@@ -1,0 +1,79 @@
+"""The interface of target kinds, over every kind that is registered, and what holds of their union."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pitchpipe.errors import InvalidTarget
+from pitchpipe.target_kind import HOST, TargetKind, describe, fit, kind_named, kind_of, kind_of_device, kinds
+from pitchpipe.wire.target import NEEDED, Target
+from tests.scene import OTHER_TARGET, TARGET
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = {target.kind: target for target in (TARGET, OTHER_TARGET)}
+
+
+def test_every_kind_that_the_wire_knows_is_registered_and_the_host_comes_last() -> None:
+    assert sorted(kind.name for kind in kinds()) == sorted(NEEDED) == sorted(TARGETS)
+    assert kinds()[-1].name == HOST
+    assert len({kind.device for kind in kinds()}) == len(kinds())
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
+class TestEveryKind:
+    def test_it_is_found_by_its_name_its_targets_and_its_devices(self, kind: TargetKind) -> None:
+        assert kind_named(kind.name) is kind_of(TARGETS[kind.name]) is kind_of_device(kind.device) is kind
+
+    def test_its_targets_fit_themselves_and_those_of_no_other_kind(self, kind: TargetKind) -> None:
+        mine = TARGETS[kind.name]
+        assert fit(mine, mine).fits
+        for other in TARGETS.values():
+            if other.kind != kind.name:
+                told = fit(mine, other)
+                assert not told.fits
+                assert kind.title in told.reason
+
+    def test_it_describes_its_targets_in_a_few_words(self, kind: TargetKind) -> None:
+        assert 0 < len(describe(TARGETS[kind.name])) < 60
+
+    def test_a_target_that_lacks_what_the_kind_needs_is_refused(self, kind: TargetKind) -> None:
+        with pytest.raises(InvalidTarget, match=NEEDED[kind.name][0].replace("_", "-")):
+            Target.parse({"kind": kind.name})
+
+
+def test_a_kind_or_a_device_that_nobody_registered_is_named() -> None:
+    with pytest.raises(InvalidTarget, match=r"'hexagon' is none of cuda, llvm"):
+        kind_named("hexagon")
+    with pytest.raises(InvalidTarget, match="'meta'"):
+        kind_of_device("meta")
+
+
+def sources() -> Iterator[Path]:
+    for package in ("pitchpipe", "service", "tuner", "workers"):
+        yield from (ROOT / package).rglob("*.py")
+
+
+def test_kinds_are_told_apart_nowhere_else() -> None:
+    asks = re.compile(
+        r"""(==|!=|\bin\b|\bis\b|\bcase\b) *\(?["'](llvm|cuda|cpu)["']|["'](llvm|cuda|cpu)["'] *(==|!=|:|if\b)"""
+    )
+    found = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sources()
+        if not path.is_relative_to(ROOT / "tuner" / "target_kinds")
+        for line in path.read_text().splitlines()
+        if asks.search(line)
+    }
+    allowed = {
+        # Which devices' tensors PyTorch computes with on the host: a question about PyTorch's threads.
+        "pitchpipe/torch_backend/threads.py",
+        # What the wire needs of each kind to accept a target: the service parses without any implementation.
+        "pitchpipe/wire/target.py",
+        # Kernels among the functions of a lowered module, in the code generator for CUDA.
+        "tuner/measure/gpu_code.py",
+    }
+    assert {line.partition(":")[0] for line in found} <= allowed, found

@@ -1,0 +1,120 @@
+"""CPUs: code by LLVM, run by the process itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pitchpipe.errors import InvalidTarget
+from pitchpipe.target_kind import HOST, Fit, TargetKind
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.roofline import Roofline
+from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.task import Workload
+
+
+class CpuKind(TargetKind):
+    """Targets of kind `llvm`."""
+
+    name = HOST
+    device = "cpu"
+    title = "a CPU"
+    runs_unscheduled = True
+    records_graphs = False
+    has_streams = False
+
+    def fit(self, asking: Target, stored: Target) -> Fit:
+        from tuner.target_kinds.cpu import isa
+
+        return isa.fit(asking, stored)
+
+    def describe(self, target: Target) -> str:
+        cores = "" if target.num_cores is None else f" on {target.num_cores} core{'s' if target.num_cores > 1 else ''}"
+        return f"{target.mcpu}{''.join(target.mattr)}{cores}"
+
+    def detect(self) -> Target | None:
+        from pitchpipe.processes.cores import usable_cores
+        from tuner.target_kinds.compiler import compiler_here
+
+        return Target.parse({"kind": self.name, "mcpu": compiler_here().mcpu, "num-cores": usable_cores()})
+
+    def fingerprint(self) -> DeviceFingerprint:
+        from tuner.target_kinds.cpu import device
+
+        return device.fingerprint()
+
+    def facts(self) -> list[str]:
+        return [self.fingerprint().device_class, platform.machine()]
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        from pitchpipe.processes.child import run_step
+
+        yield "device", lambda: self.fingerprint().model
+        yield "toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind=self.name)).key
+
+    def tvm_target(self, target: Target) -> Any:
+        from tuner.tvm_compat import tvm
+
+        known = tvm.target.codegen.llvm_get_cpu_archlist(tvm.target.Target("llvm"))
+        if target.mcpu not in known:
+            raise InvalidTarget(f"mcpu: LLVM does not know a CPU named {target.mcpu!r}")
+        return tvm.target.Target(target.attributes())
+
+    def codegen(self) -> str:
+        from tuner.lowering.fastmath import MATH_VERSION
+        from tuner.tvm_compat import tvm
+
+        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}"
+
+    def load_intrinsics(self) -> None:
+        from tuner.tvm_compat import load_intrinsics_of
+
+        load_intrinsics_of("arm_cpu" if platform.machine() in ("aarch64", "arm64") else "x86")
+
+    def before_codegen(self, module: Any) -> Any:
+        from tuner.lowering.fastmath import expand_intrinsics
+
+        return expand_intrinsics(module)
+
+    def rewrites(self) -> Any:
+        from tuner.target_kinds.cpu.rewrites import REWRITES
+
+        return REWRITES
+
+    def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
+        from tuner.space.recurrence import recurrent_sketches
+        from tuner.space.rowwise import rowwise_sketches
+        from tuner.space.tiles import tiled_sketches
+        from tuner.space.winograd import winograd_sketches
+
+        return tiled_sketches, winograd_sketches, rowwise_sketches, recurrent_sketches
+
+    def vector_unit(self, target: Target, element_bits: int) -> Any:
+        from tuner.space.processor import VectorUnit
+
+        return VectorUnit.of(target, element_bits)
+
+    def baseline_trace(self, workload: Workload, target: Target) -> str:
+        """The workload as it is."""
+        return BASELINE_TRACE
+
+    def fixed_trace(self, workload: Workload, target: Target) -> str:
+        from tuner.space.default import fixed_trace
+
+        return fixed_trace(workload, target)
+
+    def default_schedule(self, module: Any, target: Target) -> Any:
+        from tuner.schedule.trace import apply_trace
+        from tuner.space.default import fixed_trace
+        from tuner.tvm_compat import save_ir
+        from tuner.workload.digest import workload_digest
+
+        workload = Workload(digest=workload_digest(module), ir=save_ir(module))
+        return apply_trace(module, fixed_trace(workload, target)).mod
+
+    def roofline(self, target: Target) -> Roofline | None:
+        from tuner.measure import roofline
+        from tuner.target_kinds.cpu import device
+
+        return roofline.measure(target, device.data_caches(target.num_cores or 1), device.memory_bytes())

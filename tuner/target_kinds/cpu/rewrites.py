@@ -1,0 +1,19 @@
+"""Graph preparation for a CPU."""
+
+from __future__ import annotations
+
+from tuner.graph.fold_head_split import fold_head_split
+from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
+from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.patch_embedding import patch_embedding
+from tuner.graph.prepare import ALWAYS, Rewrites
+from tuner.graph.reassociate import reassociate
+from tuner.graph.scatters import decompose_scatters
+from tuner.graph.simplify import simplify
+from tuner.graph.slice_views import slice_views
+
+REWRITES = Rewrites(
+    always=(decompose_scatters, *ALWAYS),
+    products=(reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
+    layout=(simplify, fold_input_transpose, slice_views),
+)

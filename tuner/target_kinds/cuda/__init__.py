@@ -1,0 +1,117 @@
+"""NVIDIA's GPUs: code by TVM's CUDA generator and NVRTC or nvcc, run by a process that alone holds the device."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.target_kind import Fit, TargetKind
+from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.task import Workload
+
+
+class CudaKind(TargetKind):
+    """Targets of kind `cuda`."""
+
+    name = "cuda"
+    device = "cuda"
+    title = "a CUDA"
+    runs_unscheduled = False
+    records_graphs = True
+    has_streams = True
+
+    def fit(self, asking: Target, stored: Target) -> Fit:
+        from tuner.target_kinds.cuda.fit import fit
+
+        return fit(asking, stored)
+
+    def describe(self, target: Target) -> str:
+        return target.arch or self.name
+
+    def detect(self) -> Target | None:
+        from tuner.target_kinds.cuda import device
+
+        return device.detect()
+
+    def fingerprint(self) -> DeviceFingerprint:
+        from tuner.target_kinds.cuda import device
+
+        return device.fingerprint()
+
+    def facts(self) -> list[str]:
+        from tuner.target_kinds.cuda import device
+
+        return device.facts()
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        from pitchpipe.processes.child import run_step
+
+        if self.detect() is not None:
+            yield "GPU", lambda: "{0.model}, driver {0.driver}".format(self.fingerprint())
+            yield "GPU toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind=self.name)).key
+
+    def tvm_target(self, target: Target) -> Any:
+        """With this machine as its host."""
+        from tuner.tvm_compat import tvm
+
+        host = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
+        return tvm.target.Target(target.attributes(), host=host)
+
+    def codegen(self) -> str:
+        try:
+            nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
+        except ImportError:
+            return "CUDA without NVRTC"
+        _, major, minor = nvrtc.nvrtcVersion()
+        return f"CUDA {major}.{minor}"
+
+    def load_intrinsics(self) -> None:
+        from tuner.tvm_compat import load_cuda_intrinsics
+
+        load_cuda_intrinsics()
+
+    def pass_config(self) -> dict[str, Any]:
+        """StorageRewrite gives buffers of different types one allocation, and a later pass of TVM 0.27 refuses just that
+        in shared memory: four in five tensor-core schedules do not compile. What the pass saves is done again later
+        (MergeSharedMemoryAllocations) and by the device compiler (registers): the machine code of what it lets through is
+        the same without it, byte for byte (19 kernels compared).
+        """
+        return {"tirx.disable_storage_rewrite": True}
+
+    def rewrites(self) -> Any:
+        from tuner.target_kinds.cuda.rewrites import REWRITES
+
+        return REWRITES
+
+    def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
+        return ()
+
+    def baseline_trace(self, workload: Workload, target: Target) -> str:
+        """TVM's own default schedule: one thread per output element."""
+        from tuner.schedule.trace import encode_trace
+        from tuner.tvm_compat import dlight, load_ir, to_tvm_target
+
+        mod = load_ir(workload.ir)
+        tvm_target = to_tvm_target(target)
+        with tvm_target:
+            schedule = dlight.gpu.Fallback().apply(mod["main"], tvm_target, False)
+        if schedule is None:
+            raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
+        return encode_trace(schedule.trace)
+
+    def fixed_trace(self, workload: Workload, target: Target) -> str:
+        return self.baseline_trace(workload, target)
+
+    def default_schedule(self, module: Any, target: Target) -> Any:
+        from tuner.tvm_compat import dlight, to_tvm_target
+
+        with to_tvm_target(target):
+            return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
+
+    def host_reference(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+        from tuner.measure.build import cpu_target_of_host
+        from tuner.measure.host_reference import on_all_cores
+
+        return on_all_cores(module), cpu_target_of_host()
