@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Emit, Replacement, op_name, replace_calls, reshaped, static_shape
-from tuner.graph.simplify.rewriter import BINARY, UNARY
+from tuner.graph.epilogue import epilogue_step
 from tuner.tvm_compat import relax
 
 MIN_SIZE = 16
@@ -105,16 +105,13 @@ class _Split:
 
 
 def _follows_columns(def_use: DefUse, call: Any) -> bool:
-    """Whether a call is element-wise, on the projection and, perhaps, weights with one value for each column."""
-    out = static_shape(call)
-    if out is None or not isinstance(call, relax.Call) or static_shape(call.args[0]) != out:
-        return False
-    if op_name(call) in UNARY:
-        return len(call.args) == 1
-    if op_name(call) not in BINARY or not def_use.from_weights(call.args[1]):
-        return False
-    shape = static_shape(call.args[1])
-    return shape is not None and math.prod(shape) in (1, out[-1]) and math.prod(shape) == (shape or [1])[-1]
+    """Whether a call is a step of the projection's epilogue, with weights of one value for each column if with any."""
+    step = epilogue_step(def_use, call)
+    if step is None or step.operand is None:
+        return step is not None
+    shape = static_shape(step.operand)
+    columns = (static_shape(call) or [1])[-1]
+    return shape is not None and math.prod(shape) in (1, columns) and math.prod(shape) == (shape or [1])[-1]
 
 
 def _length(expr: Any) -> int:

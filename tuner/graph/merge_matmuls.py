@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tuner.graph.def_use import DefUse, Emit, Replacement, item_bytes, op_name, replace_calls, reshaped, static_shape
+from tuner.graph.epilogue import epilogue_step
 from tuner.graph.fold_constants import constant_value
-from tuner.graph.simplify.rewriter import BINARY, UNARY
 from tuner.graph.slice_views import ALIGNMENT
 from tuner.tvm_compat import relax
 
@@ -72,17 +72,14 @@ class _Mergeable:
 
 
 def _signature(def_use: DefUse, user: Any, variable: Any) -> Any:
-    """Identifies an element-wise call on `variable`: calls of equal signatures can be merged; None if it can not be."""
+    """Identifies a step of the epilogue on `variable`: calls of equal signatures can be merged; None for any other call."""
     call = def_use.definition(user)
-    shape = static_shape(call)
-    if user is None or shape is None or not isinstance(call, relax.Call) or not call.args[0].same_as(variable):
+    step = None if user is None else epilogue_step(def_use, call)
+    if step is None or not call.args[0].same_as(variable):
         return None
-    if op_name(call) in UNARY and len(call.args) == 1:
+    if step.operand is None:
         return (op_name(call), str(call.attrs), str(call.ty.dtype))
-    operand = call.args[1] if op_name(call) in BINARY else None
-    if operand is None or not _movable(def_use, operand) or shape != static_shape(variable):
-        return None
-    return (op_name(call), tuple(static_shape(operand) or ()))
+    return (op_name(call), tuple(static_shape(step.operand) or ())) if _movable(def_use, step.operand) else None
 
 
 def _movable(def_use: DefUse, expr: Any) -> bool:

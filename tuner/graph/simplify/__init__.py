@@ -25,9 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.graph.def_use import op_name
+from tuner.graph.epilogue import BINARY, UNARY
 from tuner.graph.simplify.dimensions import DimensionRules
 from tuner.graph.simplify.elementwise import ElementwiseRules
-from tuner.graph.simplify.rewriter import BINARY, UNARY
 from tuner.tvm_compat import mutator, with_function
 
 

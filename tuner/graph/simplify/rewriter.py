@@ -6,23 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.graph.def_use import definition, op_name, static_shape
+from tuner.graph.epilogue import is_product
 from tuner.graph.fold_constants import folded
 from tuner.graph.reshape_transpose import Step, followed
 from tuner.tvm_compat import PyExprMutator, relax
-
-UNARY = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "nn.gelu", "nn.gelu_tanh"),
-        *("nn.leakyrelu", "nn.relu", "nn.silu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "tanh"),
-    )
-)
-BINARY = frozenset(f"relax.{name}" for name in ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"))
-ELEMENTWISE = UNARY | BINARY | {"relax.where"}
-PRODUCTS = frozenset(("relax.matmul", "relax.einsum"))
-MAX_EPILOGUE = 32
-"""Element-wise operators between a value and the product that it comes from, at most: a residual stream is a chain of sums
-as long as its model."""
 
 
 class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
@@ -102,12 +89,7 @@ class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         return value.args[0] if self.is_product(value.args[0]) else None
 
     def is_product(self, x: Any) -> bool:
-        shape, value = static_shape(x), self.definition(x)
-        for _ in range(MAX_EPILOGUE):
-            if op_name(value) not in ELEMENTWISE:
-                break
-            value = self.definition(next((each for each in value.args if static_shape(each) == shape), value.args[0]))
-        return op_name(value) in PRODUCTS
+        return is_product(x, self.definition)
 
     def without_units(self, x: Any, rank: int) -> Any:
         """x without as many leading dimensions, all of one, as it has more than `rank`."""
