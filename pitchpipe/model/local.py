@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import InvalidInput
+from pitchpipe.frontends import FRONTENDS, SUFFIXES
 from pitchpipe.model.reference import FileSource, FunctionSource, ModuleSource, NoSource, Source
 from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import ModelFormat
@@ -18,17 +19,6 @@ from pitchpipe.wire.target import Target
 
 MAX_EXAMPLE = 1 << 28
 """Elements of an example input."""
-SUFFIXES = {
-    ".onnx": ModelFormat.ONNX,
-    ".json": ModelFormat.RELAX,
-    ".mlir": ModelFormat.STABLEHLO,
-    ".pt": ModelFormat.TORCHSCRIPT,
-    ".pt2": ModelFormat.PT2,
-    ".py": ModelFormat.TVMSCRIPT,
-    ".stablehlo": ModelFormat.STABLEHLO,
-    ".tflite": ModelFormat.TFLITE,
-    ".torchscript": ModelFormat.TORCHSCRIPT,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +53,7 @@ def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None 
     contradict the file.
     """
     model_format, data = read_file(path, trust=trust)
-    if model_format.is_local:
+    if FRONTENDS[model_format].is_local:
         data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
         source = _file_source(path, model_format, data, tuple(example_inputs or ()), trust)
         return LocalModel(name=path.stem, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
@@ -85,7 +75,7 @@ def read_file(path: Path, *, trust: bool) -> tuple[ModelFormat, bytes]:
     model_format = SUFFIXES.get(path.suffix)
     if model_format is None:
         raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
-    if model_format.runs_code and not trust:
+    if FRONTENDS[model_format].runs_code and not trust:
         raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
     try:
         return model_format, path.read_bytes()
@@ -124,8 +114,8 @@ def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trus
 
 def _file_source(path: Path, model_format: ModelFormat, relax: bytes, examples: tuple[Any, ...], trust: bool) -> Source:
     """Of a file that was converted here, `relax` being what it was converted to."""
-    if model_format is ModelFormat.TVMSCRIPT:
-        return NoSource(reason="TVMScript tells no framework")
+    if not FRONTENDS[model_format].framework:
+        return NoSource(reason=f"a {model_format} file tells no framework")
     specs: tuple[Any, ...] = ()
     if model_format is ModelFormat.STABLEHLO:
         specs = tuple((tuple(spec["shape"]), spec["dtype"]) for spec in json.loads(relax)["inputs"])

@@ -15,7 +15,7 @@ from pitchpipe.wire.task import TaskKind
 
 
 class ModelFormat(StrEnum):
-    """What an uploaded model is written in."""
+    """What a model is written in; pitchpipe/frontends.py says how each is read."""
 
     ONNX = "onnx"
     """ONNX protobuf; weights may be left out (see pitchpipe/model/strip.py)."""
@@ -33,16 +33,6 @@ class ModelFormat(StrEnum):
     """StableHLO as JAX exports it; holds weights as constants, so it is converted locally, which takes them out."""
     TFLITE = "tflite"
     """A TFLite flatbuffer; as STABLEHLO."""
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether opening such a file can run code of whoever made it."""
-        return self in (ModelFormat.TVMSCRIPT, ModelFormat.PT2, ModelFormat.TORCHSCRIPT)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether such a file is converted to RELAX on its owner's machine and never sent."""
-        return self.runs_code or self in (ModelFormat.STABLEHLO, ModelFormat.TFLITE)
 
 
 class ModelView(Wire):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitchpipe.target_kind import kind_of
+from pitchpipe.target_kind import kind_named, kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
@@ -146,3 +146,9 @@ def test_the_baseline_of_a_gpu_binds_every_stage_to_threads() -> None:
     mod = load_ir(programs.conv().ir)
     assert apply_trace(mod, trace).mod.script() == apply_trace(mod, trace).mod.script()
     assert kind_of(cuda).fixed_trace(programs.conv(), cuda) == trace
+
+
+def test_no_design_space_of_processors_is_searched_on_a_gpu() -> None:
+    processors, gpus = (set(kind_named(name).design_spaces()) for name in ("llvm", "cuda"))
+    assert len(processors) == 4
+    assert processors.isdisjoint(gpus)

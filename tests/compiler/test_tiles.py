@@ -307,7 +307,3 @@ def test_what_holds_no_contraction_has_no_tiles() -> None:
     relu = workload(lambda _, x: relax.op.nn.relu(x), (64, 64))
     assert find_contraction(Schedule(load_ir(relu.ir))) is None
     assert tiled_sketches(load_ir(relu.ir), TARGET) == []
-
-
-def test_tiles_are_for_processors() -> None:
-    assert tiled_sketches(case("window")[1], Target.parse({"kind": "cuda", "arch": "sm_90"})) == []

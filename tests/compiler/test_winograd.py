@@ -229,11 +229,6 @@ def test_few_tiles_do_not_pay_for_larger_weights() -> None:
     assert winograd_sketches(mod, TARGET) == []
 
 
-def test_the_rewrite_is_for_processors() -> None:
-    mod = load_ir(workload_of(network(11, 14, 32, 64)).ir)
-    assert winograd_sketches(mod, Target.parse({"kind": "cuda", "arch": "sm_90"})) == []
-
-
 def test_a_workload_with_narrow_indices_is_searched_without_it() -> None:
     """TVM's own workloads, which are no graph's."""
     mod = IRModule({"main": te.create_prim_func(te_workload.conv2d_nhwc(1, 14, 14, 32, 32, 3, 1, 1))})

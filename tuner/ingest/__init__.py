@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.frontends import FRONTENDS
 from pitchpipe.wire.job import ModelFormat
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ __all__ = [
     "parse_container",
 ]
 
-_LIBRARIES = {ModelFormat.STABLEHLO: ("jaxlib", "jax"), ModelFormat.TFLITE: ("tflite", "tflite")}
-"""What parses a format that not every installation reads, and the extra that has it."""
 CONTAINER_VERSION = 1
 """Version of the `relax` format."""
 
@@ -117,13 +116,10 @@ def ingest_bytes(
     """The same as bytes to keep: the `relax` format, or for METASCHEDULE the form of imported.py. Raises as `ingest`."""
     from tuner.ingest.isolation import run_child
 
-    if format in (ModelFormat.PT2, ModelFormat.TORCHSCRIPT):
-        raise InvalidModel(
-            f"a {format} file can run code when it is loaded: convert it on the client, with trust given"
-        )
-    if format is ModelFormat.TVMSCRIPT and not trusted:
-        raise InvalidModel("TVMScript is code: convert it on the client, with trust given")
-    if format.is_local and not format.runs_code:
+    frontend = FRONTENDS[format]
+    if frontend.opened_in_process or (frontend.runs_code and not trusted):
+        raise InvalidModel(f"a {format} file can run code when it is read: convert it on the client, with trust given")
+    if frontend.holds_weights:
         raise InvalidModel(f"a {format} file holds weights: convert it on the client, which keeps them")
     return run_child(data, format, limits)
 
@@ -131,15 +127,15 @@ def ingest_bytes(
 def convert(
     data: bytes, format: ModelFormat, limits: IngestLimits = DEFAULT_LIMITS
 ) -> tuple[bytes, dict[str, np.ndarray]]:
-    """The `relax` format of a file that holds graph and weights in one, STABLEHLO or TFLITE, and the weights by name.
+    """The `relax` format of a file that holds graph and weights in one, and the weights by name.
 
     Read in the same disposable child. Raises as `ingest`; InvalidModel too where the format's library is not installed.
     """
     from tuner.ingest.isolation import run_child, split_weights
 
-    library, extra = _LIBRARIES[format]
-    if find_spec(library) is None:
-        raise InvalidModel(f"reading a {format} file needs {library}: install pitchpipe[{extra}]")
+    frontend = FRONTENDS[format]
+    if find_spec(frontend.library) is None:
+        raise InvalidModel(f"reading a {format} file needs {frontend.library}: install pitchpipe[{frontend.extra}]")
     return split_weights(run_child(data, format, limits))
 
 

@@ -12,8 +12,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from pkgutil import resolve_name
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
+from pitchpipe.frontends import FRONTENDS
 from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import IngestedModel, IngestLimits, container
@@ -55,39 +57,19 @@ def _problem(error: PitchpipeError) -> bytes:
 
 
 def reader(format: ModelFormat) -> Callable[[bytes, IngestLimits], bytes]:
-    """The reader of a format, everything it needs imported."""
-    if format is ModelFormat.METASCHEDULE:
-        from tuner.ingest.metaschedule_reader import read_metaschedule
+    """The reader of a format, everything it needs imported; it returns the bytes to answer with."""
+    read = resolve_name(FRONTENDS[format].reader)
 
-        return read_metaschedule
-    if format is ModelFormat.ONNX:
-        from tuner.ingest.onnx_reader import read_onnx
+    def answer(data: bytes, limits: IngestLimits) -> bytes:
+        found = read(data, limits)
+        if isinstance(found, IngestedModel):
+            return container(found)
+        return join_weights(*found) if isinstance(found, tuple) else bytes(found)
 
-        return _contained(read_onnx)
-    if format is ModelFormat.TFLITE:
-        from tuner.ingest.tflite_reader import read_tflite
-
-        return _with_weights(read_tflite)
-    if format is ModelFormat.STABLEHLO:
-        from tuner.ingest.stablehlo_reader import read_stablehlo
-
-        return _with_weights(read_stablehlo)
-    from tuner.ingest.relax_reader import read_relax, read_tvmscript
-
-    return _contained(read_tvmscript if format is ModelFormat.TVMSCRIPT else read_relax)
+    return answer
 
 
 def _survey() -> Callable[[bytes, IngestLimits], bytes]:
     from tuner.ingest.onnx.survey import survey_bytes
 
     return survey_bytes
-
-
-def _contained(reader: Callable[[bytes, IngestLimits], IngestedModel]) -> Callable[[bytes, IngestLimits], bytes]:
-    return lambda data, limits: container(reader(data, limits))
-
-
-def _with_weights(
-    reader: Callable[[bytes, IngestLimits], tuple[bytes, bytes]],
-) -> Callable[[bytes, IngestLimits], bytes]:
-    return lambda data, limits: join_weights(*reader(data, limits))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pitchpipe.errors import InvalidInput, InvalidModel
+from pitchpipe.frontends import FRONTENDS
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import convert, ingest_bytes
 
@@ -30,19 +32,17 @@ def convert_local(
     TorchScript needs `example_inputs`, as it does not tell their shapes. Raises InvalidInput, for a file that can run code
     and is not `trusted` too.
     """
-    if model_format.runs_code and not trusted:
+    frontend = FRONTENDS[model_format]
+    if frontend.runs_code and not trusted:
         raise InvalidInput(f"opening a {model_format} file can run code: trust it explicitly to go on")
-    if isinstance(source, Path) and model_format is ModelFormat.PT2:
-        from tuner.ingest.torch_export import from_pt2
-
-        return from_pt2(source)
-    if isinstance(source, Path) and model_format is ModelFormat.TORCHSCRIPT:
-        from tuner.ingest.torch_export import from_torchscript
-
-        return from_torchscript(source, example_inputs)
+    if frontend.opened_in_process:
+        if not isinstance(source, Path):
+            raise InvalidInput(f"a {model_format} model is read from a file")
+        converted: tuple[bytes, dict[str, np.ndarray]] = resolve_name(frontend.reader)(source, example_inputs)
+        return converted
+    if not frontend.is_local:
+        raise InvalidModel(f"a {model_format} model is not converted here")
     data = source.read_bytes() if isinstance(source, Path) else source
-    if model_format is ModelFormat.TVMSCRIPT:
-        return ingest_bytes(data, model_format, trusted=True), {}
-    if model_format in (ModelFormat.STABLEHLO, ModelFormat.TFLITE):
+    if frontend.holds_weights:
         return convert(data, model_format)
-    raise InvalidModel(f"a {model_format} model is not converted here")
+    return ingest_bytes(data, model_format, trusted=True), {}

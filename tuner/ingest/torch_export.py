@@ -126,7 +126,7 @@ def quiet() -> Iterator[None]:
         notes.setLevel(level)
 
 
-def from_pt2(path: Path) -> Converted:
+def from_pt2(path: Path, _example_inputs: Sequence[Any] | None = None) -> Converted:
     """The `relax` format of a saved exported program. Loading one can run code: the caller trusts it."""
     try:
         program = torch.export.load(path)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.errors import InvalidModel, PitchpipeError
+from pitchpipe.frontends import FRONTENDS
 from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.finding import Refusal
 from pitchpipe.wire.job import ModelFormat
@@ -53,7 +54,7 @@ def _of_import(model: bytes, kind: ModelFormat, path: Path) -> Iterator[Refusal]
     from tuner.ingest.local import convert_local
 
     try:
-        if kind.is_local:
+        if FRONTENDS[kind].is_local:
             convert_local(path, kind, trusted=True)
         else:
             ingest_bytes(model, kind)

@@ -7,35 +7,24 @@ import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pitchpipe.arrays import load_arrays
-from pitchpipe.model.reference.expected import CannotRun, Runner, expect
+from pitchpipe.frontends import FRONTENDS
+from pitchpipe.model.reference.expected import CannotRun, ModelFile, Runner, expect
 from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.job import ModelFormat
 
 
 def runner_of(asked: Mapping[str, Any], weights: Mapping[str, Any], examples: list[Any]) -> Runner:
     """The framework with the model. Raises ImportError where it is not installed, CannotRun, and what it raises."""
-    path, model_format = Path(asked["path"]), ModelFormat(asked["format"])
-    match model_format:
-        case ModelFormat.ONNX:
-            from pitchpipe.model.reference.onnx_runner import OnnxRunner
-
-            return OnnxRunner(path, weights, examples)
-        case ModelFormat.PT2 | ModelFormat.TORCHSCRIPT:
-            from pitchpipe.model.reference.torch_runner import from_file
-
-            return from_file(path, script=model_format is ModelFormat.TORCHSCRIPT, examples=examples)
-        case ModelFormat.STABLEHLO:
-            from pitchpipe.model.reference.jax_runner import ModuleRunner
-
-            return ModuleRunner(path.read_bytes(), asked["specs"])
-        case ModelFormat.TFLITE:
-            from pitchpipe.model.reference.tflite_runner import TfliteRunner
-
-            return TfliteRunner(path.read_bytes())
-    raise CannotRun(f"no framework runs {model_format} files")
+    frontend = FRONTENDS[ModelFormat(asked["format"])]
+    if not frontend.framework:
+        raise CannotRun(f"no framework runs {frontend.format} files")
+    file = ModelFile(path=Path(asked["path"]), weights=weights, examples=examples, specs=asked["specs"])
+    made: Runner = resolve_name(frontend.framework)(file)
+    return made
 
 
 def _main(folder: Path) -> None:

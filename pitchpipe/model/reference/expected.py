@@ -35,6 +35,19 @@ class CannotRun(Exception):
     """The source cannot be run here; the message says why, and the model is not compared."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A model as a file, for the framework that it came from."""
+
+    path: Path
+    weights: Mapping[str, np.ndarray]
+    """By name, those that were taken out of the file."""
+    examples: Sequence[np.ndarray]
+    """Of the inputs, in order, where the user gave some."""
+    specs: Sequence[tuple[Sequence[int], str]]
+    """Shape and type of each input, where the file was read before."""
+
+
 class Runner(Protocol):
     """A framework with a model of its own, ready to run."""
 

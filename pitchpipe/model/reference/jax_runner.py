@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend.backend import get_backend
 
-from pitchpipe.model.reference.expected import CannotRun
+from pitchpipe.model.reference.expected import CannotRun, ModelFile
 
 
 class FunctionRunner:
@@ -60,6 +60,11 @@ class ModuleRunner:
             given = [jax.device_put(array, self._device) for array in arrays]
         found = self._loaded.execute_sharded(given).disassemble_into_single_device_arrays()
         return [np.asarray(part[0]) for part in found]
+
+
+def from_file(file: ModelFile) -> ModuleRunner:
+    """The framework with the file."""
+    return ModuleRunner(file.path.read_bytes(), file.specs)
 
 
 def drawn(shape: Sequence[int], dtype: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ import onnx.reference
 from pitchpipe.model.comparison import INTEGERS
 from pitchpipe.model.onnx_params import param_names
 from pitchpipe.model.onnx_shapes import fix_shapes
-from pitchpipe.model.reference.expected import CannotRun
+from pitchpipe.model.reference.expected import CannotRun, ModelFile
 
 MOVES = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
@@ -73,6 +73,11 @@ class OnnxRunner:
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = self._run(None, {**self._bound, **dict(zip(self._names, arrays, strict=True))})
         return [np.asarray(part) for one in found for part in (one if isinstance(one, list) else [one])]
+
+
+def from_file(file: ModelFile) -> OnnxRunner:
+    """The framework with the file."""
+    return OnnxRunner(file.path, file.weights, file.examples)
 
 
 def output_steps(model: Any) -> tuple[float, ...]:

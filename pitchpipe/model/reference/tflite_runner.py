@@ -10,6 +10,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from pitchpipe.model.comparison import drawn
+from pitchpipe.model.reference.expected import ModelFile
 
 
 class TfliteRunner:
@@ -40,6 +41,11 @@ class TfliteRunner:
             return 0.0
         grid = next(one for one in self._interpreter.get_tensor_details() if one["index"] == maker["inputs"][0])
         return float(max(grid["quantization_parameters"]["scales"], default=0.0))
+
+
+def from_file(file: ModelFile) -> TfliteRunner:
+    """The framework with the file."""
+    return TfliteRunner(file.path.read_bytes())
 
 
 def _is_quantised(told: Any) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from pitchpipe.model.reference.expected import CannotRun
+from pitchpipe.model.reference.expected import CannotRun, ModelFile
 from pitchpipe.torch_operators.arrays import to_array, to_tensor
 from pitchpipe.torch_operators.ties import TiesByPlace
 
@@ -75,9 +74,12 @@ def _drawn(value: Any) -> Any:
     return torch.randint(0, 2, shape, generator=generator).to(value.dtype)
 
 
-def from_file(path: Path, *, script: bool, examples: Sequence[np.ndarray]) -> TorchRunner:
-    """Of a file that torch.jit.save (`script`) or torch.export.save wrote. Loading one can run code."""
-    if script:
-        loaded = torch.jit.load(str(path), map_location="cpu").eval()
-        return TorchRunner(loaded, [to_tensor(example) for example in examples])
-    return exported_program(torch.export.load(path))
+def from_torchscript(file: ModelFile) -> TorchRunner:
+    """Of a file that torch.jit.save wrote. Loading one can run code."""
+    loaded = torch.jit.load(str(file.path), map_location="cpu").eval()
+    return TorchRunner(loaded, [to_tensor(example) for example in file.examples])
+
+
+def from_pt2(file: ModelFile) -> TorchRunner:
+    """Of a file that torch.export.save wrote. Loading one can run code."""
+    return exported_program(torch.export.load(file.path))

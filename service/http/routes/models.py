@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.frontends import FRONTENDS
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.job import ModelFormat, ModelView
 from pitchpipe.wire.page import ModelPage
@@ -50,8 +51,8 @@ async def upload_model(
     The same bytes and format give the model that is there already. 202 when nobody got to reading it in time: `checked`
     is then false, and what would be an error here fails the jobs on it.
     """
-    if format.is_local:
-        why = "is code" if format.runs_code else "holds weights"
+    if (frontend := FRONTENDS[format]).is_local:
+        why = "is code" if frontend.runs_code else "holds weights"
         raise InvalidModel(
             f"format {format.value!r} {why} and is not accepted over HTTP; convert it to `relax` with the SDK or "
             "`pitchpipe` on your machine"
