@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +29,12 @@ from pitchpipe.wire.measure import (
     Stop,
     Timed,
 )
+from tuner.measure import timing
+from tuner.measure.candidate import WrongOutput
+from tuner.measure.cuda_driver import CudaError
 from workers.sandbox.gpu import batch as gpu_batch
 from workers.sandbox.gpu import builders as gpu_builders
+from workers.sandbox.gpu import children as gpu_children
 from workers.sandbox.gpu.batch import GpuBatchRun, Runner
 from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM
 from workers.sandbox.messages import (
@@ -329,3 +334,61 @@ def test_the_inbox_carries_the_incumbent() -> None:
     assert size == 4
     assert math.isnan(incumbent)
     assert REQUEST.unpack(gpu_batch.request(b"code", 2.0)[: REQUEST.size]) == (4, 2.0)
+
+
+class MadeUpMeasuring:
+    """Checks and times what its program says."""
+
+    def __init__(self, bench: object, running: Any) -> None:
+        self.program = running
+
+    def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> timing.Sampled:
+        if isinstance(self.program.raises, Exception):
+            raise self.program.raises
+        return timing.Sampled(secs=self.program.secs, calls=3, stop=Stop.SLOW)
+
+    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
+        self.search(config, None, 0.0)
+        return 5
+
+    def warmed_sample(self, calls: int) -> float:
+        return calls * 1e-3
+
+    def verdict(self) -> CheckVerdict:
+        return CHECK
+
+
+@pytest.mark.parametrize(
+    ("raises", "kind", "spent"),
+    [
+        (WrongOutput(CHECK, "zeros"), FailureKind.WRONG_OUTPUT, False),
+        (CudaError("cuLaunchKernel", 1, "INVALID_VALUE"), FailureKind.RUN_ERROR, False),
+        (CudaError("cuMemAlloc", 2, "OUT_OF_MEMORY"), FailureKind.RUN_ERROR, True),
+        (CudaError("cuCtxSynchronize", 700, "ILLEGAL_ADDRESS"), FailureKind.RUN_ERROR, True),
+        (CudaError("cuCtxSynchronize", 214, "ECC_UNCORRECTABLE"), FailureKind.DEVICE_ERROR, True),
+        (ValueError("no such kernel"), FailureKind.RUN_ERROR, True),
+    ],
+)
+def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
+    raises: Exception, kind: FailureKind, spent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = (SimpleNamespace(close=lambda: None, secs=(1e-3,), raises=each) for each in (None, raises))
+    monkeypatch.setattr(gpu_children, "GpuProgram", SimpleNamespace(from_bytes=lambda data: bytes(data)))
+    monkeypatch.setattr(gpu_children, "DeviceProgram", lambda device, data: {b"good": good, b"bad": bad}[data])
+    monkeypatch.setattr(gpu_children, "Measuring", MadeUpMeasuring)
+    device: Any = SimpleNamespace(bench=None, beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9))
+    inbox = mmap(-1, INBOX_BYTES)
+    runner = gpu_children._Runner(device, CONFIG, inbox, [b"good", b"bad"])
+    assert runner.answer(BEAT, math.nan) == Sample(secs=1e-4)
+    assert runner.answer(WARM, 0) == Warmed(calls=5, check=CHECK, clock_hz=1e9)
+    assert runner.answer(SAMPLE, 0) == Sample(secs=5e-3)
+    for program in (b"good", b"bad"):
+        message = gpu_batch.request(program, None)
+        inbox[: len(message)] = message
+        answer = runner.answer(TRIAL, math.nan)
+        if program == b"good":
+            assert answer == Sampled(run_secs=(1e-3,), calls=3, stop=Stop.SLOW, check=CHECK, clock_hz=1e9)
+    for again in (answer, runner.answer(WARM, 1)):
+        assert isinstance(again, Fault)
+        assert (again.kind, again.spent) == (kind, spent)
+        assert str(raises).splitlines()[-1] in again.detail
