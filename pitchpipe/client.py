@@ -328,16 +328,22 @@ class Client:
 
     # --- tokens
 
-    def create_token(self, project: str, scope: Scope | str, label: str = "") -> TokenCreated:
-        """The only time the token's text is seen. Not repeated: an answer that was lost leaves a token to revoke."""
+    def create_token(self, project: str | None, scope: Scope | str, label: str = "") -> TokenCreated:
+        """The only time the token's text is seen. Not repeated: an answer that was lost leaves a token to revoke.
+
+        project: None for scope operator, and for no other. Raises Forbidden or NotFound for a token that this one may
+        not make: an admin makes those of its own project, an operator any.
+        """
         request = TokenRequest(project=project, scope=Scope(scope), label=label)
         return parse(TokenCreated, self._connection.call("POST", "/v1/tokens", json=request, repeat=False))
 
     def tokens(self) -> Iterator[TokenView]:
+        """Of the admin's project; for an operator of all, and the operators' own."""
         for page in self._connection.pages("/v1/tokens", TokenPage):
             yield from page.items
 
     def revoke_token(self, token_id: str) -> None:
+        """Raises NotFound for a token that is absent, or not one of those that `tokens` gives."""
         self._connection.call("DELETE", f"/v1/tokens/{segment(token_id)}")
 
     # --- service

@@ -133,8 +133,12 @@ def _open(url: str) -> Iterator[Database]:
 
 
 def create_token(
-    project: Annotated[str, typer.Option(help="made if it is new")] = "default",
-    scope: Annotated[Scope, typer.Option(help="user, worker or admin")] = Scope.USER,
+    project: Annotated[
+        str | None, typer.Option(help="made if it is new; an operator has none", show_default="default")
+    ] = None,
+    scope: Annotated[
+        Scope, typer.Option(help="user, worker or admin of the project, or operator of all projects' tokens")
+    ] = Scope.USER,
     label: Annotated[str, typer.Option(help="a note for people")] = "",
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -145,6 +149,8 @@ def create_token(
     from pitchpipe.errors import InvalidInput
     from service.store import tokens
 
+    if project is None and scope is not Scope.OPERATOR:
+        project = "default"
     try:
         request = TokenRequest(project=project, scope=scope, label=label)
     except ValidationError as error:
@@ -161,7 +167,8 @@ def _print_created(created: TokenCreated, as_json: bool) -> None:
     if as_json:
         print(created.model_dump_json())
         return
-    print(f"{created.id}: scope {created.scope.value} of project {created.project}", file=sys.stderr)
+    whose = "all projects' tokens" if created.project is None else f"project {created.project}"
+    print(f"{created.id}: scope {created.scope.value} of {whose}", file=sys.stderr)
     print(created.token)
 
 
@@ -184,7 +191,7 @@ def list_tokens(database: DatabaseOption = None, as_json: JsonOption = False) ->
         return
     for view in found:
         state = "revoked" if view.revoked_at else "valid"
-        print(f"{view.id}  {view.project:<20}  {view.scope.value:<6}  {state:<7}  {view.label}")
+        print(f"{view.id}  {view.project or '-':<20}  {view.scope.value:<8}  {state:<7}  {view.label}")
 
 
 def revoke_token(

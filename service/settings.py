@@ -25,7 +25,7 @@ class Settings(BaseSettings):
 
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     bootstrap_token: SecretStr | None = Field(
-        default=None, min_length=32, description="an admin token of the project `default`, valid from the start"
+        default=None, min_length=32, description="an admin token of `default` only, valid from the start"
     )
 
     host: str = Field(default="127.0.0.1", description="address the server listens on")

@@ -83,12 +83,13 @@ _100_GB = "T.int64(107374182400)"
 _64_MB = "T.int64(67108864)"
 _BILLION_BLANKS = '"%1000000000d", 1'
 _REPORT = {
+    "message": "sampled",
     "run_secs": [1e-9] * 10,
     "calls": 1,
     "stop": "precise",
     "check": {"passed": True, "max_abs_error": 0.0, "tolerance": 1.0, "input_sets": 3},
 }
-_FORGED = json.dumps(f"{json.dumps(_REPORT)}\n{json.dumps(['0' * 16, _REPORT])}\n")
+_FORGED = json.dumps(f"{json.dumps(_REPORT)}\n{'0' * 16} {json.dumps(_REPORT)}\n")
 
 _WRONG_OUTPUTS = {
     "wrong_output": Misdeed(

@@ -201,25 +201,33 @@ class JobEvent(Wire):
 
 
 class Scope(StrEnum):
-    """What a token may do."""
+    """What a token may do. All but the last are of one project."""
 
     USER = "user"
     """Models, jobs, records and schedules of its project."""
     WORKER = "worker"
     """Register a worker, lease, report, read workloads."""
     ADMIN = "admin"
-    """All of it, plus tokens and projects."""
+    """All of it, plus the tokens of its project."""
+    OPERATOR = "operator"
+    """The tokens of all projects, and so which projects there are; nothing inside a project."""
 
 
 class TokenRequest(Wire):
-    project: str = Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$", description="project name")
+    project: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        pattern=r"^[a-z0-9][a-z0-9-]*$",
+        description="project name; an operator has none, every other scope needs one",
+    )
     scope: Scope
     label: str = Field(default="", max_length=128)
 
 
 class TokenView(Wire):
     id: str
-    project: str
+    project: str | None = Field(default=None, description="project name; null of an operator")
     scope: Scope
     label: str
     created_at: Instant

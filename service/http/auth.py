@@ -1,7 +1,7 @@
 """Who is asking, and whether they may.
 
 A token is looked up once per request at the app's edge, before the body is read; routes then declare the scopes they
-accept. An admin token may do everything.
+accept. An admin may do whatever a project allows, an operator nothing inside any: only manage tokens (ADR 0040).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Scope
 from service.db import Database
 from service.store import tokens
-from service.store.tokens import Principal
+from service.store.tokens import Operator, Principal
 
 _BEARER = HTTPBearer(auto_error=False, description="made by `pitchpipe tokens create`")
 _MAX_TOKEN_CHARS = 512
@@ -31,12 +31,12 @@ _MAX_CACHED = 4096
 @dataclass
 class _Known:
     expires: float
-    principal: Principal
+    principal: Principal | Operator
     renewing: bool = False
 
 
 class Authenticator:
-    """Turns an Authorization header into a Principal. Thread-safe.
+    """Turns an Authorization header into a Principal or an Operator. Thread-safe.
 
     A valid token is remembered for `cache_secs`, so that a busy worker costs one look-up per interval and not one per
     request; only digests are kept. A revocation through this process is obeyed at once, one through another process
@@ -50,7 +50,7 @@ class Authenticator:
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
-    def remembered(self, header: str | None) -> Principal | None:
+    def remembered(self, header: str | None) -> Principal | Operator | None:
         """The answer where it needs no database; raises Unauthorized on a header that is no bearer token.
 
         When half of an answer's time is over one request is sent to the database, before all have to go there at once.
@@ -66,7 +66,7 @@ class Authenticator:
                 return None
             return found.principal
 
-    def authenticate(self, header: str | None) -> Principal:
+    def authenticate(self, header: str | None) -> Principal | Operator:
         """Raises Unauthorized unless the header carries a token that is valid now."""
         token = _bearer(header)
         with self._database.reading() as session:
@@ -98,18 +98,38 @@ def _needs(*scopes: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | 
     async def principal(
         request: Request, _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
     ) -> Principal:
-        found = request.scope.get("pitchpipe.principal")
-        if not isinstance(found, Principal):
-            raise Unauthorized("send a token: `Authorization: Bearer <token>`")
-        if found.scope not in allowed:
-            names = " or ".join(sorted(scope.value for scope in allowed))
-            raise Forbidden(f"this needs a token of scope {names}; this one is of scope {found.scope.value}")
+        found = _asking(request)
+        if isinstance(found, Operator) or found.scope not in allowed:
+            raise _refused(found, allowed)
         return found
 
     return principal
 
 
+async def _manager(
+    request: Request, _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+) -> Principal | Operator:
+    found = _asking(request)
+    if not isinstance(found, Operator) and found.scope is not Scope.ADMIN:
+        raise _refused(found, {Scope.ADMIN, Scope.OPERATOR})
+    return found
+
+
+def _asking(request: Request) -> Principal | Operator:
+    found = request.scope.get("pitchpipe.principal")
+    if not isinstance(found, Principal | Operator):
+        raise Unauthorized("send a token: `Authorization: Bearer <token>`")
+    return found
+
+
+def _refused(found: Principal | Operator, allowed: set[Scope]) -> Forbidden:
+    names = " or ".join(sorted(scope.value for scope in allowed))
+    scope = Scope.OPERATOR if isinstance(found, Operator) else found.scope
+    return Forbidden(f"this needs a token of scope {names}; this one is of scope {scope.value}")
+
+
 User = Annotated[Principal, Depends(_needs(Scope.USER))]
 Worker = Annotated[Principal, Depends(_needs(Scope.WORKER))]
 Anyone = Annotated[Principal, Depends(_needs(Scope.USER, Scope.WORKER))]
-Admin = Annotated[Principal, Depends(_needs())]
+Manager = Annotated[Principal | Operator, Depends(_manager)]
+"""An admin, who manages the tokens of its own project, or an operator, who manages all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Replay, Scope
@@ -28,13 +28,15 @@ class Project(Base):
 class Token(Base):
     __tablename__ = "tokens"
     id: Mapped[str] = mapped_column(primary_key=True)
-    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
+    project: Mapped[str | None] = mapped_column(ForeignKey("projects.id"), index=True)
+    """Null of an operator, whose token is of no project, and of nobody else."""
     scope: Mapped[Scope]
     label: Mapped[str]
     digest: Mapped[str] = mapped_column(unique=True)
     """SHA-256 of the token; the token itself is nowhere."""
     created_at: Mapped[float]
     revoked_at: Mapped[float | None]
+    __table_args__ = (CheckConstraint("(project IS NULL) = (scope = 'operator')", name="ck_tokens_project"),)
 
 
 class StoredTarget(Base):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import multiprocessing
 import os
 import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,9 +23,11 @@ from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import ingest_bytes
 from workers.sandbox.confinement import become_subreaper, children
+from workers.sandbox.messages import Broken, FromChild, Referred, encode
 from workers.sandbox.nursery import Ended, Limits, Line, Nursery
 
 SPAWN = multiprocessing.get_context("spawn")
+DONE = Referred(finite=True)
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=10)
 FREE = Limits(memory_bytes=1 << 30, cpu_secs=10, confined=False)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -126,9 +128,18 @@ def _report_for_ever() -> None:
 
 def _forge_a_report() -> None:
     for descriptor in _open_descriptors():
-        for text in ({"done": True}, ["0" * 16, {"done": True}], 7):
+        for text in (encode(DONE), b"0" * 16 + b" " + encode(DONE), b"7", b""):
             with suppress(OSError):
-                os.write(descriptor, json.dumps(text).encode() + b"\n")
+                os.write(descriptor, text + b"\n")
+
+
+def _say_nonsense() -> None:
+    """As foreign code that has found the seal in the child's memory."""
+    line: Line = sys._getframe(1).f_locals["line"]
+    nonsense = b'{"message": "sample", "secs": 1, "candidate": "x"}'
+    for text in (encode(Referred(finite=False)), nonsense, encode(DONE)):
+        os.write(line._writer, line._seal.encode() + b" " + text + b"\n")
+    time.sleep(1000)
 
 
 def _close_its_report_and_wait() -> None:
@@ -159,16 +170,16 @@ def _outcome(act: Callable[[], None], deadline_secs: float, limits: Limits, answ
         try:
             act()
         except OSError as error:
-            line.send(refused=type(error).__name__)
+            line.send(Broken(reason=type(error).__name__))
         except MemoryError:
-            line.send(refused="MemoryError")
+            line.send(Broken(reason="MemoryError"))
         else:
-            line.send(done=True)
+            line.send(DONE)
 
     become_subreaper()
     nursery = Nursery()
     nursery.spawn(body, limits, deadline_secs=deadline_secs)
-    told: dict[str, object] = {}
+    told: list[FromChild] = []
     rounds = 0
     while True:
         rounds += 1
@@ -176,12 +187,12 @@ def _outcome(act: Callable[[], None], deadline_secs: float, limits: Limits, answ
             if isinstance(event, Ended):
                 answer.send((told, event, rounds, children()))
                 return
-            told |= event
+            told.append(event)
 
 
 def outcome(
     act: Callable[[], None], deadline_secs: float = 20.0, limits: Limits = LIMITS
-) -> tuple[dict[str, object], Ended, int, list[int]]:
+) -> tuple[list[FromChild], Ended, int, list[int]]:
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=_outcome, args=(act, deadline_secs, limits, theirs))
     process.start()
@@ -195,7 +206,7 @@ def outcome(
 @pytest.mark.parametrize("act", [_start_a_thread, _read_a_file])
 def test_threads_and_reading_are_free(act: Callable[[], None]) -> None:
     told, ended, _, _ = outcome(act)
-    assert told == {"done": True}
+    assert told == [DONE]
     assert ended.exit_code == 0
 
 
@@ -217,19 +228,19 @@ def test_threads_and_reading_are_free(act: Callable[[], None]) -> None:
 )
 def test_what_reaches_beyond_the_process_is_refused(act: Callable[[], None]) -> None:
     told, _, _, _ = outcome(act)
-    assert told == {"refused": "PermissionError"}
+    assert told == [Broken(reason="PermissionError")]
 
 
 @pytest.mark.parametrize("act", [_fork, _start_a_program])
 def test_starting_a_process_is_fatal(act: Callable[[], None]) -> None:
     told, ended, _, _ = outcome(act)
-    assert told == {}
+    assert told == []
     assert ended.signal == signal.SIGSYS
 
 
 def test_memory_over_the_limit_is_refused() -> None:
     told, _, _, _ = outcome(_use_two_gigabytes)
-    assert told == {"refused": "MemoryError"}
+    assert told == [Broken(reason="MemoryError")]
 
 
 @pytest.mark.parametrize("act", [_spin, _stop])
@@ -241,13 +252,21 @@ def test_a_child_that_ignores_signals_or_is_stopped_ends_at_its_deadline(act: Ca
 
 def test_a_child_that_reports_for_ever_is_ended() -> None:
     _, ended, _, _ = outcome(_report_for_ever)
-    assert ended.flooded
+    assert ended.misreport == "an endless report"
 
 
 def test_a_report_that_the_child_itself_did_not_write_is_refused() -> None:
     told, ended, _, _ = outcome(_forge_a_report)
-    assert told == {}
-    assert ended.forged
+    assert told == []
+    assert ended.misreport == "a report that is not its own"
+
+
+def test_a_child_whose_report_makes_no_sense_is_ended_and_what_it_says_after_it_is_not_heard() -> None:
+    told, ended, _, _ = outcome(_say_nonsense)
+    assert told == [Referred(finite=False)]
+    assert ended.signal == signal.SIGKILL
+    assert ended.misreport == "a report that makes no sense (sample.candidate: Extra inputs are not permitted)"
+    assert ended.misreport in str(ended)
 
 
 def test_a_child_that_closes_its_report_is_waited_for_without_spinning() -> None:
@@ -264,18 +283,18 @@ def test_a_free_child_that_multiplies_is_ended_with_all_its_forks() -> None:
 
 def test_where_memory_runs_out_a_child_goes_first() -> None:
     told, _, _, _ = outcome(_be_the_first_to_go)
-    assert told == {"done": True}
+    assert told == [DONE]
 
 
 def _tell_the_dead(answer: Connection) -> None:
     nursery = Nursery()
-    first = nursery.spawn(lambda line: line.send(done=True), LIMITS, deadline_secs=20)
+    first = nursery.spawn(lambda line: line.send(DONE), LIMITS, deadline_secs=20)
     while not first.ended:
         nursery.events(1.0)
 
     def wait(line: Line) -> None:
         line.wait()
-        line.send(told=True)
+        line.send(DONE)
 
     second = nursery.spawn(wait, LIMITS, deadline_secs=1.0)
     assert second.writer == first.writer, "the numbers of closed descriptors are used again"
@@ -303,7 +322,7 @@ def _orphan(answer: Connection) -> None:
     def body(line: Line) -> None:
         if os.fork() == 0:
             time.sleep(1000)
-        line.send(done=True)
+        line.send(DONE)
 
     nursery.spawn(body, FREE, deadline_secs=20)
     while not any(isinstance(event, Ended) for _, event in nursery.events(1.0)):

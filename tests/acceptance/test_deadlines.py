@@ -23,7 +23,6 @@ from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from tests.compiler import models
 from tuner.measure import quiet
 
-TOKEN = "a-token-that-the-test-chose-by-itself"
 PATIENCE_SECS = 180
 SPLIT_SECS = 10
 NODES = 8000
@@ -50,7 +49,6 @@ class Service:
             **os.environ,
             "PITCHPIPE_DATABASE_URL": f"sqlite:///{folder / 'p.db'}",
             "PITCHPIPE_BLOB_URL": (folder / "blobs").as_uri(),
-            "PITCHPIPE_BOOTSTRAP_TOKEN": TOKEN,
             "PITCHPIPE_QUIET_LOCK": str(folder / "lock"),
             "PITCHPIPE_SPLIT_SECS": str(SPLIT_SECS),
         }
@@ -64,6 +62,12 @@ class Service:
             command = [sys.executable, "-m", "pitchpipe.cli.main", *arguments]
             child = subprocess.Popen(command, env=self.environment | environment, stdout=log, stderr=log)
         self.processes.append(child)
+
+    def operator(self) -> str:
+        """An operator's token, made as on the machine of the database."""
+        command = [sys.executable, "-m", "pitchpipe.cli.main", "tokens", "create", "--scope", "operator"]
+        made = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+        return made.stdout.strip()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECS
@@ -99,8 +103,8 @@ def submit(client: Client, data: bytes, target: Target) -> JobView:
 def test_a_split_that_passes_its_limit_fails_its_job_and_holds_up_nobody(
     service: Service, this_target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Client(service.url, TOKEN) as admin:
-        tokens = {name: admin.create_token(name, Scope.ADMIN).token for name in ("hog", "other")}
+    with Client(service.url, service.operator()) as operator:
+        tokens = {name: operator.create_token(name, Scope.ADMIN).token for name in ("hog", "other")}
         service.start("worker", "--url", service.url, "--target", this_target.key, PITCHPIPE_TOKEN=tokens["other"])
         with Client(service.url, tokens["hog"]) as hog, Client(service.url, tokens["other"]) as other:
             hog.register_worker(worker(this_target))  # A job needs a device; this one would never be asked.

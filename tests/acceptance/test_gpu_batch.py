@@ -12,21 +12,47 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pitchpipe.wire._base import Wire
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
+from pitchpipe.wire.measure import (
+    Candidate,
+    CheckVerdict,
+    Failed,
+    FailureKind,
+    MeasureConfig,
+    Measurement,
+    Stop,
+    Timed,
+)
+from tuner.measure import timing
+from tuner.measure.candidate import WrongOutput
+from tuner.measure.cuda_driver import CudaError
 from workers.sandbox.gpu import batch as gpu_batch
 from workers.sandbox.gpu import builders as gpu_builders
-from workers.sandbox.gpu.batch import GpuBatchRun
-from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL
-from workers.sandbox.messages import Batch
+from workers.sandbox.gpu import children as gpu_children
+from workers.sandbox.gpu.batch import GpuBatchRun, Runner
+from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM
+from workers.sandbox.messages import (
+    Applied,
+    Batch,
+    Broken,
+    Compiled,
+    Fault,
+    FromChild,
+    Sample,
+    Sampled,
+    Started,
+    Warmed,
+)
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 WORKLOAD = "0" * 64
-CHECK = {"passed": True, "max_abs_error": 0.0, "tolerance": 1.0, "input_sets": 3}
+CHECK = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1.0, input_sets=3)
 CONFIG = MeasureConfig(run_timeout_secs=0.5, build_timeout_secs=20, min_samples=3)
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=60, confined=False)
 
@@ -41,14 +67,15 @@ class MadeUpGpu:
     def __init__(self, inbox: mmap, programs: Sequence[bytes], beats: mmap) -> None:
         self.inbox, self.programs, self.beats, self.spoiled = inbox, programs, beats, False
 
-    def answer(self, told: bytes, number: float) -> dict[str, Any]:
+    def answer(self, told: bytes, number: float) -> Wire | bytes:
+        """A report, or bytes that are none."""
         if told == BEAT:
             beats = int.from_bytes(self.beats[:8], "little")
             slow = self.beats[8 + beats]
             self.beats[:8] = (beats + 1).to_bytes(8, "little")
-            return {"secs": 1e-4 * (2.0 if slow else 1.0)}
+            return Sample(secs=1e-4 * (2.0 if slow else 1.0))
         if told == SAMPLE:
-            return {"secs": 1e-5}
+            return Sample(secs=1e-5)
         if told == TRIAL:
             size, _ = REQUEST.unpack(self.inbox[: REQUEST.size])
             program = self.inbox[REQUEST.size : REQUEST.size + size].decode()
@@ -60,18 +87,25 @@ class MadeUpGpu:
         if what == "hang":
             time.sleep(60)
         if what == "sticky":
-            return {"failed": "run_error", "detail": "illegal address", "spent": True}
+            return Fault(kind=FailureKind.RUN_ERROR, detail="illegal address", spent=True)
+        if what == "nonsense":
+            return b'{"message": "sampled", "run_secs": [1e-5]}'
+        if what == "out-of-turn":
+            return Started(uuid="another")
         if what == "wrong" or self.spoiled:
-            return {"failed": "wrong_output", "detail": "wrong"}
+            return Fault(kind=FailureKind.WRONG_OUTPUT, detail="wrong")
         self.spoiled = what == "spoil"
-        return {"run_secs": [1e-5] * 6, "calls": 7, "stop": "precise", "check": CHECK, "clock_hz": 1e9}
+        if told == WARM:
+            return Warmed(calls=7, check=CHECK, clock_hz=1e9)
+        return Sampled(run_secs=(1e-5,) * 6, calls=7, stop=Stop.PRECISE, check=CHECK, clock_hz=1e9)
 
 
 class Host:
     """Stands for the task process."""
 
     def __init__(self) -> None:
-        self.nursery, self.runner = Nursery(), None
+        self.nursery = Nursery()
+        self.runner: Runner | None = None
         self.slots, self.inbox = [mmap(-1, 4096) for _ in range(3)], mmap(-1, INBOX_BYTES)
         self.compiler: Any = None
         self.beats = mmap(-1, 4096)
@@ -90,16 +124,16 @@ class Host:
 
         def body(line: Line) -> None:
             if self.broken:
-                line.send(broken="no such device")
+                line.send(Broken(reason="no such device"))
                 return
             gpu = MadeUpGpu(self.inbox, programs, self.beats)
-            line.send(ready="made-up")
+            line.send(Started(uuid="made-up"))
             while True:
-                line.send(**gpu.answer(*line.wait()))
+                tell(line, gpu.answer(*line.wait()))
 
         return body
 
-    def events(self, timeout_secs: float = 0.5) -> list[tuple[Child, dict[str, Any] | Ended]]:
+    def events(self, timeout_secs: float = 0.5) -> list[tuple[Child, FromChild | Ended]]:
         return self.nursery.events(timeout_secs)
 
     def abandoned(self) -> bool:
@@ -132,21 +166,37 @@ class Host:
         return {program: found[candidate(program).digest] for program in programs}
 
 
+def tell(line: Line, said: Wire | bytes) -> None:
+    """Reports what is a report, and sends as the child's own what is none."""
+    if isinstance(said, bytes):
+        os.write(line._writer, line._seal.encode() + b" " + said + b"\n")
+    else:
+        line.send(said)
+
+
 def built_at_once(bench: Any, made: Candidate, compiler: Any, slot: mmap) -> Callable[[Line], None]:
     """A builder: the trace is the program."""
 
     def body(line: Line) -> None:
         if "invalid" in made.trace:
-            line.send(failed="invalid_schedule", detail="no such loop")
+            line.send(Fault(kind=FailureKind.INVALID_SCHEDULE, detail="no such loop"))
             return
-        line.send(stage="building")
+        if "nonsense before" in made.trace:
+            tell(line, b'{"message": "applied", "candidate": "another"}')
+        line.send(Applied())
         if "slow to build" in made.trace:
             time.sleep(60)
         if "crash in the compiler" in made.trace:
             os.kill(os.getpid(), signal.SIGABRT)
         data = json.loads(made.trace).encode()
         slot[: len(data)] = data
-        line.send(stage="built", size=len(data), build_secs=0.01)
+        if "nonsense then" in made.trace:
+            tell(line, b'{"message": "compiled", "size_bytes": 7}')
+        if "more than there is" in made.trace:
+            line.send(Compiled(size_bytes=len(slot) + 1, build_secs=0.01))
+        line.send(Compiled(size_bytes=len(data), build_secs=0.01))
+        if "told twice" in made.trace:
+            line.send(Compiled(size_bytes=1, build_secs=0.01))
 
     return body
 
@@ -191,6 +241,30 @@ def test_each_candidate_fails_for_its_own_fault_only(host: Host) -> None:
         "crash in the compiler": FailureKind.BUILD_ERROR,
     }
     assert "SIGSEGV" in results["die"].detail  # type: ignore[union-attr]
+
+
+def test_a_report_that_makes_no_sense_or_comes_out_of_turn_is_its_candidates_failure(host: Host) -> None:
+    results = host.measure(
+        ["fine 0", "nonsense", "fine 1", "out-of-turn", "fine 2", "nonsense before", "nonsense then", "more than there is", "told twice", "fine 3"]
+    )  # fmt: skip
+    assert kinds(results) == {
+        **{f"fine {i}": None for i in range(4)},
+        "nonsense": FailureKind.RUN_ERROR,
+        "out-of-turn": FailureKind.RUN_ERROR,
+        "nonsense before": FailureKind.INVALID_SCHEDULE,
+        "nonsense then": FailureKind.BUILD_ERROR,
+        "more than there is": FailureKind.BUILD_ERROR,
+        "told twice": FailureKind.BUILD_ERROR,
+    }
+    assert "sampled.calls: Field required" in results["nonsense"].detail  # type: ignore[union-attr]
+    assert "out of turn: started" in results["out-of-turn"].detail  # type: ignore[union-attr]
+    confirmed = host.measure(["fine 0", "nonsense", "out-of-turn", "fine 1"], Purpose.CONFIRM)
+    assert kinds(confirmed) == {
+        "fine 0": None,
+        "nonsense": FailureKind.RUN_ERROR,
+        "out-of-turn": FailureKind.RUN_ERROR,
+        "fine 1": None,
+    }
 
 
 def test_what_another_candidate_spoiled_is_judged_again_in_a_fresh_runner(host: Host) -> None:
@@ -260,3 +334,61 @@ def test_the_inbox_carries_the_incumbent() -> None:
     assert size == 4
     assert math.isnan(incumbent)
     assert REQUEST.unpack(gpu_batch.request(b"code", 2.0)[: REQUEST.size]) == (4, 2.0)
+
+
+class MadeUpMeasuring:
+    """Checks and times what its program says."""
+
+    def __init__(self, bench: object, running: Any) -> None:
+        self.program = running
+
+    def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> timing.Sampled:
+        if isinstance(self.program.raises, Exception):
+            raise self.program.raises
+        return timing.Sampled(secs=self.program.secs, calls=3, stop=Stop.SLOW)
+
+    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
+        self.search(config, None, 0.0)
+        return 5
+
+    def warmed_sample(self, calls: int) -> float:
+        return calls * 1e-3
+
+    def verdict(self) -> CheckVerdict:
+        return CHECK
+
+
+@pytest.mark.parametrize(
+    ("raises", "kind", "spent"),
+    [
+        (WrongOutput(CHECK, "zeros"), FailureKind.WRONG_OUTPUT, False),
+        (CudaError("cuLaunchKernel", 1, "INVALID_VALUE"), FailureKind.RUN_ERROR, False),
+        (CudaError("cuMemAlloc", 2, "OUT_OF_MEMORY"), FailureKind.RUN_ERROR, True),
+        (CudaError("cuCtxSynchronize", 700, "ILLEGAL_ADDRESS"), FailureKind.RUN_ERROR, True),
+        (CudaError("cuCtxSynchronize", 214, "ECC_UNCORRECTABLE"), FailureKind.DEVICE_ERROR, True),
+        (ValueError("no such kernel"), FailureKind.RUN_ERROR, True),
+    ],
+)
+def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
+    raises: Exception, kind: FailureKind, spent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = (SimpleNamespace(close=lambda: None, secs=(1e-3,), raises=each) for each in (None, raises))
+    monkeypatch.setattr(gpu_children, "GpuProgram", SimpleNamespace(from_bytes=lambda data: bytes(data)))
+    monkeypatch.setattr(gpu_children, "DeviceProgram", lambda device, data: {b"good": good, b"bad": bad}[data])
+    monkeypatch.setattr(gpu_children, "Measuring", MadeUpMeasuring)
+    device: Any = SimpleNamespace(bench=None, beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9))
+    inbox = mmap(-1, INBOX_BYTES)
+    runner = gpu_children._Runner(device, CONFIG, inbox, [b"good", b"bad"])
+    assert runner.answer(BEAT, math.nan) == Sample(secs=1e-4)
+    assert runner.answer(WARM, 0) == Warmed(calls=5, check=CHECK, clock_hz=1e9)
+    assert runner.answer(SAMPLE, 0) == Sample(secs=5e-3)
+    for program in (b"good", b"bad"):
+        message = gpu_batch.request(program, None)
+        inbox[: len(message)] = message
+        answer = runner.answer(TRIAL, math.nan)
+        if program == b"good":
+            assert answer == Sampled(run_secs=(1e-3,), calls=3, stop=Stop.SLOW, check=CHECK, clock_hz=1e9)
+    for again in (answer, runner.answer(WARM, 1)):
+        assert isinstance(again, Fault)
+        assert (again.kind, again.spent) == (kind, spent)
+        assert str(raises).splitlines()[-1] in again.detail

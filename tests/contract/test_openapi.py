@@ -83,6 +83,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     database.migrate()
     with database.transaction() as session:
         late.app.state.token = tokens.create(session, TokenRequest(project="a", scope=Scope.ADMIN)).token
+        late.app.state.operator = tokens.create(session, TokenRequest(scope=Scope.OPERATOR)).token
     yield late.app
     database.close()
 
@@ -91,6 +92,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_service_answers_as_its_document_says(case: Case, app: Any) -> None:
     case.call_and_validate(headers={"Authorization": f"Bearer {app.state.token}"})
+
+
+@schema.include(path_regex="^/v1/(tokens|jobs)").parametrize()
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_it_answers_an_operator_as_its_document_says(case: Case, app: Any) -> None:
+    case.call_and_validate(headers={"Authorization": f"Bearer {app.state.operator}"})
 
 
 def test_every_operation_documents_its_problems(app: Any) -> None:

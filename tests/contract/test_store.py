@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from pitchpipe.errors import IdempotencyConflict, InvalidInput, InvalidTransition, NotFound, Unauthorized
+from pitchpipe.errors import Forbidden, IdempotencyConflict, InvalidInput, InvalidTransition, NotFound, Unauthorized
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, EventKind, JobRequest, JobState, ModelFormat, Progress, Scope, TokenRequest
@@ -27,6 +31,8 @@ from service.store import (
     workers,
     workloads,
 )
+from service.store.tokens import Operator, Principal
+from service.tables import Project, Token
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, record, task, timed
 
 
@@ -40,6 +46,7 @@ class TestTokens:
         with database.transaction() as session:
             made = tokens.create(session, TokenRequest(project="vision", scope=Scope.WORKER, label="rack 4"))
             principal = tokens.authenticate(session, made.token)
+            assert isinstance(principal, Principal)
             assert principal.project == tokens.bootstrap(session, "vision")
         assert (principal.project_name, principal.scope, principal.token_id) == ("vision", Scope.WORKER, made.id)
         assert made.token.startswith("pp_")
@@ -65,6 +72,101 @@ class TestTokens:
                 tokens.authenticate(session, token)
         with pytest.raises(NotFound), database.transaction() as session:
             tokens.revoke(session, new_id("tok"))
+
+    def test_an_operator_has_no_project_and_everybody_else_has_one(self, database: Database) -> None:
+        with database.transaction() as session:
+            made = tokens.create(session, TokenRequest(scope=Scope.OPERATOR))
+            assert tokens.authenticate(session, made.token) == Operator(token_id=made.id)
+            tokens.adopt(session, TokenRequest(scope=Scope.OPERATOR), "chosen")
+            assert isinstance(tokens.authenticate(session, "chosen"), Operator)
+            assert session.scalars(select(Project)).all() == []
+        assert made.project is None
+        for wrong in (TokenRequest(project="vision", scope=Scope.OPERATOR), TokenRequest(scope=Scope.ADMIN)):
+            with pytest.raises(InvalidInput, match="project"), database.transaction() as session:
+                tokens.create(session, wrong)
+            with pytest.raises(InvalidInput, match="project"), database.transaction() as session:
+                tokens.adopt(session, wrong, "chosen")
+        with database.reading() as session:
+            assert len(tokens.list_(session)[0]) == 2
+
+    @pytest.mark.parametrize(("scope", "project"), [("operator", "prj"), ("admin", None)])
+    def test_the_database_keeps_operators_out_of_projects_and_others_in_them(
+        self, scene: Scene, scope: str, project: str | None
+    ) -> None:
+        row = {"id": new_id("tok"), "project": project and scene.project, "scope": Scope(scope), "label": ""}
+        with pytest.raises(IntegrityError, match="ck_tokens_project"), scene.database.transaction() as session:
+            session.execute(insert(Token).values(**row, digest="d", created_at=0.0))
+
+    def test_a_project_sees_and_revokes_its_own_tokens_only(self, database: Database) -> None:
+        with database.transaction() as session:
+            ours, theirs = (tokens.create(session, TokenRequest(project=p, scope=Scope.ADMIN)) for p in ("a", "b"))
+            operator = tokens.create(session, TokenRequest(scope=Scope.OPERATOR))
+            a = tokens.bootstrap(session, "a")
+        with database.reading() as session:
+            assert [view.id for view in tokens.list_(session, project=a)[0]] == [ours.id]
+            assert [view.project for view in tokens.list_(session)[0]] == [None, "b", "a"]
+        for other in (theirs, operator):
+            with pytest.raises(NotFound), database.transaction() as session:
+                tokens.revoke(session, other.id, project=a)
+            with database.reading() as session:
+                tokens.authenticate(session, other.token)
+        with database.transaction() as session:
+            assert tokens.revoke(session, ours.id, project=a).revoked_at is not None
+            assert tokens.revoke(session, operator.id).project is None
+
+    def test_an_admin_may_make_what_its_project_has_and_an_operator_anything(self, database: Database) -> None:
+        with database.transaction() as session:
+            for project in ("a", "b"):
+                tokens.bootstrap(session, project)
+            made = tokens.create(session, TokenRequest(project="a", scope=Scope.ADMIN))
+            admin = tokens.authenticate(session, made.token)
+        requests = [TokenRequest(project=p, scope=s) for p in ("a", "b", "new", None) for s in Scope]
+        may = {}
+        for request in requests:
+            tokens.may_create(Operator(token_id=new_id("tok")), request)
+            try:
+                tokens.may_create(admin, request)
+                may[request.project, request.scope] = None
+            except (Forbidden, NotFound) as refused:
+                may[request.project, request.scope] = type(refused)
+        own = dict.fromkeys((Scope.USER, Scope.WORKER, Scope.ADMIN))
+        assert {scope: may["a", scope] for scope in own} == own
+        assert all(may[project, scope] is NotFound for project in ("b", "new") for scope in own)
+        assert all(may[project, Scope.OPERATOR] is Forbidden for project in ("a", "b", "new", None))
+
+    def test_a_manager_whose_token_was_revoked_cannot_be_held(self, database: Database) -> None:
+        with database.transaction() as session:
+            first, second = (tokens.create(session, TokenRequest(project="a", scope=Scope.ADMIN)) for _ in range(2))
+            one, two = tokens.authenticate(session, first.token), tokens.authenticate(session, second.token)
+        with database.transaction() as session:
+            tokens.hold(session, one, second.id)
+            tokens.revoke(session, second.id)
+        for token in (None, first.id, second.id):
+            with pytest.raises(Unauthorized), database.transaction() as session:
+                tokens.hold(session, two, token)
+        with database.transaction() as session:
+            tokens.hold(session, one)
+            tokens.hold(session, one, second.id)
+            tokens.hold(session, one, "tok_of_nobody")
+
+    def test_of_two_managers_that_revoke_each_other_one_wins(self, database: Database) -> None:
+        with database.transaction() as session:
+            pair = [tokens.create(session, TokenRequest(project="a", scope=Scope.ADMIN)) for _ in range(2)]
+            managers = [tokens.authenticate(session, made.token) for made in pair]
+        begin = threading.Barrier(2)
+
+        def revoke(own: int) -> bool:
+            begin.wait(30)
+            try:
+                with database.transaction() as session:
+                    tokens.hold(session, managers[own], pair[1 - own].id)
+                    tokens.revoke(session, pair[1 - own].id)
+            except Unauthorized:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(revoke, range(2))) == [False, True]
 
 
 class TestModels:

@@ -13,13 +13,16 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
 
 import migrations
 from migrations import schema
-from pitchpipe.errors import Overloaded, SchemaMismatch
+from pitchpipe.errors import Overloaded, SchemaMismatch, Unauthorized
+from pitchpipe.wire.ids import sha256
+from pitchpipe.wire.job import Scope, TokenRequest
 from pitchpipe.wire.lease import Purpose
 from service.db import Database
-from service.store import records
+from service.store import records, tokens
 from service.tables import Base
 from tests.postgres import PostgresServer
 from tests.scene import DEVICE, TARGET, WORKLOAD, Scene, best, candidates, record
@@ -128,6 +131,39 @@ def test_an_effort_goes_down_to_workload_and_target_and_up_again_to_each_best_wi
     with empty.reading() as session:
         rows = session.execute(text("SELECT effort, owed, driver FROM best")).all()
     assert rows == [(64.0, 0.0, "7.1")]
+
+
+def test_tokens_keep_project_and_scope_going_up_and_operators_are_forgotten_going_down(empty: Database) -> None:
+    config = schema.config()
+    with empty.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0009")
+        connection.execute(text("INSERT INTO projects (id, name, created_at) VALUES ('prj_1', 'vision', 1)"))
+        for scope, revoked in (("admin", "NULL"), ("worker", "2.5")):
+            connection.execute(
+                text(
+                    "INSERT INTO tokens (id, project, scope, label, digest, created_at, revoked_at) "
+                    f"VALUES ('tok_{scope}', 'prj_1', '{scope}', 'rack 4', '{sha256(scope.encode())}', 1, {revoked})"
+                )
+            )
+        before = connection.execute(text("SELECT * FROM tokens ORDER BY id")).mappings().all()
+    empty.migrate()
+    with empty.transaction() as session:
+        assert session.execute(text("SELECT * FROM tokens ORDER BY id")).mappings().all() == before
+        admin = tokens.authenticate(session, "admin")
+        assert isinstance(admin, tokens.Principal)
+        assert (admin.project_name, admin.scope) == ("vision", Scope.ADMIN)
+        with pytest.raises(Unauthorized):
+            tokens.authenticate(session, "worker")
+        tokens.create(session, TokenRequest(scope=Scope.OPERATOR))
+    with empty.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0009")
+        assert connection.execute(text("SELECT * FROM tokens ORDER BY id")).mappings().all() == before
+    with pytest.raises(IntegrityError), empty.transaction() as session:
+        session.execute(text("UPDATE tokens SET project = NULL"))
+    with empty.transaction() as session:  # The check has gone with the rest.
+        session.execute(text("UPDATE tokens SET scope = 'operator' WHERE id = 'tok_admin'"))
 
 
 def test_migrations_are_found_from_any_folder(tmp_path: Path) -> None:

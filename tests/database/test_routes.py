@@ -67,7 +67,7 @@ REGISTRATION = WorkerRegistration(
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One app, with a token of each scope for project `a`, and a user of project `b`."""
+    """One app, with a token of each scope for project `a`, of each for project `b`, and an operator's."""
 
     http: TestClient
     database: Database
@@ -132,8 +132,10 @@ def make_service(tmp_path: Path, migrated: Path) -> Iterator[Callable[..., Servi
         quick = {"poll_secs": 0.01, "model_check_secs": 0}
         settings = Settings(database_url=f"sqlite:///{path}", blob_url="memory:///", **quick | options)
         app = create_app(settings, database, Blobs(settings.blob_url), Wake())
+        scopes: dict[str, tuple[str | None, Scope]]
         scopes = {"user": ("a", Scope.USER), "worker": ("a", Scope.WORKER), "admin": ("a", Scope.ADMIN)}
         scopes |= {"stranger": ("b", Scope.USER), "strange worker": ("b", Scope.WORKER)}
+        scopes |= {"strange admin": ("b", Scope.ADMIN), "operator": (None, Scope.OPERATOR)}
         with database.transaction() as session:
             texts = {
                 who: tokens.create(session, TokenRequest(project=project, scope=scope)).token
@@ -187,13 +189,96 @@ def test_a_scope_does_not_reach_further_than_it_says(service: Service) -> None:
 
 def test_a_new_token_is_shown_once_and_listed_without_its_text(service: Service) -> None:
     admin = service.client("admin")
-    made = admin.create_token("new-project", "user", "for ci")
+    made = admin.create_token("a", "user", "for ci")
     listed = {view.id: view for view in admin.tokens()}
     assert listed[made.id].label == "for ci"
     assert (
         made.token
         not in service.http.get("/v1/tokens", headers={"authorization": f"Bearer {service.tokens['admin']}"}).text
     )
+
+
+def test_an_admin_manages_the_tokens_of_its_own_project_only(service: Service) -> None:
+    admin, other = service.client("admin"), service.client("strange admin")
+    (theirs,) = [view for view in other.tokens() if view.scope is Scope.USER]
+    assert {view.project for view in admin.tokens()} == {"a"}
+    assert {view.project for view in other.tokens()} == {"b"}
+    for scope in ("user", "worker", "admin"):
+        assert admin.create_token("a", scope).project == "a"
+        for project in ("b", "new"):
+            with pytest.raises(NotFound, match=f"no project is called '{project}'"):
+                admin.create_token(project, scope)
+    with pytest.raises(NotFound, match=theirs.id):
+        admin.revoke_token(theirs.id)
+    assert list(service.client("stranger").jobs()) == []
+    with service.database.reading() as session, pytest.raises(NotFound):
+        tokens.project_named(session, "new")
+
+
+def test_an_admin_makes_sees_and_revokes_no_operator(service: Service) -> None:
+    admin, operator = service.client("admin"), service.client("operator")
+    (own,) = [view for view in operator.tokens() if view.scope is Scope.OPERATOR]
+    before = len(list(operator.tokens()))
+    for project in ("a", "b", None):
+        with pytest.raises(Forbidden, match="made by an operator"):
+            admin.create_token(project, "operator")
+    with pytest.raises(InvalidInput, match="needs one"):
+        admin.create_token(None, "admin")
+    assert own.id not in {view.id for view in admin.tokens()}
+    with pytest.raises(NotFound):
+        admin.revoke_token(own.id)
+    assert len(list(operator.tokens())) == before
+
+
+def test_an_operator_manages_the_tokens_of_all_projects(service: Service) -> None:
+    operator = service.client("operator")
+    assert {view.project for view in operator.tokens()} == {None, "a", "b"}
+    made = operator.create_token("new", "admin")
+    assert service.client(made.token).create_token("new", "user").project == "new"
+    operator.revoke_token(made.id)
+    with pytest.raises(Unauthorized):
+        list(service.client(made.token).tokens())
+    second = operator.create_token(None, "operator")
+    assert second.project is None
+    operator.revoke_token(second.id)
+    with pytest.raises(Unauthorized):
+        list(service.client(second.token).tokens())
+    with pytest.raises(InvalidInput, match="no project"):
+        operator.create_token("a", "operator")
+
+
+def test_every_route_of_a_project_is_closed_to_an_operator_and_those_of_tokens_to_users_and_workers(
+    service: Service,
+) -> None:
+    for path, operations in service.http.app.openapi()["paths"].items():  # type: ignore[attr-defined]
+        for method in operations if path.startswith("/v1/") else ():
+            managed = path.startswith("/v1/tokens")
+            for who in ("user", "worker") if managed else ("operator",):
+                headers = {"authorization": f"Bearer {service.tokens[who]}"}
+                answer = service.http.request(method, path, headers=headers)
+                assert answer.status_code == 403, (who, method, path, answer.text)
+    body = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest,)).model_dump_json(by_alias=True, exclude_none=True)
+    headers = {"authorization": f"Bearer {service.tokens['operator']}", "content-type": "application/json"}
+    assert service.http.post("/v1/schedules/lookup", content=body, headers=headers).status_code == 403
+
+
+def test_a_revoked_manager_that_a_server_still_remembers_makes_and_revokes_nothing(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(token_cache_secs=3600)
+    for who in ("admin", "operator"):
+        manager = service.client(who)
+        mine, user = list(manager.tokens()), service.client("user")
+        (own,) = [view.id for view in mine if view.scope is Scope(who) and view.project != "b"]
+        (victim,) = [view.id for view in mine if view.scope is Scope.USER and view.project == "a"]
+        with service.database.transaction() as session:  # As another server does it.
+            tokens.revoke(session, own)
+        assert len(list(manager.tokens())) == len(mine), "it is remembered"
+        with pytest.raises(Unauthorized):
+            manager.create_token("a", "admin")
+        with pytest.raises(Unauthorized):
+            manager.revoke_token(victim)
+        assert list(user.jobs()) == []
 
 
 # --- models

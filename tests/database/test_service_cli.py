@@ -40,6 +40,7 @@ def test_a_made_token_is_all_of_stdout_and_works_until_it_is_revoked(app: typer.
     database = Database(sqlite_url)
     with database.reading() as session:
         principal = tokens.authenticate(session, token)
+    assert isinstance(principal, tokens.Principal)
     assert (principal.project_name, principal.scope) == ("p", Scope.WORKER)
     assert principal.token_id in made.stderr
     assert token not in made.stderr
@@ -50,6 +51,25 @@ def test_a_made_token_is_all_of_stdout_and_works_until_it_is_revoked(app: typer.
         tokens.authenticate(session, token)
     assert "revoked" in run(app, "tokens", "list", "--database", sqlite_url).stdout
     database.close()
+
+
+def test_the_first_operator_is_made_in_the_database_itself_and_has_no_project(
+    app: typer.Typer, sqlite_url: str
+) -> None:
+    made = run(app, "tokens", "create", "--scope", "operator", "--label", "on call", "--database", sqlite_url)
+    assert "scope operator of all projects' tokens" in made.stderr
+    database = Database(sqlite_url)
+    with database.reading() as session:
+        operator = tokens.authenticate(session, made.stdout.strip())
+        assert tokens.list_(session)[0][0].project is None
+    database.close()
+    assert isinstance(operator, tokens.Operator)
+    line = next(line for line in run(app, "tokens", "list", "--database", sqlite_url).stdout.splitlines())
+    assert line.split() == [operator.token_id, "-", "operator", "valid", "on", "call"]
+    with pytest.raises(InvalidInput, match="no project"):
+        run(app, "tokens", "create", "--scope", "operator", "--project", "p", "--database", sqlite_url)
+    made = run(app, "tokens", "create", "--database", sqlite_url)
+    assert "project default" in made.stderr
 
 
 def test_a_bad_project_name_and_an_unknown_token_are_told(app: typer.Typer, sqlite_url: str) -> None:

@@ -1,22 +1,23 @@
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import subprocess
 import sys
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Timed
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind, MeasureConfig, Stop, Timed
 from pitchpipe.wire.roofline import MemoryLevel, Roofline
 from pitchpipe.wire.target import Target
 from tuner.tuning.testing import PASSED
 from workers.sandbox import messages
 from workers.sandbox.channel import Channel, Closed
-from workers.sandbox.messages import FROM_TASK, FROM_ZYGOTE, TO_TASK, TO_ZYGOTE, decode, encode
+from workers.sandbox.messages import FROM_CHILD, FROM_TASK, FROM_ZYGOTE, TO_TASK, TO_ZYGOTE, complaint, decode, encode
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 CANDIDATE = Candidate.of("0" * 64, BASELINE_TRACE, predicted=0.1)
@@ -51,6 +52,21 @@ EXPECTED: list[tuple[TypeAdapter[object], tuple[Wire, ...]]] = [
                     threads=2, flops_per_sec=1e11, levels=(MemoryLevel(name="L1d", inside_bytes=0, bytes_per_sec=1e12),)
                 )
             ),
+        ),
+    ),
+    (
+        FROM_CHILD,
+        (
+            messages.Applied(),
+            messages.Waiting(build_secs=1 / 3),
+            messages.Compiled(size_bytes=1 << 20, build_secs=0.0),
+            messages.Started(uuid="GPU-1"),
+            messages.Broken(reason="no such device"),
+            messages.Warmed(calls=3, check=PASSED, clock_hz=1.98e9),
+            messages.Sample(secs=1e-7 / 3),
+            messages.Sampled(run_secs=(1e-7 / 3, 0.1 + 0.2), calls=1, stop=Stop.SLOW, check=PASSED),
+            messages.Fault(kind=FailureKind.WRONG_OUTPUT, detail="\x00\n", spent=True),
+            messages.Referred(finite=False),
         ),
     ),
 ]
@@ -91,6 +107,63 @@ def test_what_is_no_message_of_a_task_process_ends_the_channel(data: bytes) -> N
         theirs.sendall(struct.pack("!I", len(data)) + data)
         with pytest.raises(Closed, match="makes no sense"):
             Channel(ours, FROM_TASK).receive(1.0)
+
+
+SAMPLED = {
+    "message": "sampled",
+    "run_secs": [1e-3],
+    "calls": 1,
+    "stop": "precise",
+    "check": {"passed": True, "max_abs_error": 0.0, "tolerance": 1.0, "input_sets": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"message": "applied", "candidate": CANDIDATE.model_dump()}, "applied.candidate"),
+        ({"message": "sample"}, "sample.secs"),
+        ({"message": "sample", "secs": "0.1"}, "sample.secs"),
+        ({"message": "sample", "secs": True}, "sample.secs"),
+        ({"message": "sample", "secs": 0.0}, "sample.secs"),
+        ({"message": "sample", "secs": float("nan")}, "sample.secs"),
+        ({"message": "sample", "secs": 1e300}, "sample.secs"),
+        ({"message": "waiting", "build_secs": float("inf")}, "waiting.build_secs"),
+        ({"message": "compiled", "size_bytes": 1.0, "build_secs": 0.1}, "compiled.size_bytes"),
+        ({"message": "compiled", "size_bytes": 0, "build_secs": 0.1}, "compiled.size_bytes"),
+        (SAMPLED | {"run_secs": []}, "sampled.run_secs"),
+        (SAMPLED | {"run_secs": 1e-3}, "sampled.run_secs"),
+        (SAMPLED | {"run_secs": [1e-3, None]}, "sampled.run_secs.1"),
+        (SAMPLED | {"calls": 0}, "sampled.calls"),
+        (SAMPLED | {"stop": "won"}, "sampled.stop"),
+        (SAMPLED | {"check": None}, "sampled.check"),
+        (SAMPLED | {"build_secs": 0.1}, "sampled.build_secs"),
+        ({name: value for name, value in SAMPLED.items() if name != "calls"}, "sampled.calls"),
+        ({"message": "fault", "kind": "worker_lost", "detail": ""}, "fault.kind"),
+        ({"message": "fault", "kind": "run_timeout", "detail": ""}, "fault.kind"),
+        ({"message": "fault", "kind": "run_error", "detail": ["x"]}, "fault.detail"),
+        ({"message": "measured", "result": TIMED.model_dump(mode="json")}, "measured"),
+        ({}, "message"),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_a_report_is_refused_for_any_field_that_is_not_its_own(report: object, why: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        decode(json.dumps(report).encode(), FROM_CHILD)
+    told = complaint(refused.value)
+    assert why in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b'{"message": "applied"} {}'])
+def test_a_report_is_refused_if_it_is_no_json(data: bytes) -> None:
+    with pytest.raises(ValidationError):
+        decode(data, FROM_CHILD)
+
+
+def test_a_sampled_report_is_what_the_refused_ones_were_made_of() -> None:
+    decode(json.dumps(SAMPLED).encode(), FROM_CHILD)
 
 
 def test_messages_come_whole_and_in_order() -> None:

@@ -1,7 +1,7 @@
 """Forked children with deadlines: their messages, their ends, and nothing left of them.
 
 A child is a fork of this process that runs one function and exits. It has a process group of its own, a pipe to
-report through (JSON lines), one to be told through (a byte and a number), and a bounded memory file for whatever it
+report through (lines), one to be told through (a byte and a number), and a bounded memory file for whatever it
 prints. One thread, and no other children than those that were there before it: the nursery reaps everything else that
 it did not fork, too (orphaned grandchildren).
 """
@@ -9,7 +9,6 @@ it did not fork, too (orphaned grandchildren).
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import secrets
@@ -21,15 +20,17 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
+from pitchpipe.wire._base import Wire
 from tuner.syscalls import deny_leaving, deny_system_calls
 from workers.sandbox.confinement import children, die_first, die_with_parent, kill_strays, limit
+from workers.sandbox.messages import FROM_CHILD, FromChild, complaint, decode, encode
 
 MAX_OUTPUT_BYTES = 1 << 20
 """What a child may print; more kills it."""
 _TOLD = struct.Struct("=cd")
 _TAIL_BYTES = 1500
+_COMPLAINT_CHARS = 500
 _MAX_REPORT_BYTES = 1 << 20
 """What a child may send in all; its samples are the most of it."""
 
@@ -56,20 +57,16 @@ class Ended:
     """None when a signal ended it."""
     signal: int | None
     timed_out: bool
-    flooded: bool
-    """It sent more than a report can hold."""
-    forged: bool
-    """Something in it sent what the function that it runs did not."""
+    misreport: str
+    """What it sent that no child of ours sends, and was killed for; empty if nothing."""
     output: str
     """The end of what it printed."""
 
     def __str__(self) -> str:
         if self.timed_out:
             how = "exceeded its time limit and was killed"
-        elif self.flooded:
-            how = "sent an endless report and was killed"
-        elif self.forged:
-            how = "sent a report that is not its own and was killed"
+        elif self.misreport:
+            how = f"sent {self.misreport} and was killed"
         elif self.signal is not None:
             how = f"was ended by {_signal_name(self.signal)}"
         else:
@@ -95,9 +92,9 @@ class Line:
     def __init__(self, reader: int, writer: int, seal: str) -> None:
         self._reader, self._writer, self._seal = reader, writer, seal
 
-    def send(self, **message: object) -> None:
-        """Reports to the parent."""
-        data = json.dumps([self._seal, message]).encode() + b"\n"
+    def send(self, report: Wire) -> None:
+        """Reports to the parent, one of FROM_CHILD (workers/sandbox/messages.py)."""
+        data = self._seal.encode() + b" " + encode(report) + b"\n"
         while data:
             data = data[os.write(self._writer, data) :]
 
@@ -131,8 +128,6 @@ class Child:
     """It has closed its side of the report; it may live on."""
     ended: bool = False
     """Its process is reaped and its descriptors are closed: both numbers may be another's by now."""
-    note: dict[str, Any] = field(default_factory=dict)
-    """Free for the owner."""
 
     def tell(self, byte: bytes, number: float = math.nan) -> None:
         """Sends a byte with a number, and thaws; a child that is dead already is met at its end."""
@@ -144,6 +139,8 @@ class Child:
 
     def kill(self) -> None:
         """Kills it and its group without waiting; its end comes among the events."""
+        if self.ended:
+            return
         with suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -239,10 +236,11 @@ class Nursery:
         finally:
             os._exit(code)
 
-    def events(self, timeout_secs: float, extra: int | None = None) -> list[tuple[Child, dict[str, Any] | Ended]]:
-        """Waits for messages, ends and deadlines, at most that long; also returns early when `extra` is readable.
+    def events(self, timeout_secs: float, extra: int | None = None) -> list[tuple[Child, FromChild | Ended]]:
+        """Waits for reports, ends and deadlines, at most that long; also returns early when `extra` is readable.
 
-        A child's messages come before its end; after its end it is gone.
+        A child's reports come before its end; after its end it is gone. One whose report is not its own, or none that
+        there is, is ended: what it sent before is given, what it sent after is not read.
         """
         now = time.monotonic()
         deadlines = [child.deadline for child in self._children if child.deadline is not None]
@@ -256,18 +254,18 @@ class Nursery:
         if extra is not None:
             poll.register(extra, select.POLLIN)
         ready = {by_descriptor[fd].pid for fd, _ in poll.poll(wait * 1000) if fd in by_descriptor}
-        found: list[tuple[Child, dict[str, Any] | Ended]] = []
+        found: list[tuple[Child, FromChild | Ended]] = []
         now = time.monotonic()
         for child in list(self._children):
             late = child.deadline is not None and now >= child.deadline
             over = late or self._exited(child)
             if not over and child.pid not in ready:
                 continue
-            messages, fault = self._read(child)
-            found += [(child, message) for message in messages]
-            if over or fault:
+            reports, misreport = self._read(child)
+            found += [(child, report) for report in reports]
+            if over or misreport:
                 timed_out = late and not self._exited(child)
-                found.append((child, self.end(child, timed_out=timed_out, fault=fault)))
+                found.append((child, self.end(child, timed_out=timed_out, misreport=misreport)))
         return found
 
     @staticmethod
@@ -276,8 +274,8 @@ class Nursery:
         return bool(ready)
 
     @staticmethod
-    def _read(child: Child) -> tuple[list[dict[str, Any]], Literal["", "flooded", "forged"]]:
-        """Complete messages, and what is wrong with what came after them."""
+    def _read(child: Child) -> tuple[list[FromChild], str]:
+        """Complete reports, and what came after them that is none; empty if nothing did."""
         while not child.silent and select.select([child.reader], [], [], 0)[0]:
             data = os.read(child.reader, 1 << 16)
             if not data:
@@ -285,21 +283,21 @@ class Nursery:
             child.received += data
             child.received_bytes += len(data)
             if child.received_bytes > _MAX_REPORT_BYTES:
-                return [], "flooded"
+                return [], "an endless report"
         *lines, rest = bytes(child.received).split(b"\n")
         child.received = bytearray(rest)
-        messages: list[dict[str, Any]] = []
-        for text in lines:
+        reports: list[FromChild] = []
+        for line in lines:
+            seal, _, text = line.partition(b" ")
+            if seal != child.seal.encode():
+                return reports, "a report that is not its own"
             try:
-                seal, message = json.loads(text)
-            except (ValueError, TypeError, RecursionError):
-                return messages, "forged"
-            if seal != child.seal or not isinstance(message, dict):
-                return messages, "forged"
-            messages.append(message)
-        return messages, ""
+                reports.append(decode(text, FROM_CHILD))
+            except ValueError as error:
+                return reports, f"a report that makes no sense ({complaint(error)[:_COMPLAINT_CHARS]})"
+        return reports, ""
 
-    def end(self, child: Child, *, timed_out: bool = False, fault: Literal["", "flooded", "forged"] = "") -> Ended:
+    def end(self, child: Child, *, timed_out: bool = False, misreport: str = "") -> Ended:
         """Kills the child and all it started, reaps them, and tells how it ended."""
         for kill in (os.killpg, os.kill):
             with suppress(ProcessLookupError):
@@ -317,8 +315,7 @@ class Nursery:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             timed_out=timed_out,
-            flooded=fault == "flooded",
-            forged=fault == "forged",
+            misreport=misreport,
             output=output,
         )
 

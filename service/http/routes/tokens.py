@@ -1,4 +1,4 @@
-"""Tokens: made, listed and revoked by administrators."""
+"""Tokens: an admin makes, lists and revokes those of its project, an operator all. Who asks is asked of the database."""
 
 from __future__ import annotations
 
@@ -6,34 +6,44 @@ from fastapi import APIRouter, Response
 
 from pitchpipe.wire.job import TokenCreated, TokenRequest
 from pitchpipe.wire.page import TokenPage
-from service.http.auth import Admin
+from service.http.auth import Manager
 from service.http.context import Ctx, Cursor, Limit
 from service.http.problems import BODY, documented
 from service.store import tokens
+from service.store.tokens import Operator
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
-@router.post("", status_code=201, responses=documented(*BODY))
-def create_token(context: Ctx, _principal: Admin, request: TokenRequest, response: Response) -> TokenCreated:
-    """A new token; its text is in this answer and nowhere else. A project comes into being with its first token."""
+@router.post("", status_code=201, responses=documented(*BODY, 404))
+def create_token(context: Ctx, manager: Manager, request: TokenRequest, response: Response) -> TokenCreated:
+    """A new token; its text is in this answer and nowhere else. A project comes into being with the first token that an
+    operator makes for it. An admin makes no operator, and of another project nothing."""
+    tokens.may_create(manager, request)
     with context.database.transaction() as session:
+        tokens.hold(session, manager)
         created = tokens.create(session, request)
     response.headers["Cache-Control"] = "no-store"
     return created
 
 
 @router.get("", responses=documented(400))
-def list_tokens(context: Ctx, _principal: Admin, cursor: Cursor = None, limit: Limit = 50) -> TokenPage:
-    """Tokens of all projects, newest first, without their text."""
+def list_tokens(context: Ctx, manager: Manager, cursor: Cursor = None, limit: Limit = 50) -> TokenPage:
+    """Tokens of the admin's project, or for an operator of all, newest first, without their text."""
     with context.database.reading() as session:
-        items, next_cursor = tokens.list_(session, cursor, limit)
+        items, next_cursor = tokens.list_(session, cursor, limit, project=_project(manager))
     return TokenPage(items=tuple(items), next_cursor=next_cursor)
 
 
 @router.delete("/{token_id}", status_code=204, response_class=Response, responses=documented(404))
-def revoke_token(context: Ctx, _principal: Admin, token_id: str) -> None:
+def revoke_token(context: Ctx, manager: Manager, token_id: str) -> None:
     """From now on the token is refused."""
     with context.database.transaction() as session:
-        tokens.revoke(session, token_id)
+        tokens.hold(session, manager, token_id)
+        tokens.revoke(session, token_id, project=_project(manager))
     context.authenticator.forget()
+
+
+def _project(manager: Manager) -> str | None:
+    """The project whose tokens the manager sees; None for all."""
+    return None if isinstance(manager, Operator) else manager.project

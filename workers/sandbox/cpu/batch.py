@@ -15,21 +15,24 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 
-from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
+from pitchpipe.wire.measure import Candidate, CheckVerdict, FailureKind, MeasureConfig, Measurement, Stop
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.heartbeat import clock_hz
 from tuner.measure.timing import CONFIRM_PROCESSES, abba, confirmed
 from workers.sandbox.cpu.child import GO, SAMPLE, candidate_body
-from workers.sandbox.messages import Batch
+from workers.sandbox.messages import Applied, Batch, Fault, FromChild, Sample, Sampled, Waiting, Warmed
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
-from workers.sandbox.report import failed, kind_of, measured
+from workers.sandbox.report import failed, measured
 
 _T = TypeVar("_T")
+_Answer = TypeVar("_Answer", Sample, Sampled, Warmed)
+_Stage = Literal["applying", "building", "built", "running"]
 
 _FEWEST_PER_PHASE = 16
 """Candidates built before they are timed; each waits in a process of its own, so a phase is not much larger."""
@@ -51,7 +54,7 @@ class Host(Protocol):
 
     def limits(self, config: MeasureConfig) -> Limits: ...
 
-    def events(self) -> list[tuple[Child, dict[str, Any] | Ended]]:
+    def events(self) -> list[tuple[Child, FromChild | Ended]]:
         """What the children did; raises Cancelled."""
 
     def abandoned(self) -> bool:
@@ -69,14 +72,29 @@ class Host(Protocol):
         """Tells the worker that a phase is timed again."""
 
 
+@dataclass(eq=False, kw_only=True)
+class _Trial:
+    """A child and what is known of it: its candidate from here, the rest by its reports."""
+
+    child: Child
+    candidate: Candidate
+    copy: int
+    """How many of this candidate were started before it."""
+    stage: _Stage = "applying"
+    build_secs: float = 0.0
+    over: bool = False
+    """It is not asked for anything any more: its result was sent, or it failed."""
+
+
 class BatchRun:
     """Runs once. Sends one result per candidate."""
 
     def __init__(self, host: Host, bench: Bench, batch: Batch) -> None:
         self._host, self._bench, self._batch = host, bench, batch
         self._waiting = deque(batch.candidates)
-        self._building: list[Child] = []
-        self._built: list[Child] = []
+        self._trials: dict[Child, _Trial] = {}
+        self._building: list[_Trial] = []
+        self._built: list[_Trial] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
         self._reference: Child | None = None
@@ -101,48 +119,47 @@ class BatchRun:
         self._host.nursery.end_all(self._dismissed)  # Their ends would disturb a timing; most are over by now.
         with quiet.timing(self._host.abandoned):
             (timed, self._incumbent_secs), ratio = self._undisturbed(lambda: self._time(phase))
-        for child, event in timed:
-            self._timed(child, event, ratio)
-        for child in phase:
+        for trial, sampled in timed:
+            self._timed(trial, sampled.run_secs, ratio, sampled.check, stop=sampled.stop, calls=sampled.calls)
+        self._dismissed = [trial.child for trial in phase]
+        for child in self._dismissed:
             child.kill()
-        self._dismissed = phase
 
     def confirm(self) -> None:
         """All of them interleaved, until every interval is narrow."""
         self._waiting = deque(candidate for _ in range(CONFIRM_PROCESSES) for candidate in self._batch.candidates)
         self._build(len(self._waiting) + 1)
-        ready: list[Child] = []
+        ready: dict[_Trial, Warmed] = {}
         with quiet.timing(self._host.abandoned):
-            for child in sorted(self._built, key=lambda child: int(child.note["copy"])):
-                if not self._is_over(child) and (event := self._ask(child, GO)) is not None:
-                    child.note |= event
-                    ready.append(child)
+            for trial in sorted(self._built, key=lambda trial: trial.copy):
+                if not self._is_over(trial) and (warmed := self._ask(trial, GO, Warmed)) is not None:
+                    ready[trial] = warmed
             samples, ratio = self._undisturbed(lambda: self._interleave(ready))
-        for child in ready:
-            if (secs := samples.get(child.note["candidate"].digest)) and child.note["copy"] == 0:
-                event = {"run_secs": secs, "stop": Stop.CONFIRMED, **child.note}
-                self._timed(child, event, ratio, processes=CONFIRM_PROCESSES)
+        for trial, warmed in ready.items():
+            if (secs := samples.get(trial.candidate.digest)) and trial.copy == 0:
+                rule = {"stop": Stop.CONFIRMED, "calls": warmed.calls, "processes": CONFIRM_PROCESSES}
+                self._timed(trial, secs, ratio, warmed.check, **rule)
 
-    def _is_over(self, child: Child) -> bool:
-        return child.note["candidate"].digest in self._over
+    def _is_over(self, trial: _Trial) -> bool:
+        return trial.candidate.digest in self._over
 
     # -- building
 
     def _build(self, enough: int) -> None:
         """Goes on until `enough` wait to be timed, or none is left to build; freezes those that still build."""
         with quiet.computing(self._host.abandoned):
-            for child in self._building:
-                child.thaw()
+            for trial in self._building:
+                trial.child.thaw()
             while len(self._built) < enough and (self._waiting or self._building):
                 while self._waiting and len(self._building) < self._host.parallel_builds:
                     if (candidate := self._waiting.popleft()).digest not in self._over:
                         self._building.append(self._spawn(candidate))
                 for child, event in self._host.events():
                     self._absorb(child, event)
-            for child in self._building:
-                child.freeze()
+            for trial in self._building:
+                trial.child.freeze()
 
-    def _spawn(self, candidate: Candidate) -> Child:
+    def _spawn(self, candidate: Candidate) -> _Trial:
         batch, copy = self._batch, self._spawned[candidate.digest]
         self._spawned[candidate.digest] += 1
         child = self._host.nursery.spawn(
@@ -150,25 +167,30 @@ class BatchRun:
             self._host.limits(batch.config),
             deadline_secs=batch.config.build_timeout_secs,
         )
-        child.note = {"candidate": candidate, "copy": copy, "stage": "applying"}
-        return child
+        self._trials[child] = trial = _Trial(child=child, candidate=candidate, copy=copy)
+        return trial
 
-    def _absorb(self, child: Child, event: dict[str, Any] | Ended) -> None:
-        """What a child did while nobody waited for its answer: it goes on building, or it ends."""
-        if isinstance(event, Ended):
-            for group in (self._building, self._built):
-                if child in group:
-                    group.remove(child)
-            self._ended(child, event)
-        elif child in self._building:
-            child.note |= event
-            if "failed" in event or child.note["stage"] == "built":
-                self._building.remove(child)
-            if "failed" in event:
-                self._failed(child, event)
-            elif child.note["stage"] == "built":
+    def _absorb(self, child: Child, event: FromChild | Ended) -> None:
+        """What a child did that is no answer: it goes on building, or it fails."""
+        trial = self._trials.get(child)
+        if trial is None or trial.over:  # The reference, which is asked again; or one whose end is told already.
+            return
+        match event:
+            case Applied() if trial.stage == "applying":
+                trial.stage = "building"
+            case Waiting(build_secs=secs) if trial.stage == "building":
+                trial.stage, trial.build_secs = "built", secs
                 child.deadline = None
-                self._built.append(child)
+                self._building.remove(trial)
+                self._built.append(trial)
+            case Fault():
+                self._over_with(trial, event.kind, event.detail)
+            case Ended():
+                self._over_with(trial, _kind_of_end(trial.stage, event), f"while {trial.stage}, the child {event}")
+            case _:
+                child.kill()
+                kind = _kind_at(trial.stage)
+                self._over_with(trial, kind, f"while {trial.stage}, the child reported out of turn: {event.message}")
 
     # -- timing; the caller holds the quiet
 
@@ -195,130 +217,133 @@ class BatchRun:
         if self._reference is None or self._reference.ended:
             limits = self._host.limits(self._batch.config)
             self._reference = self._host.nursery.spawn(self._host.reference_body, limits, deadline_secs=_BEAT_SECS)
-        event = self._answer(self._reference, GO, _BEAT_SECS)
-        if isinstance(event, Ended):
+        answer = self._answer(self._reference, GO, _BEAT_SECS)
+        if not isinstance(answer, Sample):
+            self._reference.kill()
             self._reference = None
             return None
-        secs = float(event["secs"])
-        self._host.beaten(secs)
-        return secs
+        self._host.beaten(answer.secs)
+        return answer.secs
 
-    def _time(self, phase: Sequence[Child]) -> tuple[list[tuple[Child, dict[str, Any]]], float | None]:
+    def _time(self, phase: Sequence[_Trial]) -> tuple[list[tuple[_Trial, Sampled]], float | None]:
         """The children that have a time (the others failed), and the incumbent after them.
 
         It starts from the incumbent of the phases before: a phase that is repeated in a slower moment must not be judged
         by its own times.
         """
         timed, incumbent = [], self._incumbent_secs
-        for child in phase:
-            event = self._ask(child, GO, incumbent)
-            if event is None:
+        for trial in phase:
+            sampled = self._ask(trial, GO, Sampled, incumbent)
+            if sampled is None:
                 continue
-            timed.append((child, event))
-            secs = self._median(event)
-            if secs is not None and (incumbent is None or secs < incumbent):
-                incumbent = secs
+            timed.append((trial, sampled))
+            if incumbent is None or sampled.median_secs < incumbent:
+                incumbent = sampled.median_secs
         return timed, incumbent
 
-    @staticmethod
-    def _median(event: dict[str, Any]) -> float | None:
-        """None when the child's report makes no sense: nothing follows from it for the others."""
-        try:
-            samples = sorted(float(secs) for secs in event["run_secs"])
-            return samples[len(samples) // 2] if samples[0] > 0 else None
-        except (KeyError, TypeError, ValueError, IndexError):
-            return None
-
-    def _interleave(self, ready: Sequence[Child]) -> dict[str, list[float]]:
+    def _interleave(self, ready: Mapping[_Trial, Warmed]) -> dict[str, list[float]]:
         """Samples of each candidate, round by round one of each of its processes; none of those that failed."""
         config = self._batch.config
-        going: dict[str, list[Child]] = {}
-        for child in ready:
-            if not self._is_over(child):
-                going.setdefault(child.note["candidate"].digest, []).append(child)
+        going: dict[str, list[_Trial]] = {}
+        for trial in ready:
+            if not self._is_over(trial):
+                going.setdefault(trial.candidate.digest, []).append(trial)
+        trials = list(ready)
         samples: dict[str, list[float]] = {digest: [] for digest in going}
         for order in abba(len(ready)):
             if not going:
                 break
-            taken: dict[Child, float] = {}
-            for child in (ready[i] for i in order):
-                if (digest := child.note["candidate"].digest) not in going:
+            taken: dict[_Trial, float] = {}
+            for trial in (trials[i] for i in order):
+                if (digest := trial.candidate.digest) not in going:
                     continue
-                if (event := self._ask(child, SAMPLE)) is None:
+                if (sample := self._ask(trial, SAMPLE, Sample)) is None:
                     del going[digest], samples[digest]
                 else:
-                    taken[child] = float(event["secs"])
+                    taken[trial] = sample.secs
             for digest, group in list(going.items()):
-                samples[digest] += [taken[child] for child in group]
-                if confirmed(samples[digest], int(group[0].note["calls"]), config, len(group)):
+                samples[digest] += [taken[trial] for trial in group]
+                if confirmed(samples[digest], ready[group[0]].calls, config, len(group)):
                     del going[digest]
         return samples
 
-    def _ask(self, child: Child, byte: bytes, incumbent_secs: float | None = None) -> dict[str, Any] | None:
+    def _ask(
+        self, trial: _Trial, byte: bytes, expected: type[_Answer], incumbent_secs: float | None = None
+    ) -> _Answer | None:
         """Tells a candidate that waits to go on; None after its failure has been reported."""
-        if child.note.get("reported"):
+        if trial.over:
             return None
-        child.note["stage"] = "running"
-        event = self._answer(child, byte, self._batch.config.run_timeout_secs, incumbent_secs)
-        if isinstance(event, Ended):
-            self._absorb(child, event)
+        trial.stage = "running"
+        answer = self._answer(trial.child, byte, self._batch.config.run_timeout_secs, incumbent_secs)
+        if not isinstance(answer, expected):
+            self._absorb(trial.child, answer)
+        if trial.over or not isinstance(answer, expected):
             return None
-        if "failed" in event:
-            self._failed(child, event)
-            return None
-        child.note["stage"] = "built"  # It waits again.
-        return event
+        trial.stage = "built"  # It waits again.
+        return answer
 
-    def _answer(
-        self, child: Child, byte: bytes, limit_secs: float, number: float | None = None
-    ) -> dict[str, Any] | Ended:
+    def _answer(self, child: Child, byte: bytes, limit_secs: float, number: float | None = None) -> FromChild | Ended:
         """Tells a waiting child to go on, and waits for its answer or its end; then it is frozen."""
         child.deadline = time.monotonic() + limit_secs
         child.tell(byte, math.nan if number is None else number)
-        while True:
+        answer: FromChild | Ended | None = None
+        while answer is None:
+            # All that came at once is taken, also what came after the answer: an end is told only once.
             for other, event in self._host.events():
-                if other is not child:
+                if other is not child or answer is not None:
                     self._absorb(other, event)
                     continue
+                answer = event
                 if not isinstance(event, Ended):
                     child.deadline = None
                     child.freeze()
-                return event
+        return answer
 
     # -- results
 
-    def _timed(self, child: Child, event: dict[str, Any], ratio: float | None, processes: int = 1) -> None:
-        if child.note.get("reported") or self._is_over(child):  # One was killed while it waited for the others.
+    def _timed(
+        self, trial: _Trial, run_secs: Sequence[float], ratio: float | None, check: CheckVerdict, **rule: Any
+    ) -> None:
+        if trial.over or self._is_over(trial):  # One was killed while it waited for the others.
             return
-        candidate: Candidate = child.note["candidate"]
-        child.note["reported"] = True
-        cold_bytes, report = self._bench.cold_bytes(), {**child.note, **event}
-        self._over.add(candidate.digest)
-        self._host.send(measured(candidate, report, ratio, clock_hz(), processes=processes, cold_bytes=cold_bytes))
+        trial.over = True
+        self._over.add(trial.candidate.digest)
+        result = measured(
+            trial.candidate,
+            run_secs,
+            check,
+            build_secs=trial.build_secs,
+            ratio=ratio,
+            clock_hz=clock_hz(),
+            cold_bytes=self._bench.cold_bytes(),
+            **rule,
+        )
+        self._host.send(result)
 
-    def _failed(self, child: Child, event: dict[str, Any]) -> None:
-        child.note["reported"] = True
-        child.deadline = None
-        self._fail(child.note["candidate"], kind_of(event), str(event.get("detail", "")))
-
-    def _ended(self, child: Child, ended: Ended) -> None:
-        """A child that ended without having reported a result."""
-        if "candidate" not in child.note or child.note.get("reported"):
+    def _over_with(self, trial: _Trial, kind: FailureKind, detail: str) -> None:
+        """A child failed, and with it the candidate."""
+        trial.over = True
+        trial.child.deadline = None
+        for group in (self._building, self._built):
+            if trial in group:
+                group.remove(trial)
+        if self._is_over(trial):  # Another of its processes failed before.
             return
-        child.note["reported"] = True
-        stage = child.note["stage"]
-        if stage == "running":
-            kind = FailureKind.RUN_TIMEOUT if ended.timed_out else FailureKind.RUN_ERROR
-        elif stage == "built":
-            kind = FailureKind.DEVICE_ERROR  # It only waited: whatever ended it came from outside.
-        elif ended.timed_out:
-            kind = FailureKind.BUILD_TIMEOUT
-        else:
-            kind = FailureKind.INVALID_SCHEDULE if stage == "applying" else FailureKind.BUILD_ERROR
-        self._fail(child.note["candidate"], kind, f"while {stage}, the child {ended}")
+        self._over.add(trial.candidate.digest)
+        self._host.send(failed(trial.candidate, kind, detail))
 
-    def _fail(self, candidate: Candidate, kind: FailureKind, detail: str) -> None:
-        if candidate.digest in self._over:  # Another of its processes failed before.
-            return
-        self._over.add(candidate.digest)
-        self._host.send(failed(candidate, kind, detail))
+
+def _kind_of_end(stage: _Stage, ended: Ended) -> FailureKind:
+    """Of a child that ended without having reported a result."""
+    if stage == "built" and not ended.misreport:
+        return FailureKind.DEVICE_ERROR  # It only waited: whatever ended it came from outside.
+    if ended.timed_out:
+        return FailureKind.RUN_TIMEOUT if stage == "running" else FailureKind.BUILD_TIMEOUT
+    return _kind_at(stage)
+
+
+def _kind_at(stage: _Stage) -> FailureKind:
+    """Of a child that went wrong by itself."""
+    if stage == "applying":
+        return FailureKind.INVALID_SCHEDULE
+    return FailureKind.BUILD_ERROR if stage == "building" else FailureKind.RUN_ERROR

@@ -1,9 +1,8 @@
 """What a candidate's child does: apply the trace, build, wait for its turn, check, time, report.
 
-Runs in a fork of a task process, confined (workers/sandbox/nursery.py). Its line carries, in this order: `stage` building
-and built; each time it is told to go, with the incumbent's seconds, `run_secs`, `calls`, `stop` and `check`, or in a
-confirming run `calls` and `check`, then `secs` for every sample asked for. Instead of any of these: `failed`, a failure
-kind. Then it waits until it is ended.
+Runs in a fork of a task process, confined (workers/sandbox/nursery.py). Its line carries, in this order: Applied and
+Waiting; each time it is told to go, with the incumbent's seconds, Sampled, or in a confirming run Warmed, then a Sample
+each time it is asked for one. Instead of any of these: Fault. Then it waits until it is ended.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, Measu
 from tuner.measure.build import apply, build
 from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.placement import spread_threads
+from workers.sandbox.messages import Applied, ChildsKind, Fault, Sample, Sampled, Waiting, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
 
@@ -39,58 +39,52 @@ def candidate_body(
             try:
                 mod = apply(bench.mod, candidate.trace)
             except InvalidTrace as error:
-                raise _Fault(FailureKind.INVALID_SCHEDULE, error) from error
-            line.send(stage="building")
+                raise _Failed(FailureKind.INVALID_SCHEDULE, error) from error
+            line.send(Applied())
             try:
                 built = build(mod, bench.tvm_target)
                 running = Running(bench, built)
                 running.touch()
             except Exception as error:
-                raise _Fault(FailureKind.BUILD_ERROR, error) from error
-            line.send(stage="built", build_secs=time.perf_counter() - start)
+                raise _Failed(FailureKind.BUILD_ERROR, error) from error
+            line.send(Waiting(build_secs=time.perf_counter() - start))
             measuring = Measuring(bench, running)
             try:
                 _, incumbent_secs = line.wait()
                 spread_threads()
                 if purpose is Purpose.CONFIRM:
                     untransformed = candidate.trace == BASELINE_TRACE
-                    line.send(
-                        calls=(calls := measuring.warm(config, one_set=untransformed or copy > 0)),
-                        check=measuring.verdict().model_dump(),
-                    )
+                    calls = measuring.warm(config, one_set=untransformed or copy > 0)
+                    line.send(Warmed(calls=calls, check=measuring.verdict()))
                     while line.wait()[0] == SAMPLE:
-                        line.send(secs=measuring.warmed_sample(calls))
+                        line.send(Sample(secs=measuring.warmed_sample(calls)))
                 while True:
                     sampled = measuring.search(
                         config,
                         None if math.isnan(incumbent_secs) else incumbent_secs,
                         config.run_timeout_secs * _RUN_SHARE,
                     )
-                    line.send(
-                        run_secs=sampled.secs,
-                        calls=sampled.calls,
-                        stop=sampled.stop,
-                        check=measuring.verdict().model_dump(),
-                    )
+                    verdict = measuring.verdict()
+                    line.send(Sampled(run_secs=sampled.secs, calls=sampled.calls, stop=sampled.stop, check=verdict))
                     _, incumbent_secs = line.wait()
             except WrongOutput as error:
-                raise _Fault(FailureKind.WRONG_OUTPUT, error) from error
+                raise _Failed(FailureKind.WRONG_OUTPUT, error) from error
             except Exception as error:
-                raise _Fault(FailureKind.RUN_ERROR, error) from error
+                raise _Failed(FailureKind.RUN_ERROR, error) from error
         line.wait()
 
     return body
 
 
-class _Fault(Exception):
-    def __init__(self, kind: FailureKind, error: Exception) -> None:
+class _Failed(Exception):
+    def __init__(self, kind: ChildsKind, error: Exception) -> None:
         super().__init__(str(error))
-        self.kind, self.error = kind, error
+        self.fault = Fault(kind=kind, detail=last_line(error))
 
 
 @contextmanager
 def _reported(line: Line) -> Iterator[None]:
     try:
         yield
-    except _Fault as fault:
-        line.send(failed=fault.kind.value, detail=last_line(fault.error))
+    except _Failed as failed:
+        line.send(failed.fault)

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
@@ -34,12 +34,15 @@ from workers.sandbox.messages import (
     Beat,
     Cancel,
     End,
+    FromChild,
     Holds,
     Measured,
     MeasureRoofline,
     Open,
+    Referred,
     Repeated,
     RooflineMeasured,
+    Sample,
     ToTask,
 )
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
@@ -156,13 +159,13 @@ class TaskProcess:
     def _references(self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]) -> list[str]:
         """Runs the untransformed build on these sets, in children; returns the sets that compare nothing."""
         config = self._opened.config
-        waiting, running, silent = deque(names), dict[Child, str](), []
+        waiting, running, finite = deque(names), dict[Child, str](), dict[str, bool]()
         while waiting or running:
             while waiting and len(running) < self._opened.parallel_builds:
                 name = waiting.popleft()
 
                 def body(line: Line, name: str = name) -> None:
-                    line.send(finite=bench.run_reference(name, memoryview(buffers[name])))
+                    line.send(Referred(finite=bool(bench.run_reference(name, memoryview(buffers[name])))))
 
                 child = self._nursery.spawn(
                     body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
@@ -170,15 +173,12 @@ class TaskProcess:
                 running[child] = name
             for child, event in self.events():
                 if isinstance(event, Ended):
-                    name = running.pop(child)
-                    if "finite" not in child.note:
+                    if running.pop(child) not in finite:
                         kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
                         raise Unusable(kind=kind, detail=f"the untransformed build {event}")
-                    if not child.note["finite"]:
-                        silent.append(name)
-                else:
-                    child.note.update(event)
-        return silent
+                elif isinstance(event, Referred):
+                    finite[running[child]] = event.finite
+        return [name for name in names if not finite[name]]
 
     # -- what a batch needs of its host
 
@@ -197,7 +197,7 @@ class TaskProcess:
         assert self._reference is not None
         while True:
             line.wait()
-            line.send(secs=self._reference.beat())
+            line.send(Sample(secs=self._reference.beat()))
 
     def beaten(self, secs: float) -> None:
         self._channel.send(Beat(secs=secs))
@@ -207,7 +207,7 @@ class TaskProcess:
 
     # -- the loop
 
-    def events(self) -> list[tuple[Child, dict[str, Any] | Ended]]:
+    def events(self) -> list[tuple[Child, FromChild | Ended]]:
         if self.abandoned():
             raise Cancelled
         return self._nursery.events(_ALIVE_SECS / 2, self._channel.fileno())

@@ -22,8 +22,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
 from tuner.measure import quiet
@@ -34,10 +35,11 @@ from tuner.measure.timing import abba, confirmed
 from workers.sandbox.cpu.batch import MAX_REPEATS
 from workers.sandbox.gpu.builders import Builders, BuildHost, Built
 from workers.sandbox.gpu.children import BEAT, SAMPLE, TRIAL, WARM, request
-from workers.sandbox.messages import Batch
+from workers.sandbox.messages import Batch, Broken, Fault, FromChild, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Child, Ended, Limits, Line
-from workers.sandbox.report import failed, kind_of, measured
+from workers.sandbox.report import failed, measured
 
+_Answer = TypeVar("_Answer", Sample, Sampled, Warmed)
 _GROUP = 16
 """Results between two heartbeats."""
 _START_SECS = 60.0
@@ -49,10 +51,23 @@ _STRAGGLER_POLL_SECS = 0.05
 _POLL_SECS = 0.5
 
 
+@dataclass(eq=False, kw_only=True)
+class Runner:
+    """The one process with a context on the GPU."""
+
+    child: Child
+    uuid: str = ""
+    """Of the GPU, once it has started."""
+    served: int = 0
+    """Candidates that it was given."""
+    busy: bool = True
+    """Whether it was told something and has not answered."""
+
+
 class GpuHost(BuildHost, Protocol):
     """The task process that a batch runs in."""
 
-    runner: Child | None
+    runner: Runner | None
     """The one that is kept, idle between two things it is told."""
 
     @property
@@ -63,7 +78,7 @@ class GpuHost(BuildHost, Protocol):
 
     def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]: ...
 
-    def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, dict[str, Any] | Ended]]:
+    def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, FromChild | Ended]]:
         """What the children did; raises Cancelled."""
 
     def abandoned(self) -> bool:
@@ -89,7 +104,7 @@ class GpuBatchRun:
         self._host, self._batch = host, batch
         self._builders = Builders(host, bench, batch.candidates, batch.config, self._fail)
         self._suspects: deque[Built] = deque()
-        self._group: list[tuple[Built, dict[str, Any]]] = []
+        self._group: list[tuple[Built, Sampled]] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
         self._computing = ExitStack()
@@ -106,16 +121,16 @@ class GpuBatchRun:
             self._turn.close()
         runner = self._host.runner
         self._builders.end()
-        if runner is not None and not runner.ended and runner.note.get("busy", True):
-            self._host.nursery.end(runner)
+        if runner is not None and not runner.child.ended and runner.busy:
+            self._host.nursery.end(runner.child)
 
     def search(self) -> None:
         """Every candidate a time or a failure, as fast as that can be done."""
         try:
             self._search()
         except _NoRunner as error:
-            for built, event in self._group:
-                self._timed(built, event, None)
+            for built, sampled in self._group:
+                self._timed(built, sampled, sampled.run_secs, sampled.stop, None)
             self._give_up(str(error))
 
     def _search(self) -> None:
@@ -151,66 +166,65 @@ class GpuBatchRun:
 
     # -- the runner
 
-    def _runner(self, programs: Sequence[bytes] = ()) -> Child:
+    def _runner(self, programs: Sequence[bytes] = ()) -> Runner:
         """An idle runner, kept or new. Raises _NoRunner."""
         runner = self._host.runner
-        if runner is not None and not runner.ended:
+        if runner is not None and not runner.child.ended:
             return runner
         reason = ""
         for _ in range(_MAX_STARTS):
             config = self._batch.config
-            runner = self._host.nursery.spawn(
+            child = self._host.nursery.spawn(
                 self._host.runner_body(config, programs), self._host.runner_limits(config), deadline_secs=_START_SECS
             )
-            runner.note = {"served": 0, "busy": True}
-            self._host.runner = runner
-            event = self._heard(runner)
-            if not isinstance(event, Ended) and "ready" in event:
-                runner.note |= {"uuid": str(event["ready"])}
+            self._host.runner = runner = Runner(child=child)
+            answer = self._heard(runner)
+            if isinstance(answer, Started):
+                runner.uuid = answer.uuid
                 return runner
-            reason = str(event if isinstance(event, Ended) else event.get("broken", event))
+            reason = answer.reason if isinstance(answer, Broken) else str(answer)
             self._end_runner()
         raise _NoRunner(f"a process that uses the GPU does not start: {reason}")
 
     def _end_runner(self) -> None:
-        if self._host.runner is not None and not self._host.runner.ended:
-            self._host.nursery.end(self._host.runner)
+        if self._host.runner is not None and not self._host.runner.child.ended:
+            self._host.nursery.end(self._host.runner.child)
         self._host.runner = None
 
     def _renew_unless_fresh(self) -> None:
-        if self._host.runner is not None and self._host.runner.note["served"]:
+        if self._host.runner is not None and self._host.runner.served:
             self._end_runner()
 
-    def _tell(self, byte: bytes, limit_secs: float, number: float = math.nan) -> dict[str, Any] | Ended:
+    def _tell(self, byte: bytes, limit_secs: float, number: float = math.nan) -> FromChild | Ended:
         """Tells the runner, once this process has its turn on the GPU, and waits for the answer or the end."""
         runner = self._runner()
         if self._turn is None:
-            self._turn = GpuTurn(runner.note["uuid"])
+            self._turn = GpuTurn(runner.uuid)
         while not self._turn.take():
             self._pump(_TURN_POLL_SECS)
         try:
-            runner.deadline = time.monotonic() + limit_secs
-            runner.note["busy"] = True
-            runner.tell(byte, number)
+            runner.child.deadline = time.monotonic() + limit_secs
+            runner.busy = True
+            runner.child.tell(byte, number)
             return self._heard(runner)
         finally:
             self._turn.give_back()
 
-    def _heard(self, runner: Child) -> dict[str, Any] | Ended:
+    def _heard(self, runner: Runner) -> FromChild | Ended:
         """What the runner says next; builders go on meanwhile."""
         while True:
             self._builders.spawn()
-            answer: dict[str, Any] | Ended | None = None
+            answer: FromChild | Ended | None = None
             for child, event in self._host.events():
-                if child is not runner:
+                if child is not runner.child:
                     self._builders.absorb(child, event)
                 elif answer is None:
                     answer = event
             if answer is not None:
                 if isinstance(answer, Ended):
                     self._host.runner = None
-                runner.deadline, runner.received_bytes = None, 0  # One report's limit, for each answer anew.
-                runner.note["busy"] = False
+                runner.child.deadline, runner.child.received_bytes = None, 0  # A report's limit, for each answer anew.
+                runner.busy = False
                 return answer
 
     # -- timing
@@ -221,44 +235,48 @@ class GpuBatchRun:
             self._usual_secs = self._beat()
         runner = self._runner()
         built = queue.popleft()
-        alone = runner.note["served"] == 0
-        runner.note["served"] += 1
+        alone = runner.served == 0
+        runner.served += 1
         message = request(built.program, self._incumbent_secs)
         self._host.inbox[: len(message)] = message
-        event = self._tell(TRIAL, self._batch.config.run_timeout_secs)
-        if self._failed(built, event, alone=alone):
+        answer = self._tell(TRIAL, self._batch.config.run_timeout_secs)
+        sampled = self._unless_failed(built, answer, Sampled, alone=alone)
+        if sampled is None:
             return
-        assert isinstance(event, dict)
-        self._group.append((built, event))
-        samples = sorted(event.get("run_secs", ()))
-        if samples and (self._incumbent_secs is None or samples[len(samples) // 2] < self._incumbent_secs):
-            self._incumbent_secs = samples[len(samples) // 2]
+        self._group.append((built, sampled))
+        if self._incumbent_secs is None or sampled.median_secs < self._incumbent_secs:
+            self._incumbent_secs = sampled.median_secs
 
-    def _failed(self, built: Built, event: dict[str, Any] | Ended, *, alone: bool) -> bool:
-        """Whether the runner's answer is a failure; sends it, unless it is to be judged again."""
-        if isinstance(event, Ended):
-            kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
-            self._fail(built.candidate, kind, f"while running, the process {event}")
-            return True
-        if "failed" not in event:
-            return False
-        if event.get("spent"):
+    def _unless_failed(
+        self, built: Built, answer: FromChild | Ended, expected: type[_Answer], *, alone: bool
+    ) -> _Answer | None:
+        """The runner's answer; None if it is a failure, which is sent unless the candidate is to be judged again."""
+        if isinstance(answer, expected):
+            return answer
+        if isinstance(answer, Ended):
+            kind = FailureKind.RUN_TIMEOUT if answer.timed_out else FailureKind.RUN_ERROR
+            self._fail(built.candidate, kind, f"while running, the process {answer}")
+        elif not isinstance(answer, Fault):
             self._end_runner()
-        kind = kind_of(event)
-        if kind is FailureKind.WRONG_OUTPUT and not alone:
-            self._suspects.append(built)
+            detail = f"while running, the process reported out of turn: {answer.message}"
+            self._fail(built.candidate, FailureKind.RUN_ERROR, detail)
         else:
-            self._fail(built.candidate, kind, str(event.get("detail", "")))
-        return True
+            if answer.spent:
+                self._end_runner()
+            if answer.kind is FailureKind.WRONG_OUTPUT and not alone:
+                self._suspects.append(built)
+            else:
+                self._fail(built.candidate, answer.kind, answer.detail)
+        return None
 
     def _beat(self) -> float | None:
         """Times the reference; None when that fails."""
-        event = self._tell(BEAT, _BEAT_SECS)
-        if isinstance(event, Ended) or not isinstance(event.get("secs"), float):
+        answer = self._tell(BEAT, _BEAT_SECS)
+        if not isinstance(answer, Sample):
             self._end_runner()
             return None
-        self._host.beaten(event["secs"])
-        return float(event["secs"])
+        self._host.beaten(answer.secs)
+        return answer.secs
 
     def _drift(self) -> float | None:
         """How much slower than usual the GPU is now."""
@@ -273,11 +291,11 @@ class GpuBatchRun:
         again = [built for built, _ in group if ratio is not None and drifted(ratio) and built.repeats < MAX_REPEATS]
         if again:
             self._host.repeated()
-        for built, event in group:
+        for built, sampled in group:
             if built in again:
                 built.repeats += 1
             else:
-                self._timed(built, event, ratio)
+                self._timed(built, sampled, sampled.run_secs, sampled.stop, ratio)
         self._builders.ready.extendleft(reversed(again))
 
     # -- a confirming run
@@ -305,18 +323,17 @@ class GpuBatchRun:
         self._end_runner()
         runner = self._runner([built.program for built in present])
         limit_secs = self._batch.config.run_timeout_secs
-        warm: list[dict[str, Any]] = []
+        warm: list[Warmed] = []
         for number, built in enumerate(present):
-            runner.note["served"] += 1
-            event = self._tell(WARM, limit_secs, number)
-            if self._failed(built, event, alone=number == 0):
+            runner.served += 1
+            warmed = self._unless_failed(built, self._tell(WARM, limit_secs, number), Warmed, alone=number == 0)
+            if warmed is None:
                 present.remove(built)
                 if self._suspects:
                     self._suspects.clear()
                     self._judge_first(built, present)
                 return False
-            assert isinstance(event, dict)
-            warm.append(event)
+            warm.append(warmed)
         if self._usual_secs is None:
             self._usual_secs = self._beat()
         repeats = 0
@@ -330,8 +347,8 @@ class GpuBatchRun:
             repeats += 1
             self._host.repeated()
         self._end_runner()  # It holds every candidate's code and memory.
-        for built, event, secs in zip(present, warm, samples, strict=True):
-            self._timed(built, {**event, "run_secs": secs, "stop": Stop.CONFIRMED}, ratio)
+        for built, warmed, secs in zip(present, warm, samples, strict=True):
+            self._timed(built, warmed, secs, Stop.CONFIRMED, ratio)
         return True
 
     def _judge_first(self, built: Built, present: list[Built]) -> None:
@@ -343,7 +360,7 @@ class GpuBatchRun:
             built.judged = True
             present.insert(0, built)
 
-    def _interleave(self, present: list[Built], warm: list[dict[str, Any]]) -> list[list[float]] | None:
+    def _interleave(self, present: list[Built], warm: list[Warmed]) -> list[list[float]] | None:
         """Samples of each; None after one of them failed and was taken out."""
         config = self._batch.config
         samples: list[list[float]] = [[] for _ in present]
@@ -352,21 +369,24 @@ class GpuBatchRun:
             if len(done) == len(present):
                 break
             for number in (n for n in order if n not in done):
-                event = self._tell(SAMPLE, config.run_timeout_secs, number)
-                if self._failed(present[number], event, alone=True):
+                answer = self._tell(SAMPLE, config.run_timeout_secs, number)
+                sample = self._unless_failed(present[number], answer, Sample, alone=True)
+                if sample is None:
                     del present[number]
                     return None
-                assert isinstance(event, dict)
-                samples[number].append(float(event["secs"]))
-                if confirmed(samples[number], int(warm[number]["calls"]), config):
+                samples[number].append(sample.secs)
+                if confirmed(samples[number], warm[number].calls, config):
                     done.add(number)
         return samples
 
     # -- results
 
-    def _timed(self, built: Built, event: dict[str, Any], ratio: float | None) -> None:
-        report = {**event, "build_secs": built.build_secs}
-        self._host.send(measured(built.candidate, report, ratio, event.get("clock_hz"), flushed=True))
+    def _timed(
+        self, built: Built, told: Sampled | Warmed, run_secs: Sequence[float], stop: Stop, ratio: float | None
+    ) -> None:
+        about: dict[str, Any] = {"build_secs": built.build_secs, "ratio": ratio, "clock_hz": told.clock_hz}
+        about |= {"stop": stop, "calls": told.calls, "flushed": True}
+        self._host.send(measured(built.candidate, run_secs, told.check, **about))
 
     def _fail(self, candidate: Candidate, kind: FailureKind, detail: str) -> None:
         self._host.send(failed(candidate, kind, detail))

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, Protocol
+from typing import Protocol
 
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.candidate import Bench
 from tuner.measure.gpu_code import DeviceCompiler
 from workers.sandbox.gpu.children import builder_body
+from workers.sandbox.messages import Applied, Compiled, Fault, FromChild
 from workers.sandbox.nursery import Child, Ended, Limits, Nursery
-from workers.sandbox.report import kind_of
 
 STRAGGLER_SECS = 2.0
 STRAGGLER_FACTOR = 6.0
@@ -58,6 +58,19 @@ class Built:
     """It was wrong in a confirming run after others, and is checked before them now."""
 
 
+@dataclass(eq=False, kw_only=True)
+class _Build:
+    """A builder and what is known of it: its candidate and slot from here, the rest by its reports."""
+
+    child: Child
+    candidate: Candidate
+    slot: mmap
+    applied: bool = False
+    compiled: Compiled | None = None
+    over: bool = False
+    """Its failure was told."""
+
+
 class Builders:
     """What waits to be built, is being built, and waits to be timed. `fail` is told of those that do not build."""
 
@@ -71,7 +84,7 @@ class Builders:
     ) -> None:
         self._host, self._bench, self._config, self._fail = host, bench, config, fail
         self._waiting = deque(candidates)
-        self._building: set[Child] = set()
+        self._building: dict[Child, _Build] = {}
         self._slots = list(host.slots)
         self._secs: list[float] = []
         self.ready: deque[Built] = deque()
@@ -93,32 +106,45 @@ class Builders:
             body = builder_body(self._bench, candidate, self._host.compiler, slot)
             limits = self._host.builder_limits(self._config)
             child = self._host.nursery.spawn(body, limits, deadline_secs=self._config.build_timeout_secs)
-            child.note = {"candidate": candidate, "slot": slot, "stage": "applying"}
-            self._building.add(child)
+            self._building[child] = _Build(child=child, candidate=candidate, slot=slot)
 
-    def absorb(self, child: Child, event: dict[str, Any] | Ended) -> None:
+    def absorb(self, child: Child, event: FromChild | Ended) -> None:
         """An event of a child, which may be another's."""
-        if child not in self._building:
+        build = self._building.get(child)
+        if build is None:
             return
-        note = child.note
-        if isinstance(event, Ended):
-            self._building.discard(child)
-            self._slots.append(note["slot"])
-            if "size" in note:
-                program = bytes(note["slot"][: note["size"]])
-                self.ready.append(Built(candidate=note["candidate"], program=program, build_secs=note["build_secs"]))
-                self._secs.append(note["build_secs"])
-            elif "failed" not in note:
-                self._fail(note["candidate"], _failure(note["stage"], event), f"the builder {event}")
-        elif "failed" in event:
-            note |= event
-            self._fail(note["candidate"], kind_of(event), str(event.get("detail", "")))
-        elif event.get("stage") == "built":
-            size, build_secs = event.get("size"), event.get("build_secs")
-            if type(size) is int and 0 < size <= len(note["slot"]) and isinstance(build_secs, float):
-                note |= event
-        else:
-            note["stage"] = str(event.get("stage"))
+        match event:
+            case Ended():
+                self._ended(build, event)
+            case _ if build.over:
+                pass
+            case Applied() if not build.applied:
+                build.applied = True
+            case Compiled() if build.applied and build.compiled is None and event.size_bytes <= len(build.slot):
+                build.compiled = event
+            case Fault() if build.compiled is None:
+                self._over_with(build, event.kind, event.detail)
+            case _:
+                child.kill()
+                kind = FailureKind.BUILD_ERROR if build.applied else FailureKind.INVALID_SCHEDULE
+                self._over_with(build, kind, f"the builder reported out of turn: {event.message}")
+
+    def _ended(self, build: _Build, ended: Ended) -> None:
+        del self._building[build.child]
+        self._slots.append(build.slot)
+        if build.over:
+            return
+        if build.compiled is None or ended.misreport:
+            self._over_with(build, _failure(build, ended), f"the builder {ended}")
+            return
+        secs = build.compiled.build_secs
+        program = bytes(build.slot[: build.compiled.size_bytes])
+        self.ready.append(Built(candidate=build.candidate, program=program, build_secs=secs))
+        self._secs.append(secs)
+
+    def _over_with(self, build: _Build, kind: FailureKind, detail: str) -> None:
+        build.over = True
+        self._fail(build.candidate, kind, detail)
 
     def give_up_stragglers(self) -> None:
         """Ends the builders that are all there is to wait for, where each has taken far longer than the others did."""
@@ -129,28 +155,28 @@ class Builders:
         now = time.monotonic()
         if any(now - child.started < limit_secs for child in self._building):
             return
-        stragglers = [child for child in self._building if "failed" not in child.note]
+        stragglers = [build for build in self._building.values() if not build.over]
         self.end()
-        for child in stragglers:
+        for build in stragglers:
             self._fail(
-                child.note["candidate"],
+                build.candidate,
                 FailureKind.BUILD_TIMEOUT,
-                f"given up after {now - child.started:.1f} s: the median build of its batch took {median_secs:.2f} s",
+                f"given up after {now - build.child.started:.1f} s: the median build of its batch took {median_secs:.2f} s",
             )
 
     def end(self) -> None:
         """Ends those at work, without results."""
         self._host.nursery.end_all(self._building)
-        self._slots += [child.note["slot"] for child in self._building]
+        self._slots += [build.slot for build in self._building.values()]
         self._building.clear()
 
     def left(self) -> list[Candidate]:
         """Those without a result so far."""
-        building = [child.note["candidate"] for child in self._building if "failed" not in child.note]
+        building = [build.candidate for build in self._building.values() if not build.over]
         return [*self._waiting, *building, *(built.candidate for built in self.ready)]
 
 
-def _failure(stage: str, ended: Ended) -> FailureKind:
+def _failure(build: _Build, ended: Ended) -> FailureKind:
     if ended.timed_out:
         return FailureKind.BUILD_TIMEOUT
-    return FailureKind.INVALID_SCHEDULE if stage == "applying" else FailureKind.BUILD_ERROR
+    return FailureKind.BUILD_ERROR if build.applied else FailureKind.INVALID_SCHEDULE

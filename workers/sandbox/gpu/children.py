@@ -4,10 +4,9 @@ A builder (one per candidate, confined, many at a time) applies a trace and comp
 program in memory it shares with its parent. The runner (one, kept) holds the GPU: context, inputs of all sets, and one
 program at a time, which it checks and times. Their lines carry:
 
-    builder   `stage` building, then `stage` built with `size` and `build_secs`; or `failed`, a failure kind
-    runner    `ready` with the GPU's name, or `broken`; then for each thing it is told an answer: `run_secs`, `calls`,
-              `stop`, `check`, `clock_hz` of a trial; `calls` and `check` of a program made warm; `secs` of a sample or
-              a beat; or `failed`, and `spent` when the context is of no use any more
+    builder   Applied, then Compiled; or Fault
+    runner    Started or Broken; then for each thing it is told an answer: Sampled of a trial, Warmed of a program made
+              warm, Sample of one of these or of a beat; or Fault
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from mmap import mmap
-from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
@@ -28,6 +26,7 @@ from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from tuner.measure.gpu import DeviceProgram, GpuDevice
 from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, GpuProgram, compile_program
+from workers.sandbox.messages import Applied, Broken, Compiled, Fault, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
 
@@ -52,16 +51,16 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
         try:
             mod = apply(bench.mod, candidate.trace)
         except InvalidTrace as error:
-            line.send(failed=FailureKind.INVALID_SCHEDULE, detail=last_line(error))
+            line.send(Fault(kind=FailureKind.INVALID_SCHEDULE, detail=last_line(error)))
             return
-        line.send(stage="building")
+        line.send(Applied())
         try:
             data = compile_program(mod, bench.tvm_target, bench.facts.params, compiler).to_bytes()
             slot[: len(data)] = data
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
-            line.send(failed=FailureKind.BUILD_ERROR, detail=last_line(error))
+            line.send(Fault(kind=FailureKind.BUILD_ERROR, detail=last_line(error)))
             return
-        line.send(stage="built", size=len(data), build_secs=time.perf_counter() - start)
+        line.send(Compiled(size_bytes=len(data), build_secs=time.perf_counter() - start))
 
     return body
 
@@ -82,13 +81,13 @@ def runner_body(
             device = GpuDevice(bench, reference)
             device.beat()
         except (CudaError, OSError) as error:
-            line.send(broken=last_line(error))
+            line.send(Broken(reason=last_line(error)))
             return
         runner = _Runner(device, config, inbox, programs)
-        line.send(ready=device.uuid)
+        line.send(Started(uuid=device.uuid))
         while True:
             told, number = line.wait()
-            line.send(**runner.answer(told, number))
+            line.send(runner.answer(told, number))
 
     return body
 
@@ -98,27 +97,28 @@ class _Runner:
         self._device, self._config, self._inbox, self._programs = device, config, inbox, programs
         self._warm: dict[int, tuple[Measuring, int]] = {}
 
-    def answer(self, told: bytes, number: float) -> dict[str, Any]:
+    def answer(self, told: bytes, number: float) -> Sampled | Warmed | Sample | Fault:
         """What is done, as a report. Never raises for what a candidate does."""
         try:
             if told == BEAT:
-                return {"secs": self._device.beat()}
+                return Sample(secs=self._device.beat())
             if told == TRIAL:
                 return self._trial()
             if told == WARM:
                 return self._make_warm(int(number))
             measuring, calls = self._warm[int(number)]
-            return {"secs": measuring.warmed_sample(calls)}
+            return Sample(secs=measuring.warmed_sample(calls))
         except WrongOutput as error:
-            return {"failed": FailureKind.WRONG_OUTPUT, "detail": last_line(error)}
+            return Fault(kind=FailureKind.WRONG_OUTPUT, detail=last_line(error))
         except CudaError as error:
-            kind = FailureKind.DEVICE_ERROR if error.of_device else FailureKind.RUN_ERROR
             spent = error.sticky or error.code == _OUT_OF_MEMORY
-            return {"failed": kind, "detail": last_line(error), "spent": spent}
+            if error.of_device:
+                return Fault(kind=FailureKind.DEVICE_ERROR, detail=last_line(error), spent=spent)
+            return Fault(kind=FailureKind.RUN_ERROR, detail=last_line(error), spent=spent)
         except Exception as error:  # noqa: BLE001 - a program that makes no sense
-            return {"failed": FailureKind.RUN_ERROR, "detail": last_line(error), "spent": True}
+            return Fault(kind=FailureKind.RUN_ERROR, detail=last_line(error), spent=True)
 
-    def _trial(self) -> dict[str, Any]:
+    def _trial(self) -> Sampled:
         size, incumbent_secs = REQUEST.unpack(self._inbox[: REQUEST.size])
         program = GpuProgram.from_bytes(self._inbox[REQUEST.size : REQUEST.size + size])
         running = DeviceProgram(self._device, program)
@@ -134,17 +134,17 @@ class _Runner:
                 running.close()
             raise
         running.close()
-        return {
-            "run_secs": sampled.secs,
-            "calls": sampled.calls,
-            "stop": sampled.stop,
-            "check": measuring.verdict().model_dump(),
-            "clock_hz": self._device.clock.hz(),
-        }
+        return Sampled(
+            run_secs=sampled.secs,
+            calls=sampled.calls,
+            stop=sampled.stop,
+            check=measuring.verdict(),
+            clock_hz=self._device.clock.hz(),
+        )
 
-    def _make_warm(self, number: int) -> dict[str, Any]:
+    def _make_warm(self, number: int) -> Warmed:
         running = DeviceProgram(self._device, GpuProgram.from_bytes(self._programs[number]))
         measuring = Measuring(self._device.bench, running)
         calls = measuring.warm(self._config, one_set=False)
         self._warm[number] = measuring, calls
-        return {"calls": calls, "check": measuring.verdict().model_dump(), "clock_hz": self._device.clock.hz()}
+        return Warmed(calls=calls, check=measuring.verdict(), clock_hz=self._device.clock.hz())

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any
 
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MeasureConfig
@@ -27,9 +26,9 @@ from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
-from workers.sandbox.gpu.batch import GpuBatchRun
+from workers.sandbox.gpu.batch import GpuBatchRun, Runner
 from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
-from workers.sandbox.messages import Batch, End, Open, ToTask
+from workers.sandbox.messages import Batch, End, FromChild, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
 from workers.sandbox.report import failed
 
@@ -98,7 +97,7 @@ class GpuTaskProcess(TaskProcess):
     def __init__(self, channel: Channel[ToTask], opened: Open, prepared: Prepared) -> None:
         super().__init__(channel, opened, None)
         self._compiled = prepared
-        self.runner: Child | None = None
+        self.runner: Runner | None = None
         builders = max(1, opened.parallel_builds - 1)
         self.slots: Sequence[mmap] = [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(builders)]
         self.inbox = mmap(-1, INBOX_BYTES)
@@ -129,7 +128,7 @@ class GpuTaskProcess(TaskProcess):
         self._nursery.close()
         self.runner = None
 
-    def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, dict[str, Any] | Ended]]:
+    def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, FromChild | Ended]]:
         if self.abandoned():
             raise Cancelled
         return self._nursery.events(timeout_secs, self._channel.fileno())

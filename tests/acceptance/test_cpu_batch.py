@@ -1,0 +1,157 @@
+"""Batches on a CPU whose candidates are not built: real processes that report what their traces say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pitchpipe.wire._base import Wire
+from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Measurement, Stop, Timed
+from tuner.measure.candidate import Bench
+from workers.sandbox.cpu import batch as cpu_batch
+from workers.sandbox.cpu.batch import BatchRun
+from workers.sandbox.cpu.child import SAMPLE
+from workers.sandbox.messages import Applied, Batch, FromChild, Sample, Sampled, Waiting, Warmed, encode
+from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
+
+CHECK = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1.0, input_sets=3)
+SAMPLED = Sampled(run_secs=(1e-5,) * 6, calls=7, stop=Stop.PRECISE, check=CHECK)
+ANOTHER = Candidate.of("0" * 64, json.dumps("another")).model_dump(mode="json")
+LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=60, confined=False)
+
+HOSTILE: dict[str, tuple[FailureKind, list[Wire | dict[str, Any]], list[Wire | dict[str, Any]]]] = {
+    "names another candidate": (
+        FailureKind.INVALID_SCHEDULE,
+        [{"message": "applied", "candidate": ANOTHER, "stage": "built"}],
+        [],
+    ),
+    "says that it is built at once": (FailureKind.INVALID_SCHEDULE, [Waiting(build_secs=0.1)], []),
+    "names another candidate once it is built": (
+        FailureKind.BUILD_ERROR,
+        [Applied(), {"message": "waiting", "build_secs": 0.1, "candidate": ANOTHER}],
+        [],
+    ),
+    "does not say how long it was built": (FailureKind.BUILD_ERROR, [Applied(), {"message": "waiting"}], []),
+    "is what the coordinator calls lost": (
+        FailureKind.BUILD_ERROR,
+        [Applied(), {"message": "fault", "kind": "worker_lost", "detail": ""}],
+        [],
+    ),
+    "has a time before it is asked": (FailureKind.RUN_ERROR, [Applied(), Waiting(build_secs=0.1), SAMPLED], []),
+    "names another candidate with its time": (
+        FailureKind.RUN_ERROR,
+        [],
+        [{**SAMPLED.model_dump(mode="json"), "candidate": ANOTHER, "reported": True}],
+    ),
+    "has no calls": (
+        FailureKind.RUN_ERROR,
+        [],
+        [{name: value for name, value in SAMPLED.model_dump(mode="json").items() if name != "calls"}],
+    ),
+    "has a time that is no number": (FailureKind.RUN_ERROR, [], [{"message": "sample", "secs": "1e-9"}]),
+    "has no seconds": (FailureKind.RUN_ERROR, [], [{"message": "sample"}]),
+    "is built again": (FailureKind.RUN_ERROR, [], [Waiting(build_secs=0.1)]),
+}
+"""What each ends as; what it reports instead of being built; what it reports when it is told to go."""
+
+
+def tell(line: Line, *said: Wire | dict[str, Any]) -> None:
+    """All at once, each as the child's own, whether or not it is a report."""
+    texts = [json.dumps(each).encode() if isinstance(each, dict) else encode(each) for each in said]
+    os.write(line._writer, b"".join(line._seal.encode() + b" " + text + b"\n" for text in texts))
+
+
+def made_up(
+    bench: Bench, candidate: Candidate, config: MeasureConfig, purpose: Purpose, copy: int = 0
+) -> Callable[[Line], None]:
+    """A candidate's child: the trace says what it does."""
+    _, building, running = HOSTILE.get(json.loads(candidate.trace), (None, [], []))
+
+    def body(line: Line) -> None:
+        if building:
+            tell(line, *building)
+            line.wait()
+        tell(line, Applied(), Waiting(build_secs=0.1))
+        told, _ = line.wait()
+        while True:
+            if running:
+                tell(line, *running)
+            elif told == SAMPLE:
+                tell(line, Sample(secs=1e-5))
+            else:
+                tell(line, Warmed(calls=7, check=CHECK) if purpose is Purpose.CONFIRM else SAMPLED)
+            told, _ = line.wait()
+
+    return body
+
+
+class Host:
+    """Stands for the task process."""
+
+    parallel_builds = 2
+
+    def __init__(self) -> None:
+        self.nursery = Nursery()
+        self.results: list[Measurement] = []
+
+    def limits(self, config: MeasureConfig) -> Limits:
+        return LIMITS
+
+    def events(self) -> list[tuple[Child, FromChild | Ended]]:
+        return self.nursery.events(0.5)
+
+    def abandoned(self) -> bool:
+        return False
+
+    def send(self, result: Measurement) -> None:
+        self.results.append(result)
+
+    def reference_body(self, line: Line) -> None:
+        while True:
+            line.wait()
+            line.send(Sample(secs=1e-4))
+
+    def beaten(self, secs: float) -> None:
+        assert secs == 1e-4
+
+    def repeated(self) -> None:
+        raise AssertionError("the reference is as fast as ever")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
+    monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(cpu_batch, "candidate_body", made_up)
+    made = Host()
+    yield made
+    made.nursery.close()
+
+
+@pytest.mark.parametrize("purpose", [Purpose.SEARCH, Purpose.CONFIRM])
+def test_a_report_that_makes_no_sense_ends_its_candidate_and_no_other(host: Host, purpose: Purpose) -> None:
+    names = ["fine 0", *HOSTILE, "fine 1", "another"]
+    candidates = [Candidate.of("0" * 64, json.dumps(name)) for name in names]
+    batch = Batch(
+        candidates=tuple(candidates), config=MeasureConfig(), purpose=purpose, incumbent_secs=None, usual_secs=1e-4
+    )
+    run = BatchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch)
+    run.confirm() if purpose is Purpose.CONFIRM else run.search()
+    results = {result.candidate: result for result in host.results}
+    assert len(results) == len(host.results) == len(names), "exactly one result per candidate"
+    for name, candidate in zip(names, candidates, strict=True):
+        result = results[candidate.digest]
+        if name in HOSTILE:
+            assert isinstance(result, Failed), name
+            assert result.kind is HOSTILE[name][0], (name, result)
+        else:
+            assert isinstance(result, Timed), (name, result)
+            assert result.build_secs == 0.1
+            assert result.rule is not None
+            assert (result.rule.calls, result.check) == (7, CHECK)
