@@ -15,7 +15,6 @@ import torch
 from pitchpipe.deploy.building import Recipe
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import LocalModel
-from pitchpipe.torch_backend import misses
 from pitchpipe.torch_backend.beside import in_native_code
 from pitchpipe.torch_backend.cutting import KINDS, Cut, Piece, cut, known_cut
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
@@ -127,9 +126,7 @@ class Graph:
             models=[_model(piece) for piece in known],
             identities=[piece.identity for piece in known if piece.identity is not None],
         )
-        answers = find(wanted, self._options)
-        misses.report(wanted, answers, self._options)
-        return answers
+        return find(wanted, self._options)
 
     def _recipe(self, name: str, piece: Piece, found: Found, target: Target) -> tuple[PartitionReport, Recipe | None]:
         report, options = PartitionReport(name=name, operators=len(piece.nodes), reason=piece.reason), self._options
