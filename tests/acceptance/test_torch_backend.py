@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import queue
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.answers import KeptAnswer
+from pitchpipe.deploy import lookup, misses
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.wire.ids import sha256
@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import cutting, duel, graphs, misses, part, run, schedules, threads  # noqa: E402
+from pitchpipe.torch_backend import cutting, graphs, paired_benchmark, part, run, threads  # noqa: E402
 from pitchpipe.torch_backend.options import parse  # noqa: E402
 
 WAITING = 600
@@ -354,23 +354,23 @@ def test_wrong_results_are_never_used(warm: None, monkeypatch: pytest.MonkeyPatc
 
 def test_a_result_may_be_as_far_off_as_rounding_makes_eagers_own() -> None:
     r = torch.randn(1000)
-    assert duel.difference([r + 0.01], [r]) is not None
-    assert duel.difference([r + 0.01], [r], [r + 0.005]) is None
-    assert duel.difference([r + 0.01], [r], [r + 1e-6]) is not None
-    assert duel.difference([-r], [r], [r + 10.0]) is not None, "noise is no excuse for another result"
+    assert paired_benchmark.difference([r + 0.01], [r]) is not None
+    assert paired_benchmark.difference([r + 0.01], [r], [r + 0.005]) is None
+    assert paired_benchmark.difference([r + 0.01], [r], [r + 1e-6]) is not None
+    assert paired_benchmark.difference([-r], [r], [r + 10.0]) is not None, "noise is no excuse for another result"
 
 
 def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = duel.compared
+    real = paired_benchmark.compared
 
     def strict(ours: Any, theirs: Any, nudged: Any = None) -> Any:
         if nudged is not None:
-            asked.append(duel.difference(theirs().tensors, nudged().tensors))
-            monkeypatch.setitem(duel.TOLERANCE, torch.float32, 1e-12)
+            asked.append(paired_benchmark.difference(theirs().tensors, nudged().tensors))
+            monkeypatch.setitem(paired_benchmark.TOLERANCE, torch.float32, 1e-12)
         return real(ours, theirs, nudged)
 
-    monkeypatch.setattr(duel, "compared", strict)
+    monkeypatch.setattr(paired_benchmark, "compared", strict)
     model, x = Small().train(), torch.randn(4, 3, 9, 9)
     explained = torch_backend.explain(model, (x,), options=DEFAULT)
     assert asked == [None], "the nudge is of the size of rounding"
@@ -378,13 +378,13 @@ def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, m
 
 
 def test_what_is_slower_than_eager_stays_eager_and_is_timed_once(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duel, "MARGIN", 1e-9)
+    monkeypatch.setattr(paired_benchmark, "MARGIN", 1e-9)
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
         first = torch_backend.explain(model, (x,), options=DEFAULT)
         assert first.programs[0].runs == "eager"
         assert first.programs[0].eager_secs is not None
-        monkeypatch.setattr(duel.Duel, "go_on", failing)
+        monkeypatch.setattr(paired_benchmark.PairedBenchmark, "go_on", failing)
         monkeypatch.setattr(part, "make", failing)
         again = torch_backend.explain(model, (x,), options=DEFAULT)
     assert again.programs[0].eager_secs == first.programs[0].eager_secs
@@ -456,7 +456,7 @@ BEST = Best(
 def test_a_partition_is_compiled_when_a_schedule_of_it_is_there(
     warm: None, monkeypatch: pytest.MonkeyPatch, tiers: Any, options: Any, runs: str
 ) -> None:
-    monkeypatch.setattr(schedules, "Client", FakeService)
+    monkeypatch.setattr(lookup, "Client", FakeService)
     monkeypatch.setattr(FakeService, "tiers", staticmethod(tiers))
     with torch.no_grad():
         explained = torch_backend.explain(mlp(), (torch.randn(4, 8),), options={"url": NOWHERE, **options})
@@ -470,7 +470,7 @@ def test_answers_of_a_service_outlive_it(warm: None, monkeypatch: pytest.MonkeyP
     model, x, options = mlp(), torch.randn(4, 8), {"url": AWAY}
     with torch.no_grad():
         with monkeypatch.context() as patch:
-            patch.setattr(schedules, "Client", FakeService)
+            patch.setattr(lookup, "Client", FakeService)
             torch_backend.explain(model, (x,), options=options)
         explained = torch_backend.explain(model, (x,), options=options)
     assert explained.programs[0].runs == "pitchpipe"
@@ -478,7 +478,7 @@ def test_answers_of_a_service_outlive_it(warm: None, monkeypatch: pytest.MonkeyP
 
 
 def test_max_autotune_submits_a_job_and_waits_for_it(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "Client", FakeService)
+    monkeypatch.setattr(lookup, "Client", FakeService)
     monkeypatch.setattr(FakeService, "jobs", [])
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
@@ -491,17 +491,16 @@ def test_max_autotune_submits_a_job_and_waits_for_it(warm: None, monkeypatch: py
 def test_what_is_missing_is_reported(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def record(_client: Any, model: Any, target: Any, workloads: Any, *, runs: int) -> None:
-        told.put((model.format, target.kind, len(workloads), runs))
+    def record(_client: Any, model: Any, target: Any, runs: Any) -> None:
+        told.put((model.format, target.kind, list(runs.values())))
 
-    monkeypatch.setitem(sys.modules, misses.REPORTING, SimpleNamespace(report=record, __spec__="here"))
-    for home in (schedules, misses):
-        monkeypatch.setattr(home, "Client", FakeService)
+    monkeypatch.setattr(misses, "report", record)
+    monkeypatch.setattr(lookup, "Client", FakeService)
     monkeypatch.setattr(FakeService, "tiers", staticmethod(lambda index: Tier.NONE if index == 0 else Tier.EXACT))
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
         torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": WAITING})(x)
-    assert told.get(timeout=10) == ("relax", "llvm", 1, 1)
+    assert told.get(timeout=10) == ("relax", "llvm", [1])
 
 
 def test_inductor_takes_over_where_it_is_asked_to(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
