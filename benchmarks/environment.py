@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.processes.cores import usable_cores
-from workers.device import fingerprint
+from pitchpipe.wire.measure import MEASURE_VERSION
+from workers.device import detect_target, fingerprint
 
 MODELS = Path(__file__).parent / "models.py"
 """The models that a script runs unless `--models` names another file."""
@@ -23,8 +24,9 @@ SHOWN = (
 )
 
 
-def environment(**budget: object) -> dict[str, Any]:
-    """Machine, versions, commit, date, load before the run, and the budget given."""
+def environment(*, gpu: bool = False, **budget: object) -> dict[str, Any]:
+    """Machine (with the first GPU, if it is measured), versions, commit, measure version, date, load before the run, and the
+    budget given. Raises MeasurementFailed where a GPU is asked for and there is none."""
     device = fingerprint()
     found = {}
     for name in SHOWN:
@@ -34,21 +36,27 @@ def environment(**budget: object) -> dict[str, Any]:
             continue
     return {
         "device": device.model,
+        "mcpu": detect_target("llvm").mcpu,
         "cores": device.cores,
         "caches": device.caches,
         "kernel": device.driver,
         "python": platform.python_version(),
         "versions": found,
         "commit": commit(),
+        "measure_version": MEASURE_VERSION,
         "threads": kernel_threads(),
         "load_before": os.getloadavg()[0],
         "date": datetime.now(UTC).date().isoformat(),
         "budget": budget,
+        **({"gpu": fingerprint("cuda").model_dump(mode="json")} if gpu else {}),
     }
 
 
 def commit() -> str:
-    """What was measured: the commit that is checked out, with `+` where files other than results differ from it."""
+    """What was measured: the commit that is checked out, with `+` where files other than results differ from it.
+
+    Where the files lie without their repository, BENCHMARK_COMMIT names it.
+    """
     root = Path(__file__).parent
     asked = ["git", "-C", str(root), "-c", f"safe.directory={root.parent}"]
     changes = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results"]
@@ -58,7 +66,7 @@ def commit() -> str:
             for words in (["rev-parse", "HEAD"], changes)
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("BENCHMARK_COMMIT", "unknown")
     return head + "+" * bool(changed)
 
 

@@ -205,6 +205,7 @@ def main() -> None:
     become_subreaper()
     result: dict[str, Any] = {
         "environment": environment(
+            gpu=options.target == "cuda",
             runs_per_kind=runs,
             target=options.target,
             **({"alone": True} if options.alone else {}),

@@ -323,10 +323,11 @@ def main() -> None:
         print(json.dumps(ours(options.side, target, options.trials, options.warm)))
         return
     trials = QUICK_TRIALS if options.quick else options.trials
-    result: dict[str, Any] = {"environment": environment(trials=trials, target=target.attributes()), "rows": []}
+    result: dict[str, Any] = {
+        "environment": environment(gpu=target.kind == "cuda", trials=trials, target=target.attributes()),
+        "rows": [],
+    }
     result["environment"]["toolchain"] = toolchain(target).key
-    if target.kind == "cuda":
-        result["environment"]["gpu"] = fingerprint("cuda").model_dump(mode="json")
     for name in PROGRAMS[options.target]:
         result["rows"].append(measure(name, target, trials))
     rows = result["rows"]
