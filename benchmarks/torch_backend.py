@@ -120,9 +120,10 @@ def row(name: str, told: dict[str, dict[str, Any]], blocks: dict[str, list[list[
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Ratios of the rows that ran compiled: one whose output is bit for bit eager's is eager's own."""
+    found: dict[str, Any] = {"bit_for_bit_eager": [row["model"] for row in rows if row["deviation"] == 0]}
     for peer in ("eager", "inductor", "load"):
-        over = [row[f"{peer}_over_ours"] for row in rows if f"{peer}_over_ours" in row]
+        over = [row[f"{peer}_over_ours"] for row in rows if row["deviation"] and f"{peer}_over_ours" in row]
         found[f"worst_vs_{peer}"] = min(over) if over else None
         found[f"geomean_vs_{peer}"] = geometric_mean(over) if over else None
     return {**found, "outputs_within_tolerance": all(row["within_tolerance"] for row in rows)}
