@@ -12,11 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.errors import MeasurementFailed
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.measure import MEASURE_VERSION
+from pitchpipe.wire.target import Target
 from workers.device import detect_target, fingerprint
 
-MODELS = Path(__file__).parent / "models.py"
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "benchmarks" / "models.py"
 """The models that a script runs unless `--models` names another file."""
 SHOWN = (
     *("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu"),
@@ -52,13 +55,12 @@ def environment(*, gpu: bool = False, **budget: object) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
+def commit(root: Path = ROOT) -> str:
     """What was measured: the commit that is checked out, with `+` where files other than results differ from it.
 
     Where the files lie without their repository, BENCHMARK_COMMIT names it.
     """
-    root = Path(__file__).parent
-    asked = ["git", "-C", str(root), "-c", f"safe.directory={root.parent}"]
+    asked = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     changes = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results"]
     try:
         head, changed = (
@@ -73,6 +75,14 @@ def commit() -> str:
 def kernel_threads() -> int:
     """Threads of a compiled program here and in processes that this one starts: TVM_NUM_THREADS, or as many as cores."""
     return int(os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores())))
+
+
+def target_here(kind: str) -> Target:
+    """The target of this machine; ends the script where `--target cuda` finds no GPU."""
+    try:
+        return detect_target(kind)
+    except MeasurementFailed as error:
+        raise SystemExit(f"--target {kind}: {error}") from error
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:

@@ -29,8 +29,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environment import environment, parser, show
-from peers.metaschedule import LEAN, program
+from environment import environment, parser, show, target_here
+from peers.metaschedule import lean_path, program
 
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
@@ -46,7 +46,7 @@ from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch
 from tuner.tuning.loop import TuningLoop
 from tuner.tuning.records import InMemoryRecordStore, encode_trace
-from workers.device import detect_target, fingerprint, toolchain
+from workers.device import fingerprint, toolchain
 from workers.sandbox.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 128, 32
@@ -243,7 +243,7 @@ def ours(name: str, target: Target, trials: int, warm: bool) -> dict[str, Any]:
 def run_stock(name: str, target: Target, trials: int, folder: str) -> dict[str, Any]:
     """What peers/metaschedule.py prints."""
     command = [str(STOCK), name, target.key, str(trials), str(SEED), folder]
-    return run(command, {**os.environ, "PYTHONPATH": str(LEAN)})
+    return run(command, {**os.environ, "PYTHONPATH": lean_path()})
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
@@ -293,6 +293,7 @@ def measure(name: str, target: Target, trials: int) -> dict[str, Any]:
         "workload": name,
         "stock_trials": stock["trials"],
         "stock_timed": stock["timed"],
+        "stock_failures": stock["failures"],
         "stock_secs": stock["secs"],
         "stock_trials_per_sec": stock["trials"] / stock["secs"],
         "our_trials": mine["trials"],
@@ -318,7 +319,7 @@ def main() -> None:
     arguments.add_argument("--side", metavar="NAME", help="run our side only, on one program, and print its result")
     arguments.add_argument("--warm", action="store_true", help="with --side: executor and sandbox have worked before")
     options = arguments.parse_args()
-    target = detect_target(options.target)
+    target = target_here(options.target)
     if options.side:
         print(json.dumps(ours(options.side, target, options.trials, options.warm)))
         return
