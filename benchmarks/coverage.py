@@ -54,18 +54,7 @@ from pitchpipe.wire.ids import json_digest
 from workers.device import detect_target
 
 FAMILIES = ("text", "vision", "audio", "recurrent", "images", "layers")
-QUICK = (
-    "bert",
-    "falcon",
-    "gpt_neo",
-    "lstm_last_step",
-    "gru_bidirectional",
-    "resnet",
-    "vit",
-    "unet",
-    "wav2vec2",
-    "mamba",
-)
+QUICK = ("bert", "lstm_last_step", "gru_bidirectional", "resnet", "unet", "mamba")
 REFUSED = (UnsupportedOperator, UnsupportedShape, InvalidModel)
 
 
