@@ -4,8 +4,9 @@
     python benchmarks/throughput.py --target cuda --json    # a 1024^3 fp16 product on the first GPU
 
 Each side runs in a process of its own, and imports, design space, search, cost model, builds and timings all count, for
-ours the output checks as well. Stock is `tune_tir` as it comes, told how many threads to use, in processes that start in
-a tenth of their time (peers/lean); its runner checks no output.
+ours the output checks as well. Stock is `tune_tir`, told how many threads to use, in processes that start in a tenth of
+their time (peers/lean), and on a GPU without the pass that keeps most of its schedules from compiling
+(peers/metaschedule.py); its runner checks no output.
 Ours is the loop of a coordinator over the sandbox of a worker, twice: `cold`, where the clock starts before any process
 has imported TVM, and warm, as in a service, where executor and sandbox have worked on another program before. The ratio
 is that of the warm run; `cold_trials_per_sec_ratio` stands beside it. Confirming what is served comes after the clock of
