@@ -33,11 +33,18 @@ class Contestant:
     process ends, with its last words.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        python: str | Path = sys.executable,
+    ) -> None:
         self.name, self._log = name, log
         with log.open("wb") as words:
             self._process = subprocess.Popen(
-                [sys.executable, *command],
+                [str(python), *command],
                 env={**os.environ, **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -10,11 +10,7 @@ each, on the example inputs, on inputs drawn like them and on edge values (pitch
 
 * `load`: exported, built with the compiler's default schedules and run, as pitchpipe.load does where there is no linker;
 * `compile`: torch.compile(backend="pitchpipe"), without schedules and waited for, every partition used that is right;
-* `train`: a training step by the same, its loss and all gradients. AOTAutograd gives zeros, under every backend, for
-  gradients that eager mode leaves out: they are equal here. A gradient may be as far off as rounding throws eager's own, by
-  the measure of the backend (pitchpipe/torch_backend/paired_benchmark.py): for the same images in another order of memory,
-  or for inputs that differ in their last digits. Then `train_nudged` is true, `train_nudged_error` the largest error beside
-  those.
+* `train`: a training step by the same, its loss and all gradients (training_step.py).
 
 Each is right, refused (by name, before anything was computed), wrong, failed (raised something else, or ended its
 process) or late. `parts_wrong` counts partitions that torch.compile left to PyTorch since what was compiled for them
@@ -30,7 +26,6 @@ import contextlib
 import importlib
 import json
 import os
-import random
 import runpy
 import signal
 import sys
@@ -45,9 +40,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from environment import environment, kernel_threads, parser, show
+from training_step import COMPILED, arrays, train
 
 from pitchpipe import sdk
 from pitchpipe.deploy import building, identity
@@ -59,22 +54,7 @@ from pitchpipe.wire.ids import json_digest
 from workers.device import detect_target
 
 FAMILIES = ("text", "vision", "audio", "recurrent", "images", "layers")
-QUICK = (
-    "bert",
-    "falcon",
-    "gpt_neo",
-    "lstm_last_step",
-    "gru_bidirectional",
-    "resnet",
-    "vit",
-    "unet",
-    "wav2vec2",
-    "mamba",
-)
-NUDGES = 4
-"""Draws, each from another direction: the flank of a rectifier is near some inputs, and one draw may not cross it."""
-COMPILED = {"on_miss": "default", "deadline_secs": 600.0}
-"""The backend's options: default schedules, and calls that wait for the compiled program."""
+QUICK = ("bert", "lstm_last_step", "gru_bidirectional", "resnet", "unet", "mamba")
 REFUSED = (UnsupportedOperator, UnsupportedShape, InvalidModel)
 
 
@@ -249,11 +229,11 @@ def _row(builder: Any, ways: Sequence[str], told: Path) -> None:
         [torch.as_tensor(each) for each in one] for one in comparison.input_sets([each.numpy() for each in examples])
     ]
     with torch.no_grad():
-        expected = [_arrays(module(*one)) for one in sets]
+        expected = [arrays(module(*one)) for one in sets]
     if not expected[0] or not all(each.size for each in expected[0]):
         raise ValueError("the model gives nothing to compare")
-    load, train = partial(_load, tell=tell), partial(_train, tell=tell)
-    for way, judge in (("load", load), ("compile", _compile), ("train", train)):
+    judges = {"load": partial(_load, tell=tell), "compile": _compile, "train": partial(train, tell=tell)}
+    for way, judge in judges.items():
         if way in ways:
             with _wrong_parts() as wrong:
                 tell(**_judged(way, lambda judge=judge: judge(module, examples, sets, expected)))
@@ -284,7 +264,7 @@ def _load(module: Any, examples: Any, sets: Any, expected: Any, tell: Callable[.
     compiled = sdk.load(module, example_inputs=examples, target=detect_target("llvm"))
     tell(workloads=json_digest(sorted([*compiled.manifest.tuned, *compiled.manifest.untuned])))
     return _worst(
-        [(_arrays(compiled(*[each.numpy() for each in one])), good) for one, good in zip(sets, expected, strict=True)]
+        [(arrays(compiled(*[each.numpy() for each in one])), good) for one, good in zip(sets, expected, strict=True)]
     )
 
 
@@ -294,68 +274,7 @@ def _compile(module: Any, _examples: Any, sets: Any, expected: Any) -> float | s
     torch_backend.recompile()
     compiled = torch.compile(module, backend="pitchpipe", options=COMPILED)
     with torch.no_grad():
-        return _worst([(_arrays(compiled(*one)), good) for one, good in zip(sets, expected, strict=True)])
-
-
-def _train(module: Any, _examples: Any, sets: Any, _expected: Any, tell: Callable[..., None]) -> float | str:
-    from pitchpipe import torch_backend
-    from pitchpipe.torch_backend import paired_benchmark
-
-    torch_backend.recompile()
-    state = {name: value.clone() for name, value in module.state_dict().items()}
-    module.train()
-    try:
-        errors, from_nudged = [], 0.0
-        compiled = torch.compile(module, backend="pitchpipe", options=COMPILED)
-        for one in sets[:2]:
-            good, ours = _stepped(module, state, module, one), _stepped(module, state, compiled, one)
-            told = comparison.difference(_arrays(ours), _arrays(good))
-            if told is not None:
-                tell(train_nudged=True)
-                others = (
-                    _stepped(module, state, module, other) for other in rounded_otherwise(one, paired_benchmark.NUDGE)
-                )
-                excuse = next(
-                    (other for other in others if paired_benchmark.difference(ours, good, other) is None), None
-                )
-                if excuse is None:
-                    return told
-                from_nudged = max(from_nudged, comparison.largest_error(_arrays(ours), _arrays(excuse)))
-                tell(train_nudged_error=from_nudged)
-            errors.append(comparison.largest_error(_arrays(ours), _arrays(good)))
-        return max(errors)
-    finally:
-        module.load_state_dict(state)
-        module.eval()
-
-
-def rounded_otherwise(inputs: Sequence[Any], size: float) -> Iterator[list[Any]]:
-    """Inputs for which eager mode rounds otherwise: the same with images in channels-last memory format, whose convolutions
-    sum in another order, then NUDGES times inputs that differ by that size. A step seeds torch's own generator."""
-    if any(each.ndim == 4 and each.is_floating_point() for each in inputs):
-        yield [each.contiguous(memory_format=torch.channels_last) if each.ndim == 4 else each for each in inputs]
-    draws = torch.Generator().manual_seed(0)
-    for _ in range(NUDGES):
-        yield [
-            each * (1 + size * torch.randn(each.shape, generator=draws)) if each.is_floating_point() else each
-            for each in inputs
-        ]
-
-
-def _stepped(module: Any, state: Any, forward: Any, inputs: Any) -> list[Any]:
-    """The loss and all gradients, from that state. The loss weighs every element of the outputs differently: sums would
-    forget the scales of norms."""
-    module.load_state_dict(state)
-    module.zero_grad(set_to_none=True)
-    torch.manual_seed(1)
-    np.random.seed(1)  # models of transformers draw what they mask by it
-    random.seed(1)
-    outputs = [each for each in torch.utils._pytree.tree_leaves(forward(*inputs)) if each.requires_grad]
-    weights = [torch.linspace(-1, 1, each.numel()).reshape(each.shape) for each in outputs]
-    loss = sum(((each.float() - weight) * weight).mean() for each, weight in zip(outputs, weights, strict=True))
-    loss.backward()
-    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in module.parameters()]
-    return [loss.detach(), *gradients]
+        return _worst([(arrays(compiled(*one)), good) for one, good in zip(sets, expected, strict=True)])
 
 
 def _worst(pairs: Sequence[tuple[Any, Any]]) -> float | str:
@@ -372,20 +291,11 @@ def _own_error(module: Any, sets: Any, expected: Any) -> float | None:
         with torch.no_grad():
             found = [wide(*[each.double() if each.is_floating_point() else each for each in one]) for one in sets]
         return max(
-            comparison.largest_error(good, [each.astype("float32") for each in _arrays(one)])
+            comparison.largest_error(good, [each.astype("float32") for each in arrays(one)])
             for one, good in zip(found, expected, strict=True)
         )
     except Exception:  # noqa: BLE001 - not every model runs in float64
         return None
-
-
-def _arrays(outputs: Any) -> list[Any]:
-    leaves = torch.utils._pytree.tree_leaves(outputs)
-    return (
-        [each.detach().float().numpy() if each.dtype is torch.bfloat16 else each.detach().numpy() for each in leaves]
-        if all(isinstance(each, torch.Tensor) for each in leaves)
-        else list(leaves)
-    )
 
 
 @contextlib.contextmanager

@@ -12,10 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.errors import MeasurementFailed
 from pitchpipe.processes.cores import usable_cores
-from workers.device import fingerprint
+from pitchpipe.wire.measure import MEASURE_VERSION
+from pitchpipe.wire.target import Target
+from workers.device import detect_target, fingerprint
 
-MODELS = Path(__file__).parent / "models.py"
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "benchmarks" / "models.py"
 """The models that a script runs unless `--models` names another file."""
 SHOWN = (
     *("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu"),
@@ -23,8 +27,9 @@ SHOWN = (
 )
 
 
-def environment(**budget: object) -> dict[str, Any]:
-    """Machine, versions, commit, date, load before the run, and the budget given."""
+def environment(*, gpu: bool = False, **budget: object) -> dict[str, Any]:
+    """Machine (with the first GPU, if it is measured), versions, commit, measure version, date, load before the run, and the
+    budget given. Raises MeasurementFailed where a GPU is asked for and there is none."""
     device = fingerprint()
     found = {}
     for name in SHOWN:
@@ -34,23 +39,28 @@ def environment(**budget: object) -> dict[str, Any]:
             continue
     return {
         "device": device.model,
+        "mcpu": detect_target("llvm").mcpu,
         "cores": device.cores,
         "caches": device.caches,
         "kernel": device.driver,
         "python": platform.python_version(),
         "versions": found,
         "commit": commit(),
+        "measure_version": MEASURE_VERSION,
         "threads": kernel_threads(),
         "load_before": os.getloadavg()[0],
         "date": datetime.now(UTC).date().isoformat(),
         "budget": budget,
+        **({"gpu": fingerprint("cuda").model_dump(mode="json")} if gpu else {}),
     }
 
 
-def commit() -> str:
-    """What was measured: the commit that is checked out, with `+` where files other than results differ from it."""
-    root = Path(__file__).parent
-    asked = ["git", "-C", str(root), "-c", f"safe.directory={root.parent}"]
+def commit(root: Path = ROOT) -> str:
+    """What was measured: the commit that is checked out, with `+` where files other than results differ from it.
+
+    Where the files lie without their repository, BENCHMARK_COMMIT names it.
+    """
+    asked = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     changes = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results"]
     try:
         head, changed = (
@@ -58,13 +68,21 @@ def commit() -> str:
             for words in (["rev-parse", "HEAD"], changes)
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("BENCHMARK_COMMIT", "unknown")
     return head + "+" * bool(changed)
 
 
 def kernel_threads() -> int:
     """Threads of a compiled program here and in processes that this one starts: TVM_NUM_THREADS, or as many as cores."""
     return int(os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores())))
+
+
+def target_here(kind: str) -> Target:
+    """The target of this machine; ends the script where `--target cuda` finds no GPU."""
+    try:
+        return detect_target(kind)
+    except MeasurementFailed as error:
+        raise SystemExit(f"--target {kind}: {error}") from error
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:

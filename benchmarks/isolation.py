@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from environment import environment, parser, show
+from environment import environment, parser, show, target_here
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -38,7 +38,6 @@ from worksite import SETTLE_SECS, Alone, Disturbance, Service, Site, State  # no
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Timed  # noqa: E402
 from pitchpipe.wire.task import Workload  # noqa: E402
 from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel  # noqa: E402
-from workers.device import detect_target  # noqa: E402
 from workers.sandbox.confinement import become_subreaper  # noqa: E402
 
 RUNS, QUICK_RUNS = 20, 2
@@ -202,9 +201,11 @@ def main() -> None:
     arguments.add_argument("names", nargs="*", help="kinds to run; all by default")
     options = arguments.parse_args()
     runs = QUICK_RUNS if options.quick else RUNS
+    target = target_here(options.target)
     become_subreaper()
     result: dict[str, Any] = {
         "environment": environment(
+            gpu=options.target == "cuda",
             runs_per_kind=runs,
             target=options.target,
             **({"alone": True} if options.alone else {}),
@@ -219,7 +220,7 @@ def main() -> None:
     chosen = [
         case for case in cases(options.target, alone=options.alone) if not options.names or case.name in options.names
     ]
-    with tempfile.TemporaryDirectory() as folder, kind(Path(folder), detect_target(options.target)) as site:
+    with tempfile.TemporaryDirectory() as folder, kind(Path(folder), target) as site:
         # The zygote and the first workload's process are there before anything is compared.
         warm = hostile(MISDEEDS[options.target]["wrong_output"], options.target)
         site.measure(warm, harmless(warm, options.target), LIMITS)

@@ -37,6 +37,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ ROUNDS, QUICK_ROUNDS = 14, 6
 TOLERANCE = 1e-3
 """Of float32 through 50 layers and more, with transforms of Winograd's kind allowed; measured: 1e-6 to 1e-5."""
 STOCK = ("metaschedule", "metaschedule_longer")
+LIBRARIES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+"""Of peers that need not be installed: the module that they are imported by."""
 
 
 def tune(name: str, options: Any, folder: Path, target: Target) -> bool:
@@ -224,6 +227,10 @@ def main() -> None:
     )
     options = arguments.parse_args()
     options.peers = {"eager", *options.peers.split(",")} - {"ours", STOCK[1]}
+    absent = sorted(peer for peer in options.peers & {*LIBRARIES} if find_spec(LIBRARIES[peer]) is None)
+    options.peers -= {*absent}
+    for peer in absent:
+        print(f"{peer} is absent: `make bench-setup` installs it", file=sys.stderr)
     if options.phase in ("time", "report") and options.work is None:
         arguments.error(f"--phase {options.phase} needs --work: the folder of an earlier phase")
     known = list(runpy.run_path(str(options.models))["MODELS"])
@@ -235,6 +242,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         work = options.work or Path(scratch)
         budget = {"seconds": options.seconds or SECONDS, "others_seconds": OTHERS_SECONDS, "rounds": options.rounds}
+        budget |= {"absent_peers": absent}
         result: dict[str, Any] = {"environment": environment(**budget), "rows": []}
         for name in names:
             folder = work / name

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 from peers.contestant import SEED
-from peers.metaschedule import LEAN
+from peers.metaschedule import lean_path
 from peers.stock_model import keep_whole_lines
 
 import pitchpipe
@@ -119,7 +119,7 @@ def tune_stock(name: str, models: Path, same: float, longer: float, folder: Path
     started = time.monotonic()
     found: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat()}
     command = [str(STOCK_SCRIPT), str(models), name, target.key, str(work)]
-    environment = {**os.environ, "TVM_NUM_THREADS": str(target.num_cores or 1), "PYTHONPATH": str(LEAN)}
+    environment = {**os.environ, "TVM_NUM_THREADS": str(target.num_cores or 1), "PYTHONPATH": lean_path()}
     with (folder / "stock.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *command], env=environment, stdout=log, stderr=log, start_new_session=True

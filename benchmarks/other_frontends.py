@@ -98,7 +98,8 @@ def main() -> None:
     models: dict[tuple[str, str], Callable[[], dict[str, Any]]] = {}
     target = detect_target("auto")
     sources = {"jax": jax_models.MODELS}
-    if find_spec("flax") is not None:
+    absent = [] if find_spec("flax") else ["flax"]
+    if not absent:
         from frontends import flax_models
 
         sources["flax"] = flax_models.MODELS
@@ -118,7 +119,7 @@ def main() -> None:
         source: {verdict: count[verdict] for verdict in ("right", "wrong", "refused")}
         for source, count in counts.items()
     }
-    show({"environment": environment(sets=SETS), "rows": rows, "summary": summary}, options.json)
+    show({"environment": environment(sets=SETS, absent=absent), "rows": rows, "summary": summary}, options.json)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
     python benchmarks/throughput.py --target cuda --json    # a 1024^3 fp16 product on the first GPU
 
 Each side runs in a process of its own, and imports, design space, search, cost model, builds and timings all count, for
-ours the output checks as well. Stock is `tune_tir` as it comes, told how many threads to use, in processes that start in
-a tenth of their time (peers/lean); its runner checks no output.
+ours the output checks as well. Stock is `tune_tir`, told how many threads to use, in processes that start in a tenth of
+their time (peers/lean), and on a GPU without the pass that keeps most of its schedules from compiling
+(peers/metaschedule.py); its runner checks no output.
 Ours is the loop of a coordinator over the sandbox of a worker, twice: `cold`, where the clock starts before any process
 has imported TVM, and warm, as in a service, where executor and sandbox have worked on another program before. The ratio
 is that of the warm run; `cold_trials_per_sec_ratio` stands beside it. Confirming what is served comes after the clock of
@@ -29,8 +30,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environment import environment, parser, show
-from peers.metaschedule import LEAN, program
+from environment import environment, parser, show, target_here
+from peers.metaschedule import lean_path, program
 
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
@@ -46,7 +47,7 @@ from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch
 from tuner.tuning.loop import TuningLoop
 from tuner.tuning.records import InMemoryRecordStore, encode_trace
-from workers.device import detect_target, fingerprint, toolchain
+from workers.device import fingerprint, toolchain
 from workers.sandbox.sandbox import Sandbox
 
 TRIALS, QUICK_TRIALS = 128, 32
@@ -243,7 +244,7 @@ def ours(name: str, target: Target, trials: int, warm: bool) -> dict[str, Any]:
 def run_stock(name: str, target: Target, trials: int, folder: str) -> dict[str, Any]:
     """What peers/metaschedule.py prints."""
     command = [str(STOCK), name, target.key, str(trials), str(SEED), folder]
-    return run(command, {**os.environ, "PYTHONPATH": str(LEAN)})
+    return run(command, {**os.environ, "PYTHONPATH": lean_path()})
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
@@ -293,6 +294,7 @@ def measure(name: str, target: Target, trials: int) -> dict[str, Any]:
         "workload": name,
         "stock_trials": stock["trials"],
         "stock_timed": stock["timed"],
+        "stock_failures": stock["failures"],
         "stock_secs": stock["secs"],
         "stock_trials_per_sec": stock["trials"] / stock["secs"],
         "our_trials": mine["trials"],
@@ -318,15 +320,16 @@ def main() -> None:
     arguments.add_argument("--side", metavar="NAME", help="run our side only, on one program, and print its result")
     arguments.add_argument("--warm", action="store_true", help="with --side: executor and sandbox have worked before")
     options = arguments.parse_args()
-    target = detect_target(options.target)
+    target = target_here(options.target)
     if options.side:
         print(json.dumps(ours(options.side, target, options.trials, options.warm)))
         return
     trials = QUICK_TRIALS if options.quick else options.trials
-    result: dict[str, Any] = {"environment": environment(trials=trials, target=target.attributes()), "rows": []}
+    result: dict[str, Any] = {
+        "environment": environment(gpu=target.kind == "cuda", trials=trials, target=target.attributes()),
+        "rows": [],
+    }
     result["environment"]["toolchain"] = toolchain(target).key
-    if target.kind == "cuda":
-        result["environment"]["gpu"] = fingerprint("cuda").model_dump(mode="json")
     for name in PROGRAMS[options.target]:
         result["rows"].append(measure(name, target, trials))
     rows = result["rows"]

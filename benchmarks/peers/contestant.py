@@ -22,13 +22,11 @@ import runpy
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.processes.cores import usable_cores
-
-THREADS = int(os.environ.get("TVM_NUM_THREADS") or usable_cores())
 SEED = 0
 PATIENCE_SECS = 3600
 """What the first call may wait for builds and paired benchmarks, which otherwise go on beside and in later calls."""
@@ -36,6 +34,11 @@ WARM_RUNS = 3
 """Runs before anything is timed: first calls compile, allocate and start threads."""
 
 Call = Callable[[], Any]
+
+
+def threads() -> int:
+    """Of everybody; who starts this process says how many."""
+    return int(os.environ["TVM_NUM_THREADS"])
 
 
 def eager(module: Any, inputs: Any, _folder: Path) -> Call:
@@ -69,7 +72,7 @@ def onnxruntime(module: Any, inputs: Any, folder: Path) -> Call:
     if not path.exists():
         export_onnx(module, inputs, path)
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads(), 1
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
@@ -90,7 +93,7 @@ def openvino(module: Any, inputs: Any, _folder: Path) -> Call:
     import openvino as ov
 
     converted = ov.convert_model(module, example_input=inputs, input=[tuple(tensor.shape) for tensor in inputs])
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": THREADS}
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads()}
     request = ov.Core().compile_model(converted, "CPU", settings).create_infer_request()
     for index, tensor in enumerate(inputs):
         request.set_input_tensor(index, ov.Tensor(tensor.numpy(), shared_memory=True))
@@ -127,6 +130,24 @@ def ours(module: Any, inputs: Any, folder: Path) -> Call:
     schedules = Schedules(
         target=Target.parse(stored["target"]), response=LookupResponse.model_validate(stored["schedules"])
     )
+    compiled = pitchpipe.load(module, schedules, inputs, cache=folder / "artifacts")
+    return lambda: compiled(*inputs)
+
+
+def deployed(module: Any, inputs: Any, folder: Path) -> Call:
+    """Pitchpipe as the checkout around this interpreter has it, with what the database in the folder serves.
+
+    It uses what every version has, so that versions can be compared. What the look-up answered, and whose code this is, goes
+    to deployed.json.
+    """
+    import pitchpipe
+    from pitchpipe.embedded import Embedded
+
+    with Embedded(f"sqlite:///{folder.absolute()}/pitchpipe.db", None) as client:
+        schedules = pitchpipe.fetch(module, inputs, client=client)
+    tiers = Counter(str(getattr(answer.tier, "value", answer.tier)) for answer in schedules.response.answers)
+    told = {"code": str(Path(pitchpipe.__file__).resolve().parents[1]), "tiers": tiers}
+    (folder / "deployed.json").write_text(json.dumps(told))
     compiled = pitchpipe.load(module, schedules, inputs, cache=folder / "artifacts")
     return lambda: compiled(*inputs)
 
@@ -219,11 +240,11 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
     import numpy as np
     import torch
 
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(threads())
     torch.manual_seed(SEED)
     module, inputs = runpy.run_path(models)["MODELS"][name]()
     with torch.inference_mode(not module.training):
-        call = PEERS[peer](module, inputs, Path(folder))
+        call = {**PEERS, "deployed": deployed}[peer](module, inputs, Path(folder))
         if module.training:
             call = stepping(module, call)
         for _ in range(WARM_RUNS):

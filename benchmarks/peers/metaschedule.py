@@ -3,20 +3,30 @@
     python benchmarks/peers/metaschedule.py NAME TARGET TRIALS SEED FOLDER
 
 Prints JSON; the records stay in FOLDER as MetaSchedule writes them. LEAN belongs on the PYTHONPATH of every process of
-stock's: it makes them start faster.
+stock's (`lean_path`): it makes them start faster. Device code is compiled by what TVM uses by itself, NVRTC unless
+TVM_CUDA_COMPILE_MODE says otherwise, and without StorageRewrite, as who knows TVM 0.27 would set it up: with that pass four
+in five tensor-core schedules do not compile ("tvm_access_ptr element type must match the source buffer"). `failures` counts
+the trials that gave no time: by whether the build or the run ended so, and how.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 LEAN = Path(__file__).parent / "lean"
+
+
+def lean_path() -> str:
+    """PYTHONPATH of stock's processes: LEAN before what this process has there, where its libraries may lie."""
+    return os.pathsep.join([str(LEAN), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def load_intrinsics(kind: str) -> None:
@@ -52,6 +62,38 @@ def program(name: str) -> Any:
     return tvm.IRModule({"main": te.create_prim_func([a, b, te.compute((size, size), product, name="C")])})
 
 
+def build_for_gpu(mod: Any, target: Any, params: Any) -> Any:
+    """MetaSchedule's own build, without StorageRewrite. Runs in the processes of its builder."""
+    import tvm
+    from tvm.s_tir.meta_schedule.builder.local_builder import default_build
+
+    with tvm.transform.PassContext(config={"tirx.disable_storage_rewrite": True}):
+        return default_build(mod, target, params)
+
+
+def counting(failures: Counter[str]) -> Any:
+    """A callback of MetaSchedule's that counts what failed."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule as ms
+
+    @derived_object
+    class Counting(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
+        def apply(self, _scheduler: Any, _task: int, _candidates: Any, builds: Any, runs: Any) -> None:
+            for build, run in zip(builds, runs, strict=True):
+                if build.error_msg is not None:
+                    failures[failure("build", str(build.error_msg))] += 1
+                elif run.error_msg is not None:
+                    failures[failure("run", str(run.error_msg))] += 1
+
+    return Counting()
+
+
+def failure(step: str, message: str) -> str:
+    """Which step failed, and whether it ran out of time, which the first line of its message says."""
+    first = message.partition("\n")[0]
+    return f"{step}_timeout" if ": Timeout, killed after" in first else f"{step}_error"
+
+
 def main(name: str, target: str, trials: str, seed: str, folder: str) -> None:
     started = time.perf_counter()
     import tvm
@@ -59,14 +101,18 @@ def main(name: str, target: str, trials: str, seed: str, folder: str) -> None:
 
     made = tvm.target.Target(json.loads(target))
     load_intrinsics(made.kind.name)
-    database = ms.tune_tir(program(name), made, folder, int(trials), seed=int(seed))
+    failures: Counter[str] = Counter()
+    callbacks = [counting(failures), *ms.MeasureCallback.create("default")]
+    builder = ms.builder.LocalBuilder(f_build=build_for_gpu if made.kind.name == "cuda" else None)
+    database = ms.tune_tir(
+        program(name), made, folder, int(trials), builder=builder, seed=int(seed), measure_callbacks=callbacks
+    )
     secs = time.perf_counter() - started
     records = database.get_all_tuning_records()
     medians = [sorted(map(float, record.run_secs))[len(record.run_secs) // 2] for record in records if record.run_secs]
     valid = [median for median in medians if median < 1e9]  # 1e10 s is how a failure is written
-    print(
-        json.dumps({"secs": secs, "trials": len(records), "timed": len(valid), "best_secs": min(valid, default=None)})
-    )
+    found = {"secs": secs, "trials": len(records), "timed": len(valid), "failures": failures}
+    print(json.dumps({**found, "best_secs": min(valid, default=None)}))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,8 @@ from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 try:
+    import training_step
     from architectures import images, layers, recurrent, text, vision
-
-    # By its path: a library that measures tests has the same name.
-    NAMED = importlib.util.spec_from_file_location("benchmarks_coverage", FOLDER / "coverage.py")
-    assert NAMED is not None
-    assert NAMED.loader is not None
-    coverage: Any = importlib.util.module_from_spec(NAMED)
-    NAMED.loader.exec_module(coverage)
 finally:
     sys.path.remove(str(FOLDER))
 
@@ -89,7 +82,7 @@ class Convolved(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 def test_eager_rounds_otherwise_in_another_order_of_memory_and_for_other_draws() -> None:
     x, tokens = torch.randn(2, 3, 8, 8), torch.arange(4)
-    same, *nudged = coverage.rounded_otherwise([x, tokens], 2.0**-20)
+    same, *nudged = training_step.rounded_otherwise([x, tokens], 2.0**-20)
     assert torch.equal(same[0], x)
     assert same[0].is_contiguous(memory_format=torch.channels_last)
     drawn = []
@@ -98,9 +91,9 @@ def test_eager_rounds_otherwise_in_another_order_of_memory_and_for_other_draws()
         assert torch.equal(whole, tokens)
         assert 0 < float((one / x - 1).abs().max()) < 2.0**-17
         drawn.append(one)
-    assert len(drawn) == coverage.NUDGES
+    assert len(drawn) == training_step.NUDGES
     assert not any(torch.equal(a, b) for at, a in enumerate(drawn) for b in drawn[:at])
-    assert len(list(coverage.rounded_otherwise([tokens], 2.0**-20))) == coverage.NUDGES
+    assert len(list(training_step.rounded_otherwise([tokens], 2.0**-20))) == training_step.NUDGES
 
 
 @pytest.mark.parametrize(("slope", "is_right"), [(1.0, True), (1.01, False)])
@@ -120,6 +113,6 @@ def test_rounding_excuses_no_wrong_gradient(slope: float, is_right: bool, monkey
 
     monkeypatch.setattr(torch, "compile", compiled)
     told: dict[str, Any] = {}
-    found = coverage._train(module, None, [[x], [2 * x]], None, tell=told.update)
+    found = training_step.train(module, None, [[x], [2 * x]], None, tell=told.update)
     assert isinstance(found, float) is is_right, found
     assert told == ({} if is_right else {"train_nudged": True})

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import sqlite3
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +19,15 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 try:
+    import before_after
+    import environment
     import latency
     import model_tuning
     import operators
     import rounds
     import torch_backend
     from contestants import Contestant, ContestantFailed, take_turns
-    from peers import stock_model
+    from peers import metaschedule, stock_model
 finally:
     sys.path.remove(str(FOLDER))
 
@@ -173,3 +179,72 @@ def test_a_contestant_that_dies_is_named_with_its_last_words(tmp_path: Path) -> 
         pytest.raises(ContestantFailed, match="lost ended:\nno such peer"),
     ):
         lost.ready()
+
+
+def test_every_benchmark_is_run_by_make_bench() -> None:
+    """A script is a benchmark if it takes --json and --quick from environment.py."""
+    scripts = {
+        path.stem
+        for path in FOLDER.glob("*.py")
+        if path.stem != "environment"
+        and re.search(r"^    .*= (models_)?parser\(__doc__\)", path.read_text(), re.MULTILINE)
+    }
+    lines = re.findall(r"^BENCHMARKS [:+]= (.*)$", (FOLDER.parent / "Makefile").read_text(), re.MULTILINE)
+    run = " ".join(lines).split()
+    assert len(run) == len(set(run))
+    assert set(run) == scripts
+
+
+def test_a_benchmark_of_a_gpu_says_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit, match="--target cuda: nvidia-smi names no GPU here"):
+        environment.target_here("cuda")
+
+
+def test_a_change_that_makes_a_model_slower_is_found_though_the_machine_slows_meanwhile() -> None:
+    drift = [1.0] * 6 + [2.0] * 6
+    blocks = {
+        "before": [[0.010 * factor] * 3 for factor in drift],
+        "after": [[0.011 * factor] * 3 for factor in drift],
+    }
+    tiers = {"before_tiers": {"exact": 20}, "after_tiers": {"exact": 20}}
+    slower = before_after.row("slower", blocks, 1e-6) | tiers
+    same = before_after.row("same", {"before": blocks["before"], "after": blocks["before"]}, 1e-6) | tiers
+    moved = same | {"model": "moved", "after_tiers": {"exact": 19, "none": 1}}
+    found = before_after.summary([slower, same, moved])
+    assert slower["before_over_after"] == pytest.approx(10 / 11)
+    assert (found["slower_for_certain"], found["other_tiers"]) == (["slower"], ["moved"])
+    assert found["outputs_within_tolerance"]
+
+
+def test_the_database_of_a_comparison_is_read_and_not_written(tmp_path: Path) -> None:
+    original, copy = tmp_path / "mine.db", tmp_path / "side"
+    copy.mkdir()
+    with closing(sqlite3.connect(original)) as database:
+        database.execute("CREATE TABLE best (trace TEXT)")
+        database.execute("INSERT INTO best VALUES ('[]')")
+        database.commit()
+    before = original.read_bytes()
+    before_after.copied(original, copy)
+    with closing(sqlite3.connect(copy / "pitchpipe.db")) as database:
+        assert database.execute("SELECT trace FROM best").fetchall() == [("[]",)]
+        database.execute("DROP TABLE best")
+    assert original.read_bytes() == before
+
+
+def test_stocks_processes_start_lean_and_find_the_libraries_that_this_one_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/libraries")
+    lean, also = metaschedule.lean_path().split(os.pathsep)
+    assert (Path(lean) / "sitecustomize.py").exists()
+    assert also == "/libraries"
+    monkeypatch.delenv("PYTHONPATH")
+    assert metaschedule.lean_path() == lean
+
+
+def test_trials_of_stock_that_gave_no_time_are_told_apart() -> None:
+    assert metaschedule.failure("build", "LocalBuilder: Timeout, killed after 30.0 seconds") == "build_timeout"
+    assert metaschedule.failure("run", "LocalRunner: Timeout, killed after 30 seconds\n") == "run_timeout"
+    raised = "LocalBuilder: An exception occurred\nRuntimeError: a step of it: Timeout, killed after 3 seconds"
+    assert metaschedule.failure("build", raised) == "build_error"

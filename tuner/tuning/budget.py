@@ -37,9 +37,9 @@ STALE_GAIN = 0.01
 AT_BOUND = 0.03
 """A task whose best is within this share of its bound gets no more trials (tuner/workload/bound.py)."""
 TRIALS_PER_SEC = 8.0
-"""Trials that one second of budget counts for when efforts are compared. With a single program the engine does 9.7 to 15 a
-second on two cores and 7.1 on a GPU (benchmarks/throughput.py); with many tasks the preparation of each is added. It is a
-constant, not the rate of a job, so that the same budget always offers the same effort."""
+"""Trials that one second of budget counts for when efforts are compared: about what the engine does with a single program
+(benchmarks/throughput.py); with many tasks the preparation of each is added. It is a constant, not the rate of a job, so
+that the same budget always offers the same effort."""
 FIRST_SHARE = 0.25
 """Share of a task's even part of the budget that its first batch takes."""
 BATCH_SHARE = 0.5

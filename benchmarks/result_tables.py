@@ -1,0 +1,356 @@
+"""The tables of docs/performance.md: of a result, the lines that show its rows. Pure.
+
+Wins and losses alike. Where a file has hundreds of rows they are counted, and all that are not right are named.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from cells import Row, cut, number, percent, plain, ratio, table, time, verdict
+
+Lines = Iterable[str]
+
+
+# -- whole models
+
+
+def latency(result: dict[str, Any]) -> Lines:
+    """Peers' cells hold their time, and the ratio over ours."""
+    rows = result["rows"]
+    peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
+
+    def cell(row: Row, peer: str) -> str:
+        found = row["peers"].get(peer)
+        if found is None:
+            return "not run"
+        wrong = "" if found["within_tolerance"] else ", output out of tolerance: no peer"
+        return f"{time(found['secs'])}, {ratio(found['over_ours'], found['over_ours_interval'])}{wrong}"
+
+    yield from table(
+        rows,
+        {
+            "model": lambda row: row["model"],
+            "ours": lambda row: time(row["ours_secs"]),
+            **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},  # type: ignore[misc]
+            "best peer": lambda row: f"{row['best_peer']}: {verdict(row['best_peer_over_ours_interval'])}",
+            "floor / ours": lambda row: percent(row["share_of_floor"]),
+            "largest deviation": lambda row: f"{row['deviation']:.0e}",
+            "tuning, all included": lambda row: f"{row['tuning_secs']:.0f} s, {row['trials']} trials",
+            "tuned, timed": lambda row: f"{row['tuned_on']}, {row['timed_on']}",
+        },
+    )
+    yield ""
+    yield (
+        "The floor is the direct arithmetic of products and convolutions at the peak that was measured beside the timing;"
+        " Winograd's algorithm goes below it."
+    )
+    for row in rows:
+        if (stock := row.get("stock")) is not None:
+            yield ""
+            yield from stocks(row, stock)
+
+
+def stocks(row: Row, stock: Row) -> Iterator[str]:
+    """What stock MetaSchedule's tuning came to."""
+    short, longer = stock["stock"], stock["stock_longer"]
+    yield (
+        f"Stock MetaSchedule on {row['model']} had {short['trials']} trials after {short['secs']:.0f} s, and"
+        f" {longer['trials']} after {longer['secs']:.0f} s ({'all of them' if longer['finished'] else 'stopped there'})."
+    )
+    if (reached := row.get("time_to_stock_secs")) is not None:
+        yield (
+            f"Ours stood at stock's final {time(row['stock_final_secs'])} after {reached:.0f} s,"
+            f" 1/{row['stock_tuning_over_time_to_stock']:.0f} of stock's time."
+        )
+
+
+def torch_backend(result: dict[str, Any]) -> Lines:
+    def cell(row: Row, peer: str) -> str:
+        if f"{peer}_secs" not in row:
+            return "-"
+        if row["deviation"] == 0:
+            return time(row[f"{peer}_secs"])
+        interval = row[f"{peer}_over_ours_interval"]
+        return f"{time(row[f'{peer}_secs'])}, {ratio(row[f'{peer}_over_ours'], interval)}: {verdict(interval)}"
+
+    names = {"eager": "eager", "inductor": "inductor", "load": "`pitchpipe.load`"}
+    yield from table(
+        result["rows"],
+        {
+            "model": lambda row: row["model"],
+            "ours": lambda row: time(row["ours_secs"]),
+            **{f"{name}, over ours": lambda row, peer=peer: cell(row, peer) for peer, name in names.items()},  # type: ignore[misc]
+            "largest deviation": lambda row: f"{row['deviation']:.0e}",
+        },
+    )
+    same = [row["model"] for row in result["rows"] if row["deviation"] == 0]
+    if same:
+        yield ""
+        yield (
+            f"Bit for bit eager's: {', '.join(same)}. What was compiled was not used there, and a ratio would compare"
+            " eager with itself. The summary of a file from before the script left such rows out counts them."
+        )
+
+
+# -- operators
+
+
+def operators(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    peak = statistics.median(row["peak_flops_per_sec"] for row in rows)
+
+    def judged(row: Row) -> str:
+        (low, high), (our_low, our_high) = row["stock_interval_secs"], row["ours_interval_secs"]
+        return "faster" if low > our_high else "**slower**" if high < our_low else "tie"
+
+    def shares(row: Row) -> str:
+        return ", ".join(f"{row[f'{side}_gflops_per_sec'] * 1e11 / peak:.0f}" for side in ("stock", "ours")) + " %"
+
+    yield from table(
+        rows,
+        {
+            "workload": lambda row: row["workload"],
+            "stock": lambda row: time(row["stock_median_secs"]),
+            "ours": lambda row: time(row["ours_median_secs"]),
+            "stock / ours": lambda row: ratio(row["ratio"]),
+            "by intervals": judged,
+            "after as many trials": lambda row: ratio(row["ratio_at_trials"]),
+            "share of peak: stock, ours": shares,
+            "trials: stock, ours": lambda row: f"{row['stock_trials']}, {row['our_trials']}",
+            "seconds: stock, our search, with confirming": lambda row: (
+                f"{row['stock_secs']:.0f}, {row['our_secs']:.0f}, {row['our_total_secs']:.0f}"
+            ),
+        },
+    )
+    yield ""
+    yield f"Shares are of {peak / 1e9:.0f} GFLOP/s, the median of the peaks that the rows' runs measured."
+    if odd := [row for row in rows if abs(row["peak_flops_per_sec"] / peak - 1) > 0.1]:
+        told = ", ".join(f"{row['workload']} {row['peak_flops_per_sec'] / 1e9:.0f}" for row in odd)
+        yield f"Runs that measured another peak, by which the file divides: {told} GFLOP/s."
+    yield "Transposed convolutions may exceed it: the count includes products with the zeros between the inputs."
+
+
+def memory_bound(result: dict[str, Any]) -> Lines:
+    def speed(side: str) -> Callable[[Row], str]:
+        return lambda row: f"{row[f'{side}_gb_per_sec']:.1f}"
+
+    sides = {"unscheduled": "baseline", "ours": "ours", "eager": "eager", "copy": "copy"}
+    return table(
+        result["rows"],
+        {
+            "operator": lambda row: row["operator"],
+            **{f"{name}, GB/s": speed(side) for name, side in sides.items()},
+            **{
+                f"ours over {name}": lambda row, side=side: ratio(row[f"vs_{side}"])  # type: ignore[misc]
+                for name, side in sides.items()
+                if side != "ours"
+            },
+        },
+    )
+
+
+def preparation(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    counted = plain("model", "after", "kernels", "functions", "contractions", "with_register_tiles")
+    megabytes = {
+        "MB written": lambda row: number(row["written_bytes"] / 1e6),
+        "of it only moved": lambda row: number(row["moving_bytes"] / 1e6),
+    }
+    yield from table([row for row in rows if "after" in row], counted | megabytes)
+    if timed := [row for row in rows if "variant" in row]:
+        yield ""
+        times = {"time": lambda row: time(row["median_secs"]), "ratio": lambda row: ratio(row["ratio"])}
+        yield from table(timed, plain("variant", "layers", "kernels") | times)
+
+
+# -- the engine
+
+
+def throughput(result: dict[str, Any]) -> Lines:
+    def side(row: Row, name: str) -> str:
+        return f"{row[f'{name}_trials_per_sec']:.2f}/s, {row[f'{name}_timed']} of {row[f'{name}_trials']} timed"
+
+    def failures(row: Row) -> str:
+        return ", ".join(f"{kind} {count}" for kind, count in row["stock_failures"].items()) or "none"
+
+    rows = result["rows"]
+    few = [row for row in rows if 2 * row["stock_timed"] < row["stock_trials"]]
+    yield from table(
+        rows,
+        {
+            "program": lambda row: row["workload"],
+            "stock": lambda row: side(row, "stock"),
+            "stock's failures": lambda row: failures(row) if "stock_failures" in row else "not recorded",
+            "ours, warm": lambda row: side(row, "our"),
+            "rates": lambda row: ratio(None if row in few else row["trials_per_sec_ratio"]),
+            "rates, cold": lambda row: ratio(None if row in few else row.get("cold_trials_per_sec_ratio")),
+            "stock's best": lambda row: time(row["stock_median_secs"]),
+            "ours": lambda row: time(row["our_median_secs"]),
+            "stock's best / ours": lambda row: ratio(row["stock_median_over_ours"]),
+            "batch of one, of a new program": lambda row: (
+                f"{time(row['batch_of_one_secs'])}, {time(row['batch_of_one_of_a_new_workload_secs'])}"
+            ),
+        },
+    )
+    if few:
+        yield ""
+        names = ", ".join(row["workload"] for row in few)
+        yield f"Stock timed less than half of its trials of {names}: no ratio of rates follows from that."
+
+
+def lookup(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    yield from table(
+        [row for row in rows if "rate" in row],
+        {
+            **plain("row", "keys", "clients"),
+            "requests a second": lambda row: f"{row['rate']:,.0f}",
+            "answer": lambda row: f"{row['answer_bytes'] / 1e3:.0f} KB",
+            **{
+                part: lambda row, part=part: time(row[f"{part}_secs"])  # type: ignore[misc]
+                for part in ("p50", "p90", "p99", "max")
+            },
+            "server's CPU": lambda row: percent(row["server_cpu"]),
+        },
+    )
+    yield ""
+    for row in rows:
+        if row["row"] == "growth":
+            yield (
+                f"From 10 thousand to a million records, keys asked for: {row['keys']}. {time(row['small_secs'])} to"
+                f" {time(row['large_secs'])}, {ratio(row['ratio'])} times."
+            )
+
+
+def isolation(result: dict[str, Any]) -> Lines:
+    return table(
+        result["rows"],
+        {
+            **plain("kind", "ends_as"),
+            "survived": lambda row: f"{row['survived']} of {row['runs']}",
+            "right kind, others unharmed": lambda row: f"{row['right_kind']}, {row['others_unharmed']}",
+            "left: processes, files, descriptors": lambda row: (
+                f"{row['leaked_processes']}, {row['leaked_files']}, {row['leaked_descriptors']}"
+            ),
+            "grown": lambda row: f"{max(row['worker_grown_bytes'], row['zygote_grown_bytes']) >> 10} KiB",
+            "a run": lambda row: time(row["secs_per_run"]),
+        },
+    )
+
+
+def false_wins(result: dict[str, Any]) -> Lines:
+    return table(
+        result["rows"],
+        {
+            **plain("program", "duels", "false_wins"),
+            "at most, with 95 % confidence": lambda row: percent(row["rate_upper95"]),
+            "by samples alone": lambda row: number(row["by_samples_alone"]),
+            "median": lambda row: time(row["median_secs"]),
+            "half an interval": lambda row: percent(row["interval_half_width_median"]),
+        },
+    )
+
+
+def agreement(result: dict[str, Any]) -> Lines:
+    return table(
+        result["rows"],
+        {
+            "task": lambda row: row["task"],
+            "served": lambda row: row["served"],
+            "its median (interval)": lambda row: (
+                f"{time(row['served_secs'])} ({time(row['secs_low'])} to {time(row['secs_high'])})"
+            ),
+            "later": lambda row: time(row["later_secs"]),
+            "later / served": lambda row: ratio(row["ratio"]),
+            "within": lambda row: "yes" if row["within"] else "**no**",
+        },
+    )
+
+
+# -- what is right
+
+
+def coverage(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    ways = [way for way in ("load", "compile", "train") if any(way in row for row in rows)]
+    verdicts = list(dict.fromkeys(row[way] for row in rows for way in ways if way in row))
+    counts = {way: Counter(row[way] for row in rows if way in row) for way in ways}
+    yield from table(
+        ways,
+        {
+            "way": lambda way: way,
+            **{verdict: lambda way, verdict=verdict: str(counts[way][verdict]) for verdict in verdicts},  # type: ignore[misc]
+            "largest error of those right": lambda way: f"{max(row.get(f'{way}_error', 0.0) for row in rows):.0e}",
+        },
+    )
+    others = [(row, way) for row in rows for way in ways if row.get(way, "right") != "right"]
+    nudged = [row for row in rows if row.get("train_nudged")]
+    parts = [row for row in rows if row.get("parts_wrong")]
+    yield ""
+    for row, way in others:
+        yield f"- {row['model']}, {way}: {row[way]}" + (f", {row[f'{way}_reason']}" if f"{way}_reason" in row else "")
+    for row in nudged:
+        yield (
+            f"- {row['model']}, train: right, {row['train_error']:.1g} off eager's"
+            + (f", {row['train_nudged_error']:.1g} off" if "train_nudged_error" in row else ", and no further off than")
+            + " what eager gives for the same inputs rounded otherwise"
+        )
+    for row in parts:
+        yield f"- {row['model']}: {len(row['parts_wrong'])} partitions left to PyTorch, {row['parts_wrong'][0]}"
+    if measured := Counter(row["measured"] for row in rows if "measured" in row):
+        yield ""
+        yield "Where the rows were measured:"
+        yield ""
+        for where, count in measured.most_common():
+            yield f"- {count} of {len(rows)}: {where}"
+
+
+def onnx_nodes(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    sets = sorted({row["category"] for row in rows})
+    counts = {name: Counter(row["status"] for row in rows if row["category"] == name) for name in sets}
+    yield from table(
+        sets,
+        {
+            "set": lambda name: name,
+            **{
+                status: lambda name, status=status: str(counts[name][status])  # type: ignore[misc]
+                for status in ("right", "refused", "wrong", "raised")
+            },
+        },
+    )
+    yield ""
+    yield "Refused of the static ones:"
+    yield ""
+    for row in rows:
+        if row["category"] == "static" and row["status"] != "right":
+            yield f"- {row['name']}: {row['status']}, {cut(row['detail'])}"
+
+
+def torch_operators(result: dict[str, Any]) -> Lines:
+    names = ("right", "wrong", "refused", "raised", "outside")
+    yield from table(
+        result["summary"].items(),
+        {
+            "type": lambda pair: pair[0],
+            "operators": lambda pair: number(pair[1]["operators"]),
+            "with samples that count": lambda pair: number(pair[1]["operators_inside"]),
+            "right in all": lambda pair: number(pair[1]["operators_right"]),
+            **{f"samples {name}": lambda pair, name=name: number(pair[1]["samples"][name]) for name in names},  # type: ignore[misc]
+        },
+    )
+    yield ""
+    for row in result["rows"]:
+        if {"wrong", "refused", "raised"} & set(row["samples"]):
+            yield f"- {row['operator']}, {row['type']}: {', '.join(row['samples'])}; {cut(row['reason'])}"
+
+
+def other_frontends(result: dict[str, Any]) -> Lines:
+    error = {
+        "largest error": lambda row: f"{row['largest_error']:.0e}" if row.get("largest_error") is not None else "-"
+    }
+    return table(result["rows"], plain("source", "model", "verdict") | error)
