@@ -27,7 +27,19 @@ from pitchpipe.wire.task import Workload
 from tuner.graph.prepare import workload_module
 from tuner.schedule.trace import apply_trace
 from tuner.space.default import fixed_trace
-from tuner.tvm_compat import PrimFunc, compile_unchecked, ir, load_ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.tvm_compat import (
+    PrimFunc,
+    executable,
+    generate_unchecked,
+    ir,
+    load_ir,
+    relax,
+    save_ir,
+    tirx,
+    to_tvm_target,
+    tvm,
+    tvm_ffi,
+)
 from tuner.workload.digest import workload_digest
 
 ROUND_SECS = 0.01
@@ -178,14 +190,18 @@ def prepared(name: str, target: Any) -> tuple[dict[str, Callable[[], Any]], int,
         moved = 2 * 4 * math.prod(shape) + 8 * math.prod(case.shapes[-1])
     sides: dict[str, Callable[[], Any]] = {}
     for side, trace in (("baseline", BASELINE_TRACE), ("ours", fixed_trace(task, target))):
-        function = compile_unchecked(apply_trace(load_ir(task.ir), trace).mod, to_tvm_target(target))["main"]
-        sides[side] = _bound(function, [*tensors, results[side]])
+        sides[side] = _bound(_compiled(task, trace, target), [*tensors, results[side]])
     sides["copy"] = _copy(moved, target)
     if (eager := _eager(case, inputs, target)) is not None:
         sides["eager"] = eager
     for side in sides.values():
         side()
     return sides, moved, bool(np.allclose(results["ours"].numpy(), results["baseline"].numpy(), rtol=1e-3, atol=1e-5))
+
+
+def _compiled(task: Any, trace: str, target: Any) -> Any:
+    _, library = generate_unchecked(apply_trace(load_ir(task.ir), trace).mod, to_tvm_target(target))
+    return executable(library)["main"]
 
 
 def _bound(function: Any, tensors: list[Any]) -> Callable[[], Any]:
@@ -197,9 +213,7 @@ def _copy(moved: int, target: Any) -> Callable[[], Any]:
     elements = moved // 8 // 64 * 64
     case = Case(make=lambda _, x: op.nn.relu(x), eager=lambda x: x, shapes=((elements,),))
     task = workload(case)
-    function = compile_unchecked(apply_trace(load_ir(task.ir), fixed_trace(task, target)).mod, to_tvm_target(target))[
-        "main"
-    ]
+    function = _compiled(task, fixed_trace(task, target), target)
     tensors = [tvm.runtime.tensor(np.ones(elements, np.float32)) for _ in range(2)]
     return _bound(function, tensors)
 

@@ -49,7 +49,14 @@ from pitchpipe.wire.lease import (
 from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport, MissView
 from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
 from pitchpipe.wire.pin import PinRequest, PinResponse
-from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse, TuningRecord
+from pitchpipe.wire.record import (
+    ExplainRequest,
+    ExplainResponse,
+    LookupRequest,
+    LookupResponse,
+    RecordView,
+    TuningRecord,
+)
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 
@@ -238,15 +245,23 @@ class Client:
 
     # --- records and schedules
 
-    def records(self, workload: str | None = None, target: Target | None = None) -> Iterator[TuningRecord]:
-        """Measured candidates, newest first."""
+    def records(
+        self, workload: str | None = None, target: Target | None = None, *, timed: bool | None = None
+    ) -> Iterator[TuningRecord]:
+        """Measured candidates, newest first; pages are fetched as they are needed. `timed=False` gives failures only."""
         params: dict[str, str] = {}
         if workload is not None:
             params["workload"] = workload
         if target is not None:
             params["target"] = target.key
+        if timed is not None:
+            params["timed"] = str(timed).lower()
         for page in self._connection.pages("/v1/records", RecordPage, params):
             yield from page.items
+
+    def record(self, record_id: str) -> RecordView:
+        """One record with the program that its trace applies to, and the name and the baseline of its task."""
+        return parse(RecordView, self._connection.call("GET", f"/v1/records/{segment(record_id)}"))
 
     def lookup(self, request: LookupRequest, *, cache: Path | None = None) -> LookupResponse:
         """The served schedules of many workloads for one target.

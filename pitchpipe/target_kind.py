@@ -137,6 +137,14 @@ class TargetKind(ABC):
         """The unscheduled workload and TVM's target as they are built on the host for the outputs to compare with."""
         return module, tvm_target
 
+    @abstractmethod
+    def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
+        """What a trial compiles of a workload's module and of it with a schedule, as text, without the device.
+
+        (Name of a form, text): `lowered` first, then what is generated from it, in the order in which one is made of
+        another. Raises whatever the compiler does.
+        """
+
     def roofline(self, target: Target) -> Roofline | None:
         """What the device can do at most; None where that is not measured.
 

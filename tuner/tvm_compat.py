@@ -73,8 +73,9 @@ __all__ = [
     "Schedule",
     "Trace",
     "codegen_build",
-    "compile_unchecked",
     "dlight",
+    "executable",
+    "generate_unchecked",
     "ir",
     "ir_builder",
     "load_cuda_intrinsics",
@@ -158,8 +159,8 @@ def load_cuda_intrinsics() -> None:
         register(name, parsed, parsed if implementation is description else implementation())
 
 
-def compile_unchecked(mod: Any, target: Any) -> Any:
-    """A module of machine code for a CPU target, whose functions trust their arguments.
+def generate_unchecked(mod: Any, target: Any) -> tuple[Any, Any]:
+    """The lowered module for a CPU target, and LLVM's module of it, whose functions trust their arguments.
 
     What `tirx.build` does, less what measuring pays for and does not need: the checks of every argument with their
     messages (a fifth to a half of the compiler's work on a kernel) and the search for device functions. The kernels
@@ -168,7 +169,12 @@ def compile_unchecked(mod: Any, target: Any) -> Any:
     pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         bound = tirx.transform.BindTarget(target.with_host(target))(mod)
-        library = codegen_build(finalize()(pipeline(bound)), target)
+        lowered = finalize()(pipeline(bound))
+        return lowered, codegen_build(lowered, target)
+
+
+def executable(library: Any) -> Any:
+    """A module of machine code, made of LLVM's module when a function is first asked for."""
     return tvm.runtime.Executable(library).jit()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -71,12 +71,21 @@ def show_upgrade(report: dict[str, Any], console: Console) -> None:
 
 
 def show(
-    console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 99
+    console: Console,
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers_from: int = 99,
+    whole_first: bool = False,
 ) -> None:
-    """A plain table; columns from `numbers_from` on are right-aligned."""
+    """A plain table; columns from `numbers_from` on are right-aligned. `whole_first` never crops the first column."""
     table = Table(title=title, title_justify="left", box=None, show_header=any(headings), pad_edge=False)
     for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if position >= numbers_from else "left", no_wrap=True)
+        width = max((len(row[0]) for row in rows), default=0) if whole_first and position == 0 else None
+        table.add_column(
+            heading, justify="right" if position >= numbers_from else "left", no_wrap=True, min_width=width
+        )
     for row in rows:
         table.add_row(*row)
     if not console.is_terminal:

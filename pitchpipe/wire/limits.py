@@ -34,6 +34,8 @@ STEP_LIMITS: Mapping[str, StepLimits] = {
     "identify": StepLimits(wall_secs=900.0, cpu_secs=1800, memory_bytes=None, confined=False),
     "build": StepLimits(wall_secs=3600.0, cpu_secs=4 * 3600, memory_bytes=None, confined=False),
     "evaluate": StepLimits(wall_secs=3600.0, cpu_secs=16 * 3600, memory_bytes=None, confined=False),
+    # One candidate of a record is compiled and not run; its worker gave it 20 s. nvcc is a program.
+    "list_code": StepLimits(wall_secs=120.0, cpu_secs=240, confined=False),
     "describe_toolchain": StepLimits(wall_secs=300.0, cpu_secs=300, memory_bytes=4 * _GIB, confined=False),
 }
 """By the name of the step."""

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from pitchpipe.wire._base import SCHEMA_VERSION, Digest, Instant, Wire
-from pitchpipe.wire.measure import MEASURE_VERSION, Measurement
+from pitchpipe.wire.measure import BASELINE_TRACE, MEASURE_VERSION, Measurement
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import SignedWorkload
 
@@ -27,6 +27,17 @@ class TuningRecord(Wire):
     worker: str
     created_at: Instant
     schema_version: int = SCHEMA_VERSION
+
+
+class RecordView(Wire):
+    """A record with all that it takes to build, check and time its candidate again."""
+
+    record: TuningRecord
+    ir: str = Field(description="TVM JSON of the workload, which the trace applies to")
+    name: str | None = Field(
+        default=None, description="of the task in the newest job that has it; absent where none has"
+    )
+    baseline: str = Field(default=BASELINE_TRACE, description="trace of that task's baseline")
 
 
 class Tier(StrEnum):

@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, and_, case, cast, false, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
-from pitchpipe.errors import InvalidInput
+from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import MEASURE_VERSION, Timed
-from pitchpipe.wire.record import Best, Origin, TuningRecord
+from pitchpipe.wire.record import Best, Origin, RecordView, TuningRecord
 from pitchpipe.wire.target import Target
 from service.db import Database, instant, now
-from service.store import batches
+from service.store import batches, workloads
 from service.store.paging import page
 from service.store.values import (
     Circumstances,
@@ -29,7 +29,7 @@ from service.store.values import (
     put_toolchain,
     target_digest,
 )
-from service.tables import BestRow, Project, Record, StoredDevice, StoredToolchain, spelled
+from service.tables import BestRow, JobTask, Project, Record, StoredDevice, StoredToolchain, spelled
 
 
 def add(
@@ -62,6 +62,21 @@ def list_(
         query = query.where(Record.secs.is_not(None) if timed else Record.secs.is_(None))
     rows, following = page(session, query, Record.id, "rec", cursor, limit)
     return [_record(session, row) for row in rows], following
+
+
+def view(session: Session, project: str, record: str) -> RecordView:
+    """One record with its workload, and with the name and the baseline of its task in the newest job. Raises NotFound."""
+    row = session.execute(select(Record).where(Record.project == project, Record.id == record)).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no record {record}")
+    task = session.scalars(
+        select(JobTask.body)
+        .where(JobTask.project == project, JobTask.workload == row.workload, JobTask.target_key == row.target_key)
+        .order_by(JobTask.job.desc())
+        .limit(1)
+    ).first()
+    known = {name: task[name] for name in ("name", "baseline") if name in task} if task is not None else {}
+    return RecordView(record=_record(session, row), ir=workloads.get(session, project, row.workload).ir, **known)
 
 
 def for_task(session: Session, project: str, workload: str, target: Target) -> list[TuningRecord]:

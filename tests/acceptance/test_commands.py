@@ -282,6 +282,44 @@ def test_what_is_served_can_be_locked_covered_and_packed(run: Run, job: str, onn
     assert of_pack["shares"] == covered["shares"]
 
 
+def test_records_are_listed_shown_and_replayed(run: Run, job: str, tmp_path: Path) -> None:
+    listed = run("records", "list", "--json", "--limit", "1000").json()
+    assert len(listed) >= TRIALS
+    served = run("records", "list", "--served", job, "--json").json()
+    answers = run("schedules", "lookup", job, "--json").json()["answers"]
+    bests = [answer["best"] for answer in answers if answer["best"]["record"] is not None]
+    assert [each["id"] for each in served] == [best["record"] for best in bests] != []
+    best = bests[0]
+    assert best["record"] in run("records", "list", "--served", job).out
+    assert run("records", "list", "--served", job, "--failed").code == 2
+    workload = next(each["workload"] for each in listed if each["id"] == best["record"])
+    of_one = run("records", "list", "--json", "--workload", workload, "--limit", "2").json()
+    assert [each["workload"] for each in of_one] == [workload] * len(of_one) != []
+    failures = run("records", "list", "--json", "--failed").json()
+    assert failures == [each for each in listed if each["result"]["outcome"] == "failed"][:50]
+
+    shown = run("records", "show", best["record"])
+    assert (shown.code, shown.err) == (0, "")
+    task = next(task for task in run("jobs", "show", job, "--json").json()["tasks"] if task["workload"] == workload)
+    assert workload in shown.out
+    assert task["name"] in shown.out
+    assert "--- tir" in shown.out
+    assert "--- assembly" not in shown.out
+    told = run("records", "show", best["record"], "--code", "--json").json()
+    assert list(told["listing"]) == ["tir", "assembly", "failed"]
+    assert told["record"]["trace"] == best["trace"]
+    (tmp_path / "record.json").write_text(json.dumps(told))
+
+    for record in (best["record"], str(tmp_path / "record.json")):
+        replayed = run("records", "replay", record, "--json").json()
+        assert replayed["record"] == best["record"]
+        assert replayed["result"]["check"]["passed"]
+        assert replayed["baseline"]["outcome"] == "timed"
+        assert replayed["differences"] == []
+    for record, code in (("rec_" + "0" * 26, 3), (str(tmp_path / "absent.json"), 2)):
+        assert run("records", "show", record).code == run("records", "replay", record).code == code
+
+
 def test_what_was_missed_is_listed_and_the_budget_for_it_is_set(run: Run, embedded: Client, job: str) -> None:
     assert run("misses", "budget", "7", "--json").json() == {"trials_per_day": 7, "spent_today": 0}
     assert run("misses", "budget").out == "7 trials a day, 0 granted today\n"

@@ -10,18 +10,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import psutil
 import pytest
 
 from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement, Timed
+from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Measurement, Stop, Timed
+from pitchpipe.wire.record import RecordView, TuningRecord
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import gpu_programs
 from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel
-from workers.device import detect_target
+from workers.device import detect_target, fingerprint, toolchain
+from workers.replay import replay
 from workers.sandbox.sandbox import Sandbox
 
 
@@ -125,6 +129,44 @@ def test_tensor_core_candidates_are_checked_and_timed_with_all_there_is_to_say(
         assert result.reference_ratio is not None
         assert result.check.passed
     assert sandbox.steadiness is not None
+
+
+def test_a_record_is_replayed_beside_its_task_s_baseline(quiet_lock: None, product: Workload, target: Target) -> None:
+    (candidate, *_) = gpu_programs.candidates(product, 1)
+    check = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=3)
+    record = TuningRecord(
+        id=new_id("rec"),
+        workload=product.digest,
+        target=target,
+        trace=candidate.trace,
+        result=Timed(candidate=candidate.digest, run_secs=(1e-5,), check=check, build_secs=1.0),
+        device=fingerprint("cuda"),
+        toolchain=toolchain(target),
+        worker="wrk_test",
+        created_at=datetime.now(UTC),
+    )
+    found = replay(
+        RecordView(record=record, ir=product.ir, baseline=kind_of(target).baseline_trace(product, target)), CONFIG
+    )
+    assert isinstance(found.result, Timed), found.result
+    assert isinstance(found.baseline, Timed), found.baseline
+    assert found.result.rule is not None
+    assert found.result.rule.stop is Stop.CONFIRMED
+    assert found.differences == ()
+    endless = hostile(MISDEEDS["cuda"]["endless_kernel"], "cuda")
+    hung, good = parallel(endless, "cuda"), harmless(endless, "cuda")[0]
+    of_endless = record.model_copy(
+        update={
+            "workload": endless.digest,
+            "trace": hung.trace,
+            "result": Failed(candidate=hung.digest, kind=FailureKind.RUN_TIMEOUT),
+        }
+    )
+    hurried = CONFIG.model_copy(update={"run_timeout_secs": 2.0})
+    again = replay(RecordView(record=of_endless, ir=endless.ir, baseline=good.trace), hurried)
+    assert isinstance(again.result, Failed)
+    assert again.result.kind is FailureKind.RUN_TIMEOUT
+    assert isinstance(again.baseline, Timed), "what hangs takes nothing else down"
 
 
 def test_the_default_schedule_of_a_gpu_is_measured(sandbox: Sandbox, product: Workload, target: Target) -> None:

@@ -21,7 +21,7 @@ from tuner.space.rowwise import find_chain, rowwise_sketches
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
-    compile_unchecked,
+    generate_unchecked,
     load_ir,
     relax,
     save_ir,
@@ -115,7 +115,7 @@ def test_the_vectors_of_a_chain_fit_the_target(name: str) -> None:
         mod = scheduled(name, target)
         widths = {int(loop.extent) for loop in loops_of(mod) if loop.kind == tirx.ForKind.VECTORIZED}
         assert widths <= {4, lanes, 2 * lanes, 4 * lanes}
-        compile_unchecked(mod, to_tvm_target(target))
+        generate_unchecked(mod, to_tvm_target(target))
 
 
 def test_a_chain_compiles_to_vectors_of_neon() -> None:

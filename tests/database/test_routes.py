@@ -40,7 +40,7 @@ from pitchpipe.wire.measure import (
     Stop,
     Timed,
 )
-from pitchpipe.wire.record import LookupRequest, Tier
+from pitchpipe.wire.record import LookupRequest, RecordView, Tier
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
 from service.blobs import Blobs
@@ -498,6 +498,12 @@ def test_a_batch_is_leased_renewed_and_reported(service: Service) -> None:
     user = service.client("user")
     assert len(list(user.records(workload=WORKLOAD.digest, target=TARGET))) == 2
     assert list(user.records(target=OTHER)) == []
+    assert [record.result for record in user.records(timed=False)] == [failed]
+    (good,) = user.records(timed=True)
+    assert user.record(good.id) == RecordView(record=good, ir=WORKLOAD.ir, name="dense")
+    for who, record_id in (("stranger", good.id), ("user", new_id("rec"))):
+        with pytest.raises(NotFound):
+            service.client(who).record(record_id)
     assert (user.job(job).tasks[0].trials, user.job(job).tasks[0].failed_trials) == (2, 1)
 
 

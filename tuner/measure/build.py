@@ -11,13 +11,14 @@ from typing import Any
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
-from tuner.schedule.packing import packings_of, without_packings
+from tuner.schedule.packing import Packing, packings_of, without_packings
 from tuner.schedule.tensor_type import TensorType
 from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
-    compile_unchecked,
+    executable,
+    generate_unchecked,
     te,
     tvm,
 )
@@ -50,21 +51,36 @@ def parameters(mod: Any) -> tuple[TensorType, ...]:
     return tuple(found)
 
 
-def compile_module(mod: Any, target: Any) -> Any:
-    """Compiles every function of the module for a CPU; it becomes machine code when it is first asked for."""
+def generate(mod: Any, target: Any) -> tuple[Any, Any]:
+    """The lowered module for a CPU, and LLVM's module of it, whose `inspect_source` shows the code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compile_unchecked(expand_intrinsics(mod), target)
+        return generate_unchecked(expand_intrinsics(mod), target)
+
+
+def compile_module(mod: Any, target: Any) -> Any:
+    """Compiles every function of the module for a CPU; it becomes machine code when it is first asked for."""
+    return executable(generate(mod, target)[1])
+
+
+def with_packings(mod: Any) -> tuple[Any, list[Packing]]:
+    """What is compiled of a scheduled workload: it takes packed weights, and functions that pack them are beside it.
+
+    With the packings, of which those without `positions` have such a function.
+    """
+    packings = packings_of(mod)
+    if not packings:
+        return mod, []
+    functions = {var.name_hint: function for var, function in without_packings(mod, packings).functions_items()}
+    functions |= {p.symbol: p.function.with_attr("global_symbol", p.symbol) for p in packings if p.positions is None}
+    return IRModule(functions), packings
 
 
 def build(mod: Any, target: Any) -> Built:
     """Compiles a scheduled (or untransformed) workload for a CPU target down to machine code."""
-    packings = packings_of(mod)
-    stripped = without_packings(mod, packings) if packings else mod
-    functions = {var.name_hint: function for var, function in stripped.functions_items()}
+    whole, packings = with_packings(mod)
+    module = compile_module(whole, target)
     compiled = [packing for packing in packings if packing.positions is None]
-    functions |= {p.symbol: p.function.with_attr("global_symbol", p.symbol) for p in compiled}
-    module = compile_module(IRModule(functions) if packings else stripped, target)
     return Built(
         main=module.get_function("main", query_imports=True),
         packings={p.param: p.pack for p in packings}

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pitchpipe.target_kind import kind_named
 from tuner.measure.build import parameters
@@ -123,10 +123,22 @@ def compile_program(mod: Any, target: Any, params: Sequence[TensorType], compile
     `params` are the workload's: a schedule that changes what the function takes is refused. Raises NotCompiled, or
     whatever TVM's lowering raises.
     """
-    if tuple(params) != parameters(mod):
-        raise NotCompiled("the schedule changes the function's parameters")
+    check_parameters(mod, params)
     launches, workspaces, source = lower(mod, target)
     return GpuProgram(launches=launches, workspaces=workspaces, code=compiler.compile(source))
+
+
+def check_parameters(mod: Any, params: Sequence[TensorType]) -> None:
+    """Raises NotCompiled unless the scheduled function takes what the workload takes."""
+    if tuple(params) != parameters(mod):
+        raise NotCompiled("the schedule changes the function's parameters")
+
+
+def lower_kernels(mod: Any, target: Any) -> Any:
+    """The module of the kernels, as CUDA C++ is generated from it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _lower(mod, target)[1]
 
 
 def lower(mod: Any, target: Any) -> tuple[tuple[Launch, ...], tuple[int, ...], str]:
@@ -258,12 +270,19 @@ class DeviceCompiler:
 
     def compile(self, source: str) -> bytes:
         """Machine code; raises NotCompiled."""
-        code = self._nvcc(source) if self._nvrtc is None else self._run(for_nvrtc(source))
+        code = self._generate(source, "cubin")
         if len(code) > MAX_CODE_BYTES:
             raise NotCompiled(f"{len(code)} bytes of machine code, the cap is {MAX_CODE_BYTES}")
         return code
 
-    def _run(self, source: str) -> bytes:
+    def ptx(self, source: str) -> str:
+        """What `compile` makes machine code of, as text; raises NotCompiled."""
+        return self._generate(source, "ptx").rstrip(b"\0").decode()
+
+    def _generate(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
+        return self._nvcc(source, form) if self._nvrtc is None else self._run(for_nvrtc(source), form)
+
+    def _run(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
         nvrtc = self._nvrtc
         program = _value(nvrtc.nvrtcCreateProgram(source.encode(), b"tvm_kernels.cu", 0, None, None))
         try:
@@ -272,16 +291,20 @@ class DeviceCompiler:
                 log = bytearray(_value(nvrtc.nvrtcGetProgramLogSize(program)))
                 nvrtc.nvrtcGetProgramLog(program, log)
                 raise NotCompiled(_first_error(log.decode(errors="replace")))
-            code = bytearray(_value(nvrtc.nvrtcGetCUBINSize(program)))
-            _value(nvrtc.nvrtcGetCUBIN(program, code))
+            size, get = {
+                "cubin": (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+                "ptx": (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
+            }[form]
+            code = bytearray(_value(size(program)))
+            _value(get(program, code))
             return bytes(code)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
 
-    def _nvcc(self, source: str) -> bytes:
+    def _nvcc(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
         try:
             with tvm.target.Target({"kind": "cuda", "arch": self.arch}):
-                return bytes(_tvm_nvcc().compile_cuda(source, target_format="cubin", compiler="nvcc"))
+                return bytes(_tvm_nvcc().compile_cuda(source, target_format=form, compiler="nvcc"))
         except RuntimeError as error:
             raise NotCompiled(_first_error(str(error))) from error
 

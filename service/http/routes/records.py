@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from pitchpipe.wire.page import RecordPage
+from pitchpipe.wire.record import RecordView
 from service.http.auth import User
 from service.http.context import Ctx, Cursor, Limit
 from service.http.problems import documented
@@ -32,3 +33,10 @@ def list_records(
             session, principal.project, workload=workload, target=target, timed=timed, cursor=cursor, limit=limit
         )
     return RecordPage(items=tuple(items), next_cursor=next_cursor)
+
+
+@router.get("/records/{record_id}", responses=documented(400, 404, 413))
+def show_record(context: Ctx, principal: User, record_id: str) -> RecordView:
+    """One record with the program that its trace applies to, and the name and the baseline of its task."""
+    with context.database.reading() as session:
+        return records.view(session, principal.project, record_id)

@@ -113,6 +113,15 @@ class CpuKind(TargetKind):
         workload = Workload(digest=workload_digest(module), ir=save_ir(module))
         return apply_trace(module, fixed_trace(workload, target)).mod
 
+    def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
+        from tuner.measure.build import generate, with_packings
+        from tuner.tvm_compat import to_tvm_target
+
+        whole, _ = with_packings(scheduled)
+        lowered, library = generate(whole, to_tvm_target(target))
+        yield "lowered", lowered.script()
+        yield "assembly", str(library.inspect_source("asm"))
+
     def roofline(self, target: Target) -> Roofline | None:
         from tuner.measure import roofline
         from tuner.target_kinds.cpu import device

@@ -115,3 +115,16 @@ class CudaKind(TargetKind):
         from tuner.measure.host_reference import on_all_cores
 
         return on_all_cores(module), cpu_target_of_host()
+
+    def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
+        from tuner.measure.build import parameters
+        from tuner.measure.gpu_code import DeviceCompiler, check_parameters, lower, lower_kernels
+        from tuner.tvm_compat import to_tvm_target
+
+        assert target.arch is not None
+        check_parameters(scheduled, parameters(module))
+        tvm_target = to_tvm_target(target)
+        yield "lowered", lower_kernels(scheduled, tvm_target).script()
+        _, _, source = lower(scheduled, tvm_target)
+        yield "cuda", source
+        yield "ptx", DeviceCompiler(target.arch).ptx(source)
