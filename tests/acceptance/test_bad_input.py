@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from pitchpipe.client import Client
-from pitchpipe.errors import StaleLease
+from pitchpipe.errors import NotFound, StaleLease
 from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelView
 from pitchpipe.wire.lease import LeaseGrant, LeaseRequest, Purpose, Report, WorkerRegistration
 from pitchpipe.wire.measure import BASELINE_TRACE, CheckVerdict, Timed
@@ -148,6 +148,7 @@ BAD = {
 class Served:
     http: httpx2.Client
     client: Client
+    database: str
     answers: dict[str, httpx2.Response]
     """What each bad upload got."""
 
@@ -189,7 +190,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, imports: dict[str, str]) ->
             bad = {name: (of.format, of.data()) for name, of in BAD.items()}
             bad["foreign code in a trace"] = ("metaschedule", with_foreign_code(imports))
             sent = {name: pool.submit(upload, http, name, *what) for name, what in bad.items()}
-            yield Served(http=http, client=client, answers={name: found.result() for name, found in sent.items()})
+            answers = {name: found.result() for name, found in sent.items()}
+            yield Served(http=http, client=client, database=environment["PITCHPIPE_DATABASE_URL"], answers=answers)
         process.terminate()
         assert process.wait(PATIENCE_SECS) == 0, (folder / "log").read_text()
         assert "Traceback" not in (folder / "log").read_text()
@@ -258,7 +260,11 @@ def test_a_wrong_token_is_told_so(server: Served) -> None:
 
 
 def test_another_projects_model_and_job_are_not_found(server: Served, good: ModelView, job: JobView) -> None:
-    other = server.client.create_token("other", "user").token
+    command = [sys.executable, "-m", "pitchpipe.cli.main", "tokens", "create", "--project", "other"]
+    made = subprocess.run([*command, "--database", server.database], stdout=subprocess.PIPE, text=True, check=True)
+    other = made.stdout.strip()
+    with pytest.raises(NotFound, match="no project"):
+        server.client.create_token("other", "user")
     headers = {"authorization": f"Bearer {other}", "content-type": "application/json"}
     request = JobRequest(model=good.id, targets=(programs.TARGET,), budget=Budget(trials=1))
     for method, path, body in (
