@@ -15,7 +15,7 @@ from rich.console import Console
 from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.client import Client
-from pitchpipe.deploy.explain import explain_misses
+from pitchpipe.deploy.explain import explain_inexact
 from pitchpipe.deploy.fetch import fetch
 from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.model.local import detect_target, parse_input
@@ -212,17 +212,17 @@ def explain_schedules(
     """Why workloads of a model's file have no exact schedule: the nearest stored ones and what tells them apart."""
     wanted = target if target == "auto" else detect_target(target)
     with _client(url, token) as client:
-        found = explain_misses(model, target=wanted, client=client, trust=trust)
+        found = explain_inexact(model, target=wanted, client=client, trust=trust)
     if as_json:
         _print(found)
         return
     rows = []
-    for miss in found.misses:
-        rows.append((miss.operators or miss.workload[:16], miss.tier.value, "", "", miss.reason))
-        for near in miss.nearest:
+    for one in found.misses:
+        rows.append((one.operators or one.workload[:16], one.tier.value, "", "", one.reason))
+        for near in one.nearest:
             told = "; ".join(f"{d.subject}: asked {d.asked}, stored {d.stored}" for d in near.differences)
             rows.append(("", "", near.operators or near.workload[:16], milliseconds(near.secs), told or "the same key"))
-    show(Console(), "misses", ("workload", "tier", "nearest", "ms", "why"), rows)
+    show(Console(), "not exact", ("workload", "tier", "nearest", "ms", "why"), rows)
 
 
 @schedules.command("export")

@@ -15,7 +15,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import SignedWorkload
 
 
-def explain_misses(
+def explain_inexact(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
     *,
@@ -31,7 +31,7 @@ def explain_misses(
     wanted = resolve_target(target, cache)
     known = identity.identify(cache, local_model(model, example_inputs, trust=trust), wanted)
     here = device_class(wanted) if target == "auto" else None
-    misses: list[Explanation] = []
+    found: list[Explanation] = []
     with service_of(client) as service:
         for at in range(0, len(known.workloads), MAX_WORKLOADS):
             part = known.workloads[at : at + MAX_WORKLOADS]
@@ -44,5 +44,5 @@ def explain_misses(
                     SignedWorkload(workload=workload, **known.signatures[workload].model_dump()) for workload in part
                 ),
             )
-            misses += service.explain(request).misses
-    return ExplainResponse(misses=tuple(misses))
+            found += service.explain(request).misses
+    return ExplainResponse(misses=tuple(found))

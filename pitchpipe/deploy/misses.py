@@ -1,4 +1,4 @@
-"""Miss feedback: a deployment tells the service what it ran without a schedule of its own, and how often."""
+"""Miss feedback: a deployment tells the service which of its workloads are misses, and how often they run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 from pitchpipe.client import Client
 from pitchpipe.model.local import LocalModel
 from pitchpipe.wire.miss import MAX_REPORTED, MissCount, MissReceipt, MissReport
-from pitchpipe.wire.record import LookupResponse, Tier
+from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
-
-_SERVED = (Tier.EXACT, Tier.SAME_ARCH)
-"""Tiers that leave nothing to wish for. A schedule for another target, or of another workload, is a start."""
 
 
 def missed(response: LookupResponse) -> list[str]:
-    """Digests of the workloads that a search would find something better for."""
-    return [answer.workload for answer in response.answers if answer.tier not in _SERVED]
+    """Digests of the workloads that are misses."""
+    return [answer.workload for answer in response.answers if answer.tier.is_miss]
 
 
 def report(

@@ -11,7 +11,6 @@ from typing import Any
 from pitchpipe.client import Client
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.schedules import Found, Wanted
-from pitchpipe.wire.record import Tier
 
 REPORTING = "pitchpipe.deploy.misses"
 """The module that reports."""
@@ -19,7 +18,7 @@ REPORTING = "pitchpipe.deploy.misses"
 
 def report(wanted: Wanted, found: Found, options: Options) -> None:
     """Sends the misses from a thread that nobody waits for. Failing costs the report and nothing else."""
-    missing = {answer.workload for answer in found.answers.values() if answer.tier is Tier.NONE}
+    missing = {answer.workload for answer in found.answers.values() if answer.tier.is_miss}
     if missing and found.source == options.url and importlib.util.find_spec(REPORTING) is not None:
         threading.Thread(target=_send, args=(wanted, missing, options), name="pitchpipe-misses", daemon=True).start()
 

@@ -15,8 +15,6 @@ OnMiss = Literal["eager", "inductor", "default"]
 MODES = ("default", "reduce-overhead", "max-autotune")
 DEADLINE_SECS = 2.0
 """Longest that a process waits for look-ups and builds."""
-TIERS = tuple(Tier)
-"""Best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,7 @@ class Options:
     target: Target | None = None
     """Default: the device on which a graph's tensors are."""
     min_tier: Tier = Tier.TRANSFERRED
-    """A schedule that fits less well counts as missing."""
+    """A schedule that fits less well is not used."""
     on_miss: OnMiss = "eager"
     """What runs a partition none of whose schedules is there: eager, inductor, or TVM's default schedules."""
     deadline_secs: float = DEADLINE_SECS
@@ -48,7 +46,7 @@ class Options:
 
     def accepts(self, tier: Tier) -> bool:
         """Whether a schedule of this tier is to be used."""
-        return tier is not Tier.NONE and TIERS.index(tier) <= TIERS.index(self.min_tier)
+        return tier.fits(self.min_tier)
 
 
 NAMES = ("mode", *(field.name for field in fields(Options) if field.name not in ("tune", "cuda_graphs")))
@@ -68,7 +66,7 @@ def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
     if given.get("on_miss", "eager") not in get_args(OnMiss):
         raise InvalidInput(f"on_miss is one of {', '.join(get_args(OnMiss))}, not {given['on_miss']!r}")
     if "min_tier" in given:
-        tiers = [tier.value for tier in TIERS if tier is not Tier.NONE]
+        tiers = [tier.value for tier in Tier if tier is not Tier.NONE]
         if given["min_tier"] not in tiers:
             raise InvalidInput(f"min_tier is one of {', '.join(tiers)}, not {given['min_tier']!r}")
         given["min_tier"] = Tier(given["min_tier"])

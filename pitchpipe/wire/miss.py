@@ -16,12 +16,12 @@ HALF_LIFE_SECS = 7 * 86400.0
 
 
 class MissCount(Wire):
-    """A workload that had no schedule, and how often it ran since the last report."""
+    """A workload that was missed (see Tier.is_miss), and how often it ran since the last report."""
 
     workload: Digest
     runs: int = Field(ge=1, le=10**12)
     default_secs: Seconds | None = Field(
-        default=None, description="what one run takes without a schedule; absent where it was not measured"
+        default=None, description="what one run takes now; absent where it was not measured"
     )
 
 
@@ -66,7 +66,7 @@ class MissView(Wire):
     target: Target
     model: str = Field(description="the uploaded model that has it")
     value_secs: float = Field(
-        ge=0, description="seconds that deployments spent on it without a schedule; after a week they count half"
+        ge=0, description="seconds that deployments spent on it since it was missed; after a week they count half"
     )
     runs: int = Field(ge=0, description="all that were ever reported")
     default_secs: Seconds | None = Field(default=None, description="of one run, as it was last told")

@@ -43,6 +43,20 @@ class Tier(StrEnum):
     NONE = "none"
     """Nothing fits: run the baseline."""
 
+    @property
+    def is_miss(self) -> bool:
+        """The definition of a miss, for all who report, count or explain them: the workload has no schedule that was
+        found for it on the asked target. Nothing runs, or a schedule for another target or of another workload does, and a
+        search would find a better one. One confirmed on another device class or with another toolchain is no miss: it is
+        replayed (`pitchpipe schedules upgrade`), not searched for.
+        """
+        return self not in (Tier.EXACT, Tier.SAME_ARCH)
+
+    def fits(self, least: Tier) -> bool:
+        """Whether there is a schedule, and it fits at least as well as those of the tier `least`."""
+        tiers = list(Tier)
+        return self is not Tier.NONE and tiers.index(self) <= tiers.index(least)
+
 
 class Origin(StrEnum):
     """How a served schedule was found."""
@@ -140,7 +154,10 @@ class LookupResponse(Wire):
 
 
 class ExplainRequest(LookupRequest):
-    """A look-up whose misses are to be explained. Signatures help with workloads that the service never saw."""
+    """A look-up whose answers that are not exact are to be explained.
+
+    Signatures help with workloads that the service never saw.
+    """
 
     signatures: tuple[SignedWorkload, ...] = Field(default=(), max_length=4096)
 
@@ -155,7 +172,7 @@ class Difference(Wire):
 
 
 class NearKey(Wire):
-    """A stored schedule near to a miss, and everything that keeps it from being the answer; nearest first."""
+    """A stored schedule near to the asked one, and everything that keeps it from being the answer; nearest first."""
 
     workload: Digest
     operators: str | None = Field(default=None, description="of the stored workload; absent where it has no signature")
@@ -178,6 +195,6 @@ class Explanation(Wire):
 
 
 class ExplainResponse(Wire):
-    """The misses of a look-up, in the asked order. What has an exact answer is left out."""
+    """Why workloads of a look-up have no exact answer, in the asked order. What has one is left out."""
 
-    misses: tuple[Explanation, ...]
+    misses: tuple[Explanation, ...] = Field(description="the misses, and what is served with the tier same_arch")

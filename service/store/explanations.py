@@ -1,4 +1,4 @@
-"""Why a look-up missed: the asked key beside the nearest stored ones.
+"""Why a look-up has no exact answer: the asked key beside the nearest stored ones.
 
 Near is, first, the same workload on other targets, devices or toolchains; then workloads with the same anchor, which have
 about as many FLOPs, and so lie side by side in an index, whatever their number.
@@ -32,11 +32,11 @@ from service.store.workloads import size
 from service.tables import BestRow, StoredWorkload
 
 NEAREST = 3
-"""Stored keys told per miss."""
+"""Stored keys told per workload."""
 NEIGHBOURS = 32
-"""Workloads looked at on either side of a miss in the index, by size."""
+"""Workloads looked at on either side of one in the index, by size."""
 MOST_EXPLAINED = 128
-"""Misses whose neighbours are looked for; a model has some tens of workloads. The others tell their reason only."""
+"""Workloads whose neighbours are looked for; a model has some tens of workloads. The others tell their reason only."""
 _OTHER = 1.0
 """Distance of another epilogue or element type; of a shape, the sum of its extents' octaves."""
 _MISFIT = 2.0
@@ -45,26 +45,26 @@ _MISFIT = 2.0
 
 def explain(session: Session, project: str, request: ExplainRequest) -> ExplainResponse:
     """Everything that has no exact answer, in the asked order."""
-    misses = [answer for answer in lookup(session, project, request).answers if answer.tier is not Tier.EXACT]
+    inexact = [answer for answer in lookup(session, project, request).answers if answer.tier is not Tier.EXACT]
     told: dict[str, Signature] = {signed.workload: signed for signed in request.signatures}
-    signatures = {**told, **_signatures(session, project, [miss.workload for miss in misses])}
-    explained = (_explanation(session, project, request, miss, signatures) for miss in misses[:MOST_EXPLAINED])
-    rest = (_told(miss, signatures.get(miss.workload), ()) for miss in misses[MOST_EXPLAINED:])
+    signatures = {**told, **_signatures(session, project, [answer.workload for answer in inexact])}
+    explained = (_explanation(session, project, request, answer, signatures) for answer in inexact[:MOST_EXPLAINED])
+    rest = (_told(answer, signatures.get(answer.workload), ()) for answer in inexact[MOST_EXPLAINED:])
     return ExplainResponse(misses=(*explained, *rest))
 
 
 def _explanation(
-    session: Session, project: str, request: ExplainRequest, miss: ScheduleAnswer, signatures: Mapping[str, Signature]
+    session: Session, project: str, request: ExplainRequest, answer: ScheduleAnswer, signatures: Mapping[str, Signature]
 ) -> Explanation:
-    mine = signatures.get(miss.workload)
-    near = {} if mine is None else _neighbours(session, project, miss.workload, mine)
-    _, rows = read(session, project, [miss.workload, *near], None)
+    mine = signatures.get(answer.workload)
+    near = {} if mine is None else _neighbours(session, project, answer.workload, mine)
+    _, rows = read(session, project, [answer.workload, *near], None)
     known = targets(session, {row.target_key for row in rows})
     found: dict[str, tuple[tuple[object, ...], Row]] = {}
     for row in rows:
         stored = known[row.target_key]
         fit = target_kind.fit(request.target, stored)
-        apart = 0.0 if row.workload == miss.workload or mine is None else _distance(mine, near[row.workload])
+        apart = 0.0 if row.workload == answer.workload or mine is None else _distance(mine, near[row.workload])
         rank = (
             apart + (0.0 if fit.fits else _MISFIT),
             fit.distance,
@@ -77,7 +77,7 @@ def _explanation(
     nearest = [row for _, row in sorted(found.values())[:NEAREST]]
     models = device_models(session, {row.device_class for row in nearest})
     return _told(
-        miss,
+        answer,
         mine,
         [
             _near_key(
@@ -85,20 +85,20 @@ def _explanation(
                 known[row.target_key],
                 models.get(row.device_class),
                 request,
-                None if row.workload == miss.workload else mine,
-                mine if row.workload == miss.workload else near.get(row.workload),
+                None if row.workload == answer.workload else mine,
+                mine if row.workload == answer.workload else near.get(row.workload),
             )
             for row in nearest
         ],
     )
 
 
-def _told(miss: ScheduleAnswer, mine: Signature | None, nearest: Sequence[NearKey]) -> Explanation:
+def _told(answer: ScheduleAnswer, mine: Signature | None, nearest: Sequence[NearKey]) -> Explanation:
     return Explanation(
-        workload=miss.workload,
+        workload=answer.workload,
         operators=None if mine is None else mine.operators,
-        tier=miss.tier,
-        reason=miss.reason,
+        tier=answer.tier,
+        reason=answer.reason,
         nearest=tuple(nearest),
     )
 

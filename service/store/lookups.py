@@ -216,7 +216,7 @@ def _choose(
             misfits.append((target_kind.describe(stored), found.reason))
             continue
         same = row.target_key == own
-        elsewhere = _misses(row, request)
+        elsewhere = _differences(row, request)
         if row.origin is Origin.TRANSFERRED:
             tier = Tier.TRANSFERRED
             reason = f"re-fitted from workload {(row.source or '')[:16]}, built, checked and timed"
@@ -244,7 +244,8 @@ def _choose(
     return f"no confirmed schedule of this workload that fits: it is confirmed for {stored_for}{besides}, but {why}"
 
 
-def _misses(row: Row, request: LookupRequest) -> list[str]:
+def _differences(row: Row, request: LookupRequest) -> list[str]:
+    """In what the circumstances of the confirming run are not those that were asked for."""
     return [
         f"{name} was not named" if asked is None else f"confirmed with another {name}"
         for name, asked, got in (
@@ -285,7 +286,7 @@ def _answer(
     row = choice.row
     trace = row.trace if row.trace is not None else traces[_key(row)]
     model = models.get(row.device_class)
-    here = row.target_key == own and not _misses(row, request)
+    here = row.target_key == own and not _differences(row, request)
     where = "" if row.replayed_from is None else f"; replayed from {_first_found(row.replayed_from, row, models)}"
     where += "" if here else f"; the seconds are of {model or 'another device'}, not of the asking device"
     return ScheduleAnswer(

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pitchpipe.wire.lease import Report
 from pitchpipe.wire.measure import Measurement, Timed
+from pitchpipe.wire.record import Tier
 
 DIGEST = "0" * 64
 OLD = {
@@ -60,3 +61,16 @@ def test_an_interval_holds_the_median(ends: tuple[float, float]) -> None:
 def test_what_no_timing_can_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Timed.model_validate({**OLD, **wrong})
+
+
+def test_a_miss_has_no_schedule_that_was_found_for_its_workload_and_target() -> None:
+    assert [tier for tier in Tier if tier.is_miss] == [Tier.COMPATIBLE_ISA, Tier.TRANSFERRED, Tier.NONE]
+
+
+def test_a_tier_fits_where_it_is_as_good_as_the_least_that_is_taken_and_there_is_a_schedule() -> None:
+    assert [tier for tier in Tier if tier.fits(Tier.COMPATIBLE_ISA)] == [
+        Tier.EXACT,
+        Tier.SAME_ARCH,
+        Tier.COMPATIBLE_ISA,
+    ]
+    assert Tier.NONE not in [tier for tier in Tier if tier.fits(Tier.NONE)]
