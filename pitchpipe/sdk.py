@@ -6,7 +6,6 @@ inputs, or what `jax.export` made. Its weights never leave this process: what is
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobView
 from pitchpipe.wire.target import Target
 
-log = logging.getLogger("pitchpipe")
 _compiling = threading.Lock()
 """Held while a model is compiled in this process: the compiler keeps global state."""
 

@@ -41,6 +41,7 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """What one run of the suite keeps is not there for the next, nor for the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))  # without what this machine has tuned
         yield
 
 

@@ -169,8 +169,9 @@ def _fulfil(order: Order, data: bytes) -> Outcome:
     target = order.target or identity.this_target(cache)
     traces, response = order.traces, None
     if traces is None:
-        client = Client(order.url, order.token, timeout_secs=LOOKUP_SECS, retry_secs=LOOKUP_SECS) if order.url else None
-        found = fetch(model, target=order.target or "auto", client=client, cache=cache, lock=order.lock)
+        client = Client(order.url, order.token) if order.url else None
+        asked = order.target or "auto"
+        found = fetch(model, target=asked, client=client, cache=cache, lock=order.lock, deadline_secs=LOOKUP_SECS)
         traces, response = found.traces, found.response
     recipe = Recipe(model=model, target=target, traces=traces)
     if (failed := failure(recipe.folder(cache))) is not None:

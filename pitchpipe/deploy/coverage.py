@@ -87,8 +87,8 @@ def coverage(
         raise InvalidInput("schedules of a lock file have no tiers: ask for the coverage of what is served")
     if schedules is not None:
         return covered(known, schedules.response.answers)
-    with lookup.service_of(client) as service:
-        found = lookup.look_up(known, wanted, service, here=target == "auto", cache=cache)
+    with lookup.source_of(client) as source:
+        found = lookup.look_up([known], wanted, source, here=target == "auto", cache=cache)
     return covered(known, found.response.answers)
 
 

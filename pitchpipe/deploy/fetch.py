@@ -12,7 +12,7 @@ from pitchpipe.client import Client
 from pitchpipe.deploy import identity, misses
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.lockfile import locked
-from pitchpipe.deploy.lookup import Schedules, look_up, resolve_target, service_of
+from pitchpipe.deploy.lookup import Schedules, look_up, resolve_target, service_of, source_of
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import LocalModel, detect_target, local_model
 from pitchpipe.processes.deadline import within
@@ -39,13 +39,16 @@ def fetch(
     The last may never have been submitted: its workloads are looked up by their digests. With the target "auto" an answer
     is `exact` where it was confirmed on hardware like this machine's, with the same compiler.
 
-    `deadline_secs` is of what the service is asked, in all, repetitions included: whatever the service does, or is, the
-    answer or an error of pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds,
-    once per model and machine.
+    Without a client the service at PITCHPIPE_URL is asked for a model's schedules, and without that the database that
+    `pitchpipe tune` fills on this machine. Raises InvalidInput where there is neither.
+
+    `deadline_secs` is of the answer, repetitions included: whatever the service does, or is, the answer or an error of
+    pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds, once per model and
+    machine.
 
     With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
-    (see lockfile.py). `report_misses` tells the service what
-    a model here is about to run without a schedule, so that idle workers may tune it; a report that fails is logged.
+    (see lockfile.py). `report_misses` tells the service, within as many seconds again, which workloads a model here misses,
+    so that idle workers may tune them; a report that fails is logged. A local database takes no reports.
     """
     if lock is not None:
         return _fetch_locked(
@@ -53,19 +56,20 @@ def fetch(
         )
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
-    with service_of(client) as service:
-        if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-            named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
-            found = within(deadline_secs, lambda: service.fetch(named, wanted), "look-up")
-            return Schedules(target=wanted, response=found)
-        folder = cache or cache_dir()
+    if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
+        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+        with service_of(client, deadline_secs=deadline_secs) as service:
+            found = within(deadline_secs, lambda: service.fetch(named, wanted), "the look-up")
+        return Schedules(target=wanted, response=found)
+    folder = cache or cache_dir()
+    with source_of(client, deadline_secs=deadline_secs) as source:
         wanted = resolve_target(target, folder)
         model = local_model(model_or_job, example_inputs, trust=trust)
         known = identity.identify(folder, model, wanted)
-        schedules = look_up(known, wanted, service, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
-        if report_misses and (workloads := misses.missed(schedules.response)):
+        schedules = look_up([known], wanted, source, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
+        if report_misses and isinstance(source, Client) and (runs := misses.missed(schedules, known)):
             try:
-                misses.report(service, model, wanted, workloads)
+                within(deadline_secs, lambda: misses.report(source, model, wanted, runs), "the report")
             except PitchpipeError as error:
                 log.warning("misses were not reported: %s", error.detail)
         return schedules
@@ -83,5 +87,6 @@ def _fetch_locked(
     wanted = resolve_target(target, folder)
     known = identity.identify(folder, model, wanted)
     with contextlib.ExitStack() as stack:
-        ask = lambda: stack.enter_context(service_of(client))  # noqa: E731 - only if something is not in the cache
+        # Only if something is not in the cache.
+        ask = lambda: stack.enter_context(service_of(client, deadline_secs=deadline_secs))  # noqa: E731
         return locked(lock, known, wanted, ask, cache=folder, deadline_secs=deadline_secs)

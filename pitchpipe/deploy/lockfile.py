@@ -134,7 +134,7 @@ def update(
     old = before.workloads if before is not None and not upgrade else {}
     pins: dict[str, Pinned | None] = {}
     for model in models:
-        found = lookup.look_up(model, target, client, here=True, cache=cache)
+        found = lookup.look_up([model], target, client, here=True, cache=cache)
         for answer in found.response.answers:
             best = answer.best
             served = Pinned(record=best.record, trace=sha256(best.trace.encode())) if best and best.record else None
@@ -171,7 +171,7 @@ def locked(
     secs: dict[str, float] = {}
     if wanted:
         service = client()
-        answers = within(deadline_secs, lambda: resolve(service, target, wanted), "look-up")
+        answers = within(deadline_secs, lambda: resolve(service, target, wanted), "the look-up")
         if gone := [f"{answer.record}: {answer.reason}" for answer in answers if answer.trace is None]:
             raise NotFound(f"{len(gone)} of {len(pins)} pins of {path} do not resolve: {'; '.join(gone)}")
         for answer in answers:

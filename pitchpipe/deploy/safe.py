@@ -10,7 +10,6 @@ in daemon threads, building and proof runs in children that die with this proces
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -117,46 +116,32 @@ class Opening:
             if target is None or known is None or left_secs <= 0:
                 return
             self.schedules = self._asked(known, target, left_secs)
-            self._tell_misses(self.schedules)
+            self._tell_misses(self.schedules, known)
         recipe = Recipe(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
         self.folder = recipe.folder(self.cache)
         if not self.folder.exists():
             self.schedules.install(recipe, self.cache)
 
     def _asked(self, known: identity.Identity, target: Target, left_secs: float) -> lookup.Schedules:
-        with contextlib.ExitStack() as closing:
-
-            def service() -> Client:
-                if self._client is not None:
-                    return self._client
-                own = Client(timeout_secs=left_secs, retry_secs=left_secs)
-                closing.callback(own.close)
-                return own
-
-            if self._lock is not None:
-                return locked(self._lock, known, target, service, cache=self.cache, deadline_secs=left_secs)
+        if self._lock is not None:
+            with contextlib.ExitStack() as stack:
+                ask = lambda: stack.enter_context(lookup.service_of(self._client, deadline_secs=left_secs))  # noqa: E731
+                return locked(self._lock, known, target, ask, cache=self.cache, deadline_secs=left_secs)
+        with lookup.source_of(self._client, deadline_secs=left_secs) as source:
             return lookup.look_up(
-                known,
+                [known],
                 target,
-                service(),
+                source,
                 here=self._here,
                 cache=self.cache,
                 deadline_secs=left_secs,
                 or_earlier=True,
             )
 
-    def _tell_misses(self, schedules: lookup.Schedules) -> None:
-        """From a thread that nobody waits for; failing costs the report and nothing else."""
-        if not self._report_misses or self._lock is not None or schedules.stale is not None:
-            return
-        workloads = misses.missed(schedules.response)
-
-        def send() -> None:
-            with contextlib.suppress(Exception), lookup.service_of(self._client) as service:
-                misses.report(service, self.model, schedules.target, workloads)
-
-        if workloads:
-            threading.Thread(target=send, name="pitchpipe-misses", daemon=True).start()
+    def _tell_misses(self, schedules: lookup.Schedules, known: identity.Identity | None) -> None:
+        if self._report_misses and self._lock is None and known is not None:
+            runs = misses.missed(schedules, known)
+            misses.report_beside(lambda: lookup.service_of(self._client), schedules.target, [(self.model, runs)])
 
     def _given_target(self) -> Target:
         return lookup.resolve_target(self._target, self.cache)
@@ -169,7 +154,8 @@ class Opening:
                 raise PitchpipeError(outcome.error or "the child told nothing")
             if self.schedules is None and outcome.response is not None:
                 self.schedules = lookup.Schedules(target=outcome.target, response=outcome.response)
-                self._tell_misses(self.schedules)
+                known = identity.known_identity(self.cache, self.model, outcome.target)
+                self._tell_misses(self.schedules, known)
             self.folder, self._background = Path(outcome.folder), None
         elif self._background is None:
             self._start()
@@ -179,8 +165,9 @@ class Opening:
             raise PitchpipeError(f"it could not be built at {failed.at:%H:%M}: {failed.detail}")
         if linker() is None and not (self.folder is not None and intact(self.folder)):
             raise PitchpipeError("no C++ compiler is there to link it")
-        if self.schedules is None and self._lock is None and self._client is None:
-            Client().close()  # says now if there is no service to ask
+        if self.schedules is None and self._lock is None:
+            with lookup.source_of(self._client):
+                pass  # says now if there is nobody to ask
         asks = self.schedules is None and self._client is not None
         order = background.Order(
             name=self.model.name,

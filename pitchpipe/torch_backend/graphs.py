@@ -16,7 +16,6 @@ from pitchpipe.deploy.building import Recipe
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import LocalModel
 from pitchpipe.target_kind import kind_of, kind_of_device
-from pitchpipe.torch_backend import misses
 from pitchpipe.torch_backend.beside import in_native_code
 from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
@@ -126,9 +125,7 @@ class Graph:
             models=[_model(piece) for piece in known],
             identities=[piece.identity for piece in known if piece.identity is not None],
         )
-        answers = find(wanted, self._options)
-        misses.report(wanted, answers, self._options)
-        return answers
+        return find(wanted, self._options)
 
     def _recipe(self, name: str, piece: Piece, found: Found, target: Target) -> tuple[PartitionReport, Recipe | None]:
         report, options = PartitionReport(name=name, operators=len(piece.nodes), reason=piece.reason), self._options

@@ -20,9 +20,14 @@ def this_target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory, this_target: Target) -> Iterator[Client]:
+def embedded_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """URL of the database of `embedded`."""
+    return f"sqlite:///{tmp_path_factory.mktemp('embedded') / 'p.db'}"
+
+
+@pytest.fixture(scope="module")
+def embedded(embedded_database: str, this_target: Target) -> Iterator[Client]:
     """A client of a running service."""
-    database = tmp_path_factory.mktemp("embedded") / "p.db"
-    with Embedded(f"sqlite:///{database}", this_target) as client:
+    with Embedded(embedded_database, this_target) as client:
         yield client
         client.close()

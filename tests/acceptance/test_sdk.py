@@ -237,6 +237,19 @@ def test_the_module_itself_finds_what_was_tuned_for_it_exactly(schedules: Schedu
     assert {answer.tier for answer in found.response.answers} == {Tier.EXACT}
 
 
+def test_without_a_service_the_database_of_this_machine_answers_the_same(
+    schedules: Schedules, embedded: Client, embedded_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, inputs = made()
+    asked = fetch(module, inputs, client=embedded)
+    monkeypatch.delenv("PITCHPIPE_URL", raising=False)
+    with pytest.raises(InvalidInput, match="PITCHPIPE_URL"):
+        fetch(module, inputs)
+    monkeypatch.setenv("PITCHPIPE_DATABASE_URL", embedded_database)
+    found = fetch(module, inputs, report_misses=True)
+    assert (found, found.traces) == (asked, schedules.traces)
+
+
 def test_a_model_never_submitted_gets_no_answers_and_runs_untuned(
     embedded: Client, this_target: Target, cache: Path
 ) -> None:

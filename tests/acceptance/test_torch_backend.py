@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import queue
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.answers import KeptAnswer
+from pitchpipe.deploy import lookup, misses
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.wire.ids import sha256
@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import cutting, duel, graphs, misses, part, run, schedules, threads  # noqa: E402
+from pitchpipe.torch_backend import cutting, duel, graphs, part, run, threads  # noqa: E402
 from pitchpipe.torch_backend.options import parse  # noqa: E402
 
 WAITING = 600
@@ -456,7 +456,7 @@ BEST = Best(
 def test_a_partition_is_compiled_when_a_schedule_of_it_is_there(
     warm: None, monkeypatch: pytest.MonkeyPatch, tiers: Any, options: Any, runs: str
 ) -> None:
-    monkeypatch.setattr(schedules, "Client", FakeService)
+    monkeypatch.setattr(lookup, "Client", FakeService)
     monkeypatch.setattr(FakeService, "tiers", staticmethod(tiers))
     with torch.no_grad():
         explained = torch_backend.explain(mlp(), (torch.randn(4, 8),), options={"url": NOWHERE, **options})
@@ -470,7 +470,7 @@ def test_answers_of_a_service_outlive_it(warm: None, monkeypatch: pytest.MonkeyP
     model, x, options = mlp(), torch.randn(4, 8), {"url": AWAY}
     with torch.no_grad():
         with monkeypatch.context() as patch:
-            patch.setattr(schedules, "Client", FakeService)
+            patch.setattr(lookup, "Client", FakeService)
             torch_backend.explain(model, (x,), options=options)
         explained = torch_backend.explain(model, (x,), options=options)
     assert explained.programs[0].runs == "pitchpipe"
@@ -478,7 +478,7 @@ def test_answers_of_a_service_outlive_it(warm: None, monkeypatch: pytest.MonkeyP
 
 
 def test_max_autotune_submits_a_job_and_waits_for_it(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "Client", FakeService)
+    monkeypatch.setattr(lookup, "Client", FakeService)
     monkeypatch.setattr(FakeService, "jobs", [])
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
@@ -491,17 +491,16 @@ def test_max_autotune_submits_a_job_and_waits_for_it(warm: None, monkeypatch: py
 def test_what_is_missing_is_reported(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def record(_client: Any, model: Any, target: Any, workloads: Any, *, runs: int) -> None:
-        told.put((model.format, target.kind, len(workloads), runs))
+    def record(_client: Any, model: Any, target: Any, runs: Any) -> None:
+        told.put((model.format, target.kind, list(runs.values())))
 
-    monkeypatch.setitem(sys.modules, misses.REPORTING, SimpleNamespace(report=record, __spec__="here"))
-    for home in (schedules, misses):
-        monkeypatch.setattr(home, "Client", FakeService)
+    monkeypatch.setattr(misses, "report", record)
+    monkeypatch.setattr(lookup, "Client", FakeService)
     monkeypatch.setattr(FakeService, "tiers", staticmethod(lambda index: Tier.NONE if index == 0 else Tier.EXACT))
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
         torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": WAITING})(x)
-    assert told.get(timeout=10) == ("relax", "llvm", 1, 1)
+    assert told.get(timeout=10) == ("relax", "llvm", [1])
 
 
 def test_inductor_takes_over_where_it_is_asked_to(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:

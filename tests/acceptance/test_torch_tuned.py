@@ -224,6 +224,7 @@ def test_a_network_that_fails_costs_the_schedules_and_nothing_else(service: Clie
 
 
 def test_a_network_that_breaks_after_its_probe_leaves_eager(service: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pitchpipe.deploy import lookup
     from pitchpipe.torch_backend import schedules
 
     with Proxy(service.url) as proxy:
@@ -234,6 +235,7 @@ def test_a_network_that_breaks_after_its_probe_leaves_eager(service: Client, mon
             proxy.mood = "truncated"
 
         monkeypatch.setattr(schedules, "_healthy", then_broken)
+        monkeypatch.setattr(lookup, "PATIENCE_SECS", 2.0)
         with pytest.warns(torch_backend.BackendWarning, match="gives no schedules"):
             run("bert", {"url": proxy.url, "deadline_secs": WAITING}, 2)
     assert {one.runs for one in torch_backend.reports()} == {"eager"}
