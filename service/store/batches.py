@@ -290,9 +290,8 @@ def samples(session: Session, project: str, target_kind: str, limit: int) -> lis
 
 
 def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
-    from tuner.tuning.confirm import (
-        MeasuredBatch,  # The API's processes never come here, and load nothing of the tuner.
-    )
+    # The API's processes never come here, and load nothing of the tuner.
+    from tuner.tuning.confirm import MeasuredBatch
 
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]

@@ -5,9 +5,9 @@ whole process group when the step has had its time. The child's clock stands sti
 host (tuner/measure/quiet.py), which it says. An end is noticed through the process itself, so that a descendant that
 holds the connection open hides nothing, and the group is killed before the child is reaped, so that none outlives it.
 
-Child side: `main` imports the compiler, then shuts itself in (tuner/syscalls.py) and sets the limits of every
-step anew. Requests are pickled by us. Answers come from where models of strangers were worked on: errors are JSON, and
-results are pickles of the types in `pitchpipe.wire` and `tuner.search.requests` and nothing else.
+Child side: `main` imports the compiler, then shuts itself in (tuner/syscalls.py) and sets the limits of every step anew.
+Requests are pickled by us. Answers come from where models of strangers were worked on: errors are JSON, and results are
+pickles of the types in `pitchpipe.wire` and `tuner.search.requests` and nothing else.
 """
 
 from __future__ import annotations

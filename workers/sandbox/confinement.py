@@ -1,7 +1,7 @@
 """What keeps a candidate's process in its cage: it dies with its parent, it has limits, and it may not start processes.
 
-Linux only; called in the forked child before anything foreign runs there. The filters of tuner/syscalls.py
-complete it; where the kernel offers none, limits and `kill_strays` remain.
+Linux only; called in the forked child before anything foreign runs there. The filters of tuner/syscalls.py complete it;
+where the kernel offers none, limits and `kill_strays` remain.
 """
 
 from __future__ import annotations

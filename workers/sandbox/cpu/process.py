@@ -1,8 +1,8 @@
 """The process of one workload: holds its inputs and reference outputs, and forks a child for every candidate.
 
 Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Single-threaded, and foreign code never runs
-in it, only in its children (it does parse the workload's IR). Speaks with the worker over a channel
-(workers/sandbox/messages.py).
+in it, only in its children (it does parse the workload's IR). It speaks with the worker over a channel, in the
+messages of workers/sandbox/messages.py.
 
 What it does with a batch is in workers/sandbox/cpu/batch.py.
 """
