@@ -113,9 +113,10 @@ class CompiledModel:
         """The array on the model's device: without a copy where DLPack and the compiled code's alignment allow."""
         try:
             found = self._adopted(array)
+            fits = found.dtype == spec.dtype and found.shape == spec.shape  # a type that TVM does not know raises here
         except Exception as error:  # whatever an array library raises for an array that it cannot hand over
             raise InvalidInput(f"{spec.name} is no array that can be used: {error}") from error
-        if found.shape != spec.shape or found.dtype != spec.dtype:
+        if not fits:
             has = f"{found.dtype}{list(found.shape)}"
             raise InvalidInput(f"{spec.name} must be {spec.dtype}{list(spec.shape)}, not {has}")
         return found.copyto(self._device) if copy or found.device != self._device else found
@@ -125,17 +126,30 @@ class CompiledModel:
 
         runtime = self._tvm.runtime
         if not hasattr(array, "__dlpack__"):
-            return runtime.tensor(np.asarray(array, order="C"), self._device)
+            return runtime.tensor(_plain(array), self._device)
         if hasattr(array, "detach"):
             array = array.detach()
         try:
             return runtime.from_dlpack(array)
-        except (RuntimeError, ValueError, BufferError):  # strided, read-only, or not aligned as compiled code expects
+        except (
+            RuntimeError,
+            ValueError,
+            BufferError,
+        ):  # strided, read-only, big-endian, or not aligned as compiled code expects
             if isinstance(array, np.ndarray):
-                return runtime.tensor(np.asarray(array, order="C"), self._device)
+                return runtime.tensor(_plain(array), self._device)
             if hasattr(array, "clone"):
                 return runtime.from_dlpack(array.contiguous().clone())
             return runtime.tensor(np.array(np.from_dlpack(array), order="C"), self._device)
+
+
+def _plain(array: Any) -> Any:
+    """NumPy's array in row-major order and in this machine's order of bytes."""
+    import numpy as np
+
+    found = np.asarray(array)
+    native = found.dtype if found.dtype.isnative else found.dtype.newbyteorder("=")
+    return found.astype(native, order="C", copy=False)
 
 
 def _copied(result: Any) -> Any:
