@@ -16,6 +16,8 @@ backend's look-ups, builds and duels. Training steps, and models that are not tu
 
 Outputs (of a training step: its loss and all gradients, after the same number of steps) are compared with eager's as in
 latency.py. `worst_vs_eager`, `worst_vs_inductor`, `worst_vs_load`: the other's time over the backend's, the least there is.
+Where the backend kept to eager mode, eager would be compared with itself: `kept_eager` counts such rows, and no ratio has
+them.
 """
 
 from __future__ import annotations
@@ -116,13 +118,20 @@ def row(name: str, told: dict[str, dict[str, Any]], blocks: dict[str, list[list[
         if peer != OURS:
             found[f"{label}_over_ours"], found[f"{label}_over_ours_interval"] = over.value, [over.low, over.high]
     error = deviation(np.load(told[OURS]["output"]), reference)
-    return {**found, "deviation": error, "within_tolerance": error <= TOLERANCE}
+    return {**found, "runs_ours": told[OURS]["runs_ours"], "deviation": error, "within_tolerance": error <= TOLERANCE}
+
+
+def runs_ours(row: dict[str, Any]) -> bool:
+    """Whether anything that the backend compiled ran. Rows from before that was told say it by their outputs, which are
+    eager's to the last bit only where eager made them."""
+    return bool(row.get("runs_ours", row["deviation"] > 0.0))
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    compiled = [row for row in rows if runs_ours(row)]
+    found: dict[str, Any] = {"kept_eager": len(rows) - len(compiled)}
     for peer in ("eager", "inductor", "load"):
-        over = [row[f"{peer}_over_ours"] for row in rows if f"{peer}_over_ours" in row]
+        over = [row[f"{peer}_over_ours"] for row in compiled if f"{peer}_over_ours" in row]
         found[f"worst_vs_{peer}"] = min(over) if over else None
         found[f"geomean_vs_{peer}"] = geometric_mean(over) if over else None
     return {**found, "outputs_within_tolerance": all(row["within_tolerance"] for row in rows)}

@@ -5,8 +5,9 @@
 MODELS is a Python file with MODELS: name -> builder returning (module, example inputs); the seed makes weights and inputs
 the same in every process. A module in training mode gives a loss: its run is a step of training, and what is compared is the
 loss with all gradients. The threads are those of TVM_NUM_THREADS. The first line on stdout is a JSON object: seconds of
-the set-up, and where the output was put. Then every line on stdin, {"warm_secs", "secs", "least"}, asks for runs that
-last so long and are at least so many, and is answered by a list of their seconds.
+the set-up, where the output was put and, of torch.compile with our backend, whether anything that it compiled runs. Then
+every line on stdin, {"warm_secs", "secs", "least"}, asks for runs that last so long and are at least so many, and is
+answered by a list of their seconds.
 
 A run is what a Python program writes to get the output of inputs that lie in memory, in the form that copies least:
 inputs bound before, or handed over by pointer; the time is that of `perf_counter` around the call.
@@ -138,6 +139,13 @@ def torch_backend(module: Any, inputs: Any, _folder: Path) -> Call:
     return lambda: compiled(*inputs)
 
 
+def runs_ours() -> bool:
+    """Whether a program of this process runs anything that the backend compiled; else it runs as in eager mode."""
+    from pitchpipe import torch_backend
+
+    return any(program.runs == "pitchpipe" for program in torch_backend.reports())
+
+
 def stepping(module: Any, call: Call) -> Call:
     """A training step around what gives the loss; the gradients stay on the parameters."""
     import torch
@@ -228,6 +236,8 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
         ready: dict[str, Any] = {"setup_secs": time.perf_counter() - started, "output": str(path)}
         if peer == "eager" and not module.training:
             ready["flops"] = flops(module, inputs)
+        if peer == "torch_backend":
+            ready["runs_ours"] = runs_ours()
         print(json.dumps(ready), file=answers)
         for line in sys.stdin:
             print(json.dumps(timed(call, **json.loads(line))), file=answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ try:
     import model_tuning
     import operators
     import rounds
+    import torch_backend
     from contestants import Contestant, ContestantFailed, take_turns
     from peers import stock_model
 finally:
@@ -126,6 +128,27 @@ def test_losses_are_named_and_told_from_noise() -> None:
     assert found["slower"] == ["late", "noise"]
     assert found["slower_for_certain"] == found["over_time"] == ["late"]
     assert found["without_a_ratio"] == ["none"]
+
+
+def test_rows_in_which_nothing_of_ours_ran_are_counted_and_in_no_ratio() -> None:
+    def row(over: float, deviation: float = 1e-6, **more: object) -> dict[str, object]:
+        return {"eager_over_ours": over, "deviation": deviation, "within_tolerance": True, **more}
+
+    rows = [
+        row(4.0, runs_ours=True),
+        row(1.0, deviation=0.0, runs_ours=True),
+        row(9.0, runs_ours=False),
+        row(9.0, deviation=0.0),
+    ]
+    found = torch_backend.summary(rows)
+    assert found["kept_eager"] == 2
+    assert (found["worst_vs_eager"], found["geomean_vs_eager"]) == (1.0, pytest.approx(2.0))
+    assert torch_backend.summary(rows[2:])["geomean_vs_eager"] is None
+
+
+def test_the_kept_summary_of_torch_compile_is_that_of_its_rows() -> None:
+    kept = json.loads((FOLDER / "results" / "torch_backend.json").read_text())
+    assert torch_backend.summary(kept["rows"]) == kept["summary"]
 
 
 def test_a_contestant_stands_still_between_its_turns_and_is_gone_in_the_end(tmp_path: Path) -> None:
