@@ -12,8 +12,8 @@ each, on the example inputs, on inputs drawn like them and on edge values (pitch
 * `compile`: torch.compile(backend="pitchpipe"), without schedules and waited for, every partition used that is right;
 * `train`: a training step by the same, its loss and all gradients. AOTAutograd gives zeros, under every backend, for
   gradients that eager mode leaves out: they are equal here. A gradient may be as far off as rounding throws eager's own, by
-  the measure of the backend's contest (pitchpipe/torch_backend/duel.py): for the same images in another order of memory, or
-  for inputs that differ in their last digits. Then `train_nudged` is true, `train_nudged_error` the largest error beside
+  the measure of the backend (pitchpipe/torch_backend/paired_benchmark.py): for the same images in another order of memory,
+  or for inputs that differ in their last digits. Then `train_nudged` is true, `train_nudged_error` the largest error beside
   those.
 
 Each is right, refused (by name, before anything was computed), wrong, failed (raised something else, or ended its
@@ -195,7 +195,7 @@ def _in_folder(folder: Path) -> None:
 def _prepare_process() -> None:
     """Everything is imported once, and steps run in the process that asks for them: it is a child of its own already."""
     from pitchpipe import torch_backend
-    from pitchpipe.torch_backend import duel
+    from pitchpipe.torch_backend import paired_benchmark
     from tuner.deploy import build as deploy
     from tuner.graph.prepare import prepare
     from tuner.ingest import DEFAULT_LIMITS, parse_container
@@ -220,7 +220,7 @@ def _prepare_process() -> None:
     building.prove = lambda *_args, **_given: SimpleNamespace(ok=True, wrong=False, detail="")  # type: ignore[assignment,return-value]
     sdk.linker = lambda: None  # type: ignore[assignment]
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
-    duel.MARGIN, duel.BUDGET_SECS, duel.LEAST_ROUNDS = float("inf"), 0.0, 1
+    paired_benchmark.MARGIN, paired_benchmark.BUDGET_SECS, paired_benchmark.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = detect_target("llvm")
     kind_of(target).load_intrinsics()
     # What torch and TVM import and cache when they are first used, a fork would do again. Nothing here starts a thread.
@@ -299,7 +299,7 @@ def _compile(module: Any, _examples: Any, sets: Any, expected: Any) -> float | s
 
 def _train(module: Any, _examples: Any, sets: Any, _expected: Any, tell: Callable[..., None]) -> float | str:
     from pitchpipe import torch_backend
-    from pitchpipe.torch_backend import duel
+    from pitchpipe.torch_backend import paired_benchmark
 
     torch_backend.recompile()
     state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -312,8 +312,12 @@ def _train(module: Any, _examples: Any, sets: Any, _expected: Any, tell: Callabl
             told = comparison.difference(_arrays(ours), _arrays(good))
             if told is not None:
                 tell(train_nudged=True)
-                others = (_stepped(module, state, module, other) for other in rounded_otherwise(one, duel.NUDGE))
-                excuse = next((other for other in others if duel.difference(ours, good, other) is None), None)
+                others = (
+                    _stepped(module, state, module, other) for other in rounded_otherwise(one, paired_benchmark.NUDGE)
+                )
+                excuse = next(
+                    (other for other in others if paired_benchmark.difference(ours, good, other) is None), None
+                )
                 if excuse is None:
                     return told
                 from_nudged = max(from_nudged, comparison.largest_error(_arrays(ours), _arrays(excuse)))
@@ -386,11 +390,11 @@ def _arrays(outputs: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _wrong_parts() -> Iterator[list[str]]:
-    """What duels find to be wrong meanwhile."""
-    from pitchpipe.torch_backend import duel
+    """What paired benchmarks find to be wrong meanwhile."""
+    from pitchpipe.torch_backend import paired_benchmark
 
     found: list[str] = []
-    compared = duel.compared
+    compared = paired_benchmark.compared
 
     def watched(*arguments: Any, **given: Any) -> str | None:
         wrong = compared(*arguments, **given)
@@ -398,11 +402,11 @@ def _wrong_parts() -> Iterator[list[str]]:
             found.append(wrong[:200])
         return wrong
 
-    duel.compared = watched
+    paired_benchmark.compared = watched
     try:
         yield found
     finally:
-        duel.compared = compared
+        paired_benchmark.compared = compared
 
 
 def _short(error: BaseException) -> str:

@@ -1,14 +1,14 @@
-"""A/A duels: how often a program beats itself in a confirming run.
+"""A/A comparisons: how often a program beats itself in a confirming run.
 
     python benchmarks/false_wins.py --json > benchmarks/results/false_wins.json
 
-1,000 duels (`--quick`: 20) over programs of about 5 us to 5 ms on all cores, one of them bound by memory. Both sides are
+1,000 pairs (`--quick`: 20) over programs of about 5 us to 5 ms on all cores, one of them bound by memory. Both sides are
 one program under its schedule: the baseline's trace, and the same trace after instructions that only look a block up. Each
 side is built and timed as in production, through the Sandbox with Purpose.CONFIRM, in fresh processes of its own, and
 judged by the real `choose_best`. A false win is a candidate served instead of the baseline.
 
-DUELS_PER_BATCH duels share a batch, as the candidates of a task do, but no process: every side takes part in one duel.
-`by_samples_alone` counts the duels that the interval of the pooled samples would have given to the candidate: what a rule
+PAIRS_PER_BATCH pairs share a batch, as the candidates of a task do, but no process: every side is in one pair.
+`by_samples_alone` counts the pairs that the interval of the pooled samples would have given to the candidate: what a rule
 errs that does not see that processes differ. Bounds are Clopper and Pearson's (1934), one-sided, 95 %.
 """
 
@@ -34,10 +34,10 @@ from tuner.tuning.confirm import MeasuredBatch, choose_best
 from workers.device import detect_target, fingerprint, toolchain
 from workers.sandbox.sandbox import Sandbox
 
-DUELS_PER_BATCH = 4
-DUELS = {"product_96": 260, "product_224": 260, "sum_1m": 220, "product_448": 180, "product_768": 80}
-"""Name to duels; their sum is the 1,000."""
-QUICK_DUELS = 4
+PAIRS_PER_BATCH = 4
+PAIRS = {"product_96": 260, "product_224": 260, "sum_1m": 220, "product_448": 180, "product_768": 80}
+"""Name to pairs; their sum is the 1,000."""
+QUICK_PAIRS = 4
 CONFIDENCE = 0.95
 
 
@@ -97,9 +97,9 @@ def task_of(name: str, mod: Any, schedule: Any, target: Target) -> Task:
 
 
 def programs(target: Target) -> list[Task]:
-    """The tasks named in DUELS."""
+    """The tasks named in PAIRS."""
     return [
-        elementwise(1 << 20, target) if "sum" in name else product(int(name.split("_")[1]), target) for name in DUELS
+        elementwise(1 << 20, target) if "sum" in name else product(int(name.split("_")[1]), target) for name in PAIRS
     ]
 
 
@@ -114,8 +114,8 @@ def same(trace: str, count: int) -> list[str]:
     return found
 
 
-def duels(sandbox: Sandbox, task: Task, count: int, device: str, line: str) -> list[dict[str, Any]]:
-    """`count` duels in one batch."""
+def pairs(sandbox: Sandbox, task: Task, count: int, device: str, line: str) -> list[dict[str, Any]]:
+    """`count` pairs in one batch."""
     candidates = [Candidate.of(task.workload.digest, trace) for trace in same(task.baseline, 2 * count)]
     measured = sandbox.measure(task.workload, candidates, MeasureConfig(), purpose=Purpose.CONFIRM)
     results = {result.candidate: result for result in measured}
@@ -175,19 +175,19 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def row(name: str, found: Sequence[dict[str, Any]], repeated: int, secs: float) -> dict[str, Any]:
-    """Of one program."""
-    wins = sum(duel["won"] for duel in found)
+    """Of one program. Pairs are called duels in the results, as in those that were made before."""
+    wins = sum(pair["won"] for pair in found)
     return {
         "program": name,
         "duels": len(found),
         "false_wins": wins,
         "rate_upper95": upper_bound(wins, len(found)),
-        "by_samples_alone": sum(duel["by_samples_alone"] for duel in found),
-        "median_secs": statistics.median(duel["secs"] for duel in found),
-        "medians_apart_95": quantile([abs(duel["apart"]) for duel in found], 0.95),
-        "process_spread_median": statistics.median(duel["spread"] for duel in found),
-        "process_spread_95": quantile([duel["spread"] for duel in found], 0.95),
-        "interval_half_width_median": statistics.median(duel["half_width"] for duel in found),
+        "by_samples_alone": sum(pair["by_samples_alone"] for pair in found),
+        "median_secs": statistics.median(pair["secs"] for pair in found),
+        "medians_apart_95": quantile([abs(pair["apart"]) for pair in found], 0.95),
+        "process_spread_median": statistics.median(pair["spread"] for pair in found),
+        "process_spread_95": quantile([pair["spread"] for pair in found], 0.95),
+        "interval_half_width_median": statistics.median(pair["half_width"] for pair in found),
         "repeated_batches": repeated,
         "secs_per_duel": secs / len(found),
     }
@@ -197,11 +197,11 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     target = detect_target("llvm")
     device, line = fingerprint().device_class, toolchain(target).key
-    budget = {name: QUICK_DUELS if options.quick else count for name, count in DUELS.items()}
+    budget = {name: QUICK_PAIRS if options.quick else count for name, count in PAIRS.items()}
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         "environment": environment(
-            duels=budget, per_batch=DUELS_PER_BATCH, processes_per_side=CONFIRM_PROCESSES, nice=os.nice(0)
+            duels=budget, per_batch=PAIRS_PER_BATCH, processes_per_side=CONFIRM_PROCESSES, nice=os.nice(0)
         ),
         "rows": rows,
     }
@@ -211,7 +211,7 @@ def main() -> None:
             started = time.monotonic()
             before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
             while (left := budget[task.name] - len(found)) > 0:
-                found += duels(sandbox, task, min(left, DUELS_PER_BATCH), device, line)
+                found += pairs(sandbox, task, min(left, PAIRS_PER_BATCH), device, line)
             repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
             rows.append(row(task.name, found, repeated, time.monotonic() - started))
     result["environment"]["load_after"] = os.getloadavg()[0]

@@ -158,7 +158,7 @@ def tune(name: str, target: Target, trials: int, at_most: float) -> dict[str, An
     return {"stock": stock, "ours": run([*side, "--trials", str(trials)])}
 
 
-def duel(task: Task, traces: Sequence[str | None]) -> list[Measurement | None]:
+def interleaved(task: Task, traces: Sequence[str | None]) -> list[Measurement | None]:
     """Each trace's result, all timed interleaved in one run; None for none."""
     candidates = [None if trace is None else Candidate.of(task.workload.digest, trace) for trace in traces]
     unique = list({candidate.digest: candidate for candidate in candidates if candidate is not None}.values())
@@ -172,7 +172,7 @@ def time_shape(name: str, target: Target, tuned: dict[str, Any], peak_flops: flo
     """The row of a shape."""
     task = sized_task(name, target)
     stock, mine = tuned["stock"], tuned["ours"]
-    results = duel(task, [stock["trace"], mine["trace"], mine["trace_at_trials"]])
+    results = interleaved(task, [stock["trace"], mine["trace"], mine["trace_at_trials"]])
     sides = dict(zip(("stock", "ours", "ours_at_trials"), results, strict=True))
     row: dict[str, Any] = {
         "workload": name,

@@ -265,7 +265,7 @@ def stock_trace(folder: Path, mod: Any, target: Target) -> str:
     return encode_trace(record.trace)
 
 
-def duel(task: Task, traces: Sequence[str]) -> list[Timed]:
+def interleaved(task: Task, traces: Sequence[str]) -> list[Timed]:
     """All of them timed interleaved in one run, each in a fresh process."""
     candidates = [Candidate.of(task.workload.digest, trace) for trace in traces]
     with Sandbox(task.target) as sandbox:
@@ -282,13 +282,13 @@ def duel(task: Task, traces: Sequence[str]) -> list[Timed]:
 
 
 def measure(name: str, target: Target, trials: int) -> dict[str, Any]:
-    """One row: both sides in turn, then the duel of their winners."""
+    """One row: both sides in turn, then their winners interleaved."""
     with tempfile.TemporaryDirectory() as folder:
         stock = run_stock(name, target, trials, folder)
         side = [__file__, "--side", name, "--target", target.kind, "--trials", str(trials)]
         cold, mine = run(side), run([*side, "--warm"])
         task = task_of(name, target)
-        stocks_best, our_best = duel(task, [stock_trace(Path(folder), program(name), target), mine["trace"]])
+        stocks_best, our_best = interleaved(task, [stock_trace(Path(folder), program(name), target), mine["trace"]])
     return {
         "workload": name,
         "stock_trials": stock["trials"],

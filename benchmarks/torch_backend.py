@@ -12,7 +12,7 @@ peers/training.py.
 training step is tuned by the backend itself, in mode max-autotune, --trials a partition. What is in --work is not redone.
 *Time*: every contestant in a process of its own, the program unchanged but for the backend's name, which finds the schedules
 in that database; then in turn, as in latency.py. Setting up a contestant includes everything its first call does: the
-backend's look-ups, builds and duels. Training steps, and models that are not tuned, have no pitchpipe.load.
+backend's look-ups, builds and paired benchmarks. Training steps, and models that are not tuned, have no pitchpipe.load.
 
 Outputs (of a training step: its loss and all gradients, after the same number of steps) are compared with eager's as in
 latency.py. `worst_vs_eager`, `worst_vs_inductor`, `worst_vs_load`: the other's time over the backend's, the least there is.

@@ -30,7 +30,7 @@ from pitchpipe import torch_backend
 from pitchpipe.deploy import building
 from pitchpipe.model.comparison import difference
 from pitchpipe.processes.plugins import step
-from pitchpipe.torch_backend import cutting, duel, partition
+from pitchpipe.torch_backend import cutting, paired_benchmark, partition
 from pitchpipe.torch_operators.arrays import to_array
 
 OPTIONS = {"on_miss": "default", "deadline_secs": 600}
@@ -53,9 +53,9 @@ def prepare(cache: Path) -> None:
         (building, "run_step", run_here),
         (building, "prove", lambda *_arguments, **_options: SimpleNamespace(ok=True, wrong=None)),
         (deploy, "ingest", lambda data, _format: parse_container(data)),
-        (duel, "MARGIN", float("inf")),
-        (duel, "BUDGET_SECS", 0.0),
-        (duel, "LEAST_ROUNDS", 1),
+        (paired_benchmark, "MARGIN", float("inf")),
+        (paired_benchmark, "BUDGET_SECS", 0.0),
+        (paired_benchmark, "LEAST_ROUNDS", 1),
         (partition, "FEWEST", 1),
     ]
     for module, name, value in changes:

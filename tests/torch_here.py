@@ -32,7 +32,7 @@ def steps_here(patch: pytest.MonkeyPatch) -> None:
 
 def never_slow(patch: pytest.MonkeyPatch) -> None:
     """A compiled side never loses for being slow, and is timed as briefly as can be."""
-    from pitchpipe.torch_backend import duel
+    from pitchpipe.torch_backend import paired_benchmark
 
-    patch.setattr(duel, "MARGIN", float("inf"))
-    patch.setattr(duel, "BUDGET_SECS", 0.0)
+    patch.setattr(paired_benchmark, "MARGIN", float("inf"))
+    patch.setattr(paired_benchmark, "BUDGET_SECS", 0.0)

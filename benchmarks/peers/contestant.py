@@ -31,7 +31,7 @@ from pitchpipe.processes.cores import usable_cores
 THREADS = int(os.environ.get("TVM_NUM_THREADS") or usable_cores())
 SEED = 0
 PATIENCE_SECS = 3600
-"""What the first call may wait for builds and duels, which otherwise go on beside and in later calls."""
+"""What the first call may wait for builds and paired benchmarks, which otherwise go on beside and in later calls."""
 WARM_RUNS = 3
 """Runs before anything is timed: first calls compile, allocate and start threads."""
 

@@ -4,8 +4,8 @@ torch finds this package through the entry-point group "torch_dynamo_backends" a
 A graph's way: Dynamo -> AOTAutograd with decompositions to core ATen (decompositions.py, program.py) -> beside the program,
 whose calls run as they would without: what TVM can take is cut out by a child (cutting.py; dynamic.py for symbolic sizes),
 its workloads are looked up (schedules.py), libraries come from the cache or are built in children (part.py), all of that in
-graphs.py -> right and faster than PyTorch by a measurement on a later call's own tensors (chosen.py, duel.py), or not used
--> run on the program's own memory (run.py).
+graphs.py -> right and faster than PyTorch by a measurement on a later call's own tensors (chosen.py, paired_benchmark.py),
+or not used -> run on the program's own memory (run.py).
 
 Whatever goes wrong in here, the program runs as it would without, after one warning. Only options that are not known raise.
 """

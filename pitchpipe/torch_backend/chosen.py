@@ -22,7 +22,7 @@ from torch._dynamo import compiled_autograd
 
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import write_json
-from pitchpipe.torch_backend import duel
+from pitchpipe.torch_backend import paired_benchmark
 from pitchpipe.torch_backend.beside import Task, allowance, process_ends
 from pitchpipe.torch_backend.dynamic import SMALLEST, bucket, read, symbols
 from pitchpipe.torch_backend.graphs import Key, key_of
@@ -51,7 +51,7 @@ class Bucket:
         self.task: Task | None = None
         self.waited_for = False
         """Whether a call has waited for its build."""
-        self.duels: dict[Key, duel.Duel] = {}
+        self.benchmarks: dict[Key, paired_benchmark.PairedBenchmark] = {}
         """By the caller's sizes."""
         self.compared: set[Key] = set()
         self.wins_from = float("inf")
@@ -65,10 +65,10 @@ class Bucket:
             return True
         return False if share <= self.loses_to else None
 
-    def learn(self, share: float, verdict: duel.Verdict) -> None:
+    def learn(self, share: float, verdict: paired_benchmark.Verdict) -> None:
         """The compiled side takes as long for fewer rows; PyTorch takes shorter, at most in proportion. So they break even
-        where the share is that of this contest over its ratio, or closer to it: between here and there nothing changes."""
-        even = share if verdict.ratio is None else share / (verdict.ratio * duel.MARGIN)
+        where the share is that of this benchmark over its ratio, or closer to it: between here and there nothing changes."""
+        even = share if verdict.ratio is None else share / (verdict.ratio * paired_benchmark.MARGIN)
         if verdict.use:
             self.wins_from = min(self.wins_from, even, share)
         else:
@@ -182,7 +182,7 @@ class Chosen:
         try:
             prepared = self._program.prepare(found.sizes)
             found.parts = [part for one in prepared for part in one.parts]
-            verdict = None if self._places else duel.known(self._file(found, self._types))
+            verdict = None if self._places else paired_benchmark.known(self._file(found, self._types))
             if verdict is not None and not verdict.use:  # nothing needs to be built
                 self._learn(found, {}, 1.0, verdict)
                 return
@@ -200,7 +200,7 @@ class Chosen:
     def _find_out(self, found: Bucket, sizes: dict[str, int], share: float, arguments: Sequence[Any]) -> None:
         """As much as the allowance is enough for."""
         key, left_secs = key_of(sizes), allowance.left_secs(self._patience_secs)
-        if left_secs < 0 or (key not in found.duels and len(found.duels) >= MOST_TRIALS):
+        if left_secs < 0 or (key not in found.benchmarks and len(found.benchmarks) >= MOST_TRIALS):
             return
         if not self._trying.acquire(blocking=self._program.random):
             return
@@ -224,8 +224,8 @@ class Chosen:
             rehearsal = Rehearsal(arguments, mutated, stepping=self._stepping)
             if found.answer(share) is True:  # a size that was not timed, and need not be
                 with _Trial(self._program, None):
-                    wrong = duel.compared(*self._sides(found, rehearsal))
-                verdict = None if wrong is None else duel.Verdict(use=False, reason=wrong)
+                    wrong = paired_benchmark.compared(*self._sides(found, rehearsal))
+                verdict = None if wrong is None else paired_benchmark.Verdict(use=False, reason=wrong)
             else:
                 verdict = self._verdict(found, key, rehearsal, arguments, until)
                 if verdict is None:
@@ -234,7 +234,7 @@ class Chosen:
             self._give_up(found, str(error))
             return
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
-            warn_once("duel", f"the model runs in eager mode: {error}")
+            warn_once("paired benchmark", f"the model runs in eager mode: {error}")
             self._give_up(found, str(error))
             return
         found.compared.add(key)
@@ -248,7 +248,7 @@ class Chosen:
         if told.runs == "undecided":
             told.runs, told.reason = "eager", reason
 
-    def _learn(self, found: Bucket, sizes: dict[str, int], share: float, verdict: duel.Verdict) -> None:
+    def _learn(self, found: Bucket, sizes: dict[str, int], share: float, verdict: paired_benchmark.Verdict) -> None:
         report = found.report
         if verdict.secs is None and not verdict.use:
             warn_once(self._code, f"the model runs in eager mode: {verdict.reason}")
@@ -262,13 +262,13 @@ class Chosen:
 
     def _verdict(
         self, found: Bucket, key: Key, rehearsal: Rehearsal, arguments: Sequence[Any], until: float
-    ) -> duel.Verdict | None:
-        """The kept one, or what the contest finds within the time; None when it has to go on later."""
+    ) -> paired_benchmark.Verdict | None:
+        """The kept one, or what the paired benchmark finds within the time; None when it has to go on later."""
         file = self._file(found, self._types if not self._places else [_type_text(one) for one in arguments])
-        with duel.turn_of(file) as mine:
-            verdict = duel.known(file)
+        with paired_benchmark.turn_of(file) as mine:
+            verdict = paired_benchmark.known(file)
             if verdict is None and mine:
-                contest = found.duels.setdefault(key, duel.Duel())
+                benchmark = found.benchmarks.setdefault(key, paired_benchmark.PairedBenchmark())
                 with _Trial(self._program, until):
                     rehearsal(self._compiled)  # in which the partitions are decided
                     if not all(part.decided for part in found.parts):
@@ -276,7 +276,7 @@ class Chosen:
                     if not any(part.compiled for part in found.parts):
                         raise NothingCompiled(_reasons(found.parts))
                     ours, theirs, nudged = self._sides(found, rehearsal)
-                    verdict = contest.go_on(ours, theirs, nudged=nudged, until=until)
+                    verdict = benchmark.go_on(ours, theirs, nudged=nudged, until=until)
                 if verdict is not None:
                     write_json(file, verdict)
         return verdict
@@ -284,10 +284,10 @@ class Chosen:
     def _file(self, found: Bucket, types: Sequence[str]) -> Path:
         """Of the verdict on calls with arguments of such types."""
         recipes = sorted(part.recipe.key for part in found.parts if part.recipe is not None)
-        return duel.verdict_file(cache_dir(), "program", self._code, types, self._stepping, recipes)
+        return paired_benchmark.verdict_file(cache_dir(), "program", self._code, types, self._stepping, recipes)
 
     def _sides(self, found: Bucket, rehearsal: Rehearsal) -> tuple[Any, Any, Any]:
-        def ours() -> duel.Outcome:
+        def ours() -> paired_benchmark.Outcome:
             if self._stepping:  # an optimiser changes the weights between steps
                 for part in found.parts:
                     part.forget_weights()

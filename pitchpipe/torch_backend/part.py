@@ -14,7 +14,7 @@ from pitchpipe.deploy.building import Recipe, failure, make
 from pitchpipe.deploy.identity import write_json
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.torch_backend.beside import in_native_code, process_ends
-from pitchpipe.torch_backend.duel import Duel, Outcome, Verdict, known, turn_of, verdict_file
+from pitchpipe.torch_backend.paired_benchmark import Outcome, PairedBenchmark, Verdict, known, turn_of, verdict_file
 from pitchpipe.torch_backend.report import PartitionReport
 from pitchpipe.torch_backend.warning import warn_once
 
@@ -31,7 +31,8 @@ class Trials:
 class Part(torch.nn.Module):  # type: ignore[misc]
     """Takes the place of a partition's submodule, and runs as that one does until it is decided what runs it.
 
-    First `build`, in a thread that may wait; then, while the program is tried, a contest in which its calls take part.
+    First `build`, in a thread that may wait; then, while the program is tried, a paired benchmark in which its calls take
+    part.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._one = not isinstance(output.args[0], (tuple, list))
         self._run: Run | None = None
         self._runner: Any = None
-        self._duel = Duel()
+        self._benchmark = PairedBenchmark()
         self._deciding = threading.Lock()
 
     def forward(self, *tensors: Any) -> Any:
@@ -118,7 +119,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         return verdict_file(cache_dir(), "partition", self.recipe.key, self._stepping)
 
     def _try(self, tensors: Sequence[Any]) -> None:
-        """Goes on with the contest while there is time, unless another thread or process does."""
+        """Goes on with the paired benchmark while there is time, unless another thread or process does."""
         until = self._trials.until
         if until is None or not self._deciding.acquire(blocking=False):
             return
@@ -146,7 +147,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         with turn_of(file) as mine, torch.no_grad():
             verdict = known(file)
             if verdict is None and mine:
-                verdict = self._duel.go_on(ours, theirs, until=until)
+                verdict = self._benchmark.go_on(ours, theirs, until=until)
                 if verdict is not None:
                     write_json(file, verdict)
         if verdict is not None and verdict.use:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pitchpipe.torch_backend import duel
-from pitchpipe.torch_backend.duel import Outcome
+from pitchpipe.torch_backend import paired_benchmark
+from pitchpipe.torch_backend.paired_benchmark import Outcome
 
 
 class Shared(Exception):
@@ -47,7 +47,7 @@ class Rehearsal:
         """The same with arguments that differ by rounding, and the same gradients of its results."""
         found = copy.copy(self)
         found._arguments = [
-            one * (1 + duel.NUDGE * torch.randn_like(one))
+            one * (1 + paired_benchmark.NUDGE * torch.randn_like(one))
             if isinstance(one, torch.Tensor) and one.is_floating_point()
             else one
             for one in self._arguments

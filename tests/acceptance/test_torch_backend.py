@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import cutting, duel, graphs, part, run, threads  # noqa: E402
+from pitchpipe.torch_backend import cutting, graphs, paired_benchmark, part, run, threads  # noqa: E402
 from pitchpipe.torch_backend.options import parse  # noqa: E402
 
 WAITING = 600
@@ -354,23 +354,23 @@ def test_wrong_results_are_never_used(warm: None, monkeypatch: pytest.MonkeyPatc
 
 def test_a_result_may_be_as_far_off_as_rounding_makes_eagers_own() -> None:
     r = torch.randn(1000)
-    assert duel.difference([r + 0.01], [r]) is not None
-    assert duel.difference([r + 0.01], [r], [r + 0.005]) is None
-    assert duel.difference([r + 0.01], [r], [r + 1e-6]) is not None
-    assert duel.difference([-r], [r], [r + 10.0]) is not None, "noise is no excuse for another result"
+    assert paired_benchmark.difference([r + 0.01], [r]) is not None
+    assert paired_benchmark.difference([r + 0.01], [r], [r + 0.005]) is None
+    assert paired_benchmark.difference([r + 0.01], [r], [r + 1e-6]) is not None
+    assert paired_benchmark.difference([-r], [r], [r + 10.0]) is not None, "noise is no excuse for another result"
 
 
 def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = duel.compared
+    real = paired_benchmark.compared
 
     def strict(ours: Any, theirs: Any, nudged: Any = None) -> Any:
         if nudged is not None:
-            asked.append(duel.difference(theirs().tensors, nudged().tensors))
-            monkeypatch.setitem(duel.TOLERANCE, torch.float32, 1e-12)
+            asked.append(paired_benchmark.difference(theirs().tensors, nudged().tensors))
+            monkeypatch.setitem(paired_benchmark.TOLERANCE, torch.float32, 1e-12)
         return real(ours, theirs, nudged)
 
-    monkeypatch.setattr(duel, "compared", strict)
+    monkeypatch.setattr(paired_benchmark, "compared", strict)
     model, x = Small().train(), torch.randn(4, 3, 9, 9)
     explained = torch_backend.explain(model, (x,), options=DEFAULT)
     assert asked == [None], "the nudge is of the size of rounding"
@@ -378,13 +378,13 @@ def test_a_training_step_is_judged_by_what_rounding_does_to_eagers(warm: None, m
 
 
 def test_what_is_slower_than_eager_stays_eager_and_is_timed_once(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duel, "MARGIN", 1e-9)
+    monkeypatch.setattr(paired_benchmark, "MARGIN", 1e-9)
     model, x = mlp(), torch.randn(4, 8)
     with torch.no_grad():
         first = torch_backend.explain(model, (x,), options=DEFAULT)
         assert first.programs[0].runs == "eager"
         assert first.programs[0].eager_secs is not None
-        monkeypatch.setattr(duel.Duel, "go_on", failing)
+        monkeypatch.setattr(paired_benchmark.PairedBenchmark, "go_on", failing)
         monkeypatch.setattr(part, "make", failing)
         again = torch_backend.explain(model, (x,), options=DEFAULT)
     assert again.programs[0].eager_secs == first.programs[0].eager_secs

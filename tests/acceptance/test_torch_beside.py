@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import duel  # noqa: E402
+from pitchpipe.torch_backend import paired_benchmark  # noqa: E402
 
 PATIENCE_SECS = 900.0
 """For a build on a machine that is busy with something else."""
@@ -33,8 +33,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PITCHPIPE_URL", raising=False)
-    monkeypatch.setattr(duel, "MARGIN", float("inf"))
-    monkeypatch.setattr(duel, "BUDGET_SECS", 0.0)
+    monkeypatch.setattr(paired_benchmark, "MARGIN", float("inf"))
+    monkeypatch.setattr(paired_benchmark, "BUDGET_SECS", 0.0)
     torch.manual_seed(0)
     torch_backend.recompile()
     with warnings.catch_warnings():

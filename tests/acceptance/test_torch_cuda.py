@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import duel  # noqa: E402
+from pitchpipe.torch_backend import paired_benchmark  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -27,7 +27,7 @@ def alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PITCHPIPE_URL", raising=False)
-    monkeypatch.setattr(duel, "MARGIN", float("inf"))
+    monkeypatch.setattr(paired_benchmark, "MARGIN", float("inf"))
     torch.manual_seed(0)
     torch_backend.recompile()
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ from tests.torch_here import never_slow, steps_here
 
 torch = pytest.importorskip("torch")
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import duel  # noqa: E402
+from pitchpipe.torch_backend import paired_benchmark  # noqa: E402
 
 OPTIONS = {"on_miss": "default", "deadline_secs": 600}
 EXAMPLES = 12
@@ -137,7 +137,7 @@ def test_a_program_made_at_random_gives_what_eager_gives(made: tuple[Steps, int,
                     following = torch.rand(2)
                     outcomes[-1].append(following)
                 expected, found = outcomes
-                wrong = duel.difference(found, expected)
+                wrong = paired_benchmark.difference(found, expected)
                 assert wrong is None, (wrong, torch_backend.reports())
                 for a, r in zip(found, expected, strict=True):
                     assert a.stride() == r.stride() or a.numel() <= 1 or 1 in a.shape

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import duel, rehearsal, run  # noqa: E402
+from pitchpipe.torch_backend import paired_benchmark, rehearsal, run  # noqa: E402
 
 OPTIONS = {"on_miss": "default", "deadline_secs": 600}
 
@@ -145,7 +145,7 @@ def test_a_compiled_side_that_forgets_a_write_is_never_used(monkeypatch: pytest.
         found = original(self, function)
         if hasattr(getattr(function, "__self__", None), "graph"):  # what Dynamo captured
             return found
-        return duel.Outcome(tensors=[*found.tensors[:-1], found.tensors[-1] - 1], facts=found.facts)
+        return paired_benchmark.Outcome(tensors=[*found.tensors[:-1], found.tensors[-1] - 1], facts=found.facts)
 
     monkeypatch.setattr(rehearsal.Rehearsal, "__call__", forgetful)
     total = torch.zeros(8)
@@ -164,7 +164,7 @@ def test_half_precision_is_right(kind: Any) -> None:
     )
     with torch.no_grad():
         found, expected = compiled(model)(x), model(x)
-    assert duel.difference([found], [expected]) is None
+    assert paired_benchmark.difference([found], [expected]) is None
     assert found.dtype is kind
 
 
@@ -347,21 +347,21 @@ def test_each_bucket_competes_at_the_callers_own_sizes(monkeypatch: pytest.Monke
 
 
 def test_a_bucket_that_loses_stays_eager_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duel, "MARGIN", 0.98)
+    monkeypatch.setattr(paired_benchmark, "MARGIN", 0.98)
     ratios = {8: 0.5, 16: 2.0}
     judged: list[int] = []
 
     def judge(ours: Any, theirs: Any) -> float:
         (rows_,) = {len(one) for one in theirs().tensors}
         judged.append(rows_)
-        assert duel.difference(ours().tensors, theirs().tensors) is None
+        assert paired_benchmark.difference(ours().tensors, theirs().tensors) is None
         return ratios[8 if rows_ <= 8 else 16]
 
-    def go_on(_self: Any, ours: Any, theirs: Any, **_: Any) -> duel.Verdict:
+    def go_on(_self: Any, ours: Any, theirs: Any, **_: Any) -> paired_benchmark.Verdict:
         ratio = judge(ours, theirs)
-        return duel.Verdict(use=ratio > 1, reason="a test says so", secs=1.0, eager_secs=ratio, ratio=ratio)
+        return paired_benchmark.Verdict(use=ratio > 1, reason="a test says so", secs=1.0, eager_secs=ratio, ratio=ratio)
 
-    monkeypatch.setattr(duel.Duel, "go_on", go_on)
+    monkeypatch.setattr(paired_benchmark.PairedBenchmark, "go_on", go_on)
     ran: list[int] = []
     original = run.Runner.__call__
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What torch.compile's backend decides by itself: which sizes need another contest, how long a program may wait."""
+"""What torch.compile's backend decides by itself: which sizes need another paired benchmark, how long a program may wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
 
 from pitchpipe.model import comparison  # noqa: E402
-from pitchpipe.torch_backend import duel  # noqa: E402
+from pitchpipe.torch_backend import paired_benchmark  # noqa: E402
 from pitchpipe.torch_backend.beside import REPAID, Allowance, Task  # noqa: E402
 from pitchpipe.torch_backend.chosen import Bucket  # noqa: E402
 from pitchpipe.torch_backend.dynamic import Sizes  # noqa: E402
@@ -22,8 +22,10 @@ from pitchpipe.torch_backend.report import BucketReport  # noqa: E402
 from pitchpipe.torch_operators.decompositions import inference_decompositions  # noqa: E402
 
 
-def verdict(ratio: float) -> duel.Verdict:
-    return duel.Verdict(use=1 / ratio <= duel.MARGIN, reason="a test says so", secs=1.0, eager_secs=ratio, ratio=ratio)
+def verdict(ratio: float) -> paired_benchmark.Verdict:
+    return paired_benchmark.Verdict(
+        use=1 / ratio <= paired_benchmark.MARGIN, reason="a test says so", secs=1.0, eager_secs=ratio, ratio=ratio
+    )
 
 
 def a_bucket() -> Bucket:
@@ -35,7 +37,7 @@ def test_a_win_counts_for_more_rows_and_for_as_few_as_it_can_afford() -> None:
     assert found.answer(0.9) is None
     found.learn(0.9, verdict(1.25))
     assert found.answer(1.0) is True
-    assert found.answer(0.9 / (1.25 * duel.MARGIN) + 0.01) is True
+    assert found.answer(0.9 / (1.25 * paired_benchmark.MARGIN) + 0.01) is True
     assert found.answer(0.6) is None, "so few rows may be too much padding: that is timed"
     found.learn(0.6, verdict(0.8))
     assert found.answer(0.6) is False
@@ -168,34 +170,36 @@ def test_a_contest_goes_on_in_pieces() -> None:
     runs: list[str] = []
 
     def side(name: str) -> Any:
-        def run() -> duel.Outcome:
+        def run() -> paired_benchmark.Outcome:
             runs.append(name)
-            return duel.Outcome(tensors=[torch.ones(3)])
+            return paired_benchmark.Outcome(tensors=[torch.ones(3)])
 
         return run
 
-    found, pieces, answer = duel.Duel(), 0, None
+    found, pieces, answer = paired_benchmark.PairedBenchmark(), 0, None
     while answer is None:
         answer, pieces = found.go_on(side("a"), side("b"), until=float("-inf")), pieces + 1
-    assert pieces == 1 + 2 * duel.MOST_ROUNDS
+    assert pieces == 1 + 2 * paired_benchmark.MOST_ROUNDS
     assert answer.ratio is not None
-    once = duel.Duel().go_on(side("a"), side("b"))
+    once = paired_benchmark.PairedBenchmark().go_on(side("a"), side("b"))
     assert once is not None
     assert once.secs is not None
 
 
 def test_tolerances_are_those_of_every_check() -> None:
-    assert {str(kind).removeprefix("torch."): error for kind, error in duel.TOLERANCE.items()} == comparison.TOLERANCE
+    assert {
+        str(kind).removeprefix("torch."): error for kind, error in paired_benchmark.TOLERANCE.items()
+    } == comparison.TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
 def test_infinities_and_missing_numbers_must_be_where_eagers_are(kind: Any) -> None:
     r = torch.tensor([1.0, float("inf"), float("-inf"), float("nan")]).to(kind)
-    assert duel.difference([r.clone()], [r]) is None
+    assert paired_benchmark.difference([r.clone()], [r]) is None
     for at, value in ((0, float("nan")), (1, float("-inf")), (2, 1.0), (3, float("inf"))):
         other = r.clone()
         other[at] = value
-        assert duel.difference([other], [r]) is not None, (at, value)
+        assert paired_benchmark.difference([other], [r]) is not None, (at, value)
 
 
 def test_a_rehearsal_leaves_nothing_and_tells_what_was_written() -> None:
@@ -211,7 +215,7 @@ def test_a_rehearsal_leaves_nothing_and_tells_what_was_written() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(state, torch.zeros(3))
     assert torch.equal(first.tensors[2], torch.ones(3)), "the state after the run is an outcome"
-    assert duel.difference(first.tensors, second.tensors) is None, "each run has the same random numbers"
+    assert paired_benchmark.difference(first.tensors, second.tensors) is None, "each run has the same random numbers"
     assert "in the memory of argument 0" in first.facts[1]
     with pytest.raises(Shared):
         Rehearsal([state[1:], state], {1}, stepping=False)
@@ -229,5 +233,7 @@ def test_a_rehearsal_leaves_nothing_and_tells_what_was_written() -> None:
 def test_results_must_be_as_eagers_in_strides_gradient_and_memory(other: Any) -> None:
     rehearsal = Rehearsal([torch.randn(3, 4)], {0}, stepping=False)
     with torch.random.fork_rng():
-        wrong = duel.compared(lambda: rehearsal(lambda x: (other(x),)), lambda: rehearsal(lambda x: (x * 2,)))
+        wrong = paired_benchmark.compared(
+            lambda: rehearsal(lambda x: (other(x),)), lambda: rehearsal(lambda x: (x * 2,))
+        )
     assert wrong is not None

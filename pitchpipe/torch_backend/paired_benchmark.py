@@ -1,8 +1,8 @@
-"""Compiled against what PyTorch does by itself, on the program's own tensors: right first, then faster, or not used.
+"""Paired benchmarks: compiled against what PyTorch does by itself, on the program's own tensors. Right first, then faster.
 
 Both sides take turns of a few runs (ABBA), each turn after a run that is not counted: the other side's threads spin for a
-while after their work. The verdict is kept in the cache, so that a machine pays for it once per graph. A contest that takes
-longer than a call of the program has time for goes on in later calls.
+while after their work. The verdict is kept in the cache, so that a machine pays for it once per graph. A benchmark that
+takes longer than a call of the program has time for goes on in later calls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Verdict(Wire):
-    """What a duel found."""
+    """What a paired benchmark found."""
 
     use: bool
     """Whether the compiled side is to run."""
@@ -65,8 +65,8 @@ class Verdict(Wire):
     """Median of PyTorch's time over ours, turn by turn."""
 
 
-class Duel:
-    """One contest, in as many pieces as calls of the program have time for. Not thread-safe."""
+class PairedBenchmark:
+    """One paired benchmark, in as many pieces as calls of the program have time for. Not thread-safe."""
 
     def __init__(self) -> None:
         self._compared = False
@@ -224,7 +224,7 @@ def known(path: Path) -> Verdict | None:
 
 @contextlib.contextmanager
 def turn_of(path: Path) -> Iterator[bool]:
-    """Whether this process may go on with the contest whose verdict belongs into the file. Of several processes one
+    """Whether this process may go on with the benchmark whose verdict belongs into the file. Of several processes one
     does: they would time each other. Nobody waits; where the cache cannot be written everybody may."""
     lock = filelock.FileLock(f"{path}.lock")
     try:
