@@ -1,7 +1,7 @@
 """A training step through torch.compile beside the same in eager mode: the loss and all gradients. For coverage.py.
 
 AOTAutograd gives zeros, under every backend, for gradients that eager mode leaves out: they are equal here. A gradient may
-be as far off as rounding throws eager's own, by the measure of the backend's contest (pitchpipe/torch_backend/paired_benchmark.py):
+be as far off as rounding throws eager's own, by the measure of the backend (pitchpipe/torch_backend/paired_benchmark.py):
 for the same images in another order of memory, or for inputs that differ in their last digits. Then `train_nudged` is
 true, `train_nudged_error` the largest error beside those.
 """

@@ -26,7 +26,7 @@ from tuner.measure.check import SETS
 from tuner.measure.timing import CONFIRM_PROCESSES, run_interval
 from tuner.schedule.packing import packings_of
 from tuner.schedule.trace import encode_trace
-from tuner.tvm_compat import IRModule, Schedule, load_ir, ms, to_tvm_target, tvm
+from tuner.tvm_compat import IRModule, Schedule, load_ir, ms, save_ir, te, to_tvm_target, tvm
 from workers.sandbox.sandbox import Sandbox
 
 CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
@@ -110,6 +110,19 @@ def test_large_weights_and_activations_and_nothing_else_are_evicted_before_every
     monkeypatch.setattr(candidate, "evict", lambda tensors: evicted.append([tuple(t.shape) for t in tensors]))
     assert running.call(2) > 0
     assert evicted == [[(4096, 256), (256, 128), (4096, 128)]] * 2
+
+
+def test_an_argument_may_have_no_axes() -> None:
+    x, scale = te.placeholder((16,), name="x"), te.placeholder((), name="scale")
+    y = te.compute((16,), lambda i: x[i] * scale(), name="y")
+    scaled = IRModule({"main": te.create_prim_func([x, scale, y]).with_attr("global_symbol", "main")})
+    bench = Bench(save_ir(scaled), TARGET, 0)
+    bench.fill(SETS[0])
+    running = Running(bench, build(bench.mod, bench.tvm_target))
+    running.run(SETS[0])
+    first, second = (tensor.numpy() for tensor in bench.inputs[SETS[0]])
+    assert second.shape == ()
+    np.testing.assert_allclose(running.outputs()[0], first * second)
 
 
 def test_a_timing_says_how_much_was_cold(sandbox: Sandbox) -> None:

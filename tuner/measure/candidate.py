@@ -302,7 +302,7 @@ def _empty(found: TensorType) -> Any:
 
 def _tensor(array: np.ndarray[Any, Any], found: TensorType) -> Any:
     tensor = _empty(found)
-    tensor.copyfrom(np.ascontiguousarray(array))
+    tensor.copyfrom(np.asarray(array, order="C"))  # ascontiguousarray gives a scalar an axis
     return tensor
 
 

@@ -60,10 +60,10 @@ def run(text, inputs, weights):
     module = tvm.transform.Sequential(steps)(tvm.ir.load_json(text))
     with tvm.transform.PassContext(opt_level=0):
         machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
-    bound = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in weights.values()]
+    bound = [tvm.runtime.tensor(np.asarray(array, order="C")) for array in weights.values()]
     if bound and any(variable.name_hint == "main_transform_params" for variable in module.functions):
         bound = list(machine["main_transform_params"](bound))
-    found = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in inputs), *bound)
+    found = machine["main"](*(tvm.runtime.tensor(np.asarray(array, order="C")) for array in inputs), *bound)
     return [found.numpy()] if hasattr(found, "numpy") else [each.numpy() for each in found]
 '''
 
