@@ -95,7 +95,7 @@ class SandboxMeasurer:
         self._model: bytes | None = None
         self._thread = ThreadPoolExecutor(1)
         asking = ThreadPoolExecutor(1)  # A process that imports the compiler answers: nothing waits for it.
-        self._device = asking.submit(fingerprint, "cuda" if task.target.kind == "cuda" else "cpu")
+        self._device = asking.submit(fingerprint, task.target.kind)
         self._toolchain = asking.submit(toolchain, task.target)
 
     def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:

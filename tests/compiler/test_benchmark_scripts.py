@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.device import usable_cores
+from pitchpipe.processes.cores import usable_cores
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OURS = ("pitchpipe", "tuner", "service", "workers", "tests")
