@@ -61,6 +61,8 @@ ROUNDS, QUICK_ROUNDS = 14, 6
 TOLERANCE = 1e-3
 """Of float32 through 50 layers and more, with transforms of Winograd's kind allowed; measured: 1e-6 to 1e-5."""
 STOCK = ("metaschedule", "metaschedule_longer")
+QUICK_PEERS = ("eager", "inductor", "onnxruntime", "openvino")
+"""Those that are set up in seconds."""
 LIBRARIES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 """Of peers that need not be installed: the module that they are imported by."""
 
@@ -222,11 +224,10 @@ def main() -> None:
     arguments.add_argument("--stock-seconds", type=float, help="stock's own, longer tuning; default: as ours")
     arguments.add_argument("--threads", type=int, default=usable_cores(), help="of everybody")
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments.add_argument(
-        "--peers", default=",".join(PEERS), help="names, with commas between; eager always takes part"
-    )
+    arguments.add_argument("--peers", help="names, with commas between; default: all. Eager always takes part")
     options = arguments.parse_args()
-    options.peers = {"eager", *options.peers.split(",")} - {"ours", STOCK[1]}
+    peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else PEERS
+    options.peers = {"eager", *peers} - {"ours", STOCK[1]}
     absent = sorted(peer for peer in options.peers & {*LIBRARIES} if find_spec(LIBRARIES[peer]) is None)
     options.peers -= {*absent}
     for peer in absent:
