@@ -24,7 +24,7 @@ from pitchpipe.wire.task import Workload
 
 GROUP = "pitchpipe.target_kinds"
 HOST: KindName = "llvm"
-"""The kind of the processor that runs this process: it is always there, and references run on it."""
+"""The kind of the processor that runs this process: it is always there, and reference programs run on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,11 @@ class TargetKind(ABC):
     def default_schedule(self, module: Any, target: Target) -> Any:
         """A module of one tensor function, `main`, with the schedule that it gets where none was given."""
 
-    def host_reference(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
-        """The unscheduled workload and TVM's target as they are built on the host for the outputs to compare with."""
+    def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+        """The program whose outputs a candidate's are compared with, unscheduled, and TVM's target to compile it for.
+
+        On a kind that runs unscheduled programs it is the baseline itself, on others it runs on the host.
+        """
         return module, tvm_target
 
     @abstractmethod

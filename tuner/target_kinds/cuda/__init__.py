@@ -110,9 +110,9 @@ class CudaKind(TargetKind):
         with to_tvm_target(target):
             return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
 
-    def host_reference(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+    def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
         from tuner.measure.build import cpu_target_of_host
-        from tuner.measure.host_reference import on_all_cores
+        from tuner.measure.reference_program import on_all_cores
 
         return on_all_cores(module), cpu_target_of_host()
 

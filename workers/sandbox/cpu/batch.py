@@ -62,7 +62,7 @@ class Host(Protocol):
 
     def send(self, result: Measurement) -> None: ...
 
-    def reference_body(self, line: Line) -> None:
+    def heartbeat_body(self, line: Line) -> None:
         """Of a child that times the reference each time it is told to."""
 
     def beaten(self, secs: float) -> None:
@@ -97,7 +97,7 @@ class BatchRun:
         self._built: list[_Trial] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
-        self._reference: Child | None = None
+        self._heartbeat: Child | None = None
         self._dismissed: list[Child] = []
         """Killed, and reaped while the next phase is built: taking a process down costs the kernel 5 ms."""
         self._spawned: Counter[str] = Counter()
@@ -214,13 +214,13 @@ class BatchRun:
 
     def _beat(self) -> float | None:
         """Times the reference; None when that fails, which says nothing about the candidates."""
-        if self._reference is None or self._reference.ended:
+        if self._heartbeat is None or self._heartbeat.ended:
             limits = self._host.limits(self._batch.config)
-            self._reference = self._host.nursery.spawn(self._host.reference_body, limits, deadline_secs=_BEAT_SECS)
-        answer = self._answer(self._reference, GO, _BEAT_SECS)
+            self._heartbeat = self._host.nursery.spawn(self._host.heartbeat_body, limits, deadline_secs=_BEAT_SECS)
+        answer = self._answer(self._heartbeat, GO, _BEAT_SECS)
         if not isinstance(answer, Sample):
-            self._reference.kill()
-            self._reference = None
+            self._heartbeat.kill()
+            self._heartbeat = None
             return None
         self._host.beaten(answer.secs)
         return answer.secs

@@ -25,7 +25,7 @@ from tuner.measure import quiet
 from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
-from tuner.measure.heartbeat import ReferenceProgram
+from tuner.measure.heartbeat import HeartbeatProgram
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.batch import BatchRun
 from workers.sandbox.messages import (
@@ -66,15 +66,15 @@ class Unusable(Exception):
 def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     """Makes what every task process of the target needs, once, in the zygote; returns what a fork of it runs."""
     warm_up(target)
-    reference = ReferenceProgram()
-    return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, reference))
+    heartbeat = HeartbeatProgram()
+    return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, heartbeat))
 
 
 class TaskProcess:
     """A context manager; leaving it ends every child."""
 
-    def __init__(self, channel: Channel[ToTask], opened: Open, reference: ReferenceProgram | None) -> None:
-        self._channel, self._opened, self._reference = channel, opened, reference
+    def __init__(self, channel: Channel[ToTask], opened: Open, heartbeat: HeartbeatProgram | None) -> None:
+        self._channel, self._opened, self._heartbeat = channel, opened, heartbeat
         self._nursery = Nursery()
         self._bench: Bench | None = None
         self._unusable: Unusable | None = None
@@ -144,19 +144,21 @@ class TaskProcess:
         with quiet.computing(self.abandoned):
             for name in SETS:
                 bench.fill(name)
-            silent = self._references(bench, buffers, SETS)
+            silent = self._compute_reference_outputs(bench, buffers, SETS)
             for name in silent:
                 bench.fill(name, positive=True)
-            silent = self._references(bench, buffers, silent)
+            silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
             raise Unusable(kind=FailureKind.RUN_ERROR, detail="the untransformed build gives no finite output")
         for name in SETS:
             if name not in silent:
-                bench.set_reference(name, memoryview(buffers[name]))
+                bench.set_reference_outputs(name, memoryview(buffers[name]))
         self._channel.send(Holds(held_bytes=bench.held_bytes()))
         return bench
 
-    def _references(self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]) -> list[str]:
+    def _compute_reference_outputs(
+        self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]
+    ) -> list[str]:
         """Runs the untransformed build on these sets, in children; returns the sets that compare nothing."""
         config = self._opened.config
         waiting, running, finite = deque(names), dict[Child, str](), dict[str, bool]()
@@ -165,7 +167,7 @@ class TaskProcess:
                 name = waiting.popleft()
 
                 def body(line: Line, name: str = name) -> None:
-                    line.send(Referred(finite=bool(bench.run_reference(name, memoryview(buffers[name])))))
+                    line.send(Referred(finite=bool(bench.compute_reference_outputs(name, memoryview(buffers[name])))))
 
                 child = self._nursery.spawn(
                     body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
@@ -193,11 +195,11 @@ class TaskProcess:
     def send(self, result: Measurement) -> None:
         self._channel.send(Measured(result=result))
 
-    def reference_body(self, line: Line) -> None:
-        assert self._reference is not None
+    def heartbeat_body(self, line: Line) -> None:
+        assert self._heartbeat is not None
         while True:
             line.wait()
-            line.send(Sample(secs=self._reference.beat()))
+            line.send(Sample(secs=self._heartbeat.beat()))
 
     def beaten(self, secs: float) -> None:
         self._channel.send(Beat(secs=secs))

@@ -3,7 +3,7 @@
 Builders work on the host's cores all the time; the runner times on the GPU what they have finished, one program after
 another, so building and timing overlap. One core is left to the runner.
 
-Groups. Results are held back until the heartbeat (the reference kernel) after a group of them: if the GPU was slower
+Groups. Results are held back until the heartbeat (the heartbeat kernel) after a group of them: if the GPU was slower
 than usual, the group is timed again, at most twice.
 
 Ends. A hang, or an error after which the context answers nothing, ends the runner: the candidate gets its failure, the

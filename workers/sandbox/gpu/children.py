@@ -55,7 +55,7 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
             return
         line.send(Applied())
         try:
-            data = compile_program(mod, bench.tvm_target, bench.facts.params, compiler).to_bytes()
+            data = compile_program(mod, bench.tvm_target, bench.properties.params, compiler).to_bytes()
             slot[: len(data)] = data
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
             line.send(Fault(kind=FailureKind.BUILD_ERROR, detail=last_line(error)))
@@ -71,14 +71,14 @@ def request(program: bytes, incumbent_secs: float | None) -> bytes:
 
 
 def runner_body(
-    bench: Bench, config: MeasureConfig, reference: bytes, inbox: mmap, programs: Sequence[bytes]
+    bench: Bench, config: MeasureConfig, heartbeat: bytes, inbox: mmap, programs: Sequence[bytes]
 ) -> Callable[[Line], None]:
     """The function that a nursery runs to hold the GPU. `programs` are those of a confirming run."""
 
     def body(line: Line) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # What kernels print is nobody's.
         try:
-            device = GpuDevice(bench, reference)
+            device = GpuDevice(bench, heartbeat)
             device.beat()
         except (CudaError, OSError) as error:
             line.send(Broken(reason=last_line(error)))

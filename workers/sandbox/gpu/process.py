@@ -21,7 +21,7 @@ from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
-from tuner.measure.gpu import REFERENCE_SOURCE
+from tuner.measure.gpu import HEARTBEAT_SOURCE
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel
@@ -44,8 +44,8 @@ class Prepared:
     """What the zygote made once for all its task processes."""
 
     compiler: DeviceCompiler
-    reference: bytes
-    """Machine code of the reference kernel."""
+    heartbeat: bytes
+    """Machine code of the heartbeat kernel."""
 
 
 def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
@@ -65,7 +65,7 @@ def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     schedule.bind(i, "blockIdx.x")
     schedule.bind(j, "threadIdx.x")
     lower(schedule.mod, to_tvm_target(target))
-    prepared = Prepared(compiler=compiler, reference=_in_fork(lambda: compiler.compile(REFERENCE_SOURCE)))
+    prepared = Prepared(compiler=compiler, heartbeat=_in_fork(lambda: compiler.compile(HEARTBEAT_SOURCE)))
     return lambda channel: run_forked(channel, lambda opened: GpuTaskProcess(channel, opened, prepared))
 
 
@@ -84,7 +84,7 @@ def _in_fork(make: Callable[[], bytes]) -> bytes:
     os.waitpid(pid, 0)
     size = int.from_bytes(shared[:4], "little")
     if not size:
-        raise NotCompiled("the reference kernel does not compile")
+        raise NotCompiled("the heartbeat kernel does not compile")
     return bytes(shared[4 : 4 + size])
 
 
@@ -134,7 +134,7 @@ class GpuTaskProcess(TaskProcess):
         return self._nursery.events(timeout_secs, self._channel.fileno())
 
     def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
-        return runner_body(self._prepared(), config, self._compiled.reference, self.inbox, programs)
+        return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox, programs)
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
         in_process = self.compiler.in_process
