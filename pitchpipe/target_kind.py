@@ -126,12 +126,12 @@ class TargetKind(ABC):
         """The trace of the baseline, which tuned schedules are compared with. Raises InvalidTrace if there is none."""
 
     @abstractmethod
-    def fixed_trace(self, workload: Workload, target: Target) -> str:
-        """The schedule of a task that gets no trials; the baseline where nothing better is known."""
+    def default_trace(self, workload: Workload, target: Target) -> str:
+        """The trace of the default schedule, which a task without trials gets; the baseline's where none better is known."""
 
     @abstractmethod
     def default_schedule(self, module: Any, target: Target) -> Any:
-        """A module of one tensor function, `main`, with the schedule that it gets where none was given."""
+        """A module of one tensor function, `main`, with its default schedule."""
 
     def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
         """The program whose outputs a candidate's are compared with, unscheduled, and TVM's target to compile it for.

@@ -65,7 +65,7 @@ def evaluate(
     if traces is None:
         if source is None:
             return {"incomparable": incomparable}
-        default = _Runner(schedule_model(ingested, wanted, {}, fixed=True), weights)
+        default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), weights)
         found = [default.outputs(one) for one in source.inputs]
         return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)

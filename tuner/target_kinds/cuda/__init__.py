@@ -101,7 +101,7 @@ class CudaKind(TargetKind):
             raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
         return encode_trace(schedule.trace)
 
-    def fixed_trace(self, workload: Workload, target: Target) -> str:
+    def default_trace(self, workload: Workload, target: Target) -> str:
         return self.baseline_trace(workload, target)
 
     def default_schedule(self, module: Any, target: Target) -> Any:
