@@ -283,8 +283,8 @@ class Chosen:
 
     def _file(self, found: Bucket, types: Sequence[str]) -> Path:
         """Of the verdict on calls with arguments of such types."""
-        recipes = sorted(part.recipe.key for part in found.parts if part.recipe is not None)
-        return paired_benchmark.verdict_file(cache_dir(), "program", self._code, types, self._stepping, recipes)
+        specs = sorted(part.spec.key for part in found.parts if part.spec is not None)
+        return paired_benchmark.verdict_file(cache_dir(), "program", self._code, types, self._stepping, specs)
 
     def _sides(self, found: Bucket, rehearsal: Rehearsal) -> tuple[Any, Any, Any]:
         def ours() -> paired_benchmark.Outcome:

@@ -53,8 +53,8 @@ def candidate_body(
                 _, incumbent_secs = line.wait()
                 spread_threads()
                 if purpose is Purpose.CONFIRM:
-                    untransformed = candidate.trace == BASELINE_TRACE
-                    calls = measuring.warm(config, one_set=untransformed or copy > 0)
+                    is_baseline = candidate.trace == BASELINE_TRACE
+                    calls = measuring.warm(config, one_set=is_baseline or copy > 0)
                     line.send(Warmed(calls=calls, check=measuring.verdict()))
                     while line.wait()[0] == SAMPLE:
                         line.send(Sample(secs=measuring.warmed_sample(calls)))

@@ -149,7 +149,7 @@ class TaskProcess:
                 bench.fill(name, positive=True)
             silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
-            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the untransformed build gives no finite output")
+            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the baseline gives no finite output")
         for name in SETS:
             if name not in silent:
                 bench.set_reference_outputs(name, memoryview(buffers[name]))
@@ -159,7 +159,7 @@ class TaskProcess:
     def _compute_reference_outputs(
         self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]
     ) -> list[str]:
-        """Runs the untransformed build on these sets, in children; returns the sets that compare nothing."""
+        """Runs the baseline on these sets, in children; returns the sets that compare nothing."""
         config = self._opened.config
         waiting, running, finite = deque(names), dict[Child, str](), dict[str, bool]()
         while waiting or running:
@@ -177,7 +177,7 @@ class TaskProcess:
                 if isinstance(event, Ended):
                     if running.pop(child) not in finite:
                         kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
-                        raise Unusable(kind=kind, detail=f"the untransformed build {event}")
+                        raise Unusable(kind=kind, detail=f"the baseline {event}")
                 elif isinstance(event, Referred):
                     finite[running[child]] = event.finite
         return [name for name in names if not finite[name]]
