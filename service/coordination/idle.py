@@ -38,7 +38,7 @@ class IdleTuning:
             ended, due = misses.at_work(session), misses.due(session)
         if ended:
             with self._database.transaction() as session:
-                misses.settle(session)
+                misses.close_ended(session)
         for project, target in due:
             with self._database.transaction() as session:
                 # Two coordinators would make two jobs.
