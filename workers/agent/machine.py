@@ -89,7 +89,7 @@ def step(state: State, event: Event) -> Step:
         return state, ()
     after, instructions = _handle(state, event)
     if after.phase is not Phase.STOPPED:
-        after, more = _settle(after)
+        after, more = _apply_standing_rules(after)
         instructions += more
     line = f"{_name(event)} -> {after.phase}" + "".join(f", {h.grant.lease} {h.stage}" for h in after.held)
     history = state.history if isinstance(event, Tick) else (*state.history, line)[-_HISTORY:]
@@ -153,8 +153,8 @@ def _invalid(state: State, event: Event, why: str) -> InvalidTransition:
     return InvalidTransition(f"{_name(event)} while {state.phase}: {why}. Before it: {past}")
 
 
-def _settle(state: State) -> Step:
-    """The standing rules, applied after every event: reports go out, a lease starts, the next one is acquired."""
+def _apply_standing_rules(state: State) -> Step:
+    """Applies the standing rules, after every event: reports go out, a lease starts, the next one is acquired."""
     out: list[Instruction] = []
     for held in state.held:
         sent = held.sent()

@@ -138,7 +138,7 @@ class GpuBatchRun:
         while builders.pending or builders.ready or self._suspects or self._group:
             self._make_way()
             if len(self._group) >= _GROUP or not (builders.pending or builders.ready):
-                self._settle()
+                self._report_group()
             if builders.ready:
                 self._time(builders.ready)
             elif builders.pending:
@@ -282,7 +282,7 @@ class GpuBatchRun:
         """How much slower than usual the GPU is now."""
         return believed_ratio(self._beat, self._usual_secs)
 
-    def _settle(self) -> None:
+    def _report_group(self) -> None:
         """The heartbeat after a group: its results are sent, or it is timed again."""
         if not self._group:
             return
