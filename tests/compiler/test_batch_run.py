@@ -84,7 +84,7 @@ class ScriptedHost:
     def send(self, result: Measurement) -> None:
         self.sent.append(result)
 
-    def beaten(self, secs: float) -> None: ...
+    def report_beat(self, secs: float) -> None: ...
 
     def repeated(self) -> None:
         self.repeats += 1
