@@ -77,10 +77,10 @@ class TargetKind(ABC):
         """Of this machine's first device of the kind. Raises MeasurementFailed without one."""
 
     @abstractmethod
-    def facts(self) -> list[str]:
-        """What tells this machine's devices from others at the price of reading a few files.
+    def device_identity(self) -> list[str]:
+        """Texts that identify this machine's devices of the kind and their driver, read from a few files.
 
-        A proof run of a compiled model is made again when they change.
+        When they change, the proof run of a compiled model is made again.
         """
 
     @abstractmethod

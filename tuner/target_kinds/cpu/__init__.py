@@ -44,7 +44,7 @@ class CpuKind(TargetKind):
 
         return device.fingerprint()
 
-    def facts(self) -> list[str]:
+    def device_identity(self) -> list[str]:
         return [self.fingerprint().device_class, platform.machine()]
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:

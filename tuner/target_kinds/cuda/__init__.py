@@ -40,10 +40,10 @@ class CudaKind(TargetKind):
 
         return device.fingerprint()
 
-    def facts(self) -> list[str]:
+    def device_identity(self) -> list[str]:
         from tuner.target_kinds.cuda import device
 
-        return device.facts()
+        return device.identity()
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         from pitchpipe.processes.child import run_step
