@@ -1,4 +1,4 @@
-"""Misses, the workloads that deployments ran without a schedule: counted, ranked by the seconds spent on them, and given to
+"""Misses, the workloads that deployments found no schedule for: counted, ranked by the seconds spent on them, and given to
 jobs within the project's budget.
 
 A second spent without a schedule counts half after HALF_LIFE_SECS. All values decay at the same rate, so their order does
