@@ -327,7 +327,7 @@ class JobRun:
                 first = replays.first_found(session, self.project, digest, target, best)
                 best = best.model_copy(update={"replayed_from": first})
             if self._origin is not JobOrigin.TRANSFER or best.record is not None:
-                # Where no re-fitted schedule beat the baseline, nothing is served and the miss waits for a search.
+                # Without a re-fitted schedule that is faster, nothing is served and the miss waits for a search.
                 records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
             if last or enough or self._origin is JobOrigin.UPGRADE:
                 secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}

@@ -249,7 +249,7 @@ def _choose(
 
 
 def _differences(row: Row, request: LookupRequest) -> list[str]:
-    """In what the circumstances of the confirming run are not those that were asked for."""
+    """How the circumstances of the confirming run differ from those that were asked for, in words."""
     return [
         f"{name} was not named" if asked is None else f"confirmed with another {name}"
         for name, asked, got in (

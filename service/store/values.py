@@ -97,7 +97,7 @@ def get_toolchain(session: Session, key: str) -> Toolchain:
 
 
 def get_circumstances(session: Session, device_key: str, toolchain_key: str) -> Circumstances:
-    """Those of a stored device with a stored toolchain."""
+    """The circumstances that a stored device and a stored toolchain make."""
     device = get_device(session, device_key)
     return Circumstances(device.device_class, get_toolchain(session, toolchain_key).key, device.driver)
 

@@ -22,7 +22,7 @@ PRECISION = 0.03
 CLOSE = 1.03
 """Sampling ends as well when the whole interval lies above CLOSE * inc: the candidate is certainly slower."""
 HOPELESS_FACTOR = 4.0
-"""Of inc: see `hopeless`."""
+"""A first call that takes longer than so many times inc ends the timing: see `hopeless`."""
 COLD_START_SECS = 2e-3
 """Seconds that a first call may take besides the kernel: threads start, pages are allocated."""
 MAX_CALLS = 1_000_000

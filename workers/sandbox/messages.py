@@ -196,14 +196,14 @@ class Warmed(Wire):
 
     message: Literal["warmed"] = "warmed"
     calls: int = Field(ge=1)
-    """That make one sample."""
+    """Number of calls in one sample."""
     check: CheckVerdict
     clock_hz: float | None = Field(default=None, gt=0)
-    """Of a GPU."""
+    """Clock rate of the GPU; None on a CPU or where it is not known."""
 
 
 class Sample(Wire):
-    """One more sample of a candidate, or of the reference: seconds of one call."""
+    """One sample of a candidate, as seconds of one call, or a beat."""
 
     message: Literal["sample"] = "sample"
     secs: Seconds
@@ -218,7 +218,7 @@ class Sampled(Wire):
     stop: Stop
     check: CheckVerdict
     clock_hz: float | None = Field(default=None, gt=0)
-    """Of a GPU."""
+    """Clock rate of the GPU; None on a CPU or where it is not known."""
 
     @property
     def median_secs(self) -> float:
