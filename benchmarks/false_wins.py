@@ -79,7 +79,7 @@ def elementwise(n: int, target: Target) -> Task:
 
 
 def task_of(name: str, mod: Any, schedule: Any, target: Target) -> Task:
-    """A task whose untuned default is this schedule."""
+    """A task whose baseline is this schedule."""
     from tuner.tuning.records import encode_trace
     from tuner.tvm_compat import save_ir
     from tuner.workload.digest import workload_digest

@@ -22,7 +22,7 @@ no peer, and of ours a failure.
 beside the timing (peak.py); `share_of_floor` = floor_secs / ours, which Winograd may bring above 1.
 
 Time to stock's final latency: at each second of our tuning the model is taken to run every task's best candidate so far,
-the untuned default before there is one; the sum of these times is scaled by (latency measured in the end) / (last sum)
+the baseline before there is one; the sum of these times is scaled by (latency measured in the end) / (last sum)
 where that is above 1, since a model costs more than its parts. `time_to_stock_secs` is when that first was at most stock's
 measured final latency, counted from before the service started. The series begins when the model has been split into tasks.
 """

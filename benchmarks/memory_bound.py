@@ -2,7 +2,7 @@
 
     python benchmarks/memory_bound.py
 
-Four ways take turns on the same inputs: the untransformed program, the schedule that an untuned task gets, PyTorch's eager
+Four ways take turns on the same inputs: the baseline, the default schedule, PyTorch's eager
 operator where PyTorch is installed, and a copy that moves as many bytes on as many threads.
 A row's bytes are inputs plus outputs, each counted once. `exp` is replaced by arithmetic in softmax's row, for both of
 ours: what a vectorised exp costs is another measurement; PyTorch's row has its own exp.
@@ -26,7 +26,7 @@ from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.task import Workload
 from tuner.graph.prepare import workload_module
 from tuner.schedule.trace import apply_trace
-from tuner.space.default import fixed_trace
+from tuner.space.default import default_trace
 from tuner.tvm_compat import (
     PrimFunc,
     executable,
@@ -189,7 +189,7 @@ def prepared(name: str, target: Any) -> tuple[dict[str, Callable[[], Any]], int,
     if case.dtypes:  # A gather reads the rows that it is asked for, not its table.
         moved = 2 * 4 * math.prod(shape) + 8 * math.prod(case.shapes[-1])
     sides: dict[str, Callable[[], Any]] = {}
-    for side, trace in (("baseline", BASELINE_TRACE), ("ours", fixed_trace(task, target))):
+    for side, trace in (("baseline", BASELINE_TRACE), ("ours", default_trace(task, target))):
         sides[side] = _bound(_compiled(task, trace, target), [*tensors, results[side]])
     sides["copy"] = _copy(moved, target)
     if (eager := _eager(case, inputs, target)) is not None:
@@ -213,7 +213,7 @@ def _copy(moved: int, target: Any) -> Callable[[], Any]:
     elements = moved // 8 // 64 * 64
     case = Case(make=lambda _, x: op.nn.relu(x), eager=lambda x: x, shapes=((elements,),))
     task = workload(case)
-    function = _compiled(task, fixed_trace(task, target), target)
+    function = _compiled(task, default_trace(task, target), target)
     tensors = [tvm.runtime.tensor(np.ones(elements, np.float32)) for _ in range(2)]
     return _bound(function, tensors)
 

@@ -12,7 +12,7 @@ processes each (the confirming run of production, outputs checked).
 
 Equal seconds: stock's `secs` are those of its process from before it imports TVM to its last record. Ours begin before any
 process has imported TVM; its search is told to end RESERVE_SECS earlier than stock's seconds, and `our_secs` says when it
-did, the last batch in flight included. The confirming run against the untuned default comes after that (stock does no such
+did, the last batch in flight included. The confirming run against the baseline comes after that (stock does no such
 thing): `our_total_secs` includes it, and `over_time` in the summary names the shapes where even that is more than stock's.
 `--at-most` ends our search after so many seconds where stock took longer: ours then has fewer seconds, never more.
 `at_trials` is the candidate that was fastest in our search after as many trials as stock had.

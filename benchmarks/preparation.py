@@ -33,7 +33,7 @@ from tuner.ingest import parse_container
 from tuner.measure.build import build, parameters
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
-from tuner.space.default import fixed_trace
+from tuner.space.default import default_trace
 from tuner.space.tiles import find_contraction, tiled_sketches
 from tuner.tasks import split, workload_functions
 from tuner.tvm_compat import Schedule, load_ir, relax, to_tvm_target, tvm
@@ -141,7 +141,7 @@ def timed(target: Any, layers: int, candidates: int, kept: Path | None) -> list[
             if digest not in traces:
                 has_tiles = find_contraction(Schedule(load_ir(task.workload.ir))) is not None
                 tuned = task.kind is TaskKind.TUNED and has_tiles
-                fixed = fixed_trace(task.workload, target)
+                fixed = default_trace(task.workload, target)
                 traces[digest] = best_trace(task, target, candidates) if tuned else (0.0, fixed)
                 if kept is not None:
                     kept.write_text(json.dumps(traces))

@@ -35,7 +35,7 @@ RETRY_SECS = 5.0
 """What runs on this machine answers within it, or is gone."""
 WORKER_NAME = "local"
 DEFAULT_SECONDS = 150.0
-"""Budget of a `tune` that names none: enough to pass the untuned build several times over on two cores."""
+"""Budget of a `tune` that names none: enough to become several times as fast as the baseline build on two cores."""
 
 
 class Embedded:

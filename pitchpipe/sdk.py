@@ -13,7 +13,7 @@ from typing import Any
 
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, intact, linker
-from pitchpipe.deploy.building import Recipe, make
+from pitchpipe.deploy.building import BuildSpec, make
 from pitchpipe.deploy.evidence import Evidence, compared, gather
 from pitchpipe.deploy.fetch import fetch
 from pitchpipe.deploy.lookup import Schedules, resolve_target, service_of
@@ -77,7 +77,7 @@ def load(
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
-    Without schedules, or where one is missing, a workload runs the compiler's default: correct, not fast. `weights` adds
+    Without schedules, or where one is missing, a workload runs the baseline: correct, not fast. `weights` adds
     to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
     The result is called with NumPy or DLPack arrays.
 
@@ -92,38 +92,38 @@ def load(
     if schedules is None and lock is not None:
         schedules = fetch(found, target=target, lock=lock, cache=folder)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
-    recipe = Recipe(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
+    spec = BuildSpec(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
     bound = {**found.weights, **(weights or {})}
     try:
-        return open_proved(recipe.folder(folder), wanted, bound, source=found.source)
+        return open_proved(spec.folder(folder), wanted, bound, source=found.source)
     except (IntegrityError, NotFound):
         pass  # absent, damaged, or not tried and compared on this machine
     if schedules is not None:
-        schedules.install(recipe, folder)
+        schedules.install(spec, folder)
 
     spare = schedules.expected(found) if schedules is not None else None
 
     def evidence() -> Evidence | Comparison:
         return gather(found, weights or {}, spare)
 
-    if linker() is None and not intact(recipe.folder(folder)):
-        return _built_here(recipe, bound, evidence())
+    if linker() is None and not intact(spec.folder(folder)):
+        return _built_here(spec, bound, evidence())
     alone = isinstance(found.source, NoSource) and spare is None
     try:
-        made = make(recipe, folder, evidence=None if alone else evidence)
+        made = make(spec, folder, evidence=None if alone else evidence)
     except WrongResult as error:
         raise WrongResult(with_operator(error.detail, found.source, wanted)) from error
     return open_proved(made, wanted, bound, source=found.source)
 
 
-def _built_here(recipe: Recipe, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:
+def _built_here(spec: BuildSpec, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:
     """Compiled and compared in this process. Raises WrongResult."""
     with _compiling:
         manifest, executable = step("build_here")(
-            recipe.model.data,
-            model_format=recipe.model.format.value,
-            target=recipe.target.key,
-            traces=recipe.traces,
+            spec.model.data,
+            model_format=spec.model.format.value,
+            target=spec.target.key,
+            traces=spec.traces,
         )
     model = CompiledModel(Manifest.model_validate(manifest), executable, bound)
     if isinstance(evidence, Evidence):

@@ -24,7 +24,7 @@ from pitchpipe.wire.task import Workload
 
 GROUP = "pitchpipe.target_kinds"
 HOST: KindName = "llvm"
-"""The kind of the processor that runs this process: it is always there, and references run on it."""
+"""The kind of the processor that runs this process: it is always there, and reference programs run on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,10 @@ class TargetKind(ABC):
         """Of this machine's first device of the kind. Raises MeasurementFailed without one."""
 
     @abstractmethod
-    def facts(self) -> list[str]:
-        """What tells this machine's devices from others at the price of reading a few files.
+    def device_identity(self) -> list[str]:
+        """Texts that identify this machine's devices of the kind and their driver, read from a few files.
 
-        A proof run of a compiled model is made again when they change.
+        When they change, the proof run of a compiled model is made again.
         """
 
     @abstractmethod
@@ -126,15 +126,18 @@ class TargetKind(ABC):
         """The trace of the baseline, which tuned schedules are compared with. Raises InvalidTrace if there is none."""
 
     @abstractmethod
-    def fixed_trace(self, workload: Workload, target: Target) -> str:
-        """The schedule of a task that gets no trials; the baseline where nothing better is known."""
+    def default_trace(self, workload: Workload, target: Target) -> str:
+        """The trace of the default schedule, which a task without trials gets; the baseline's where none better is known."""
 
     @abstractmethod
     def default_schedule(self, module: Any, target: Target) -> Any:
-        """A module of one tensor function, `main`, with the schedule that it gets where none was given."""
+        """A module of one tensor function, `main`, with its default schedule."""
 
-    def host_reference(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
-        """The unscheduled workload and TVM's target as they are built on the host for the outputs to compare with."""
+    def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+        """The program whose outputs a candidate's are compared with, unscheduled, and TVM's target to compile it for.
+
+        On a kind that runs unscheduled programs it is the baseline itself, on others it runs on the host.
+        """
         return module, tvm_target
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Tensor programs whose candidates misbehave, for tests of isolation.
 
-The untransformed program is harmless, and so is every schedule that keeps one thread: it copies A to B. A schedule that
+The baseline is harmless, and so is every schedule that keeps one thread: it copies A to B. A schedule that
 makes the loop parallel runs part of it on other threads, and there the misdeed happens. So a correct trace of an
 accepted workload is what crashes, hangs, or computes something else, through the same code path as every candidate.
 

@@ -97,7 +97,7 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
         bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
         baseline=of_kind.baseline_trace(workload, target),
-        fixed=of_kind.fixed_trace(workload, target),
+        fixed=of_kind.default_trace(workload, target),
         signature=signed,
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pitchpipe.wire.target import Target
 
 CALL_TIMEOUT_SECS = 10.0
-"""Silence on a connection after which a call has failed: a third of a lease's usual life."""
+"""Time without data on a connection after which a call has failed: a third of a lease's usual life."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def work(
         target=found,
         toolchain=toolchain(found),
     )
-    # The state machine does the retrying: it knows which lease a call is about and whether it still lives.
+    # The client does not retry: the state machine does, which knows the lease of a call and whether it is still held.
     with (
         Client(url, token or None, timeout_secs=CALL_TIMEOUT_SECS, retry_secs=0) as client,
         Sandbox(found, parallel_builds=parallel_builds) as sandbox,
@@ -85,7 +85,7 @@ def work(
 
 
 def _write(path: Path | None, text: str) -> None:
-    """Atomically, so that whoever waits for the file never reads half of it."""
+    """Writes the file atomically, so that a process which waits for it never reads half of it."""
     if path is not None:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(text)
@@ -93,7 +93,7 @@ def _write(path: Path | None, text: str) -> None:
 
 
 def _default_name(target: Target) -> str:
-    """Stable over restarts, so that a restarted worker is the same worker; one per host and kind of device."""
+    """A name for each host and kind of device, the same after a restart, so that the service recognises the worker."""
     return re.sub(r"[^A-Za-z0-9_.:-]", "-", f"{socket.gethostname()}:{target.kind}")[:128]
 
 

@@ -1,4 +1,4 @@
-"""What device this is: fingerprint, the target that fits it, toolchain. Imports no TVM; asks a child that does."""
+"""This machine's device: its fingerprint, target and toolchain. Imports no TVM; a child does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuner.target_kinds.compiler import compiler_here
 
 
 def fingerprint(kind: str = HOST) -> DeviceFingerprint:
-    """Of the first device for targets of this kind; raises MeasurementFailed when there is none."""
+    """The fingerprint of the first device for targets of this kind. Raises MeasurementFailed when there is none."""
     return kind_named(kind).fingerprint()
 
 

@@ -20,7 +20,8 @@ from workers.sandbox.sandbox import Sandbox
 def replay(view: RecordView, config: MeasureConfig) -> Replayed:
     """Step: measures the record's candidate as a confirming run does, interleaved with the baseline.
 
-    Whatever the candidate does costs a child, and is the `result`. Raises NoDevice where this device cannot run it.
+    A candidate that fails harms only a child process; its failure is the `result`. Raises NoDevice where this device
+    cannot run it.
     """
     record = view.record
     here = _target_here(record.target)
@@ -64,7 +65,7 @@ def _fitted(record: TuningRecord, here: Target) -> Target:
 def differences(
     record: TuningRecord, target: Target, device: DeviceFingerprint, versions: Toolchain, measure_version: int
 ) -> Iterator[Circumstance]:
-    """In what the record was measured otherwise than `target`, `device` and the rest say of this machine."""
+    """The circumstances of the record's measurement that differ from this machine's, which the other arguments are."""
     if record.target != target:
         yield Circumstance(subject="target", recorded=describe(record.target), here=describe(target))
     if record.device.device_class != device.device_class:
@@ -82,7 +83,7 @@ def _described(device: DeviceFingerprint) -> str:
 
 
 def disturbed(result: Measurement) -> bool:
-    """Whether the heartbeat around a timing said that it is too long, or what ended the candidate came from outside."""
+    """Whether the beat around a timing was too slow, or the device failed the candidate."""
     if isinstance(result, Failed):
         return result.kind is FailureKind.DEVICE_ERROR
     assert isinstance(result, Timed)

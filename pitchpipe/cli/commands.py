@@ -142,7 +142,7 @@ def show_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False
     ]
     title = f"{view.id} {view.model_name}: {view.state.value}" + (f" ({view.error})" if view.error else "")
     title += f"\n{view.comparison}" if view.comparison is not None else ""
-    headings = ("task", "weight", "trials", "untuned ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
+    headings = ("task", "weight", "trials", "baseline ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(Console(), title, headings, rows, numbers_from=1)
 
 

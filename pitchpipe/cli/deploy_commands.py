@@ -136,7 +136,7 @@ def lock(
     if changed and not check:
         file.write_text(text)
     state = ("would change" if check else "written") if changed else "unchanged"
-    print(f"{file} {state}: {len(pins)} pinned, {len(section.workloads) - len(pins)} on the default")
+    print(f"{file} {state}: {len(pins)} pinned, {len(section.workloads) - len(pins)} on the baseline")
     if gone or (check and changed):
         raise typer.Exit(1)
 
@@ -151,7 +151,7 @@ def show_coverage(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """What share of a model's expected time is exact, near, and default."""
+    """What share of a model's expected time runs on exact schedules, on near ones, and on the baseline."""
     from pitchpipe.deploy.coverage import coverage
 
     schedules = None

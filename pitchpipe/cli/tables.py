@@ -33,10 +33,10 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
         )
         for task in tasks
     ]
-    headings = ("task", "weight", "MFLOP", "share", "trials", "untuned ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
+    headings = ("task", "weight", "MFLOP", "share", "trials", "baseline ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(console, f"{result['model']} on {result['device']}", headings, rows, numbers_from=1)
     whole = [
-        ("untuned", f"{milliseconds(result['untuned_secs'])} ms"),
+        ("baseline", f"{milliseconds(result['untuned_secs'])} ms"),
         ("tuned", f"{milliseconds(result['tuned_secs'])} ms"),
         ("speed-up", f"{result['speedup']:.1f}x"),
         ("largest absolute error", f"{result['max_abs_error']:.2e} against {result['reference']}"),
@@ -64,7 +64,7 @@ def show_upgrade(report: dict[str, Any], console: Console) -> None:
         )
         for row in report["rows"]
     ]
-    show(console, "replayed", ("task", "outcome", "before ms", "now ms", "untuned ms", "trials"), rows, numbers_from=2)
+    show(console, "replayed", ("task", "outcome", "before ms", "now ms", "baseline ms", "trials"), rows, numbers_from=2)
     whole = [(name.replace("_", " "), str(count)) for name, count in report["summary"].items() if count]
     whole += [("left", str(report["left"])), ("trials", str(report["trials"])), ("seconds", f"{report['seconds']:.0f}")]
     show(console, "upgrade", ("", ""), whole, numbers_from=1)

@@ -101,7 +101,7 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
 def _evaluate(
     model: LocalModel, target: Target, traces: Mapping[str, str], expected: Expected | Comparison, seed: int
 ) -> tuple[Comparison, dict[str, Any]]:
-    """The comparison of the tuned build, and its times beside the untuned one's. Raises WrongResult."""
+    """The comparison of the tuned build, and its times beside the baseline build's. Raises WrongResult."""
     with tempfile.TemporaryDirectory(prefix="pitchpipe-tune-") as scratch:
         path = Path(scratch) / "expected.npz"
         if isinstance(expected, Expected):
@@ -119,7 +119,7 @@ def _evaluate(
     judged, incomparable = Agreement(**found.pop("agreement")), found.pop("incomparable")
     if judged.difference is not None:
         if isinstance(expected, Comparison) or incomparable:
-            raise WrongResult(f"tuned, {judged.difference}, compared with the untuned build")
+            raise WrongResult(f"tuned, {judged.difference}, compared with the baseline build")
         raise WrongResult(f"tuned, {refusal(model.source, expected, judged, target)}")
     if isinstance(expected, Comparison):
         return expected, found

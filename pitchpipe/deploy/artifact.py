@@ -51,7 +51,7 @@ class Manifest(Wire):
     tuned: tuple[Digest, ...]
     """Workloads that run a tuned schedule."""
     untuned: tuple[Digest, ...]
-    """Workloads that run the compiler's default."""
+    """Workloads that run the baseline."""
     refused: dict[Digest, str] = {}
     """Of those, the ones whose schedule does not apply here, and why."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from pitchpipe.deploy.building import Recipe, failure, make
+from pitchpipe.deploy.building import BuildSpec, failure, make
 from pitchpipe.deploy.evidence import collect
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import LocalModel
@@ -173,12 +173,12 @@ def _fulfil(order: Order, data: bytes) -> Outcome:
         asked = order.target or "auto"
         found = fetch(model, target=asked, client=client, cache=cache, lock=order.lock, deadline_secs=LOOKUP_SECS)
         traces, response = found.traces, found.response
-    recipe = Recipe(model=model, target=target, traces=traces)
-    if (failed := failure(recipe.folder(cache))) is not None:
+    spec = BuildSpec(model=model, target=target, traces=traces)
+    if (failed := failure(spec.folder(cache))) is not None:
         raise PitchpipeError(failed.detail)
     left = Path(order.evidence) if order.evidence is not None else None
     evidence = (lambda: collect(left)) if left is not None else None
-    return Outcome(folder=str(make(recipe, cache, evidence=evidence)), target=target, response=response)
+    return Outcome(folder=str(make(spec, cache, evidence=evidence)), target=target, response=response)
 
 
 def _orphaned() -> None:

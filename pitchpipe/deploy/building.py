@@ -30,19 +30,19 @@ class Failure(Wire):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class BuildSpec:
     """Everything that decides what an artifact is."""
 
     model: LocalModel
     target: Target
     traces: Mapping[str, str]
-    """By workload digest; a workload without one runs the compiler's default."""
+    """By workload digest; a workload without one runs the baseline."""
     cuda_graphs: bool = False
     """Whether its kernels are recorded and replayed together, on a GPU."""
 
     @property
     def key(self) -> str:
-        """Equal recipes have equal keys, on every machine with these versions of the compiler and of the code before it."""
+        """Equal specs have equal keys, on every machine with these versions of the compiler and of the code before it."""
         model = [sha256(self.model.data), self.model.format.value]
         extra = ["cuda graphs"] if self.cuda_graphs else []
         return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), preparation(), *extra])
@@ -52,16 +52,16 @@ class Recipe:
         return cache / "artifacts" / self.key
 
 
-def make(recipe: Recipe, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
+def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
     """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
 
     Of several processes one works and the others wait. `evidence` asks the model's framework, whose outputs the proof run
     compares with. Raises InvalidTrace, ArtifactRefused when the proof run fails, WrongResult when it shows other outputs,
     InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
     """
-    folder, model = recipe.folder(cache), recipe.model
-    plan: dict[str, Any] = {"target": recipe.target.key, "traces": dict(recipe.traces)}
-    if recipe.cuda_graphs:
+    folder, model = spec.folder(cache), spec.model
+    plan: dict[str, Any] = {"target": spec.target.key, "traces": dict(spec.traces)}
+    if spec.cuda_graphs:
         plan["cuda_graphs"] = True
 
     def export(library: Path) -> Manifest:

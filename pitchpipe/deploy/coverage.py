@@ -1,6 +1,6 @@
 """Coverage: what share of a model's expected time runs on schedules of its own.
 
-Expected seconds are those of confirming runs, times how often the workload occurs. What runs the compiler's default was
+Expected seconds are those of confirming runs, times how often the workload occurs. What runs the baseline was
 timed by nobody: its seconds are unknown, and are said to be, with its share of the floating-point operations instead.
 """
 
@@ -30,8 +30,8 @@ class Group(StrEnum):
     """Confirmed for this target, on a device of this class, with this toolchain."""
     NEAR = "near"
     """Confirmed elsewhere, or for another workload: it may be slower or faster here."""
-    DEFAULT = "default"
-    """The compiler's default."""
+    BASELINE = "default"
+    """No schedule is served for it, so it runs the baseline."""
 
 
 class Covered(Wire):
@@ -93,7 +93,7 @@ def coverage(
 
 
 def covered(known: identity.Identity, answers: Sequence[ScheduleAnswer]) -> Coverage:
-    """The same of what is known already. A workload without an answer runs the default."""
+    """The same of what is known already. A workload without an answer runs the baseline."""
     by_workload = {answer.workload: answer for answer in answers}
     rows = [_row(known, workload, by_workload.get(workload)) for workload in known.workloads]
     rows.sort(key=lambda row: (-(row.secs or 0.0), -row.flops, row.workload))
@@ -119,7 +119,7 @@ def covered(known: identity.Identity, answers: Sequence[ScheduleAnswer]) -> Cove
 
 def _row(known: identity.Identity, workload: str, answer: ScheduleAnswer | None) -> Covered:
     tier = answer.tier if answer is not None else Tier.NONE
-    group = {Tier.EXACT: Group.EXACT, Tier.NONE: Group.DEFAULT}.get(tier, Group.NEAR)
+    group = {Tier.EXACT: Group.EXACT, Tier.NONE: Group.BASELINE}.get(tier, Group.NEAR)
     weight, signature = known.weights[workload], known.signatures[workload]
     return Covered(
         workload=workload,

@@ -51,7 +51,7 @@ def versions() -> list[str]:
 @cache
 def machine_key() -> str:
     """Digest of the device and the compiler as this process finds them: what a proof run here says something about."""
-    return json_digest([[kind.facts() for kind in kinds()], versions()])
+    return json_digest([[kind.device_identity() for kind in kinds()], versions()])
 
 
 def this_target(cache: Path) -> Target:

@@ -14,7 +14,7 @@
      ]
     }
 
-One line per workload, in the order of digests: a change is one line of a diff. `null` pins the compiler's default. A pin
+One line per workload, in the order of digests: a change is one line of a diff. `null` pins the baseline. A pin
 has the digest of its trace, so what a service answers is checked, and what was fetched once is read from the cache.
 """
 
@@ -93,7 +93,7 @@ class Locked(lookup.Schedules):
     """The schedules that a lock file pins. `response` has no answers: nothing was looked up."""
 
     pinned: dict[Digest, str]
-    """Traces by workload; the others run the compiler's default."""
+    """Traces by workload; the others run the baseline."""
     secs: dict[Digest, Seconds]
     """Median seconds in the confirming run, where the service was asked."""
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from pitchpipe.client import Client
 from pitchpipe.deploy import identity
-from pitchpipe.deploy.building import Recipe
+from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.errors import PitchpipeError, Unreachable
 from pitchpipe.model.local import LocalModel, detect_target
 from pitchpipe.model.reference import Expected
@@ -48,8 +48,8 @@ class Schedules:
         """Workload digest -> trace, for every workload that has a best."""
         return {answer.workload: answer.best.trace for answer in self.response.answers if answer.best is not None}
 
-    def install(self, recipe: Recipe, cache: Path) -> None:
-        """Puts the artifact of the recipe into the cache, if it came along; a look-up brings none."""
+    def install(self, spec: BuildSpec, cache: Path) -> None:
+        """Puts the artifact of the spec into the cache, if it came along; a look-up brings none."""
 
     def expected(self, model: LocalModel) -> Expected | None:  # noqa: ARG002 - of those that bring some
         """What the model's framework computes, as whoever ran it elsewhere found; a look-up brings nothing."""

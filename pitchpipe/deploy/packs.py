@@ -31,7 +31,7 @@ from pydantic import Field, ValidationError
 from pitchpipe import target_kind
 from pitchpipe.deploy import identity, lookup, signing
 from pitchpipe.deploy.artifact import Manifest, cache_dir, write
-from pitchpipe.deploy.building import Recipe, make
+from pitchpipe.deploy.building import BuildSpec, make
 from pitchpipe.deploy.evidence import Evidence, gather
 from pitchpipe.deploy.proof import proof_of
 from pitchpipe.deploy.verify import weights_digest
@@ -87,7 +87,9 @@ class PackManifest(Wire):
     expires_at: Instant
     target: Target
     compiler: tuple[str, ...] = Field(description="versions of pitchpipe, apache-tvm and apache-tvm-ffi of its maker")
-    recipe: Digest | None = Field(description="key of the artifact that it holds; none without objects")
+    recipe: Digest | None = Field(
+        description="key of the BuildSpec of the artifact that it holds; none without objects"
+    )
     weights: Digest | None = Field(default=None, description="of those with which the framework gave what is expected")
     comparison: Comparison | None = Field(default=None, description="of the library, where the pack was made")
     members: tuple[Member, ...] = Field(min_length=1, max_length=8)
@@ -100,9 +102,9 @@ class Pack(lookup.Schedules):
     path: Path
     manifest: PackManifest
 
-    def install(self, recipe: Recipe, cache: Path) -> None:
-        """Puts the library into the cache if it is the one that the recipe asks for. Raises IntegrityError."""
-        if recipe.key != self.manifest.recipe:
+    def install(self, spec: BuildSpec, cache: Path) -> None:
+        """Puts the library into the cache if it is the one that the spec asks for. Raises IntegrityError."""
+        if spec.key != self.manifest.recipe:
             return
 
         def export(library: Path) -> Manifest:
@@ -114,7 +116,7 @@ class Pack(lookup.Schedules):
                     file.write(chunk)
             return found
 
-        write(recipe.folder(cache), export)
+        write(spec.folder(cache), export)
 
     def expected(self, model: LocalModel) -> Expected | None:
         """The framework's outputs, for a model with the weights that it had there. Raises IntegrityError."""
@@ -195,11 +197,11 @@ def create_pack(
     """
     private = signing.private_key(key)
     contents = [(MemberKind.SCHEDULES, schedules.response.model_dump_json(by_alias=True).encode())]
-    recipe = evidence = comparison = None
+    spec = evidence = comparison = None
     if model is not None:
-        recipe = Recipe(model=model, target=schedules.target, traces=schedules.traces)
+        spec = BuildSpec(model=model, target=schedules.target, traces=schedules.traces)
         evidence = gather(model, {})
-        folder = make(recipe, cache or cache_dir(), evidence=lambda: evidence)
+        folder = make(spec, cache or cache_dir(), evidence=lambda: evidence)
         verdict = proof_of(folder)
         comparison = verdict.comparison if verdict is not None else None
         contents.append((MemberKind.ARTIFACT, (folder / "manifest.json").read_bytes()))
@@ -218,7 +220,7 @@ def create_pack(
         expires_at=now + timedelta(days=valid_days),
         target=schedules.target,
         compiler=tuple(identity.versions()),
-        recipe=recipe.key if recipe is not None else None,
+        recipe=spec.key if spec is not None else None,
         members=tuple(Member(kind=kind, size=len(data), digest=sha256(data)) for kind, data in contents),
     )
     # Members of the second version are left out of a first one, which readers of that version take.

@@ -19,7 +19,7 @@ from typing import Any
 from pitchpipe.client import Client
 from pitchpipe.deploy import background, identity, lookup, misses
 from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, linker
-from pitchpipe.deploy.building import Recipe, failure
+from pitchpipe.deploy.building import BuildSpec, failure
 from pitchpipe.deploy.evidence import leave
 from pitchpipe.deploy.lockfile import locked
 from pitchpipe.deploy.proof import open_proved
@@ -117,10 +117,10 @@ class Opening:
                 return
             self.schedules = self._asked(known, target, left_secs)
             self._tell_misses(self.schedules, known)
-        recipe = Recipe(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
-        self.folder = recipe.folder(self.cache)
+        spec = BuildSpec(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
+        self.folder = spec.folder(self.cache)
         if not self.folder.exists():
-            self.schedules.install(recipe, self.cache)
+            self.schedules.install(spec, self.cache)
 
     def _asked(self, known: identity.Identity, target: Target, left_secs: float) -> lookup.Schedules:
         if self._lock is not None:
@@ -256,7 +256,7 @@ def load_safely(
 ) -> SafeModel:
     """The tuned model, or the fallback in its place, within the deadline; it raises only for a fallback that is missing.
 
-    fallback: called with the same arrays; a torch module is its own. `pitchpipe.load(model)` makes one of the untuned
+    fallback: called with the same arrays; a torch module is its own. `pitchpipe.load(model)` makes one of the baseline
         build.
     schedules: as for `load`, or what gives them (`lambda: open_pack(path)`), or None for a look-up in the service.
     lock: a lock file whose pins are run, in place of a look-up.

@@ -31,12 +31,12 @@ from pitchpipe.torch_backend.chosen import Chosen
 from pitchpipe.torch_backend.decompositions import for_training
 from pitchpipe.torch_backend.options import Options, parse
 from pitchpipe.torch_backend.program import Program
-from pitchpipe.torch_backend.report import Explanation, ProgramReport
+from pitchpipe.torch_backend.report import CompileReport, ProgramReport
 from pitchpipe.torch_backend.uncompiled import uncompiled
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
 from pitchpipe.torch_operators.decompositions import inference_decompositions
 
-__all__ = ["BackendWarning", "Explanation", "backend", "explain", "recompile", "reports"]
+__all__ = ["BackendWarning", "CompileReport", "backend", "explain", "recompile", "reports"]
 
 Run = Callable[..., Any]
 
@@ -58,13 +58,13 @@ def backend(
 
 def explain(
     model: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None
-) -> Explanation:
+) -> CompileReport:
     """Compiles the model anew, runs it once and tells what became of it; print the result.
 
     `inputs` are positional arguments, in a tuple or a list. Graphs, partitions, tiers, what runs eagerly and why, times
     that are expected and that were measured. Forgets, as torch._dynamo.explain does, what was compiled before.
     """
-    chosen, found = parse(mode, options), Explanation()
+    chosen, found = parse(mode, options), CompileReport()
 
     def recording(module: Any, example: Sequence[Any]) -> Run:
         return _compiled(module, example, chosen, found.programs)

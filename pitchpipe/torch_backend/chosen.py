@@ -108,7 +108,7 @@ class Chosen:
         self._types = [_type_text(one) for one in inputs] if not self._places else []
         self._code = sha256(getattr(captured, "gm", captured).code.encode())
         if program.failed is not None or not program.graphs:
-            self._settle(self._eager, "eager", program.failed or "nothing was captured")
+            self._decide(self._eager, "eager", program.failed or "nothing was captured")
         elif not self._places:
             self._bucket({})  # its building begins now, not at the first call
 
@@ -146,12 +146,12 @@ class Chosen:
             use = found.answer(share) is True and self._is_compared(found, key, share)
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the program
             warn_once("choice", f"the model runs in eager mode: {error}")
-            self._settle(self._eager, "eager", str(error))
+            self._decide(self._eager, "eager", str(error))
             return self._eager
         if not use:
             self._program.report.eager_calls += 1
         if not self._places and found.answer(share) is not None:
-            self._settle(self._guarded if use else self._eager, found.report.runs, found.report.reason)
+            self._decide(self._guarded if use else self._eager, found.report.runs, found.report.reason)
         return self._guarded if use else self._eager
 
     def _is_compared(self, found: Bucket, key: Key, share: float) -> bool:
@@ -283,8 +283,8 @@ class Chosen:
 
     def _file(self, found: Bucket, types: Sequence[str]) -> Path:
         """Of the verdict on calls with arguments of such types."""
-        recipes = sorted(part.recipe.key for part in found.parts if part.recipe is not None)
-        return paired_benchmark.verdict_file(cache_dir(), "program", self._code, types, self._stepping, recipes)
+        specs = sorted(part.spec.key for part in found.parts if part.spec is not None)
+        return paired_benchmark.verdict_file(cache_dir(), "program", self._code, types, self._stepping, specs)
 
     def _sides(self, found: Bucket, rehearsal: Rehearsal) -> tuple[Any, Any, Any]:
         def ours() -> paired_benchmark.Outcome:
@@ -302,10 +302,10 @@ class Chosen:
         except Exception as error:  # noqa: BLE001 - the program's own error is raised again by the captured graph
             found = self._eager(*arguments)
             warn_once("run", f"the model goes on in eager mode: {error}")
-            self._settle(self._eager, "eager", str(error))
+            self._decide(self._eager, "eager", str(error))
             return found
 
-    def _settle(self, run: Run, runs: str, reason: str) -> None:
+    def _decide(self, run: Run, runs: str, reason: str) -> None:
         self._program.report.runs, self._program.report.reason = runs, reason
         self._run = run
 

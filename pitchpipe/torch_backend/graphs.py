@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pitchpipe.deploy.building import Recipe
+from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import LocalModel
 from pitchpipe.target_kind import kind_of, kind_of_device
@@ -100,9 +100,9 @@ class Graph:
         parts = []
         for at, piece in enumerate(found.pieces):
             name = f"{PREFIX}{at}"
-            report, recipe = self._recipe(name, piece, answers, found.target)
+            report, spec = self._spec(name, piece, answers, found.target)
             told.partitions.append(report)
-            parts.append(self._part(module.get_submodule(name), piece, recipe, report, device, alone))
+            parts.append(self._part(module.get_submodule(name), piece, spec, report, device, alone))
             setattr(module, name, parts[-1])
         return Prepared(graph=self, key=key_of(rounded), module=module, parts=parts), told
 
@@ -127,7 +127,7 @@ class Graph:
         )
         return find(wanted, self._options)
 
-    def _recipe(self, name: str, piece: Piece, found: Found, target: Target) -> tuple[PartitionReport, Recipe | None]:
+    def _spec(self, name: str, piece: Piece, found: Found, target: Target) -> tuple[PartitionReport, BuildSpec | None]:
         report, options = PartitionReport(name=name, operators=len(piece.nodes), reason=piece.reason), self._options
         if piece.identity is None:
             return report, None
@@ -145,10 +145,10 @@ class Graph:
             return report, None
         traces = {workload: best.trace for workload, best in used.items()}
         graphs = options.cuda_graphs and kind_of(target).records_graphs
-        return report, Recipe(model=_model(piece), target=target, traces=traces, cuda_graphs=graphs)
+        return report, BuildSpec(model=_model(piece), target=target, traces=traces, cuda_graphs=graphs)
 
     def _part(
-        self, eager: Any, piece: Piece, recipe: Recipe | None, report: PartitionReport, device: Any, alone: bool
+        self, eager: Any, piece: Piece, spec: BuildSpec | None, report: PartitionReport, device: Any, alone: bool
     ) -> Part:
         names = [node.name for node in eager.graph.find_nodes(op="placeholder")]
         if tuple(names) != piece.takes:
@@ -156,7 +156,7 @@ class Graph:
         _, results = tensors_of(eager)
         return Part(
             eager,
-            recipe,
+            spec,
             report,
             self._trials,
             is_weight=[name in piece.weights for name in names],

@@ -28,7 +28,7 @@ class Options:
     min_tier: Tier = Tier.TRANSFERRED
     """A schedule that fits less well is not used."""
     on_miss: OnMiss = "eager"
-    """What runs a partition none of whose schedules is there: eager, inductor, or TVM's default schedules."""
+    """What runs a partition none of whose schedules is there: eager, inductor, or (`default`) the baseline."""
     deadline_secs: float = DEADLINE_SECS
     """What a process waits for look-ups and builds in all, and what one call is delayed by trials of both sides at most,
     except in mode max-autotune. Until the compiled program is there and won, calls run as PyTorch runs them."""

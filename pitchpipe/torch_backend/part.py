@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pitchpipe.deploy.artifact import cache_dir, linker, open_library
-from pitchpipe.deploy.building import Recipe, failure, make
+from pitchpipe.deploy.building import BuildSpec, failure, make
 from pitchpipe.deploy.identity import write_json
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.torch_backend.beside import in_native_code, process_ends
@@ -38,7 +38,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         eager: Any,
-        recipe: Recipe | None,
+        spec: BuildSpec | None,
         report: PartitionReport,
         trials: Trials,
         *,
@@ -49,13 +49,13 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         alone: bool,
         otherwise: str,
     ) -> None:
-        """recipe: None where the partition is not to be compiled by us; `otherwise`, eager or inductor, runs it then.
+        """spec: None where the partition is not to be compiled by us; `otherwise`, eager or inductor, runs it then.
 
         training: weights change with every call. alone: it is all of its graph, which is tried as a whole.
         """
         super().__init__()
         self._eager = [eager]  # in a list: not a submodule
-        self.recipe, self.report, self._trials = recipe, report, trials
+        self.spec, self.report, self._trials = spec, report, trials
         self._is_weight, self._results, self._device = is_weight, results, device
         self._stepping, self._alone, self._otherwise = training, alone, otherwise
         (output,) = eager.graph.find_nodes(op="output")
@@ -73,7 +73,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     @property
     def compiled(self) -> bool:
         """Whether it runs compiled code of ours. Until that is decided: whether it may."""
-        return self.recipe is not None if self._run is None else self._runner is not None
+        return self.spec is not None if self._run is None else self._runner is not None
 
     @property
     def decided(self) -> bool:
@@ -86,7 +86,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
     def build(self) -> None:
         """Builds the library, or takes it from the cache, and opens it. Takes seconds; raises nothing."""
-        if self.recipe is None:
+        if self.spec is None:
             if self._otherwise != "inductor":
                 self._run = self._by_eager(self.report.reason)
             return
@@ -108,15 +108,15 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._run = self._guarded
 
     def _fail(self, what: str, error: Exception) -> None:
-        assert self.recipe is not None
+        assert self.spec is not None
         self._runner = None
         if not process_ends():
-            warn_once(self.recipe.key, f"{what}: {error}")
+            warn_once(self.spec.key, f"{what}: {error}")
         self._run = self._by_eager(str(error))
 
     def _verdict_file(self) -> Any:
-        assert self.recipe is not None
-        return verdict_file(cache_dir(), "partition", self.recipe.key, self._stepping)
+        assert self.spec is not None
+        return verdict_file(cache_dir(), "partition", self.spec.key, self._stepping)
 
     def _try(self, tensors: Sequence[Any]) -> None:
         """Goes on with the paired benchmark while there is time, unless another thread or process does."""
@@ -124,7 +124,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         if until is None or not self._deciding.acquire(blocking=False):
             return
         try:
-            if self._run is None and self.recipe is None:
+            if self._run is None and self.spec is None:
                 self._run = self._inductor(tensors)
             elif self._run is None and self._runner is not None and time.monotonic() < until:
                 self._go_on(tensors, until)
@@ -157,18 +157,18 @@ class Part(torch.nn.Module):  # type: ignore[misc]
             self._run = self._by_eager(verdict.reason, verdict)
 
     def _opened(self) -> Any:
-        assert self.recipe is not None
-        folder = self.recipe.folder(cache_dir())
+        assert self.spec is not None
+        folder = self.spec.folder(cache_dir())
         if (failed := failure(folder)) is not None:
             raise PitchpipeError(failed.detail)
         if linker() is None and not folder.exists():
             raise PitchpipeError("no linker was found, and the cache holds no library")
-        made = make(self.recipe, cache_dir())
+        made = make(self.spec, cache_dir())
         with in_native_code():
             from pitchpipe.torch_backend.run import Runner
 
-            manifest, library = open_library(made, self.recipe.target)
-            return Runner(manifest, library, self._device, self._is_weight, self._results, self.recipe.cuda_graphs)
+            manifest, library = open_library(made, self.spec.target)
+            return Runner(manifest, library, self._device, self._is_weight, self._results, self.spec.cuda_graphs)
 
     def _guarded(self, *tensors: Any) -> Any:
         runner = self._runner

@@ -77,8 +77,8 @@ class ProgramReport:
 
 
 @dataclass(kw_only=True)
-class Explanation:
-    """What `pitchpipe.explain` found; print it."""
+class CompileReport:
+    """What became of everything that one call compiled, as `explain` returns it; print it."""
 
     programs: list[ProgramReport] = field(default_factory=list)
     graph_breaks: dict[str, int] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class Runner:
         self._bound: tuple[list[int], list[Any]] | None = None
         self._aliases: list[Any] = []
         self._sample: Sample | None = None
-        self._settled = True
+        self._must_copy = True
         self._params: list[Any] = []
         self._copied: list[bool] | None = None
         self._stream: Any = None
@@ -73,10 +73,10 @@ class Runner:
                     results = self._results(tensors)
             else:
                 results = self._results(tensors)
-        if not self._settled:
+        if not self._must_copy:
             return tuple(results)
         return tuple(
-            _settled(result, copied, stride)
+            _copied_out(result, copied, stride)
             for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
         )
 
@@ -90,7 +90,7 @@ class Runner:
         if self._copied is None:
             again = listed(self._main(*inputs, *self._params))
             self._copied = shared(results, [*inputs, *self._params, *again])
-            self._settled = any(self._copied) or any(stride is not None for stride in self._strides)
+            self._must_copy = any(self._copied) or any(stride is not None for stride in self._strides)
         return results
 
     def forget(self) -> None:
@@ -209,7 +209,7 @@ def _unusual_stride(result: Any) -> tuple[int, ...] | None:
     return tuple(result.stride())
 
 
-def _settled(result: Any, copied: bool, stride: tuple[int, ...] | None) -> Any:
+def _copied_out(result: Any, copied: bool, stride: tuple[int, ...] | None) -> Any:
     if stride is not None:
         return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device).copy_(result)
     return result.clone() if copied else result

@@ -17,7 +17,7 @@ MEASURE_VERSION = 2
 2: large weights and activations are evicted from the caches before each call."""
 
 BASELINE_TRACE = "[[],[]]"
-"""The trace with no instruction: the untuned workload, on targets whose compiler accepts it unscheduled."""
+"""The trace with no instruction: the baseline on targets where the unscheduled workload can run."""
 
 
 class FailureKind(StrEnum):
@@ -34,7 +34,7 @@ class FailureKind(StrEnum):
     RUN_TIMEOUT = "run_timeout"
     """The compiled candidate ran longer than the limit."""
     WRONG_OUTPUT = "wrong_output"
-    """The outputs differ from the untransformed build by more than the tolerance."""
+    """The outputs differ from the baseline's by more than the tolerance."""
     WORKER_LOST = "worker_lost"
     """Retryable: the worker stopped answering. Twice makes the candidate quarantined."""
     DEVICE_ERROR = "device_error"
@@ -77,7 +77,7 @@ class Candidate(Wire):
 
 
 class CheckVerdict(Wire):
-    """Outcome of the output check against the untransformed build."""
+    """Outcome of the comparison of a candidate's outputs with the baseline's."""
 
     passed: bool
     max_abs_error: float = Field(ge=0, description="largest absolute difference; 1e308 stands for not finite")

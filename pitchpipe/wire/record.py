@@ -98,7 +98,7 @@ class Best(Wire):
     secs_low: float = Field(gt=0, description="lower end of the interval for medians of later runs")
     secs_high: float = Field(gt=0, description="upper end")
     baseline_secs: float | None = Field(
-        gt=0, description="median seconds of the untuned baseline in the same run; none where it ran out of time"
+        gt=0, description="median seconds of the baseline in the same run; none where it ran out of time"
     )
     device_class: Digest
     driver: str | None = Field(

@@ -73,7 +73,7 @@ class Task(Wire):
     bytes: float = Field(ge=0, description="bytes of inputs and weights read once and outputs written once")
     group: str = Field(description="similarity group: same operator structure, other sizes")
     baseline: str = Field(
-        default=BASELINE_TRACE, description="trace of the untuned default every speed-up is relative to"
+        default=BASELINE_TRACE, description="trace of the baseline, which every speed-up is relative to"
     )
     fixed: str | None = Field(default=None, description="trace of the default schedule, for a task that gets no trial")
     signature: Signature | None = Field(default=None, description="stored with the workload")

@@ -1,1 +1,1 @@
-"""What moves jobs along: the coordinator, the run of a job, its candidates, its cost model, idle tuning."""
+"""The coordinator and its parts: the run of a job, its queue of candidates, cost models, checks of models, idle tuning."""

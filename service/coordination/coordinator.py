@@ -1,8 +1,8 @@
-"""Moves every active job along: ingest, search, budget, cost model, confirmation; and makes jobs of what was missed
-while workers are idle. Imports no compiler.
+"""The coordinator: it steps every active job through ingest, search and confirmation, and makes jobs of misses while workers
+are idle. Imports no compiler.
 
-One coordinator is active at a time (a row in the database says which); the others wait. All that a job needs is in the
-database, so a coordinator that dies is replaced by one that goes on from there.
+One coordinator is active at a time (a row in the database says which); the others wait. The state of a job is in the
+database, so when a coordinator dies another one continues from there.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tuner.execution.engine import on_behalf
 log = structlog.get_logger()
 
 TICK_SECS = 0.25
-"""Longest wait between two looks at the database."""
+"""Longest wait between two ticks."""
 MAX_FAULTS = 5
-"""Steps of a job that may fail in a row, each rebuilt from the database, before the job is failed."""
+"""Steps of a job that may raise in a row, each of a run rebuilt from the database, before the job is failed."""
 
 
 class Coordinator:
-    """Runs in a thread of the server when embedded, or as a process of its own."""
+    """The coordinator, in a thread of the embedded server or a process of its own."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Coordinator:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops after the present tick; the executor's children are ended without waiting for their steps."""
+        """Stops after the present tick; the executors' children are ended without waiting for their steps."""
         self._stopping.set()
         self.wake.notify()
         if self._thread.is_alive():
@@ -72,7 +72,7 @@ class Coordinator:
             executor.shutdown(wait=False, cancel_futures=True)
 
     def run(self) -> None:
-        """Ticks until stopped. A failing tick is logged and repeated: the database is the truth, memory is rebuilt."""
+        """Ticks until stopped. A tick that raises is logged and repeated, with the jobs' runs rebuilt from the database."""
         while not self._stopping.is_set():
             try:
                 self.tick()
@@ -88,7 +88,7 @@ class Coordinator:
             log.exception("the role could not be given back; the next coordinator waits until it is overdue")
 
     def tick(self) -> None:
-        """One look at everything."""
+        """Renews the role, expires leases, and steps the checks of models, every active job and idle tuning once."""
         with self.database.transaction() as session:
             if not coordination.hold(session, self.holder, self.settings.coordinator_ttl_secs):
                 self._forget()
@@ -132,7 +132,7 @@ class Coordinator:
             log.exception("looking for idle workers failed")  # No user's job waits for it.
 
     def _step(self, job: str) -> None:
-        """One job's step. Whatever it raises touches no other job; what it keeps raising ends it."""
+        """Steps one job. An error affects no other job; MAX_FAULTS unexpected ones in a row fail this one."""
         try:
             self._runs[job].step()
             self._faults.pop(job, None)
@@ -142,7 +142,7 @@ class Coordinator:
             log.info("job ended elsewhere", job=job)
             self._drop(job)
         except (Overloaded, Unreachable) as error:
-            # The database or the engine is away, which is no job's fault and passes.
+            # The database or the engine is unavailable for now, which is no job's fault.
             log.warning("step postponed", job=job, error=error.detail)
             self._drop(job)
         except PitchpipeError as error:
@@ -163,14 +163,15 @@ class Coordinator:
         return self._predictors[key]
 
     def _tend_predictors(self, projects: set[str]) -> None:
-        """Stores models that finished training, also for jobs that ended meanwhile; forgets those nobody waits for."""
+        """Stores cost models that finished training, also for jobs that ended meanwhile, and drops the predictors of
+        projects without an active job."""
         for key, predictor in list(self._predictors.items()):
             predictor.step()
             if key[0] not in projects and not predictor.training:
                 del self._predictors[key]
 
     def _forget(self) -> None:
-        """What is in memory may be wrong: the next steps start from the database."""
+        """Drops all runs of jobs, because they may be outdated: the next steps rebuild them from the database."""
         for job in list(self._runs):
             self._drop(job)
 

@@ -1,8 +1,8 @@
-"""Tune as you deploy: what deployments missed is tuned while workers have nothing else to do.
+"""Idle tuning: the misses of deployments are tuned while workers have nothing else to do.
 
-A miss becomes a task of an ordinary job, whose candidates come after everybody's (store/batches.py): first only what similar
-workloads' schedules become here is tried, so that something better than the default is served soon; then, once all misses
-have had that, there is a search. What a day may cost is the project's to say, and is granted in the database.
+A miss becomes a task of an ordinary job, whose candidates are leased after those of users' jobs (store/batches.py). A first
+job tries only schedules of similar workloads, re-fitted, so that something better than the baseline is served soon. Once
+that was done for all misses, further jobs search. The project limits the trials of a day; the database grants them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.wake import Wake
 log = structlog.get_logger()
 
 LOOK_SECS = 1.0
-"""Between two looks for idle workers."""
+"""Time between two looks for idle workers."""
 
 
 class IdleTuning:
@@ -29,8 +29,8 @@ class IdleTuning:
         self._looked_at = -LOOK_SECS
 
     def step(self) -> None:
-        """A look, where one is due: settles the misses whose jobs have ended, makes at most one job for each project and
-        target whose workers are idle. Raises RoleLost."""
+        """Once every LOOK_SECS: records the outcome of the misses whose jobs have ended, and makes at most one job for each
+        project and target whose workers are idle. Raises RoleLost."""
         if time.monotonic() - self._looked_at < LOOK_SECS:
             return
         self._looked_at = time.monotonic()
@@ -38,7 +38,7 @@ class IdleTuning:
             ended, due = misses.at_work(session), misses.due(session)
         if ended:
             with self._database.transaction() as session:
-                misses.settle(session)
+                misses.close_ended(session)
         for project, target in due:
             with self._database.transaction() as session:
                 # Two coordinators would make two jobs.

@@ -1,4 +1,4 @@
-"""What a job's tuning loop asks of the database: the queue of its candidates, and candidates timed elsewhere to replay."""
+"""A job's tuning loop on the database: the queue of its candidates, and candidates of other circumstances to replay."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tuner.search.requests import Proposal
 from tuner.tuning.confirm import MeasuredBatch
 
 BATCHES_AHEAD = 2
-"""Batches of a job searched, queued or measured per active worker, so that none waits for a search."""
+"""Batches of a job that are searched for, queued or measured per active worker, so that no worker waits for a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRows:
-    """What both of this module's classes know: one active job, and the database that holds its rows."""
+    """One active job, and the database with its rows: what both classes of this module need."""
 
     project: str
     job: str
     holder: str
-    """Who coordinates: what it writes after it lost that role raises RoleLost."""
+    """The coordinator's name in the database: a write after it lost the role raises RoleLost."""
     origin: JobOrigin
     targets: frozenset[Target]
     tasks: Sequence[Task]
-    """A task is known to the tuning loop by its place in this sequence."""
+    """The tuning loop names a task by its index in this sequence."""
     database: Database
     wake: Wake
 
@@ -47,7 +47,7 @@ class JobQueue:
         self.rows, self.on_collected = rows, on_collected
 
     def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
-        """Queues the proposals that were never issued before."""
+        """Queues the proposals that were never issued before and returns how many those are."""
         rows, of = self.rows, self.rows.tasks[task]
         with rows.database.transaction() as session:
             coordination.assure(session, rows.holder)
@@ -67,7 +67,8 @@ class JobQueue:
         return issued
 
     def collect(self) -> list[MeasuredBatch]:
-        """Ended batches, marked observed in the transaction that reads them: a restart counts from the job's rows."""
+        """Batches that have ended. The transaction that reads them marks them as observed, so each is returned once, also
+        after a restart, when the ledger is rebuilt from the job's rows."""
         rows = self.rows
         with rows.database.transaction() as session:
             found = batches.finished(session, rows.job)
@@ -101,12 +102,12 @@ class JobReplays:
         circumstances: Callable[[Target], frozenset[Circumstances] | None],
         decide: Callable[[int, Best | None], bool],
     ) -> None:
-        """`circumstances` gives those of a target's workers, None while it has none; `decide` takes the verdict on a
-        task's replay and says whether it settles the task."""
+        """circumstances: target -> those of its workers, None while it has none. decide: takes the index of a task and the
+        verdict on its replay; returns whether the task then needs no search."""
         self.rows, self.circumstances, self.decide = rows, circumstances, decide
 
     def unreplayed(self, task: int, n: int) -> list[Proposal]:
-        """Of candidates that other circumstances have timed: what was served first, then the fastest."""
+        """At most `n` candidates that only other circumstances have timed: the one that is served, then the fastest."""
         rows, of = self.rows, self.rows.tasks[task]
         digest = of.workload.digest
         here = self.circumstances(of.target)
@@ -127,5 +128,5 @@ class JobReplays:
         return [Proposal(candidate=candidate, features=features) for candidate, features in known]
 
     def confirmed(self, task: int, best: Best | None) -> bool:
-        """Serves the verdict at once; a search that follows may replace it."""
+        """Serves the verdict at once; a search that follows may replace it. Whether none needs to follow."""
         return self.decide(task, best)

@@ -1,4 +1,4 @@
-"""One active job in the coordinator's memory: rebuilt from the database whenever the process is new."""
+"""One active job in the coordinator's memory. A new coordinator process rebuilds it from the database."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tuner.workload.bound import bound_secs
 log = structlog.get_logger()
 
 BATCH_CANDIDATES = 32
-"""Candidates of one search round: enough to amortise a search, few enough that feedback comes soon."""
+"""Candidates of one search round, at most: enough to amortise the search, few enough to learn from results soon."""
 DONORS = 4
 """Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/tuning/budget.py,
 FEWEST)."""
 CONFIRM_SECS = 1.5
 """Seconds held back from a budget in seconds for each task's confirming run."""
 MAX_CRASHES = 3
-"""A model whose split died this often fails its job: once may be the fault of a host that ran out of memory."""
+"""Deaths of the process that splits a model, after which the job fails: one may be due to a host without memory."""
 
 
 class JobRun:
@@ -58,7 +58,7 @@ class JobRun:
         predictor: Callable[[str, str], ProjectPredictor],
         holder: str,
     ) -> None:
-        """`holder` is who coordinates: what it writes after it lost that role raises RoleLost."""
+        """holder: the coordinator's name in the database; a write after it lost the role raises RoleLost."""
         self.project, self.job, self.holder = project, job, holder
         self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
         self._split: Future[list[Task]] | None = None
@@ -70,7 +70,7 @@ class JobRun:
         self._looked_at = time.monotonic()
 
     def step(self) -> None:
-        """Moves whatever can move; raises the error that fails the job, or RoleLost."""
+        """Advances the job as far as is possible without waiting. Raises the error that fails the job, or RoleLost."""
         now = time.monotonic()
         self._spent_secs += now - self._looked_at
         self._looked_at = now
@@ -91,7 +91,7 @@ class JobRun:
             self._enter(JobState.CONFIRMING)
 
     def abandon(self) -> None:
-        """Nobody waits for what was asked of the executor: what has not started yet never will."""
+        """Cancels the steps that the executor has not started yet."""
         if self._split is not None:
             self._split.cancel()
         if self._loop is not None:
@@ -108,7 +108,7 @@ class JobRun:
 
     def _ingest(self, view: JobView) -> bool:
         if view.origin in (JobOrigin.UPGRADE, JobOrigin.RETUNE):
-            # The workloads as jobs met them: another version may split their model into others.
+            # The workloads as earlier jobs stored them: another version may split the model into other workloads.
             if view.state is JobState.QUEUED:
                 self._enter(JobState.INGESTING)
             with self.database.reading() as session:
@@ -123,7 +123,7 @@ class JobRun:
                 model = models.get(session, self.project, view.model)
                 ingested = models.ingested(session, self.project, view.model)
             if ingested is None:
-                return False  # ModelChecks, in the same ticks, reads it
+                return False  # ModelChecks will store it
             self._split = self.executor.submit(
                 split_ingested, self.blobs.get(ingested), model.format.value, view.targets
             )
@@ -150,10 +150,11 @@ class JobRun:
         return self._accept(view, tasks)
 
     def _accept(self, view: JobView, tasks: list[Task]) -> bool:
-        """Stores the tasks. Marks those reused that were settled on the workers of today with at least the effort this job
-        offers, and those to be replayed that were found under other circumstances.
+        """Stores the tasks and marks which are reused and which are replayed.
 
-        False, and nothing is stored, while no worker serves a target for which that has to be known.
+        A task is reused if its best was confirmed under the circumstances of an active worker, by a job whose effort was at
+        least that of this job. It is replayed if its schedules were found under other circumstances only. False, with
+        nothing stored, while a task has stored schedules and no worker serves its target, so that this is not known.
         """
         offered = self._effort(view, tasks)
         with self.database.transaction() as session:
@@ -213,7 +214,7 @@ class JobRun:
                 in_flight[at] += batch.candidates
                 batches_in_flight[at] += 1
         if self._confirming:
-            # No trial is spent after the confirming runs began: which tasks had become stale is not stored.
+            # No trial is spent after the confirming runs began, and which tasks had become stale is not stored.
             for ledger in self._ledger.tasks:
                 ledger.exhausted = True
         done: set[int] = set()
@@ -265,16 +266,16 @@ class JobRun:
         )
 
     def _circumstances(self, target: Target) -> frozenset[Circumstances] | None:
-        """Those of all workers that measured for the job or might have; None while there was none.
+        """The circumstances of all workers that have measured for the job or could have; None while there was none.
 
-        A worker that is lost takes nothing with it: what it measured for this job stays comparable with the rest.
+        Those of a worker that was lost meanwhile stay, so that its measurements for this job still count.
         """
         with self.database.reading() as session:
             self._here[target] |= workers.circumstances(session, self.project, target)
         return self._here[target] or None
 
     def _learn_bounds(self) -> None:
-        """How fast each task can be on the workers that are active now. While there is none, what was known stays."""
+        """Updates the bound of each task from the rooflines of the active workers; without any, the old bound stays."""
         with self.database.reading() as session:
             rooflines = {target: workers.rooflines(session, self.project, target) for target in self._targets}
         learnt = []
@@ -297,9 +298,10 @@ class JobRun:
         self._decide(at, best, last=True)
 
     def _decide(self, at: int, best: Best | None, *, last: bool) -> bool:
-        """Takes a confirming run's verdict on a task, the `last` one or that on a replay; whether the task is settled by it.
+        """Stores the verdict of a confirming run on a task; returns whether the task then needs no search.
 
-        It is where what an earlier effort had found still holds, and that effort is as large as this job's.
+        last: whether the run came after the search, not after a replay. No search is needed where a replayed schedule still
+        holds and was found with at least the effort that this job offers.
         """
         task = self._tasks[at]
         digest, target = task.workload.digest, task.target
@@ -311,12 +313,12 @@ class JobRun:
                 holds = still_holds(before, best, ended)
                 effort, owed = (spent, 0.0) if holds else (0.0, spent)
                 jobs.update_task(session, self.job, digest, target, replay=outcome(task, before, best, ended))
-            settled = holds and spent >= self._offered
+            enough = holds and spent >= self._offered
             if best is None:
-                return settled
+                return enough
             refitted = before is not None and before.origin is Origin.TRANSFERRED and not last
             if (self._origin is JobOrigin.TRANSFER or refitted) and best.record is not None:
-                # After a search the winner is the best that was found, wherever it began.
+                # Not after a search: its winner counts as found by the search, also where that began with a donor.
                 candidate = candidate_digest(digest, best.trace)
                 source = batches.source(session, self.project, digest, target, candidate)
                 if source is not None:
@@ -325,15 +327,15 @@ class JobRun:
                 first = replays.first_found(session, self.project, digest, target, best)
                 best = best.model_copy(update={"replayed_from": first})
             if self._origin is not JobOrigin.TRANSFER or best.record is not None:
-                # Where nothing that was re-fitted beat the baseline, the search is still to come: a miss stays one.
+                # Without a re-fitted schedule that is faster, nothing is served and the miss waits for a search.
                 records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
-            if last or settled or self._origin is JobOrigin.UPGRADE:
+            if last or enough or self._origin is JobOrigin.UPGRADE:
                 secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
                 jobs.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
-        return settled
+        return enough
 
     def _publish(self) -> None:
-        """Progress for whoever watches, after batches were charged."""
+        """Stores the job's progress and appends it to its events."""
         self._published = self._ledger.trials
         ledger = self._ledger
         eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
@@ -353,9 +355,9 @@ class JobRun:
 
     def _complete(self) -> None:
         with self.database.transaction() as session:
-            if self._origin is not JobOrigin.UPGRADE:  # What it replayed keeps the effort of before, or none.
+            if self._origin is not JobOrigin.UPGRADE:  # An upgrade searches nothing, so it adds no effort.
                 for workload, target, device_class in jobs.confirmed_on(session, self.job):
-                    records.settle(session, self.project, workload, target, device_class, self._offered)
+                    records.add_effort(session, self.project, workload, target, device_class, self._offered)
             jobs.transition(session, self.job, JobState.DONE)
         self.wake.notify()
 

@@ -1,7 +1,7 @@
-"""Uploaded models are read before anything is built on them: by the executor, once, with the verdict on their row.
+"""Checks of uploaded models: the executor reads each once, and the verdict is stored in the model's row.
 
-Imports no compiler. A model that waits for its verdict is a row in the database, so a coordinator that dies loses
-nothing: the next one reads the same models.
+Imports no compiler. A model without a verdict is a row in the database, so when a coordinator dies the next one checks the
+same models.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tuner.execution.steps import check_model
 log = structlog.get_logger()
 
 IN_FLIGHT = 4
-"""Models given to the executor at once: it should not run dry, and their bytes are in memory."""
+"""Models given to the executor at once: enough to keep it busy, few because their bytes are held in memory."""
 MAX_CRASHES = 3
-"""A model whose reading ended without a verdict this often (a child died) is refused."""
+"""Checks that may end without a verdict (a child died) before the model is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class _Check:
 
 
 class ModelChecks:
-    """Gives unchecked models to the executor and stores what it says. One thread calls it."""
+    """Gives unchecked models to the executor and stores its verdicts. One thread calls it."""
 
     def __init__(self, database: Database, blobs: Blobs, wake: Wake, executor: Executor) -> None:
         self._database, self._blobs, self._wake, self._executor = database, blobs, wake, executor
@@ -42,11 +42,11 @@ class ModelChecks:
         self._crashes: dict[str, int] = {}
 
     def step(self) -> None:
-        """Stores the verdicts that are there and hands out what is unchecked. Never blocks on a check."""
+        """Stores the verdicts that have arrived and submits unchecked models. Never waits for a check."""
         done = [check for check in self._checks.values() if check.future.done()]
         for check in done:
             del self._checks[check.model.id]
-            self._settle(check)
+            self._store_verdict(check)
         with self._database.reading() as session:
             waiting = models.unchecked(session, IN_FLIGHT)
         for model in waiting:
@@ -56,7 +56,7 @@ class ModelChecks:
             self._wake.notify()
 
     def forget(self) -> None:
-        """Another process coordinates now: what is under way here is its to repeat."""
+        """Cancels all checks, because another process coordinates now and repeats them."""
         for check in self._checks.values():
             check.future.cancel()
         self._checks.clear()
@@ -72,7 +72,7 @@ class ModelChecks:
         future.add_done_callback(lambda _: self._wake.notify())
         self._checks[model.id] = _Check(model=model, future=future)
 
-    def _settle(self, check: _Check) -> None:
+    def _store_verdict(self, check: _Check) -> None:
         model = check.model
         try:
             ingested = check.future.result()
@@ -87,7 +87,7 @@ class ModelChecks:
                 self._refuse(model, InvalidModel(f"reading the model crashed {crashes} times: {_cause(error)}"))
         else:
             self._crashes.pop(model.id, None)
-            # The blob comes first: a row that points to nothing would be a lie.
+            # The blob is stored first, so that no row refers to a blob that does not exist.
             blob = self._blobs.put(ingested)
             with self._database.transaction() as session:
                 models.accept(session, model.id, blob)

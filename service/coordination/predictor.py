@@ -1,6 +1,7 @@
-"""The newest cost model of a (project, target kind), refitted in the executor while tuning goes on.
+"""The newest cost model of a (project, target kind), trained again in the executor while tuning goes on.
 
-Advisory (promise 9): a model that is lost, damaged or fails to train leaves the search at random and changes no answer.
+Advisory: without a cost model, because it is lost, damaged or fails to train, the search ranks at random and no answer
+changes.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tuner.search.requests import Sample, TrainedModel
 log = structlog.get_logger()
 
 REFIT_GROWTH = 0.2
-"""A model is refitted when the samples have grown by this share since the last one."""
+"""Growth of the number of samples, since the last training, after which a cost model is trained again."""
 REFIT_MIN_SAMPLES = 64
 TRAINING_SAMPLES = 20_000
-"""Newest samples of a target kind that a model learns from, whichever job measured them."""
+"""Newest samples of a target kind that a cost model is trained on, of all jobs of the project."""
 
 
 class ProjectPredictor:
@@ -41,23 +42,23 @@ class ProjectPredictor:
         self._training: Future[TrainedModel | None] | None = None
 
     def latest(self) -> bytes | None:
-        """The newest model that finished training."""
+        """The newest cost model that finished training, serialised; None without one."""
         self.step()
         return self._data
 
     @property
     def training(self) -> bool:
-        """Whether a refit is under way."""
+        """Whether a training is under way."""
         return self._training is not None
 
     def step(self) -> None:
-        """Stores a model that finished training."""
+        """Stores a cost model that finished training."""
         if self._training is not None and self._training.done():
             training, self._training = self._training, None
             self._adopt(training)
 
     def observe(self, measured: int) -> None:
-        """Counts new measurements and starts a refit when there are enough."""
+        """Counts new measurements and starts a training when there are enough."""
         self._unseen += measured
         if self._training is not None or self._unseen < self._due:
             return
@@ -74,7 +75,7 @@ class ProjectPredictor:
 
     @property
     def _due(self) -> float:
-        """New samples for which a refit is worth it; twice as many after every failure."""
+        """New samples after which the next training starts; twice as many after every failure."""
         return float(max(REFIT_MIN_SAMPLES, REFIT_GROWTH * self._samples) * 2**self._failures)
 
     def _stored(self) -> bytes | None:
@@ -97,5 +98,5 @@ class ProjectPredictor:
                 cost_models.add(session, self.project, self.target_kind, digest, trained.metrics, trained.samples)
         except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
             log.warning("cost model not trained or not stored", error=str(error))
-            # What it learns from is much the same next time: one that hangs or dies is not tried for every batch.
+            # The next training would have nearly the same samples, so one that hangs or dies is not repeated at once.
             self._failures += 1

@@ -29,8 +29,9 @@ PRIORITY = {
     (Purpose.CONFIRM, True): 2,
     (Purpose.SEARCH, True): 3,
 }
-"""(purpose, idle) -> place in the queue. Confirmations first: they end jobs. What no user waits for comes last: it gives way
-whenever a worker leases, which is between batches. A REPLAY stands where a SEARCH does."""
+"""(purpose, whether the job is idle tuning) -> priority, lower is first. Confirming runs come first, because they end jobs.
+Jobs that no user waits for come last, so users' candidates are leased before theirs. A REPLAY has the priority of a
+SEARCH."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class OpenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Of a job's candidates; issued = queued + leased + terminal."""
+    """Numbers of a job's candidates by state; issued = queued + leased + terminal."""
 
     issued: int
     queued: int
@@ -76,12 +77,13 @@ def issue(
     features: Mapping[str, bytes] | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> int:
-    """Queues candidates as one batch; how many were new. Zero makes no batch.
+    """Queues candidates as one batch and returns how many were new; without a new one there is no batch.
 
     A SEARCH candidate that this project already issued for the workload, target and measure version is skipped; a REPLAY
     candidate never is, since it was measured under other circumstances.
-    `features` by candidate digest go with the record; `sources`, likewise, say from which workloads' traces candidates were
-    re-fitted. Raises InvalidTransition when the job has ended.
+
+    features: candidate digest -> packed features, stored with the record. sources: candidate digest -> digest of the
+    workload from whose trace it was re-fitted. Raises NotFound, and InvalidTransition when the job has ended.
     """
     found = session.execute(
         select(Job.project, Job.state, Job.origin).where(Job.id == job).with_for_update(key_share=True)
@@ -135,9 +137,9 @@ def issue(
 
 
 def finished(session: Session, job: str) -> list[FinishedBatch]:
-    """Batches not yet observed, none of whose candidates is queued or leased; oldest first.
+    """Batches that are not observed yet and have no queued or leased candidate, oldest first.
 
-    A task is its place in `jobs.tasks`. Cancelled candidates have no result and are left out.
+    A batch names its task by the position in `jobs.tasks`. Cancelled candidates have no result and are left out.
     """
     rows = session.execute(
         select(Batch, JobTask.position)
@@ -158,7 +160,7 @@ def finished(session: Session, job: str) -> list[FinishedBatch]:
 
 
 def observed(session: Session, batches: Iterable[int]) -> None:
-    """The coordinator has seen these: `finished` no longer gives them."""
+    """Marks batches as observed by the coordinator: `finished` no longer returns them."""
     session.execute(update(Batch).where(Batch.id.in_(list(batches))).values(observed=True))
 
 
@@ -189,9 +191,9 @@ def open_(session: Session, job: str) -> list[OpenBatch]:
 
 
 def charged_early(session: Session, job: str) -> dict[tuple[str, str], int]:
-    """(workload, Target.key) -> candidates already charged to the job whose batch is not observed yet.
+    """(workload, Target.key) -> number of candidates that are charged to the job while their batch is not observed yet.
 
-    A coordinator that starts anew sees them twice, in the job's trials and in the batch when it ends; it must count once.
+    A restarted coordinator would count them twice, in the job's trials and again when the batch ends; it subtracts them.
     """
     rows = session.execute(
         select(Batch.workload, Batch.target_key, func.count())
@@ -203,7 +205,7 @@ def charged_early(session: Session, job: str) -> dict[tuple[str, str], int]:
 
 
 def purposes(session: Session, job: str) -> dict[tuple[str, str], set[tuple[Purpose, bool]]]:
-    """(workload, Target.key) -> (purpose, whether it was observed) of the batches that the job issued."""
+    """(workload, Target.key) -> the (purpose, whether observed) of the batches that the job issued."""
     rows = session.execute(
         select(Batch.workload, Batch.target_key, Batch.purpose, Batch.observed).where(Batch.job == job).distinct()
     )
@@ -215,7 +217,8 @@ def purposes(session: Session, job: str) -> dict[tuple[str, str], set[tuple[Purp
 
 
 def cancel_job(session: Session, job: str) -> int:
-    """Cancels what is queued; what is leased may still be reported, and is cancelled if it is not. How many."""
+    """Cancels the job's queued candidates and returns how many. Leased ones may still be reported; those that are not are
+    cancelled when their lease ends."""
     rows = session.execute(
         update(CandidateRow)
         .where(CandidateRow.job == job, CandidateRow.state == CandidateState.QUEUED)
@@ -226,7 +229,7 @@ def cancel_job(session: Session, job: str) -> int:
 
 
 def counts(session: Session, job: str) -> Counts:
-    """Where the job's candidates are."""
+    """The job's candidates, counted by state."""
     rows = session.execute(
         select(CandidateRow.state, func.count()).where(CandidateRow.job == job).group_by(CandidateRow.state)
     )
@@ -239,7 +242,7 @@ def counts(session: Session, job: str) -> Counts:
 def seen(
     session: Session, project: str, workload: str, target: Target, measure_version: int = MEASURE_VERSION
 ) -> frozenset[str]:
-    """Digests of the SEARCH candidates issued so far and of every record: what is not to be proposed again."""
+    """Digests of the candidates that a search must not propose again: those it issued, and those of every record."""
     key = target_digest(target)
     issued = select(CandidateRow.digest).where(
         CandidateRow.project == project,
@@ -259,7 +262,7 @@ def seen(
 
 
 def source(session: Session, project: str, workload: str, target: Target, candidate: str) -> str | None:
-    """Digest of the workload whose trace was re-fitted into this candidate when it was searched for; None for no such."""
+    """Digest of the workload from whose trace the candidate was re-fitted; None for a candidate that was not."""
     return session.scalar(
         select(CandidateRow.source).where(
             CandidateRow.project == project,

@@ -13,7 +13,7 @@ _ROLE = "coordinator"
 
 
 class RoleLost(Exception):
-    """Another coordinator took over: what this one has in memory is no longer true."""
+    """Another coordinator took over, so what this one has in memory may be outdated."""
 
 
 def hold(session: Session, holder: str, ttl_secs: float) -> bool:
@@ -29,9 +29,9 @@ def hold(session: Session, holder: str, ttl_secs: float) -> bool:
 
 
 def assure(session: Session, holder: str) -> None:
-    """Keeps the role where it is until the transaction ends; raises RoleLost if another has it already.
+    """Locks the role until the transaction ends; raises RoleLost if another holder has it.
 
-    For writes that the next coordinator counts on having seen: one that was held up past its TTL must not make them.
+    For writes that a coordinator must not make after its TTL ran out, since the next one has read the rows by then.
     """
     found = session.execute(select(Holder.holder).where(Holder.role == _ROLE).with_for_update()).scalar_one_or_none()
     if found != holder:
@@ -39,7 +39,8 @@ def assure(session: Session, holder: str) -> None:
 
 
 def vacate(session: Session) -> None:
-    """Nobody holds the role: for a process that knows it is alone, after one that was killed with it."""
+    """Frees the role, whoever holds it: for a process that knows that no coordinator runs, since one may have been killed
+    while it held the role."""
     session.execute(update(Holder).where(Holder.role == _ROLE).values(expires_at=0.0))
 
 

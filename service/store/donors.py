@@ -1,4 +1,4 @@
-"""Whose schedules a search may begin with: served ones of similar workloads, for the same target."""
+"""Donors: similar workloads with a served schedule for the same target, with which a search may begin."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tuner.search.transfer import Known
 
 CONSIDERED = 32
-"""Workloads of the same anchor with more work, and as many with less, that are ranked: those with about as much."""
+"""Workloads of the same anchor that are ranked: so many with the next larger size, and as many with the next smaller."""
 
 
 def known(session: Session, project: str, workload: str, target: Target) -> tuple[Signature | None, list[Known]]:
-    """The workload's signature, and what is served for others of its anchor; nothing where it has no signature."""
+    """(the workload's signature, served schedules of others with its anchor); (None, []) where it has no signature."""
     from tuner.search.transfer import Known  # The API's processes never come here, and load nothing of the tuner.
 
     own = session.get(StoredWorkload, (project, workload), populate_existing=True)

@@ -1,6 +1,6 @@
-"""How the candidates of a lease end: with a result of their own, queued again, quarantined, cancelled.
+"""The end of a lease: its candidates get a result, or are queued again, quarantined or cancelled.
 
-Everything an ending changes (candidates, records, the charge, the lease) is written in the caller's transaction.
+All changes (candidates, records, charged trials, the lease) are written in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from service.tables import Batch, CandidateRow, Job, JobTask, Lease, LeaseResult
 
 
 def body_digest(result: Measurement) -> str:
-    """Tells whether a repeated report says the same, also to a service that knows more fields than the one before."""
+    """Digest by which a repeated report is recognised. Fields without a value do not count, so it is the same for a service
+    that knows more fields."""
     return json_digest(result.model_dump(mode="json", exclude_none=True))
 
 
 @dataclass(kw_only=True)
 class Ending:
-    """How the candidates of one lease end. Holds the job's row, so that no cancellation comes between."""
+    """Ends the candidates of one lease. It locks the job's row, so that the job is not cancelled meanwhile."""
 
     session: Session
     lease: Lease
     job_ended: bool
     leased: dict[str, CandidateRow]
-    """What the lease still holds, by digest."""
+    """Candidate digest -> candidate that has not ended."""
     queued: int = 0
     _records: list[TuningRecord] = field(default_factory=list)
     _features: dict[str, bytes] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Ending:
         return cls(session=session, lease=lease, job_ended=state.ended, leased=leased, _at=clock(session))
 
     def accept(self, result: Measurement) -> None:
-        """A result that the worker reports."""
+        """Takes a result that the worker reports. Raises InvalidReport for a candidate that the lease does not hold."""
         candidate = self.leased.get(result.candidate)
         if candidate is None:
             raise InvalidReport(f"lease {self.lease.id} holds no candidate {result.candidate}")
@@ -69,7 +70,8 @@ class Ending:
             )
 
     def lose(self, candidate: CandidateRow, kind: FailureKind, detail: str) -> None:
-        """The lease ended without a result that is the candidate's own: again, or quarantine."""
+        """Ends a candidate for which the lease gave no result of its own: it is queued again, or quarantined after
+        MAX_LOSSES such leases."""
         candidate.losses += 1
         if candidate.losses < MAX_LOSSES:
             self._requeue(candidate)
@@ -80,12 +82,12 @@ class Ending:
         )
 
     def give_back(self) -> None:
-        """The worker is done with the lease: what it did not measure is queued again, at nobody's cost."""
+        """Queues all candidates again that the worker hands back unmeasured, without counting a loss."""
         for candidate in list(self.leased.values()):
             self._requeue(candidate)
 
     def finish(self, state: LeaseState) -> None:
-        """Writes records, charges, and the lease's state."""
+        """Writes the records, charges their trials to job and task, and sets the lease's state."""
         self.session.flush()
         self.session.execute(update(Lease).where(Lease.id == self.lease.id).values(state=state))
         records.add(self.session, self.lease.project, self._records, self._features)

@@ -1,7 +1,7 @@
-"""Why a look-up has no exact answer: the asked key beside the nearest stored ones.
+"""Explanations of look-ups without an exact answer: the asked key beside the nearest stored keys.
 
-Near is, first, the same workload on other targets, devices or toolchains; then workloads with the same anchor, which have
-about as many FLOPs, and so lie side by side in an index, whatever their number.
+Nearest are the same workload on other targets, devices or toolchains; then workloads with the same anchor and about as many
+FLOPs, which are found as neighbours in an index, however many workloads are stored.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from service.store.workloads import size
 from service.tables import BestRow, StoredWorkload
 
 NEAREST = 3
-"""Stored keys told per workload."""
+"""Stored keys listed for each workload."""
 NEIGHBOURS = 32
 """Workloads looked at on either side of one in the index, by size."""
 MOST_EXPLAINED = 128
-"""Workloads whose neighbours are looked for; a model has some tens of workloads. The others tell their reason only."""
+"""Workloads for which stored keys are looked for, since a model has some tens; further ones get only a reason."""
 _OTHER = 1.0
-"""Distance of another epilogue or element type; of a shape, the sum of its extents' octaves."""
+"""Distance of another epilogue or element type. That of another shape is the sum of |log2| of the extents' ratios."""
 _MISFIT = 2.0
 """Distance of a target whose schedules cannot be used."""
 
 
 def explain(session: Session, project: str, request: ExplainRequest) -> ExplainResponse:
-    """Everything that has no exact answer, in the asked order."""
+    """An explanation of every workload without an exact answer, in the asked order."""
     inexact = [answer for answer in lookup(session, project, request).answers if answer.tier is not Tier.EXACT]
     told: dict[str, Signature] = {signed.workload: signed for signed in request.signatures}
     signatures = {**told, **_signatures(session, project, [answer.workload for answer in inexact])}
@@ -106,7 +106,7 @@ def _told(answer: ScheduleAnswer, mine: Signature | None, nearest: Sequence[Near
 def _near_key(
     row: Row, target: Target, model: str | None, request: ExplainRequest, mine: Signature | None, its: Signature | None
 ) -> NearKey:
-    """`mine` is absent where the workload is the asked one itself."""
+    """How a stored key differs from the asked one. `mine` is None where the stored workload is the asked one itself."""
     shapes = [] if mine is None or its is None else list(_of_signatures(mine, its))
     if mine is not None and not shapes:
         # Strides, constants, the order of operators: what a signature does not tell.
@@ -161,14 +161,14 @@ def _by(extents: Sequence[int]) -> str:
 
 
 def _distance(mine: Signature, its: Signature) -> float:
-    """Of two workloads with the same anchor, whose extents are equally many."""
+    """Distance of two workloads with the same anchor, which have equally many extents."""
     octaves = sum(abs(math.log2(a / b)) for a, b in zip(mine.extents, its.extents, strict=False) if a > 0 and b > 0)
     types = {argument.dtype for argument in mine.arguments} != {argument.dtype for argument in its.arguments}
     return octaves + _OTHER * (types + (mine.operators != its.operators))
 
 
 def _signatures(session: Session, project: str, workloads: Sequence[str]) -> dict[str, Signature]:
-    """Of those that the service knows."""
+    """Signatures of the workloads that the service knows."""
     rows = session.execute(
         select(StoredWorkload.digest, StoredWorkload.signature).where(
             StoredWorkload.project == project, one_of(session, StoredWorkload.digest, workloads)
@@ -178,7 +178,7 @@ def _signatures(session: Session, project: str, workloads: Sequence[str]) -> dic
 
 
 def _neighbours(session: Session, project: str, workload: str, mine: Signature) -> dict[str, Signature]:
-    """Workloads of the same anchor that have a best, nearest in size."""
+    """Signatures of the workloads of the same anchor that have a best and are nearest in size."""
     has_best = exists().where(
         BestRow.project == project,
         BestRow.workload == StoredWorkload.digest,

@@ -37,10 +37,10 @@ def submit(
     origin: JobOrigin = JobOrigin.USER,
     only: Sequence[str] | None = None,
 ) -> tuple[JobView, bool]:
-    """The job and whether this call made it. The same key with the same request gives the old job.
+    """The job, and whether this call made it: the same key with the same request gives the old job.
 
-    Of the model's workloads only those of the digests `only` are its tasks, all where that is None.
-    Raises NotFound for the model, IdempotencyConflict for the same key with another request.
+    only: digests of the workloads that become tasks; None for all of the model's. Raises NotFound for an unknown model,
+    IdempotencyConflict for the same key with another request.
     """
     models.get(session, project, request.model)
     body = request.model_dump(mode="json", by_alias=True)
@@ -79,7 +79,7 @@ def submit(
 
 
 def get(session: Session, project: str, job: str) -> JobView:
-    """With its tasks. Raises NotFound."""
+    """The job with its tasks. Raises NotFound."""
     row = session.execute(
         select(Job).where(Job.project == project, Job.id == job).execution_options(populate_existing=True)
     ).scalar_one_or_none()
@@ -94,7 +94,7 @@ def get(session: Session, project: str, job: str) -> JobView:
 def list_(
     session: Session, project: str, cursor: str | None = None, limit: int = 100
 ) -> tuple[list[JobView], str | None]:
-    """Newest first, without tasks."""
+    """Jobs without their tasks, newest first."""
     rows, following = page(session, select(Job).where(Job.project == project), Job.id, "job", cursor, limit)
     found = _models(session, rows)
     return [_view(row, found[row.model], ()) for row in rows], following
@@ -125,9 +125,9 @@ def only(session: Session, job: str) -> frozenset[str] | None:
 def transition(
     session: Session, job: str, to: JobState, error: str | None = None, error_code: str | None = None
 ) -> None:
-    """Moves the job and appends a STATE event. A job that ends takes its queued candidates with it.
+    """Changes the job's state and appends a STATE event. The queued candidates of a job that ends are cancelled.
 
-    Raises InvalidTransition, which tells the history.
+    Raises InvalidTransition, which lists the states so far.
     """
     state = _lock(session, job)
     if to not in states.JOB[state]:
@@ -155,10 +155,10 @@ def history(session: Session, job: str) -> list[JobState]:
 
 
 def cancel(session: Session, project: str, job: str) -> JobView:
-    """Idempotent. Raises NotFound, and InvalidTransition for a job that is done or failed."""
+    """Cancels the job; idempotent. Raises NotFound, and InvalidTransition for a job that is done or failed."""
     view = get(session, project, job)
     if view.state is not JobState.CANCELLED:
-        # A cancellation that came in between is the same cancellation.
+        # Another cancellation may have come first; then there is nothing left to do.
         if _lock(session, job) is not JobState.CANCELLED:
             transition(session, job, JobState.CANCELLED)
         view = get(session, project, job)
@@ -166,9 +166,9 @@ def cancel(session: Session, project: str, job: str) -> JobView:
 
 
 def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
-    """What the model was split into, and its workloads, each once however many targets it has.
+    """Stores the tasks that the model was split into, and their workloads, each once for all targets.
 
-    Repeating it, after a restart, keeps what the tasks were already charged.
+    Idempotent: after a restart the trials that tasks were already charged stay.
     """
     project = session.execute(select(Job.project).where(Job.id == job)).scalar_one()
     for task in {task.workload.digest: task for task in tasks}.values():
@@ -193,7 +193,7 @@ def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
 
 
 def tasks(session: Session, job: str) -> list[Task]:
-    """In the order they were given, with their IR."""
+    """The job's tasks in the order of `set_tasks`, with their IR."""
     rows = session.execute(
         select(JobTask, StoredWorkload)
         .join(
@@ -214,9 +214,8 @@ def tasks(session: Session, job: str) -> list[Task]:
 
 
 def known_tasks(session: Session, project: str, workloads: Sequence[str], target: Target) -> list[tuple[str, Task]]:
-    """(model, Task) of the workloads, in their order, as the newest job of the project had them; unknown ones are left out.
-
-    A task of a job that imported traces comes without these.
+    """(model, Task) of each workload, in the given order, from the newest job of the project that has it; unknown ones are
+    left out. The imported traces (seeds) of a task are not included.
     """
     rows = session.execute(
         select(JobTask, StoredWorkload, Job.model)
@@ -249,13 +248,16 @@ def known_tasks(session: Session, project: str, workloads: Sequence[str], target
 def to_be_replayed(
     session: Session, job: str, workload: str, target: Target, earlier: Best | None, effort: float
 ) -> None:
-    """The task was found under other circumstances; `earlier` is what was served of it, settled with `effort`."""
+    """Marks the task for a replay, since its schedules were found under other circumstances.
+
+    earlier: its best that is served, if any. effort: trials per task that the job which found it offered.
+    """
     body = None if earlier is None else earlier.model_dump(mode="json")
     update_task(session, job, workload, target, replay=Replay.DUE, earlier=body, earlier_effort=effort)
 
 
 def replay(session: Session, job: str, workload: str, target: Target) -> tuple[Replay | None, Best | None, float]:
-    """(what became of it, what was served, its effort) of a task that is replayed; (None, None, 0) of another."""
+    """(state of the replay, best that was served before, its effort) of a task; (None, None, 0.0) without a replay."""
     row = session.execute(
         select(JobTask.replay, JobTask.earlier, JobTask.earlier_effort).where(
             JobTask.job == job, JobTask.workload == workload, JobTask.target_key == target_digest(target)
@@ -265,7 +267,7 @@ def replay(session: Session, job: str, workload: str, target: Target) -> tuple[R
 
 
 def confirmed_on(session: Session, job: str) -> list[tuple[str, Target, str]]:
-    """(workload, target, device class) of the tasks whose verdict the job has."""
+    """(workload, target, device class) of the tasks that the job has confirmed."""
     rows = session.execute(
         select(JobTask.workload, JobTask.target_key, JobTask.device_class).where(
             JobTask.job == job, JobTask.device_class.is_not(None), JobTask.tuned_secs.is_not(None)
@@ -275,7 +277,7 @@ def confirmed_on(session: Session, job: str) -> list[tuple[str, Target, str]]:
 
 
 def update_task(session: Session, job: str, workload: str, target: Target, **fields: Any) -> None:
-    """Sets one or some of _TASK_FIELDS. Trials are charged by reports alone."""
+    """Sets some of _TASK_FIELDS. Trials are no such field: only reports charge them. Raises InvalidInput, NotFound."""
     if unknown := fields.keys() - _TASK_FIELDS:
         raise InvalidInput(f"{sorted(unknown)} of a task are not set by hand")
     changed = session.execute(
@@ -289,7 +291,7 @@ def update_task(session: Session, job: str, workload: str, target: Target, **fie
 
 
 def update_progress(session: Session, job: str, progress: Progress, spent_secs: float) -> None:
-    """Stores the progress. Its trials are not: views show those that reports charged."""
+    """Stores the progress, except its trials: views show those that reports charged. Raises NotFound."""
     changed = session.execute(
         update(Job)
         .where(Job.id == job)

@@ -69,7 +69,7 @@ class Row(NamedTuple):
     replayed_from: dict[str, Any] | None
     worker: str | None
     trace: str | None
-    """Of those for the asked target; the others' are read when one is chosen."""
+    """Read for the asked target only; of the others, where one is chosen."""
 
 
 class _Choice(NamedTuple):
@@ -85,7 +85,8 @@ def generation(session: Reading, project: str) -> int:
 
 
 def entity_tag(project: str, request: LookupRequest, generation: int) -> str:
-    """Names the answer to a request: equal tags, equal answers. Another release may answer differently."""
+    """HTTP's ETag of the answer to a request: equal tags have equal answers. It includes the release, since another release
+    may answer differently."""
     asked = f"{_release()}\n{project}\n{request.model_dump_json(by_alias=True)}"
     return f'"{generation:x}-{sha256(asked.encode())[:32]}"'
 
@@ -96,9 +97,9 @@ def lookup(session: Reading, project: str, request: LookupRequest) -> LookupResp
 
 
 def answer(session: Reading, project: str, request: LookupRequest) -> tuple[int, LookupResponse]:
-    """The same with the generation that it is of.
+    """(generation, answers as of that generation).
 
-    A best that is replaced while this reads is read again: no answer mixes two of them.
+    Reads again where a best was replaced between the two statements, so that no answer combines two bests.
     """
     while (found := _answer_once(session, project, request)) is None:
         pass
@@ -148,8 +149,11 @@ def read(session: Reading, project: str, workloads: Sequence[str], target: Targe
 
 
 def _by_driver(connection: Connection, asked: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The rows, from PostgreSQL's driver itself: what SQLAlchemy does around a statement takes longer than this one does.
-    None with another database, and after an error: SQLAlchemy, asked again, knows what it means."""
+    """The rows, read through PostgreSQL's driver directly: SQLAlchemy's overhead takes longer than the statement.
+
+    None with another database, and after an error, so that the statement is repeated by SQLAlchemy, which translates the
+    error.
+    """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):
         return None
@@ -245,7 +249,7 @@ def _choose(
 
 
 def _differences(row: Row, request: LookupRequest) -> list[str]:
-    """In what the circumstances of the confirming run are not those that were asked for."""
+    """How the circumstances of the confirming run differ from those that were asked for, in words."""
     return [
         f"{name} was not named" if asked is None else f"confirmed with another {name}"
         for name, asked, got in (
@@ -261,7 +265,7 @@ def _key(row: Row) -> _Key:
 
 
 def _traces(session: Reading, project: str, rows: Sequence[Row]) -> dict[_Key, str]:
-    """Traces of these rows, among others; a row that was replaced in between has none."""
+    """Traces by the key of a row, at least of these rows; one that was replaced since it was read is missing."""
     if not rows:
         return {}
     key = (BestRow.workload, BestRow.target_key, BestRow.device_class, BestRow.confirmed_at)
@@ -300,7 +304,7 @@ def _answer(
 
 
 def _first_found(earlier: Mapping[str, Any], row: Row, models: Mapping[str, str]) -> str:
-    """In what the circumstances in which it was found first differ from those of its replay."""
+    """How the circumstances under which a schedule was first found differ from those of its replay, in words."""
     told = []
     if earlier["device_class"] != row.device_class:
         told.append(models.get(earlier["device_class"], "another device"))

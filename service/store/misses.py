@@ -1,11 +1,12 @@
-"""What deployments missed: reported, ranked by what it costs them, and handed to jobs within the project's budget.
+"""Misses, the workloads that deployments found no schedule for: counted, ranked by the seconds spent on them, and given to
+jobs within the project's budget.
 
-A second spent without a schedule counts half after HALF_LIFE_SECS. All values shrink at the same rate, so their order does
-not change while nothing is reported; `rank` is the logarithm of a value as it would be at time zero,
+A second spent without a schedule counts half after HALF_LIFE_SECS. All values decay at the same rate, so their order does
+not change while nothing is reported. `rank` is the logarithm of a value as it would be at time zero,
 
     rank = ln(sum_i v_i exp(k t_i)),  k = ln 2 / HALF_LIFE_SECS,  value(t) = exp(rank - k t)
 
-and an index on it is in order for ever (Cormode et al., "Forward Decay", ICDE 2009).
+so an index on it never has to be updated for the decay (Cormode et al., "Forward Decay", ICDE 2009).
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from service.store.values import get_target, insert, put_target, target_digest
 from service.tables import Job, JobTask, Miss, MissReportRow, Project, WorkerRow, spelled
 
 MAX_KEPT = 4096
-"""Misses of a project; beyond, the least valuable are forgotten."""
+"""Misses kept of a project; beyond that the least valuable are deleted."""
 REPORTS_KEPT_SECS = 86400.0
 """How long a repeated report is recognised."""
 UNKNOWN_SECS = 1e-3
-"""Of one run, where nobody told: misses of one report are then ranked by how often they run."""
+"""Assumed seconds of one run where they are not known: misses of one report are then ranked by their runs."""
 MAX_VALUE_SECS = 1e7
-"""That one report may add to a workload: a hundred days."""
+"""Most that one report may add to the value of a workload: a hundred days."""
 TRANSFER_TRIALS = 4
-"""Of a task's first look: as many schedules of similar workloads are re-fitted (service/coordination/job_run.py, DONORS)."""
+"""Trials of a miss's first job, which re-fits as many schedules of similar workloads (service/coordination/job_run.py,
+DONORS)."""
 TUNE_TRIALS = 64
-"""Of its search."""
+"""Trials of a miss's second job, which searches."""
 MISSES_PER_JOB = 16
 _DECAY = math.log(2) / HALF_LIFE_SECS
 _DAY_SECS = 86400
@@ -56,14 +58,15 @@ _PLAN = (
     (MissStage.WAITING, MissStage.TRANSFERRING, JobOrigin.TRANSFER, TRANSFER_TRIALS),
     (MissStage.TRANSFERRED, MissStage.TUNING, JobOrigin.MISSES, TUNE_TRIALS),
 )
-"""(stage, stage while a job works on it, that job's origin, trials per workload); what comes first is done first."""
+"""(stage, stage while a job works on it, that job's origin, trials per workload), in the order in which jobs are made."""
 _AFTER = {MissStage.TRANSFERRING: MissStage.TRANSFERRED, MissStage.TUNING: MissStage.TUNED}
 
 
 def report(session: Session, project: str, body: MissReport, key: str | None = None) -> MissReceipt:
-    """Counts what a deployment missed; the same key again counts nothing and gives the same receipt.
+    """Counts what a deployment missed. A report with a key that was used counts nothing and gives the earlier receipt.
 
-    Raises NotFound for the model, or why it was refused; IdempotencyConflict for the same key with another body.
+    Raises NotFound for an unknown model, the reason of its refusal for one that was refused, and IdempotencyConflict for
+    the same key with another body.
     """
     digest = json_digest(body.model_dump(mode="json"))
     if key is not None and (before := _reported(session, project, key, digest)) is not None:
@@ -88,7 +91,7 @@ def report(session: Session, project: str, body: MissReport, key: str | None = N
 
 
 def list_(session: Session, project: str, target: Target | None = None, limit: int = 100) -> list[MissView]:
-    """The most valuable first, whatever their stage."""
+    """Misses of every stage, the most valuable first."""
     query = select(Miss).where(Miss.project == project)
     if target is not None:
         query = query.where(Miss.target_key == target_digest(target))
@@ -110,7 +113,7 @@ def list_(session: Session, project: str, target: Target | None = None, limit: i
 
 
 def budget(session: Session, project: str) -> IdleBudget:
-    """What the project lets a day cost, and what was granted of today's."""
+    """The project's budget in trials per day (UTC), and how many of today's were granted."""
     return _budget(session.get_one(Project, project, populate_existing=True), _today(session))
 
 
@@ -120,13 +123,13 @@ def _budget(owner: Project, today: int) -> IdleBudget:
 
 
 def set_budget(session: Session, project: str, trials_per_day: int) -> IdleBudget:
-    """From now on; what was granted today counts against it."""
+    """Sets the budget from now on; trials that were granted today count against it."""
     session.execute(update(Project).where(Project.id == project).values(idle_trials=trials_per_day))
     return budget(session, project)
 
 
 def due(session: Session) -> list[tuple[str, Target]]:
-    """(project, target) that have misses to work on, a budget, and active workers without any job. Only reads."""
+    """Every (project, target) that has misses to work on, a budget, and active workers without a job. Only reads."""
     waiting = select(Miss.project, Miss.target_key).join(Project, Project.id == Miss.project)
     rows = session.execute(
         waiting.where(
@@ -149,11 +152,11 @@ def due(session: Session) -> list[tuple[str, Target]]:
 
 
 def take(session: Session, project: str, target: Target) -> str | None:
-    """Id of a new job for the most valuable misses of one model, its trials granted from today's budget; None when there
-    is nothing to do, or not enough left today.
+    """Makes a job for the most valuable misses of one model, with trials granted from today's budget; returns its id.
 
-    One transaction grants, makes the job and marks the misses: the project's row, locked before anything is read, orders
-    calls.
+    None where there is no miss to work on or too little is left of the budget. One transaction grants the trials, makes the
+    job and marks the misses; concurrent calls wait for the lock on the project's row, which is taken before anything is
+    read.
     """
     owner = session.get_one(Project, project, with_for_update={"key_share": True}, populate_existing=True)
     today = _today(session)
@@ -191,12 +194,12 @@ def take(session: Session, project: str, target: Target) -> str | None:
 
 
 def at_work(session: Session) -> bool:
-    """Whether `settle` would find something. Only reads."""
+    """Whether `close_ended` would find something. Only reads."""
     return session.scalar(_ended().limit(1)) is not None
 
 
-def settle(session: Session) -> int:
-    """Moves the misses on whose jobs have ended; how many."""
+def close_ended(session: Session) -> int:
+    """Sets the next stage of every miss whose job has ended; returns how many there were."""
     locked = _ended().order_by(Miss.target_key, Miss.workload).with_for_update(of=Miss)  # In the order of reports.
     rows = session.scalars(locked.execution_options(populate_existing=True)).all()
     for row in rows:
@@ -215,7 +218,7 @@ def _ended() -> Select[Miss]:
 
 
 def _reported(session: Session, project: str, key: str, digest: str) -> MissReceipt | None:
-    """The receipt of a report that came before; None, and the key is taken, for one that is new."""
+    """The receipt of an earlier report with the same key; None for a new key, which is stored."""
     at = clock(session)
     session.execute(
         delete(MissReportRow).where(MissReportRow.project == project, MissReportRow.at < at - REPORTS_KEPT_SECS),
@@ -236,7 +239,7 @@ def _reported(session: Session, project: str, key: str, digest: str) -> MissRece
 
 
 def _summed(misses: Sequence[MissCount]) -> dict[str, MissCount]:
-    """One entry per workload, in the order they were told."""
+    """The counts added up to one entry per workload, in the order of the report."""
     runs: Counter[str] = Counter()
     found: dict[str, MissCount] = {}
     for miss in misses:
@@ -252,14 +255,14 @@ def _summed(misses: Sequence[MissCount]) -> dict[str, MissCount]:
 
 
 def _carriers(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, str]:
-    """workload -> the newest model a job found it in, for this target if there is one; unknown ones are left out."""
+    """workload -> the newest model that a job found it in, preferably for this target; unknown ones are left out."""
     rows = session.execute(
         select(JobTask.workload, Job.model)
         .join(Job, Job.id == JobTask.job)
         .where(JobTask.project == project, JobTask.workload.in_(workloads))
         .order_by(case((JobTask.target_key == target_digest(target), 1), else_=0), Job.id)
     )
-    return dict(rows.all())  # The last of each stays.
+    return dict(rows.all())  # Of several rows of a workload the last counts.
 
 
 def _count(
@@ -270,11 +273,11 @@ def _count(
     carriers: dict[str, str],
     named: str | None,
 ) -> None:
-    """Adds to the rows of these misses, in one order: reports never wait for each other in a circle."""
+    """Adds to the rows of these misses. Rows are locked in the order of their digests, so that reports do not deadlock."""
     digests = [miss.workload for miss in misses]
     key, at = put_target(session, target), clock(session)
     served = records.bests(session, project, digests, target)
-    done = {w for w, effort in records.settled(session, project, digests, target).items() if effort >= TUNE_TRIALS}
+    done = {w for w, effort in records.efforts(session, project, digests, target).items() if effort >= TUNE_TRIALS}
     old = {row.workload: row for row in _rows(session, project, key, digests)}
     fresh: list[dict[str, Any]] = []
     for miss in misses:
@@ -331,7 +334,7 @@ def _forget_the_least(session: Session, project: str) -> None:
     ).one_or_none()
     if least is None:
         return
-    # What another report has in hand is left to the next one: no two wait for each other.
+    # Rows that another report has locked are left to the next one, so that no two wait for each other.
     beyond = select(Miss).where(
         Miss.project == project, Miss.rank <= least, Miss.stage.not_in([spelled(stage) for stage in _AFTER])
     )

@@ -1,7 +1,7 @@
-"""Uploaded models: what they are, and what reading them gave; their bytes are blobs.
+"""Uploaded models and the verdict on them; their bytes are blobs.
 
-A model is looked at before anything is built on it (service/coordination/model_checks.py). One that is refused stays as a
-row out of sight for a while: whoever asks for it, or uploads the same bytes again, is told why.
+A model is checked after its upload (service/coordination/model_checks.py). The row of one that was refused is kept for a
+while and is not listed: requests for it, and uploads of the same bytes, get the reason.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from service.store.values import insert
 from service.tables import Job, Model
 
 REFUSAL_SECS = 600.0
-"""How long a refusal is remembered: a time limit may have struck because the machine was busy, and software gets
-better."""
+"""How long a refusal is remembered: the cause may be a time limit on a busy machine, or an operator that a later version
+supports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncheckedModel:
-    """A model that nobody has read yet."""
+    """A model without a verdict yet."""
 
     id: str
     project: str
@@ -72,14 +72,14 @@ def get(session: Session, project: str, model: str) -> ModelView:
 
 
 def ingested(session: Session, project: str, model: str) -> str | None:
-    """Digest of the blob that reading the model gave; None until it was read. Raises as `get` does."""
+    """Digest of the blob with the ingested model; None until it was checked. Raises as `get` does."""
     row = _row(session, project, model)
     _judged(row)
     return row.ingested
 
 
 def compare(session: Session, project: str, model: str, comparison: Comparison) -> ModelView:
-    """Keeps what a client says of the model. One that could not compare it changes nothing where another did.
+    """Stores a client's comparison of the model. One that says "not compared" does not replace a real one.
 
     Raises as `get` does.
     """
@@ -103,7 +103,7 @@ def list_(
 
 
 def unchecked(session: Session, limit: int) -> list[UncheckedModel]:
-    """Models to read next, oldest first within a project, every project's first before any project's second."""
+    """Models to check next: round robin over projects, within a project the oldest first."""
     turn = func.row_number().over(partition_by=Model.project, order_by=Model.id)
     rows = session.execute(
         select(Model.id, Model.project, Model.format, Model.digest)
@@ -115,12 +115,13 @@ def unchecked(session: Session, limit: int) -> list[UncheckedModel]:
 
 
 def accept(session: Session, model: str, blob: str) -> None:
-    """The model can be tuned, and `blob` is what reading it gave. Changes nothing once there is a verdict."""
+    """Records that the model can be tuned; `blob` has the ingested model. Changes nothing once there is a verdict."""
     _decide(session, model, state=ModelState.VALID, ingested=blob, error=None, error_code=None)
 
 
 def refuse(session: Session, model: str, reason: PitchpipeError) -> None:
-    """The model cannot be tuned. Changes nothing once there is a verdict. Forgets refusals that are old."""
+    """Records that the model cannot be tuned, and deletes refusals older than REFUSAL_SECS. Changes nothing once there is a
+    verdict."""
     _decide(session, model, state=ModelState.INVALID, ingested=None, error=reason.detail, error_code=reason.code)
     old = Model.checked_at < now(session) - REFUSAL_SECS
     session.execute(

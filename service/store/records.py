@@ -1,4 +1,4 @@
-"""Tuning records and the best of them. Nothing here ever answers for another target or another project."""
+"""Tuning records and the best of them. A query sees records of its own project and exactly its own target."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from service.tables import BestRow, JobTask, Project, Record, StoredDevice, Stor
 def add(
     session: Session, project: str, records: Sequence[TuningRecord], features: Mapping[str, bytes] | None = None
 ) -> int:
-    """Stores records; one whose id is known is left as it is. How many were new. `features` by candidate digest."""
+    """Stores records, except those whose id is known; returns how many were new.
+
+    features: candidate digest -> packed features, which are stored with the candidate's record.
+    """
     rows = [_row(session, project, record, features or {}) for record in records]
     if not rows:
         return 0
@@ -97,9 +100,9 @@ def for_task(session: Session, project: str, workload: str, target: Target) -> l
 def fastest(
     session: Session, project: str, workload: str, target: Target, n: int, here: Collection[Circumstances] | None = None
 ) -> tuple[tuple[str, float | None], ...]:
-    """(trace, least median seconds) of the `n` fastest candidates, each once; then those without a time, oldest first.
+    """(trace, least median seconds) of at most `n` candidates: the fastest first, then those without a time, oldest first.
 
-    With `here` only what was measured under one of these circumstances: times of others say little about it.
+    here: only records measured under one of these circumstances count, since times under others are not comparable.
     """
     secs, trace = func.min(Record.secs), func.min(Record.trace)
     rows = session.execute(
@@ -145,8 +148,8 @@ def set_best(
 ) -> None:
     """Serves `best` from now on, in place of the older one of its device class.
 
-    `effort` and `owed` (see BestRow) are what it begins with; what the older one was settled with under the same
-    circumstances stays, if that is more.
+    `effort` and `owed` (see BestRow) are its first values; those of the older one stay where they are larger and it was
+    confirmed under the same circumstances. A best that was found by a search is not replaced by a transferred one.
 
     Raises InvalidInput unless its record is a timed one of this project, workload, target, trace and device class, and
     was no slower than the baseline. A `best` without a record says that the baseline won.
@@ -190,7 +193,7 @@ def set_best(
     )
     given = statement.excluded
     differs = or_(BestRow.toolchain != given.toolchain, BestRow.driver != given.driver)
-    settled = {
+    kept = {
         name: case(
             (or_(differs, BestRow.__table__.c[name] < given[name]), given[name]), else_=BestRow.__table__.c[name]
         )
@@ -199,15 +202,16 @@ def set_best(
     session.execute(
         statement.on_conflict_do_update(
             index_elements=list(BestRow.__table__.primary_key),
-            set_={name: given[name] for name in columns} | settled,
-            # What was found by a search never gives way to what was re-fitted from another's.
+            set_={name: given[name] for name in columns} | kept,
+            # A best that was found by a search is never replaced by one that was re-fitted from another workload's.
             where=or_(given.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)),
         )
     )
 
 
 def _next_generation(session: Session, project: str) -> None:
-    """First of all that a transaction changes of what is served: the project's row then orders such transactions."""
+    """Raises the project's generation. Called before a transaction changes what is served, so that the lock on the
+    project's row orders such transactions."""
     at = cast(now(session) * 1e6, BigInteger)
     session.execute(
         update(Project)
@@ -256,8 +260,9 @@ def bests(
     return found
 
 
-def settle(session: Session, project: str, workload: str, target: Target, device_class: str, effort: float) -> None:
-    """A finished job offered `effort` (trials per task) to what it confirmed on the device class; the largest is kept."""
+def add_effort(session: Session, project: str, workload: str, target: Target, device_class: str, effort: float) -> None:
+    """Records that a finished job offered `effort` (trials per task) to a workload whose best it confirmed on the device
+    class; the largest effort is kept."""
     session.execute(
         update(BestRow)
         .where(
@@ -271,8 +276,8 @@ def settle(session: Session, project: str, workload: str, target: Target, device
     )
 
 
-def settled(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, float]:
-    """workload -> the largest effort that a finished job offered it, on any device; those never settled are left out."""
+def efforts(session: Session, project: str, workloads: Sequence[str], target: Target) -> dict[str, float]:
+    """workload -> the largest effort that a finished job offered it, on any device; workloads without one are left out."""
     rows = session.execute(
         select(BestRow.workload, func.max(BestRow.effort))
         .where(
@@ -290,9 +295,9 @@ def settled(session: Session, project: str, workloads: Sequence[str], target: Ta
 class SqlRecordStore:
     """The tuner's RecordStore on a project's tables. Thread-safe; each call is one transaction, durable on return.
 
-    `device_class` and `toolchain`, where given, decide which of several bests `best` prefers. `here` tells under which
-    circumstances the candidates of a target must have been measured for `fastest` to name them; `best` then names none that
-    failed under these.
+    device_class, toolchain: which of several bests `best` prefers.
+    here: target -> circumstances, or None for any. `fastest` returns only candidates that were measured under one of them,
+    and `best` none that was measured under one of them without ever getting a time.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What was found under other circumstances than those of the workers that would use it now.
+"""Schedules that were found under other circumstances than those of the workers that would use them now.
 
-Circumstances are device class, toolchain and driver (values.Circumstances). A schedule found under others may have become
-slow, may compute something else or may build no more; it is replayed (built, checked, timed) before anybody relies on it.
+Circumstances are device class, toolchain and driver (values.Circumstances). Under others a schedule may be slow, compute
+something else or not compile; so it is replayed (built, checked, timed) before it is used.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class Found:
     best: Best | None
     """Served; None where candidates were timed and none was confirmed."""
     effort: float
-    """Trials per task that it was settled with."""
+    """Trials per task that the job which confirmed it offered."""
     current: bool
-    """It was confirmed under the circumstances of a worker of today."""
+    """Whether it was confirmed under the circumstances of a worker that is active now."""
 
 
 def circumstances_of(best: Best | Earlier | BestRow) -> Circumstances:
-    """Under which it was confirmed."""
+    """The circumstances under which it was confirmed."""
     return Circumstances(best.device_class, best.toolchain, best.driver)
 
 
 def found(
     session: Session, project: str, workloads: Collection[str], target: Target, here: Collection[Circumstances]
 ) -> list[Found]:
-    """What is known of the workloads for exactly this target; of which nothing is, they are left out.
+    """What is known of the workloads for exactly this target; those of which nothing is known are left out.
 
-    Of several bests that one counts which was confirmed under one of the circumstances `here`, then one of the same device
-    class, then one of the same toolchain; among equals the newest.
+    Of several bests of a workload one confirmed under one of the circumstances `here` counts first, then one of the same
+    device class, then one of the same toolchain; among equals the newest.
     """
     chosen = standing(session, project, target, here, workloads)
     known = {
@@ -67,7 +67,10 @@ def standing(
     here: Collection[Circumstances],
     workloads: Collection[str] | None = None,
 ) -> dict[str, tuple[BestRow, bool]]:
-    """workload -> (the best that counts as `found` says, whether it was confirmed under `here`); None is all workloads."""
+    """workload -> (the best that counts, in the order that `found` states; whether it was confirmed under `here`).
+
+    workloads: None for all of the project.
+    """
     classes, toolchains = ({getattr(each, name) for each in here} for name in ("device_class", "toolchain"))
     query = _bests(project, target)
     if workloads is not None:
@@ -90,7 +93,7 @@ def standing(
 def _measured_elsewhere(
     session: Session, project: str, workloads: Collection[str], target: Target, here: Collection[Circumstances]
 ) -> list[str]:
-    """Those of the workloads that have a time, and nothing under the circumstances `here`."""
+    """The workloads that have a timed record, but no record at all under the circumstances `here`."""
     rows = session.scalars(
         select(Record.workload)
         .where(
@@ -106,7 +109,7 @@ def _measured_elsewhere(
 
 
 def measured_by(session: Session, job: str, target: Target) -> frozenset[Circumstances]:
-    """Under which the job has measured for the target."""
+    """The circumstances under which the job has measured for the target."""
     rows = session.execute(
         select(Record.device_key, Record.toolchain_key)
         .join(CandidateRow, (CandidateRow.project == Record.project) & (CandidateRow.record == Record.id))
@@ -129,8 +132,8 @@ def unreplayed(
 ) -> list[tuple[Candidate, bytes | None]]:
     """At most `n` candidates that were timed, but never measured under the circumstances `here`, with their features.
 
-    The candidate of digest `first` comes first, then the fastest. Those of digests `without` are left out, and those that
-    wait for being replayed.
+    The candidate with the digest `first` comes first, then the fastest. Left out are the digests `without` and candidates
+    that are already queued for a replay.
     """
     if n < 1:
         return []
@@ -168,7 +171,7 @@ def unreplayed(
 
 
 def failures(session: Session, job: str, workload: str, target: Target) -> list[FailureKind | None]:
-    """How what the job replayed of a task ended, in the order of its results; None is a time."""
+    """The failure of every candidate of a task that the job replayed, in the order of results; None for one with a time."""
     rows = session.scalars(
         select(Record.failure)
         .join(CandidateRow, (CandidateRow.project == Record.project) & (CandidateRow.record == Record.id))
@@ -185,9 +188,10 @@ def failures(session: Session, job: str, workload: str, target: Target) -> list[
 
 
 def first_found(session: Session, project: str, workload: str, target: Target, best: Best) -> Earlier | None:
-    """Where the schedule of a best was found, if that was under other circumstances than those of the best.
+    """The measurement in which the schedule of a best was first found; None if that was under the circumstances of the best.
 
-    What is or was served of it tells, through every replay in between; else its oldest time does.
+    It is taken from the bests that are or were served with this trace, which pass it on from replay to replay, else from
+    the oldest timed record of the trace.
     """
     own = circumstances_of(best)
     served = [

@@ -1,7 +1,8 @@
-"""What a project serves that was confirmed under other circumstances than its workers have now, and jobs that replay it.
+"""Outdated schedules of a project, those confirmed under other circumstances than its active workers have, and jobs that
+replay them.
 
-Nothing is remembered of an upgrade but what it did: a workload leaves the list when it was confirmed on a worker of today
-and, where that came out worse than before, when a job has searched since. So whatever interrupts it, the next one goes on.
+The state of an upgrade is in its results only: a workload leaves the list once it is confirmed on an active worker and,
+where the replay was worse than before, once a job has searched. So an interrupted upgrade is continued by the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from service.tables import BestRow, Job, JobTask
 
 
 def outdated(session: Session, project: str, target: Target | None = None, limit: int = 100) -> OutdatedList:
-    """What is left to do, in the order in which it should be done, for targets that an active worker serves."""
+    """The outdated schedules for targets that an active worker serves, in the order in which to replay them."""
     served = {worker.target for worker in workers.active(session, project)}
     found: list[Outdated] = []
     for wanted in sorted(served, key=str) if target is None else served & {target}:
@@ -94,7 +95,7 @@ def _weights(session: Session, project: str, target: Target, workloads: Collecti
 
 
 def _saved_secs(row: BestRow) -> float:
-    """Of one run; a baseline that ran out of time took at least the limit."""
+    """Seconds that the schedule saves in one run; a baseline that ran out of time counts as the time limit."""
     baseline_secs = MeasureConfig().run_timeout_secs if row.baseline_secs is None else row.baseline_secs
     return max(0.0, baseline_secs - row.secs)
 

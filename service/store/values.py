@@ -1,4 +1,4 @@
-"""Values inside rows: targets, devices, toolchains, stored once and pointed to by digest; results, stored in place."""
+"""Values that rows hold: targets, devices and toolchains, stored once and referenced by digest; results, stored in place."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ Value = TypeVar("Value", bound=Wire)
 
 
 class Circumstances(NamedTuple):
-    """What decides, beside workload and target, how fast a schedule is and whether it can be built at all."""
+    """Device class, toolchain and driver: what decides, beside workload and target, whether a schedule compiles and how
+    fast it is."""
 
     device_class: str
     toolchain: str
-    """Its one comparable line."""
+    """`Toolchain.key`."""
     driver: str | None
-    """None where nobody told: then it differs from none."""
+    """None where it is not known; it then counts as equal to any."""
 
     def same(self, other: Circumstances) -> bool:
-        """Whether nothing that is known tells them apart."""
+        """Whether both are equal, as far as is known."""
         drivers = {driver for driver in (self.driver, other.driver) if driver is not None}
         return self[:2] == other[:2] and len(drivers) < 2
 
     def differences(self, other: Circumstances) -> list[str]:
-        """What tells them apart, by name."""
+        """Names of the parts in which they are known to differ."""
         named = zip(("device class", "toolchain", "driver"), self, other, strict=True)
         return [name for name, mine, its in named if mine != its and None not in (mine, its)]
 
@@ -46,7 +47,7 @@ class Circumstances(NamedTuple):
 Kept = TypeVar("Kept")
 Stored = StoredTarget | StoredDevice | StoredToolchain
 _MAX_REMEMBERED = 4096
-"""Of targets, and of device models: more than a fleet has; a memory this small costs nothing to drop and fill again."""
+"""Entries of each cache below: more than a fleet has targets or device models. A full cache is cleared."""
 _TARGETS: dict[str, Target] = {}
 _MODELS: dict[str, str] = {}
 Insert = postgresql.Insert | sqlite.Insert
@@ -96,7 +97,7 @@ def get_toolchain(session: Session, key: str) -> Toolchain:
 
 
 def get_circumstances(session: Session, device_key: str, toolchain_key: str) -> Circumstances:
-    """Those of a stored device with a stored toolchain."""
+    """The circumstances that a stored device and a stored toolchain make."""
     device = get_device(session, device_key)
     return Circumstances(device.device_class, get_toolchain(session, toolchain_key).key, device.driver)
 
@@ -107,7 +108,7 @@ def targets(session: Session | Connection, keys: Collection[str]) -> dict[str, T
 
 
 def device_models(session: Session | Connection, classes: Collection[str]) -> dict[str, str]:
-    """Device class -> hardware model, which is part of what the class is a digest of; of those that a worker had."""
+    """Device class -> hardware model, for classes that a worker had. A class is a digest over the model, so it has one."""
     return _remembered(_MODELS, classes, lambda missing: _read_models(session, missing))
 
 
@@ -124,7 +125,7 @@ def _read_models(session: Session | Connection, classes: list[str]) -> dict[str,
 def _remembered(
     known: dict[str, Kept], keys: Collection[str], read: Callable[[list[str]], dict[str, Kept]]
 ) -> dict[str, Kept]:
-    """What is known of the keys, after reading those that are not."""
+    """The values of the keys, from the cache `known` or, once, from `read`."""
     found = {key: known[key] for key in keys if key in known}
     if missing := sorted(set(keys) - found.keys()):
         new = read(missing)
@@ -141,7 +142,7 @@ def measurement(row: Record) -> Measurement:
 
 
 def _known(session: Session) -> dict[tuple[type[Stored], str], Wire]:
-    """Values this transaction has met: a list of a thousand records names one target."""
+    """Values that this transaction has read: a list of a thousand records may name one target."""
     found: dict[tuple[type[Stored], str], Wire] = session.info.setdefault("values", {})
     return found
 
@@ -167,7 +168,7 @@ def _get(session: Session, table: type[Stored], kind: type[Value], key: str) -> 
 
 
 def best_of(row: Any, trace: str) -> Best:
-    """What a row of the table `best`, or the same columns of it, says; its trace may have been read apart."""
+    """The Best of a row of the table `best`, or of the same columns, with its trace, which may have been read separately."""
     return Best(
         record=row.record,
         trace=trace,

@@ -33,13 +33,13 @@ from service.tables import WorkerRow, spelled
 log = structlog.get_logger()
 
 _HISTORY_KEPT = 20
-"""Transitions kept per worker: enough to tell what happened."""
+"""Newest state transitions that are kept of a worker."""
 
 
 def register(session: Session, project: str, registration: WorkerRegistration) -> WorkerView:
-    """The worker of that name, made if it is new, active, and described as it says now. How steady it is, is unknown.
+    """Makes the worker of that name if it is new, sets it active and stores its description; its steadiness is reset.
 
-    Its roofline is kept as long as it has the same device and target, unless the registration brings another.
+    Its roofline is kept while device and target are the same, unless the registration has a new one.
     """
     at = clock(session)
     described = {
@@ -97,7 +97,10 @@ def list_(
 
 
 def touch(session: Session, project: str, worker: str, *, measured: int = 0) -> WorkerState:
-    """The worker was heard of, and measured so many: a lost one is active again. Its state. Raises NotFound."""
+    """Records that the worker was heard of and has measured `measured` more candidates; a lost one becomes active again.
+
+    Returns its state. Raises NotFound.
+    """
     found = session.execute(
         update(WorkerRow)
         .where(WorkerRow.project == project, WorkerRow.id == worker)
@@ -113,9 +116,9 @@ def touch(session: Session, project: str, worker: str, *, measured: int = 0) -> 
 
 
 def steady(session: Session, worker: str, steadiness: Steadiness) -> None:
-    """Stores how steady the worker is now. For a caller that has its row already, by `touch`.
+    """Stores the worker's steadiness. The caller has locked its row already, by `touch`.
 
-    When it turns noisy or quiet the log tells so, once that is durable.
+    When the worker becomes noisy or quiet, that is logged after the transaction is committed.
     """
     row = session.get_one(WorkerRow, worker, populate_existing=True)
     turned = steadiness.noisy is not bool(row.noisy)
@@ -128,7 +131,7 @@ def steady(session: Session, worker: str, steadiness: Steadiness) -> None:
 
 
 def quieter(session: Session, project: str, target_key: str) -> bool:
-    """Whether an active worker of the target is not known to be noisy."""
+    """Whether some active worker of the target is quiet, or has not told."""
     query = select(WorkerRow.id).where(
         WorkerRow.project == project,
         WorkerRow.target_key == target_key,
@@ -139,7 +142,7 @@ def quieter(session: Session, project: str, target_key: str) -> bool:
 
 
 def by_steadiness(session: Session) -> dict[str, int]:
-    """How many workers of all projects that answer are quiet, noisy, or have not told."""
+    """Numbers of active and draining workers of all projects that are quiet, noisy, or have not told."""
     rows = session.execute(
         select(WorkerRow.noisy, func.count())
         .where(WorkerRow.state.in_((WorkerState.ACTIVE, WorkerState.DRAINING)))
@@ -150,7 +153,7 @@ def by_steadiness(session: Session) -> dict[str, int]:
 
 
 def set_state(session: Session, project: str, worker: str, to: WorkerState) -> WorkerView:
-    """Idempotent. Raises NotFound, and InvalidTransition, which tells the history."""
+    """Changes the worker's state; idempotent. Raises NotFound, and InvalidTransition, which lists the states so far."""
     row = _find(session, project, worker, lock=True)
     if row.state is not to:
         states.worker_transition(worker, [WorkerState(state) for state, _ in row.history], to)
@@ -159,7 +162,8 @@ def set_state(session: Session, project: str, worker: str, to: WorkerState) -> W
 
 
 def lost(session: Session, timeout_secs: float) -> list[str]:
-    """Marks workers that were not heard of for this long; their ids. Their leases expire by themselves."""
+    """Sets the state of workers that were not heard of for `timeout_secs` to lost and returns their ids. Their leases
+    expire independently."""
     rows = session.scalars(
         select(WorkerRow)
         .where(
@@ -176,7 +180,7 @@ def lost(session: Session, timeout_secs: float) -> list[str]:
 
 
 def active(session: Session, project: str) -> list[WorkerView]:
-    """Workers that take leases now."""
+    """The project's active workers, which take leases."""
     rows = session.scalars(
         select(WorkerRow).where(WorkerRow.project == project, WorkerRow.state == spelled(WorkerState.ACTIVE))
     )
@@ -184,7 +188,7 @@ def active(session: Session, project: str) -> list[WorkerView]:
 
 
 def rooflines(session: Session, project: str, target: Target) -> list[Roofline | None]:
-    """One per active worker of the target; None of a device that is not known."""
+    """The roofline of every active worker of the target; None for a worker that has not measured it."""
     rows = session.scalars(
         select(WorkerRow.roofline).where(
             WorkerRow.project == project,
@@ -196,7 +200,7 @@ def rooflines(session: Session, project: str, target: Target) -> list[Roofline |
 
 
 def circumstances(session: Session, project: str, target: Target) -> frozenset[Circumstances]:
-    """Of the active workers of the target: what is confirmed now is confirmed under one of them."""
+    """The circumstances of the active workers of the target, under which schedules are confirmed now."""
     rows = session.execute(
         select(WorkerRow.device_key, WorkerRow.toolchain_key)
         .where(

@@ -16,7 +16,7 @@ from service.tables import StoredWorkload
 
 
 def put(session: Session, project: str, workload: Workload, signature: Signature | None = None) -> None:
-    """Idempotent: a digest never changes its IR. One from before signatures were known gets the one given."""
+    """Stores the workload if it is new. One that is stored without a signature gets the given one."""
     signed: dict[str, Any] = {"signature": None, "anchor": None, "size": None}
     if signature is not None:
         signed = {
@@ -42,7 +42,7 @@ def put(session: Session, project: str, workload: Workload, signature: Signature
 
 
 def size(signature: Signature) -> float:
-    """What orders workloads of one anchor: neighbours have about the same shape."""
+    """log2 of the FLOPs, by which workloads of one anchor are indexed: neighbours have about the same shape."""
     return math.log2(signature.flops + 1.0)
 
 

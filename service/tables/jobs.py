@@ -172,7 +172,7 @@ class JobTask(Base):
     earlier: Mapped[Json | None]
     """The Best that was served under other circumstances when the job began."""
     earlier_effort: Mapped[float | None]
-    """What that had been settled with."""
+    """The effort that it had been tuned with."""
     __table_args__ = (
         ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),
         # Which model has a workload that was missed.

@@ -23,11 +23,11 @@ from pitchpipe.errors import InvalidModel
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import ingest_bytes
 from workers.sandbox.confinement import become_subreaper, children
-from workers.sandbox.messages import Broken, FromChild, Referred, encode
+from workers.sandbox.messages import Broken, FromChild, ReferenceComputed, encode
 from workers.sandbox.nursery import Ended, Limits, Line, Nursery
 
 SPAWN = multiprocessing.get_context("spawn")
-DONE = Referred(finite=True)
+DONE = ReferenceComputed(finite=True)
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=10)
 FREE = Limits(memory_bytes=1 << 30, cpu_secs=10, confined=False)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -137,7 +137,7 @@ def _say_nonsense() -> None:
     """As foreign code that has found the seal in the child's memory."""
     line: Line = sys._getframe(1).f_locals["line"]
     nonsense = b'{"message": "sample", "secs": 1, "candidate": "x"}'
-    for text in (encode(Referred(finite=False)), nonsense, encode(DONE)):
+    for text in (encode(ReferenceComputed(finite=False)), nonsense, encode(DONE)):
         os.write(line._writer, line._seal.encode() + b" " + text + b"\n")
     time.sleep(1000)
 
@@ -263,7 +263,7 @@ def test_a_report_that_the_child_itself_did_not_write_is_refused() -> None:
 
 def test_a_child_whose_report_makes_no_sense_is_ended_and_what_it_says_after_it_is_not_heard() -> None:
     told, ended, _, _ = outcome(_say_nonsense)
-    assert told == [Referred(finite=False)]
+    assert told == [ReferenceComputed(finite=False)]
     assert ended.signal == signal.SIGKILL
     assert ended.misreport == "a report that makes no sense (sample.candidate: Extra inputs are not permitted)"
     assert ended.misreport in str(ended)

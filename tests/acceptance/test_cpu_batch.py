@@ -118,7 +118,7 @@ class Host:
             line.wait()
             line.send(Sample(secs=1e-4))
 
-    def beaten(self, secs: float) -> None:
+    def report_beat(self, secs: float) -> None:
         assert secs == 1e-4
 
     def repeated(self) -> None:

@@ -142,7 +142,7 @@ class Host:
     def send(self, result: Measurement) -> None:
         self.results.append(result)
 
-    def beaten(self, secs: float) -> None:
+    def report_beat(self, secs: float) -> None:
         assert secs > 0
         self.told_beats += 1
 

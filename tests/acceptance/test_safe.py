@@ -30,7 +30,7 @@ import pytest
 from pitchpipe.client import Client
 from pitchpipe.deploy import background, identity, signing
 from pitchpipe.deploy.artifact import Manifest, linker
-from pitchpipe.deploy.building import Recipe
+from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.deploy.packs import create_pack, open_pack
 from pitchpipe.deploy.proof import RETRY_SECS, Proof, proof_of, prove
@@ -65,7 +65,7 @@ def default(this_target: Target) -> Schedules:
 @pytest.fixture(scope="module")
 def folder(default: Schedules, cache: Path) -> Path:
     """Where the artifact of MODEL with those schedules belongs in the cache."""
-    return Recipe(model=local_model(MODEL), target=default.target, traces={}).folder(cache)
+    return BuildSpec(model=local_model(MODEL), target=default.target, traces={}).folder(cache)
 
 
 @pytest.fixture(scope="module")

@@ -81,13 +81,13 @@ def test_a_wrong_candidate_is_refused_in_a_confirming_run_too(sandbox: Sandbox) 
     assert all(isinstance(results[candidate.digest], Timed) for candidate in good)
 
 
-def test_a_workload_whose_untransformed_build_crashes_fails_every_candidate(sandbox: Sandbox) -> None:
+def test_a_workload_whose_baseline_crashes_fails_every_candidate(sandbox: Sandbox) -> None:
     workload = program('T.call_extern("int32", "abort")')
     baseline = Candidate.of(workload.digest, BASELINE_TRACE)
     failure = measure(sandbox, workload, [baseline])[baseline.digest]
     assert isinstance(failure, Failed)
     assert failure.kind is FailureKind.RUN_ERROR
-    assert "untransformed" in failure.detail
+    assert "unscheduled" in failure.detail
 
 
 def test_a_build_over_its_limit_is_a_build_timeout(sandbox: Sandbox) -> None:

@@ -253,7 +253,7 @@ def test_a_wrong_library_does_not_get_into_a_pack_and_is_refused_where_one_did(
         pack(model)
     unproved = building.make
     (tmp_path / "other").mkdir()
-    monkeypatch.setattr(packs, "make", lambda recipe, _cache, **_: unproved(recipe, tmp_path / "other"))
+    monkeypatch.setattr(packs, "make", lambda spec, _cache, **_: unproved(spec, tmp_path / "other"))
     opened = pack(model)
     assert opened.manifest.comparison is None
     with pytest.raises(WrongResult, match="compared with PyTorch"):

@@ -65,13 +65,13 @@ class ScriptedHost:
         self.nursery = SimpleNamespace(spawn=self._spawn, end_all=lambda children: None)
 
     def _spawn(self, body: object, limits: object, *, deadline_secs: float) -> ScriptedChild:
-        if body == self.reference_body:
+        if body == self.heartbeat_body:
             return ScriptedChild(self._events, self._beats, None)
         child = ScriptedChild(self._events, self._secs, self.told)
         self._events += [(child, Applied()), (child, Waiting(build_secs=0.1))]
         return child
 
-    def reference_body(self, line: object) -> None: ...
+    def heartbeat_body(self, line: object) -> None: ...
 
     def limits(self, config: MeasureConfig) -> None: ...
 
@@ -84,7 +84,7 @@ class ScriptedHost:
     def send(self, result: Measurement) -> None:
         self.sent.append(result)
 
-    def beaten(self, secs: float) -> None: ...
+    def report_beat(self, secs: float) -> None: ...
 
     def repeated(self) -> None:
         self.repeats += 1

@@ -15,7 +15,7 @@ from tuner.deploy.build import build_here, identify
 from tuner.graph.prepare import prepare
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
-from tuner.space.default import fixed_trace
+from tuner.space.default import default_trace
 from tuner.tasks import split
 from tuner.tvm_compat import load_ir, relax, tvm
 
@@ -57,7 +57,7 @@ def test_a_schedule_that_does_not_apply_is_left_out_and_the_reason_kept() -> Non
     first, second, third = (task.workload for task in tasks if task.kind is TaskKind.TUNED)
     x = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
     expected = x @ stripped.weights["w1"] @ stripped.weights["w2"] @ stripped.weights["w3"]
-    good = {third.digest: fixed_trace(third, TARGET)}
+    good = {third.digest: default_trace(third, TARGET)}
     not_applying = {first.digest: OF_ANOTHER_BLOCK, second.digest: FOREIGN_CODE}
     for traces, refused, tuned in (
         ({**good, **not_applying}, {first.digest, second.digest}, [third.digest]),

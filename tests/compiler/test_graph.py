@@ -58,7 +58,7 @@ def ingest_here(proto: Any) -> tuple[IngestedModel, dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("make", [small_network, attention])
-def test_an_untuned_model_computes_what_onnx_runtime_computes(make: Callable[[], Any]) -> None:
+def test_a_baseline_build_computes_what_onnx_runtime_computes(make: Callable[[], Any]) -> None:
     proto = make()
     ingested, weights = ingest_here(proto)
     inputs = inputs_of(ingested)

@@ -15,7 +15,7 @@ from pitchpipe.errors import UnsupportedOperator, UnsupportedShape  # noqa: E402
 from pitchpipe.model.comparison import difference  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
-from tuner.space.default import fixed_trace  # noqa: E402
+from tuner.space.default import default_trace  # noqa: E402
 from tuner.tasks import split_ingested  # noqa: E402
 
 linalg = torch.linalg
@@ -169,7 +169,7 @@ def test_a_factorisation_is_a_task_with_a_default_schedule() -> None:
     assert len(factorisations) == 3
     for task in factorisations:
         assert task.kind.value == "fixed"
-        assert task.fixed == fixed_trace(task.workload, TARGET)
+        assert task.fixed == default_trace(task.workload, TARGET)
 
 
 def split_format() -> Any:

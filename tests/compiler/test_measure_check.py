@@ -7,12 +7,12 @@ import pytest
 
 from tests.compiler.programs import conv, dense
 from tests.hostile import program
-from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, poison, verdict
+from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, make_inputs, poison, verdict
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, load_ir, te, tvm
 
 
-def facts(dtype: str = "float32", reduction: int = 4608, **changes: object) -> Facts:
+def properties(dtype: str = "float32", reduction: int = 4608, **changes: object) -> WorkloadProperties:
     bits = {"float32": 24, "float16": 11, "int32": 53}[dtype]
     values: dict[str, object] = {
         "params": (TensorType(shape=(8, reduction), dtype=dtype), TensorType(shape=(reduction, 8), dtype=dtype)),
@@ -24,10 +24,10 @@ def facts(dtype: str = "float32", reduction: int = 4608, **changes: object) -> F
         "floats": dtype != "int32",
         "index_bound": None,
     }
-    return Facts(**(values | changes))  # type: ignore[arg-type]
+    return WorkloadProperties(**(values | changes))  # type: ignore[arg-type]
 
 
-def product(found: Facts, name: str, order: np.ndarray | None = None) -> np.ndarray:
+def product(found: WorkloadProperties, name: str, order: np.ndarray | None = None) -> np.ndarray:
     """A matrix product in the workload's type, terms summed in `order`."""
     a, b = make_inputs(found, name, 0)
     terms = a[:, :, None] * b[None, :, :]
@@ -38,15 +38,15 @@ def product(found: Facts, name: str, order: np.ndarray | None = None) -> np.ndar
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", SETS)
 def test_another_order_of_summation_passes(dtype: str, name: str) -> None:
-    found = facts(dtype)
+    found = properties(dtype)
     order = np.random.default_rng(1).permutation(found.reduction)
-    assert Reference(found, name, [product(found, name)]).compare([product(found, name, order)])[0]
+    assert ReferenceOutputs(found, name, [product(found, name)]).compare([product(found, name, order)])[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_one_missing_term_in_thousands_fails(dtype: str) -> None:
-    found = facts(dtype)
-    references = [Reference(found, name, [product(found, name)]) for name in SETS]
+    found = properties(dtype)
+    references = [ReferenceOutputs(found, name, [product(found, name)]) for name in SETS]
     missing = np.arange(found.reduction - 1)
     passed = [
         reference.compare([product(found, name, missing)])[0] for name, reference in zip(SETS, references, strict=True)
@@ -56,13 +56,15 @@ def test_one_missing_term_in_thousands_fails(dtype: str) -> None:
 
 def test_nan_never_passes_where_the_reference_is_finite() -> None:
     expected = np.ones(4, np.float32)
-    right, error, _ = Reference(facts(), "random", [expected]).compare([np.array([1, 1, np.nan, 1], np.float32)])
+    right, error, _ = ReferenceOutputs(properties(), "random", [expected]).compare(
+        [np.array([1, 1, np.nan, 1], np.float32)]
+    )
     assert not right
     assert error == 1e308
 
 
 def test_where_the_reference_is_not_finite_the_candidate_must_be_the_same() -> None:
-    reference = Reference(facts(), "random", [np.array([np.nan, np.inf, 1, 2], np.float32)])
+    reference = ReferenceOutputs(properties(), "random", [np.array([np.nan, np.inf, 1, 2], np.float32)])
     assert reference.compare([np.array([np.nan, np.inf, 1, 2], np.float32)])[0]
     assert not reference.compare([np.array([0, np.inf, 1, 2], np.float32)])[0]
     assert not reference.compare([np.array([np.nan, -np.inf, 1, 2], np.float32)])[0]
@@ -74,18 +76,18 @@ def test_an_element_nobody_wrote_fails(dtype: str) -> None:
     output = np.empty_like(expected)
     poison(output)
     output[:-1] = expected[:-1]
-    found = facts("int32" if "int" in dtype else dtype)
-    assert not Reference(found, "random", [expected]).compare([output])[0]
+    found = properties("int32" if "int" in dtype else dtype)
+    assert not ReferenceOutputs(found, "random", [expected]).compare([output])[0]
 
 
 def test_integers_must_be_equal_unless_floats_took_part() -> None:
     expected = np.arange(2000, dtype=np.int32)
     off_by_one = expected.copy()
     off_by_one[5] += 1
-    assert not Reference(facts("int32"), "random", [expected]).compare([off_by_one])[0]
-    rounding = facts("int32", floats=True)
-    assert Reference(rounding, "random", [expected]).compare([off_by_one])[0]
-    assert not Reference(rounding, "random", [expected]).compare([expected + 1])[0]
+    assert not ReferenceOutputs(properties("int32"), "random", [expected]).compare([off_by_one])[0]
+    rounding = properties("int32", floats=True)
+    assert ReferenceOutputs(rounding, "random", [expected]).compare([off_by_one])[0]
+    assert not ReferenceOutputs(rounding, "random", [expected]).compare([expected + 1])[0]
 
 
 def test_the_verdict_tells_the_error_that_is_closest_to_its_tolerance() -> None:
@@ -95,7 +97,7 @@ def test_the_verdict_tells_the_error_that_is_closest_to_its_tolerance() -> None:
 
 
 def test_the_same_seed_gives_the_same_inputs_and_another_seed_others() -> None:
-    first, again, other = (make_inputs(facts(), "random", seed)[0] for seed in (1, 1, 2))
+    first, again, other = (make_inputs(properties(), "random", seed)[0] for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 

@@ -13,7 +13,7 @@ from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
 from tuner.search.requests import ProposeRequest
-from tuner.space.default import fixed_trace
+from tuner.space.default import default_trace
 from tuner.space.recurrence import recurrent_sketches
 from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
@@ -106,7 +106,7 @@ def test_the_search_proposes_panels_and_a_task_without_trials_gets_one() -> None
     found = Workload(digest=workload_digest(module), ir=save_ir(module))
     request = ProposeRequest(workload=found, target=TARGET, measured=(), seen=frozenset(), model=None, n=4, seed=1)
     assert any('"recurrence-' in one.candidate.trace.replace("\\", "") for one in propose(request))
-    assert "recurrence-" in fixed_trace(found, TARGET)
+    assert "recurrence-" in default_trace(found, TARGET)
 
 
 @pytest.fixture(scope="module")

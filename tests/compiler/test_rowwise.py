@@ -16,7 +16,7 @@ from tests.compiler.programs import TARGET
 from tests.compiler.test_space_default import outputs
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space import space_of
-from tuner.space.default import fixed_trace
+from tuner.space.default import default_trace
 from tuner.space.rowwise import find_chain, rowwise_sketches
 from tuner.tvm_compat import (
     IRModule,
@@ -71,7 +71,7 @@ def workload(name: str) -> Workload:
 
 
 def scheduled(name: str, target: Target = TARGET) -> Any:
-    trace = fixed_trace(workload(name), target)
+    trace = default_trace(workload(name), target)
     assert trace != BASELINE_TRACE
     return apply_trace(load_ir(workload(name).ir), trace).mod
 
@@ -90,7 +90,7 @@ def innermost(mod: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*CHAINS, *UNEVEN])
-def test_a_chain_computes_what_the_untransformed_program_computes(name: str) -> None:
+def test_a_chain_computes_what_the_baseline_computes(name: str) -> None:
     expected, found = outputs(load_ir(workload(name).ir)), outputs(scheduled(name))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
@@ -139,7 +139,7 @@ def test_stages_that_read_values_of_another_iteration_are_no_chain() -> None:
         if chain is not None:
             assert chain.stages[1].parallel == ((0,) if result is own else (1,))
         single = Workload(digest=workload_digest(mod), ir=save_ir(mod))
-        found = apply_trace(mod, fixed_trace(single, TARGET)).mod
+        found = apply_trace(mod, default_trace(single, TARGET)).mod
         np.testing.assert_allclose(outputs(found)[-1], outputs(mod)[-1], rtol=1e-4)
 
 

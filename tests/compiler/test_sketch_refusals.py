@@ -62,12 +62,12 @@ def test_a_sketch_that_is_refused_is_told_and_the_others_stand(
 def test_a_default_schedule_that_is_refused_is_told_and_the_next_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "_row_by_row", the_first_call_fails(default._row_by_row))
     with structlog.testing.capture_logs() as lines:
-        assert default.fixed_trace(softmax(), programs.TARGET) != BASELINE_TRACE
+        assert default.default_trace(softmax(), programs.TARGET) != BASELINE_TRACE
     assert [(line["generator"], line["error"]) for line in lines] == [("default", "RuntimeError: TVM does not like it")]
 
 
 def test_a_register_tile_that_is_refused_as_a_default_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "space_of", the_first_call_fails(default.space_of))
     with structlog.testing.capture_logs() as lines:
-        default.fixed_trace(programs.dense(128, 256, 192), programs.TARGET)
+        default.default_trace(programs.dense(128, 256, 192), programs.TARGET)
     assert [(line["generator"], line["choice"]) for line in lines] == [("default", "register tiles")]

@@ -16,7 +16,7 @@ from tests.compiler import programs
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.search.evolution import propose
 from tuner.search.requests import ProposeRequest
-from tuner.space.default import fixed_trace
+from tuner.space.default import default_trace
 from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
@@ -81,9 +81,9 @@ def outputs(mod: Any) -> list[np.ndarray]:
 
 
 def check(workload: Workload) -> str:
-    trace = fixed_trace(workload, programs.TARGET)
+    trace = default_trace(workload, programs.TARGET)
     assert decode_trace(trace) == trace
-    assert fixed_trace(workload, programs.TARGET) == trace
+    assert default_trace(workload, programs.TARGET) == trace
     mod = load_ir(workload.ir)
     for expected, found in zip(outputs(mod), outputs(apply_trace(mod, trace).mod), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -145,7 +145,7 @@ def test_the_baseline_of_a_gpu_binds_every_stage_to_threads() -> None:
     assert trace.count('"blockIdx.x"') == trace.count('"threadIdx.x"') >= 2
     mod = load_ir(programs.conv().ir)
     assert apply_trace(mod, trace).mod.script() == apply_trace(mod, trace).mod.script()
-    assert kind_of(cuda).fixed_trace(programs.conv(), cuda) == trace
+    assert kind_of(cuda).default_trace(programs.conv(), cuda) == trace
 
 
 def test_no_design_space_of_processors_is_searched_on_a_gpu() -> None:

@@ -137,7 +137,7 @@ WORKLOADS = {
 
 @cache
 def case(kind: str) -> tuple[Workload, Any, tuple[Any, ...], Any]:
-    """Workload, module, inputs with room for the output, what it computes untransformed."""
+    """Workload, module, inputs with room for the output, what its baseline computes."""
     made = WORKLOADS[kind]()
     mod = load_ir(made.ir)
     rng = np.random.default_rng(0)
@@ -170,7 +170,7 @@ def candidates(kind: str, target: Target) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
-def test_a_tile_computes_what_the_untransformed_program_computes(kind: str) -> None:
+def test_a_tile_computes_what_the_baseline_computes(kind: str) -> None:
     _, _, arrays, expected = case(kind)
     for candidate in candidates(kind, TARGET):
         atol = 1e-5 * float(np.std(expected))  # What is left of terms of this size that cancel each other.

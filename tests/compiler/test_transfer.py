@@ -80,7 +80,7 @@ def refit(trace: str, workload: Workload, target: Target) -> str | None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_refitted_trace_computes_what_the_untransformed_program_computes(kind: str) -> None:
+def test_a_refitted_trace_computes_what_the_baseline_computes(kind: str) -> None:
     for make in CASES[kind][1]:
         made = make()
         fitted = [refit(trace, made, TARGET) for trace in traces(kind)]

@@ -20,7 +20,7 @@ from tests.compiler.test_tasks import tasks_of
 from tuner.deploy.build import schedule_model
 from tuner.graph.prepare import TRANSFORM, call_counts
 from tuner.measure.build import build
-from tuner.measure.check import SETS, Reference, inspect, make_inputs
+from tuner.measure.check import SETS, ReferenceOutputs, inspect, make_inputs
 from tuner.schedule.trace import REWRITE, apply_trace, decode_trace, encode_trace, rewrite_of, without_postproc
 from tuner.schedule.winograd import find_convolution, winograd
 from tuner.space import space_of
@@ -56,34 +56,34 @@ def workload_of(proto: Any) -> Workload:
     return max(tasks_of(proto), key=lambda task: task.flops).workload
 
 
-def arguments(built: Any, facts: Any, arrays: list[np.ndarray]) -> list[Any]:
+def arguments(built: Any, properties: Any, arrays: list[np.ndarray]) -> list[Any]:
     """Arguments of a built module, weights packed."""
-    found: list[Any] = [None] * len(facts.params)
-    for index, array in zip(facts.inputs, arrays, strict=True):
+    found: list[Any] = [None] * len(properties.params)
+    for index, array in zip(properties.inputs, arrays, strict=True):
         found[index] = tvm.runtime.tensor(array)
         if index in built.packings:
             packed = tvm.runtime.empty(built.packed[index].shape, built.packed[index].dtype)
             built.packings[index](found[index], packed)
             found[index] = packed
-    for index in facts.outputs:
-        found[index] = tvm.runtime.tensor(np.full(facts.params[index].shape, np.nan, np.float32))
+    for index in properties.outputs:
+        found[index] = tvm.runtime.tensor(np.full(properties.params[index].shape, np.nan, np.float32))
     return found
 
 
 def assert_same(mod: Any, candidates: list[Any], target: Target = TARGET) -> None:
     """By the output check that measurements go through, on all of its input sets."""
-    facts = inspect(mod)
+    properties = inspect(mod)
     reference = build(mod, to_tvm_target(TARGET))
     built = [build(candidate, to_tvm_target(target)) for candidate in candidates]
     for name in SETS:
-        arrays = make_inputs(facts, name, seed=0)
-        values = arguments(reference, facts, arrays)
+        arrays = make_inputs(properties, name, seed=0)
+        values = arguments(reference, properties, arrays)
         reference.main(*values)
-        judge = Reference(facts, name, [values[index].numpy() for index in facts.outputs])
+        judge = ReferenceOutputs(properties, name, [values[index].numpy() for index in properties.outputs])
         for number, candidate in enumerate(built):
-            values = arguments(candidate, facts, arrays)
+            values = arguments(candidate, properties, arrays)
             candidate.main(*values)
-            right, error, tolerance = judge.compare([values[index].numpy() for index in facts.outputs])
+            right, error, tolerance = judge.compare([values[index].numpy() for index in properties.outputs])
             assert right, f"candidate {number} errs by {error:g} on the {name} inputs, tolerance {tolerance:g}"
 
 

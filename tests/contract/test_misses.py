@@ -44,7 +44,7 @@ class World(Scene):
             state = jobs.get(session, self.project, job).state
             for to in [JobState.FAILED] if failed else path[path.index(state) + 1 if state in path else 0 :]:
                 jobs.transition(session, job, to)
-            misses.settle(session)
+            misses.close_ended(session)
 
     def tell(
         self,

@@ -263,19 +263,19 @@ class TestServedRecords:
         assert all_pages(workload=sha256(b"another")) == []
         assert len(all_pages()) == 10
 
-    def test_a_task_is_settled_with_the_largest_effort(self, database: Database) -> None:
+    def test_of_several_efforts_the_largest_is_kept(self, database: Database) -> None:
         mine, other = project(database), project(database, "other")
         made = record(candidates(0, 1)[0])
         with database.transaction() as session:
             records.add(session, mine, [made])
             records.set_best(session, mine, KEY, TARGET, best(made))
-            assert records.settled(session, mine, [KEY], TARGET) == {}
+            assert records.efforts(session, mine, [KEY], TARGET) == {}
             for effort in (32.0, 64.0, 16.0):
-                records.settle(session, mine, KEY, TARGET, DEVICE.device_class, effort)
-            records.settle(session, mine, KEY, TARGET, OTHER_DEVICE.device_class, 640.0)
-            assert records.settled(session, mine, [KEY, sha256(b"another")], TARGET) == {KEY: 64.0}
-            assert records.settled(session, mine, [KEY], OTHER_TARGET) == {}
-            assert records.settled(session, other, [KEY], TARGET) == {}
+                records.add_effort(session, mine, KEY, TARGET, DEVICE.device_class, effort)
+            records.add_effort(session, mine, KEY, TARGET, OTHER_DEVICE.device_class, 640.0)
+            assert records.efforts(session, mine, [KEY, sha256(b"another")], TARGET) == {KEY: 64.0}
+            assert records.efforts(session, mine, [KEY], OTHER_TARGET) == {}
+            assert records.efforts(session, other, [KEY], TARGET) == {}
 
     def test_the_same_record_id_in_two_projects_is_two_records(self, database: Database) -> None:
         mine, other = project(database), project(database, "other")

@@ -160,7 +160,7 @@ def test_an_effort_belongs_to_the_circumstances_that_it_was_spent_under(scene: S
     with scene.database.transaction() as session:
         records.add(session, scene.project, [older, newer])
         records.set_best(session, scene.project, KEY, TARGET, best(older))
-        records.settle(session, scene.project, KEY, TARGET, DEVICE.device_class, 64.0)
+        records.add_effort(session, scene.project, KEY, TARGET, DEVICE.device_class, 64.0)
         records.set_best(session, scene.project, KEY, TARGET, best(older))
     assert found()[0] == 64.0, "confirmed again under the same circumstances"
     with scene.database.transaction() as session:
@@ -168,7 +168,7 @@ def test_an_effort_belongs_to_the_circumstances_that_it_was_spent_under(scene: S
     assert found()[0] == 0.0, "and now under others"
     with scene.database.transaction() as session:
         records.set_best(session, scene.project, KEY, TARGET, best(older), effort=16.0, owed=64.0)
-        records.settle(session, scene.project, KEY, TARGET, DEVICE.device_class, 8.0)
+        records.add_effort(session, scene.project, KEY, TARGET, DEVICE.device_class, 8.0)
         (row, _), *_ = replays.standing(session, scene.project, TARGET, ()).values()
         assert (row.effort, row.owed) == (16.0, 0.0)
 

@@ -80,8 +80,8 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
                 workload=WORKLOAD.digest, operators="", anchor="SSR products", extents=(), arguments=(), flops=1.0
             )
             explanations.explain(session, scene.project, ExplainRequest(**dict(asked), signatures=(signed,)))
-            records.settle(session, scene.project, WORKLOAD.digest, TARGET, DEVICE.device_class, 1.0)
-            records.settled(session, scene.project, [WORKLOAD.digest], TARGET)
+            records.add_effort(session, scene.project, WORKLOAD.digest, TARGET, DEVICE.device_class, 1.0)
+            records.efforts(session, scene.project, [WORKLOAD.digest], TARGET)
             records.list_(session, scene.project)
             events.append(session, scene.job, EventKind.PROGRESS, {})
             events.after(session, scene.project, scene.job, 1)
@@ -100,7 +100,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             misses.due(session)
             misses.take(session, scene.project, TARGET)
             misses.at_work(session)
-            misses.settle(session)
+            misses.close_ended(session)
             tokens.bootstrap(session, "another")
     plans: dict[str, list[str]] = {}
     with sqlite_database.reading() as session:

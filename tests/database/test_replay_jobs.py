@@ -45,7 +45,7 @@ SECS = {f"[[],[{n}]]": (n + 1) * 1e-3 for n in range(9)} | {BASELINE_TRACE: 20e-
 
 
 def serve(scene: Scene, found: Sequence[TuningRecord], served: int = 0, workload: Workload = WORKLOAD) -> Best:
-    """Serves one of the records, settled with EFFORT."""
+    """Serves one of the records, tuned with EFFORT."""
     best = best_of_record(found[served], secs=found[served].result.secs, baseline_secs=SECS[BASELINE_TRACE])  # type: ignore[union-attr]
     best = best.model_copy(update={"driver": found[served].device.driver})
     with scene.database.transaction() as session:
@@ -144,7 +144,7 @@ class World:
         return job
 
 
-def test_what_was_settled_with_the_same_device_class_toolchain_and_driver_is_reused_with_no_trial(
+def test_what_was_tuned_with_the_same_device_class_toolchain_and_driver_is_reused_with_no_trial(
     database: Database,
 ) -> None:
     world = World(database, FOUND, TOOLCHAIN)
@@ -308,7 +308,7 @@ def test_what_was_timed_elsewhere_and_never_confirmed_is_replayed_too(database: 
     world.measure()
     (view,) = world.shown(job).tasks
     assert (view.replay, view.earlier, view.trials) == (Replay.CHANGED, None, 2)
-    assert [name for name, _ in world.steps.given] == ["propose"], "nobody settled it"
+    assert [name for name, _ in world.steps.given] == ["propose"], "nobody tuned it"
 
 
 def test_a_job_waits_for_a_worker_before_it_says_what_holds(database: Database) -> None:
@@ -382,7 +382,7 @@ def test_a_coordinator_that_dies_between_results_and_verdict_confirms_and_does_n
     assert world.scene.trials(job) == (REPLAYED, 0)
 
 
-def settled_models(world: World) -> list[Workload]:
+def models_with_effort(world: World) -> list[Workload]:
     """Three workloads of one model that are served; the second saves most of a run, the third is where it is expected."""
     made = [Workload(digest=sha256(name), ir="{}") for name in (b"one", b"two", b"three")]
     tasks = [task(each).model_copy(update={"weight": weight}) for each, weight in zip(made, (1, 3, 1), strict=True)]
@@ -397,7 +397,7 @@ def settled_models(world: World) -> list[Workload]:
 
 def test_an_upgrade_replays_what_is_served_most_valuable_first_and_searches_for_nothing(database: Database) -> None:
     world = World(database)
-    one, two, _ = settled_models(world)
+    one, two, _ = models_with_effort(world)
     assert world.left() == [(UpgradeStage.REPLAY, two.digest), (UpgradeStage.REPLAY, one.digest)]
     job = world.upgrade(UpgradeStage.REPLAY, two.digest, one.digest)
     grant = world.measure()
@@ -421,7 +421,7 @@ def test_an_upgrade_replays_what_is_served_most_valuable_first_and_searches_for_
 
 def test_an_upgrade_that_was_interrupted_has_the_rest_left(database: Database) -> None:
     world = World(database)
-    one, two, _ = settled_models(world)
+    one, two, _ = models_with_effort(world)
     job = world.upgrade(UpgradeStage.REPLAY, two.digest, one.digest)
     world.measure()
     first, second = world.scene.granted(), world.scene.granted()
@@ -435,7 +435,7 @@ def test_an_upgrade_that_was_interrupted_has_the_rest_left(database: Database) -
 
 def test_an_upgrade_gives_way_to_a_users_job(database: Database) -> None:
     world = World(database)
-    one, two, _ = settled_models(world)
+    one, two, _ = models_with_effort(world)
     users = world.scene.submit()
     job = world.upgrade(UpgradeStage.REPLAY, two.digest, one.digest)
     world.coordinator.tick()

@@ -184,7 +184,7 @@ def test_coverage_weighs_by_time_and_says_what_is_unknown() -> None:
     shares = {share.group: share for share in found.shares}
     assert [shares[group].of_known_time for group in Group] == [0.75, 0.25, 0.0]
     assert [shares[group].of_flops for group in Group] == [1 / 6, 2 / 6, 3 / 6]
-    assert (shares[Group.DEFAULT].unknown, found.known_secs, found.complete) == (1, 4.0, False)
+    assert (shares[Group.BASELINE].unknown, found.known_secs, found.complete) == (1, 4.0, False)
     assert covered(identity(A, B), [exact, near]).complete
     nothing = covered(identity(A), [])
     assert {share.of_known_time for share in nothing.shares} == {None}

@@ -241,10 +241,10 @@ def test_each_search_asks_the_cost_model_of_its_own_target_kind():
 
 
 class Earlier:
-    """What was found elsewhere of every task: these traces, the first of which was served. Settles what it is told to."""
+    """What was found elsewhere of every task: these traces, the first of which was served; `suffices`: no search is needed."""
 
-    def __init__(self, *traces, settles=True):
-        self.traces, self.settles = list(traces), settles
+    def __init__(self, *traces, suffices=True):
+        self.traces, self.suffices = list(traces), suffices
         self.verdicts = []
 
     def of(self, scene_task):
@@ -257,7 +257,7 @@ class Earlier:
 
     def confirmed(self, task, best):
         self.verdicts.append((task, best))
-        return self.settles
+        return self.suffices
 
 
 def replaying(earlier, trials=64, stage=ReplayStage.DUE, **options):
@@ -281,7 +281,7 @@ def test_what_was_found_elsewhere_is_replayed_and_confirmed_and_that_is_all_wher
 
 
 def test_where_it_does_not_hold_the_rest_of_the_budget_searches_and_the_task_is_confirmed_again():
-    scene = replaying(Earlier(*TRACES[30:34], settles=False)).run()
+    scene = replaying(Earlier(*TRACES[30:34], suffices=False)).run()
     assert submitted(scene)[:2] == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
     assert scene.ledger.trials == 64
     assert scene.bests[0].trace == TRACES[0]
@@ -289,13 +289,13 @@ def test_where_it_does_not_hold_the_rest_of_the_budget_searches_and_the_task_is_
 
 
 def test_an_upgrade_ends_with_the_replay_whatever_its_verdict():
-    scene = replaying(Earlier(*TRACES[30:34], settles=False), replay_only=True).run()
+    scene = replaying(Earlier(*TRACES[30:34], suffices=False), replay_only=True).run()
     assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
     assert scene.executor.requests == []
 
 
 def test_a_budget_smaller_than_a_replay_bounds_it():
-    scene = replaying(Earlier(*TRACES[:9], settles=False), trials=2).run()
+    scene = replaying(Earlier(*TRACES[:9], suffices=False), trials=2).run()
     assert submitted(scene) == [(Purpose.REPLAY, 2), (Purpose.CONFIRM, 3), (Purpose.CONFIRM, 3)]
 
 
@@ -306,7 +306,7 @@ def test_a_task_without_anything_to_replay_is_searched_like_any_other():
 
 
 def test_a_space_that_has_run_out_still_has_what_was_found_elsewhere():
-    earlier = Earlier(*TRACES[:7], settles=False)
+    earlier = Earlier(*TRACES[:7], suffices=False)
     scene = replaying(earlier, traces=TRACES[7:9]).run()
     assert [n for purpose, n in submitted(scene) if purpose is not Purpose.CONFIRM] == [4, 2, 3]
     assert scene.ledger.trials == 9

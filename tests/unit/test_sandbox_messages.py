@@ -66,7 +66,7 @@ EXPECTED: list[tuple[TypeAdapter[object], tuple[Wire, ...]]] = [
             messages.Sample(secs=1e-7 / 3),
             messages.Sampled(run_secs=(1e-7 / 3, 0.1 + 0.2), calls=1, stop=Stop.SLOW, check=PASSED),
             messages.Fault(kind=FailureKind.WRONG_OUTPUT, detail="\x00\n", spent=True),
-            messages.Referred(finite=False),
+            messages.ReferenceComputed(finite=False),
         ),
     ),
 ]

@@ -17,7 +17,6 @@ from pitchpipe.wire.target import Target
 from workers.agent.endings import MAX_FAULTS
 from workers.agent.events import (
     Acquire,
-    Beat,
     Broken,
     Declare,
     Declared,
@@ -28,7 +27,6 @@ from workers.agent.events import (
     Finished,
     Forgotten,
     Granted,
-    Heartbeat,
     Instruction,
     Measured,
     Nothing,
@@ -36,6 +34,8 @@ from workers.agent.events import (
     Register,
     Registered,
     Rejected,
+    Renew,
+    Renewed,
     Report,
     Reported,
     Signalled,
@@ -102,7 +102,7 @@ def test_a_started_worker_registers_and_a_registered_one_asks_for_work() -> None
 def test_a_grant_is_measured_and_kept_alive() -> None:
     a = grant("a", 8)
     state, out = working(Granted(grant=a))
-    assert out == [Heartbeat(lease="a", fence=1, after_secs=10), StartMeasuring(grant=a)]
+    assert out == [Renew(lease="a", fence=1, after_secs=10), StartMeasuring(grant=a)]
     assert state.measuring is not None
 
 
@@ -133,7 +133,7 @@ def test_the_next_lease_is_acquired_near_the_end_of_the_present_one_and_waits_fo
     state, out = working(Granted(grant=a), *measured(a, 0, 32 - LAST_PHASE))
     assert Acquire(worker="w") in out
     state, out = run(Granted(grant=b), state=state)
-    assert kinds(out) == [Heartbeat]
+    assert kinds(out) == [Renew]
     state, out = run(*measured(a, 32 - LAST_PHASE, 32), Finished(lease="a"), state=state)
     assert StartMeasuring(grant=b) in out
 
@@ -159,7 +159,7 @@ def test_a_lease_of_one_candidate_that_arrives_early_is_handed_back() -> None:
 
 def test_a_cancelled_job_stops_measuring_and_reports_what_is_done() -> None:
     a = grant("a", 16)
-    state, out = working(Granted(grant=a), *measured(a, 0, 3), Beat(lease="a", ttl_secs=30, cancelled=True))
+    state, out = working(Granted(grant=a), *measured(a, 0, 3), Renewed(lease="a", ttl_secs=30, cancelled=True))
     assert StopMeasuring(lease="a") in out
     _, out = run(Finished(lease="a"), state=state)
     assert [(len(i.results), i.final) for i in out if isinstance(i, Report)] == [(3, True)]
@@ -312,7 +312,7 @@ class Worker(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.state = State()
-        self.calls: deque[Register | Acquire | Heartbeat | Report | Declare] = deque()
+        self.calls: deque[Register | Acquire | Renew | Report | Declare] = deque()
         self.granted: dict[str, LeaseGrant] = {}
         self.dead: set[str] = set()
         """Leases that the service takes for expired, or that were refused for their content."""
@@ -370,11 +370,11 @@ class Worker(RuleBasedStateMachine):
                     self.feed(data.draw(st.sampled_from([Nothing(), Forgotten(call=call)])))
                 else:
                     self.feed(Granted(grant=self.issue(data.draw(st.sampled_from([1, 2, 5, 12])))))
-            case Heartbeat(lease=lease):
+            case Renew(lease=lease):
                 if lease in self.dead or lease in self.closed:
                     self.feed(Stale(lease=lease))
                 else:
-                    self.feed(Beat(lease=lease, ttl_secs=30, cancelled=data.draw(one_in(12))))
+                    self.feed(Renewed(lease=lease, ttl_secs=30, cancelled=data.draw(one_in(12))))
             case Report(lease=lease):
                 if lease in self.dead:
                     self.feed(Stale(lease=lease))
@@ -459,7 +459,7 @@ class Worker(RuleBasedStateMachine):
 
     @invariant()
     def every_held_lease_is_renewed_until_it_is_let_go(self) -> None:
-        beating = {call.lease for call in self.calls if isinstance(call, Heartbeat)}
+        beating = {call.lease for call in self.calls if isinstance(call, Renew)}
         assert {held.grant.lease for held in self.state.held if not held.disowned} <= beating
 
     @invariant()
@@ -484,9 +484,9 @@ class Worker(RuleBasedStateMachine):
                             self.feed(Signalled())
                     case Acquire():
                         self.feed(Nothing())
-                    case Heartbeat(lease=lease):
+                    case Renew(lease=lease):
                         over = lease in self.dead or lease in self.closed
-                        self.feed(Stale(lease=lease) if over else Beat(lease=lease, ttl_secs=30, cancelled=False))
+                        self.feed(Stale(lease=lease) if over else Renewed(lease=lease, ttl_secs=30, cancelled=False))
                     case Report() as report:
                         self.feed(Stale(lease=report.lease)) if report.lease in self.dead else self.store(report)
                     case Declare(state=state):

@@ -31,19 +31,19 @@ class Scheduled:
     tuned: tuple[str, ...]
     """Digests of the workloads that run a schedule of the given traces."""
     untuned: tuple[str, ...]
-    """Digests of those that run the compiler's default."""
+    """Digests of those that run the baseline."""
     refused: Mapping[str, str]
     """Digest -> reason, of those whose schedule did not apply: it may be another target's."""
 
 
 def schedule_model(
-    model: IngestedModel, target: Target, traces: Mapping[str, str], *, fixed: bool = False
+    model: IngestedModel, target: Target, traces: Mapping[str, str], *, default_schedules: bool = False
 ) -> Scheduled:
-    """Prepares the model and applies a trace (by workload digest) wherever one is given, with `fixed` the schedule of a task
-    without trials (tuner/space/default.py) wherever none is.
+    """Prepares the model and applies a trace (by workload digest) wherever one is given; with `default_schedules` the
+    default schedule (tuner/space/default.py) wherever none is.
 
-    A trace outside the allow-list, or one that does not apply, is left out: its workload runs the default. One thread at a
-    time: TVM builds tensor expressions in global state.
+    Other workloads run the baseline, and so do those whose trace the allow-list refuses or which does not apply. One thread
+    at a time: TVM builds tensor expressions in global state.
     """
     kind = kind_of(target)
     kind.load_intrinsics()
@@ -53,9 +53,9 @@ def schedule_model(
     refused: dict[str, str] = {}
     for variable, function, digest in workload_functions(prepared):
         trace = traces.get(digest)
-        if trace is None and fixed and kind.runs_unscheduled:
+        if trace is None and default_schedules and kind.runs_unscheduled:
             workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
-            trace = kind.fixed_trace(workload, target)
+            trace = kind.default_trace(workload, target)
         if trace is None or trace == BASELINE_TRACE:
             untuned.append(digest)
             continue

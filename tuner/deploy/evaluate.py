@@ -1,4 +1,4 @@
-"""A whole model beside the framework that it came from, and the tuned build beside the untuned one."""
+"""A whole model beside the framework that it came from, and the tuned build beside the baseline build."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
 from tuner.ingest import IngestedModel, TensorSpec, ingest
 from tuner.tvm_compat import relax, tvm
 
-UNTUNED_SECS = 2.0
-"""The two models run in turn until this much time is spent on them."""
+TIMING_SECS = 2.0
+"""The two builds run in turn until so many seconds are spent on them."""
 MAX_ROUNDS = 40
-"""Runs of the untuned model that end it earlier: enough for a median of a model of microseconds."""
+"""Runs of the baseline build, at most: enough for the median of a model that takes microseconds."""
 TUNED_RUNS = 40
-"""Runs of the tuned model before and after each run of the untuned one."""
+"""Runs of the tuned build before and after each run of the baseline build."""
 WARM_RUNS = 5
-"""Runs before those, not counted: the other model has had the caches."""
-UNTUNED = "the untuned build"
+"""Runs before those, not counted: the other build has filled the caches."""
+BASELINE = "the baseline build"
 
 
 def evaluate(
@@ -42,13 +42,14 @@ def evaluate(
     seed: int,
     expected: str | None,
 ) -> dict[str, Any]:
-    """Step: builds the model with the traces, compares its outputs, and times it in turn with the build without them.
+    """Step: builds the model with the traces, compares its outputs, and times it in turn with the baseline build.
 
-    `expected` is the path of an Expected, the framework's outputs; without one the tuned build is compared with the
-    untuned one on drawn inputs. Weights missing in `arrays` are drawn at random. Times are medians in seconds.
+    The baseline build has no traces. `expected` is the path of an Expected, the framework's outputs; without one the tuned
+    build is compared with the baseline build on drawn inputs. Weights missing in `arrays` are drawn at random. Times are
+    medians in seconds.
 
-    With traces None only the comparison is made, of the model with the fixed schedules that a task without trials gets
-    (tuner/space/default.py): the same functions as without any schedule, in a hundredth of the time.
+    With traces None nothing is timed, and the default build is compared with the framework: the model with the default
+    schedules (tuner/space/default.py), which computes the same functions as the baseline in a hundredth of the time.
 
     The answer's `agreement` is a comparison.Agreement; `incomparable` says why there is none with the framework.
     """
@@ -64,40 +65,40 @@ def evaluate(
     if traces is None:
         if source is None:
             return {"incomparable": incomparable}
-        default = _Runner(schedule_model(ingested, wanted, {}, fixed=True), weights)
+        default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), weights)
         found = [default.outputs(one) for one in source.inputs]
         return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
     scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
     with ThreadPoolExecutor(2) as threads:
-        untuned, tuned = threads.map(lambda ready: _Runner(ready, weights), scheduled)
-    outputs = source.outputs if source is not None else [untuned.outputs(inputs[0])]
+        baseline, tuned = threads.map(lambda ready: _Runner(ready, weights), scheduled)
+    outputs = source.outputs if source is not None else [baseline.outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
     judged = agreement(found, outputs, steps=source.steps if source is not None else ())
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer
-    slow, fast = _timed(untuned, tuned, inputs[0])
+    slow, fast = _timed(baseline, tuned, inputs[0])
     pairs = [pair for ours, theirs in zip(found, outputs, strict=True) for pair in zip(ours, theirs, strict=True)]
     return answer | {
         "untuned_secs": slow,
         "tuned_secs": fast,
         "speedup": slow / fast,
         "max_abs_error": max((_difference(ours, theirs) for ours, theirs in pairs), default=0.0),
-        "reference": source.reference if source is not None else UNTUNED,
+        "reference": source.reference if source is not None else BASELINE,
     }
 
 
-def _timed(untuned: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Median seconds of the two models, which run in turn."""
+def _timed(baseline: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Median seconds of the two builds, which run in turn."""
     slow: list[float] = []
     fast: list[float] = []
-    untuned.bind(inputs)
+    baseline.bind(inputs)
     tuned.bind(inputs)
     started = time.monotonic()
-    while not slow or (time.monotonic() - started < UNTUNED_SECS and len(slow) < MAX_ROUNDS):
+    while not slow or (time.monotonic() - started < TIMING_SECS and len(slow) < MAX_ROUNDS):
         fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
-        slow += untuned.secs(1)
+        slow += baseline.secs(1)
         fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
     return statistics.median(slow), statistics.median(fast)
 

@@ -20,7 +20,7 @@ def finish(prepared: Any, target: Target) -> Any:
 
     `prepared` is what `prepare` made for `target`, any of its tensor functions replaced by a scheduled one with the same
     arguments. Where a schedule changed the layout of a weight, the change is made in main_transform_params. What that
-    function calls gets the default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
+    function calls gets its default schedule; on a GPU, where nothing runs unscheduled, so does what is left of main.
     """
     transform = relax.transform
     functions = {}

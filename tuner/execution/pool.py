@@ -142,12 +142,12 @@ class LocalEngine(Executor):
         try:
             while (taken := self._next(place)) is not None:
                 owner, step, began = taken
-                settle = self._outcome(place, step, children)
+                resolve = self._outcome(place, step, children)
                 with self._changed:
                     self._turns.done(owner, began, time.monotonic())
                     place.busy = place.slow = False
                     self._changed.notify_all()  # Its owner may have another step now.
-                settle()
+                resolve()
         finally:
             for child in children.values():
                 child.end()

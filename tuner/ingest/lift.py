@@ -14,8 +14,8 @@ import numpy as np
 from pitchpipe.errors import InvalidModel
 from pitchpipe.model.strip import KEPT_INTEGERS
 from tuner.ingest import IngestLimits, TensorSpec, container
+from tuner.ingest.finalize import check_static
 from tuner.ingest.relax_reader import judge_model
-from tuner.ingest.settle import check_static
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 NameOf = Callable[[Any], str | None]

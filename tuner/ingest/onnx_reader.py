@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tuner.ingest import IngestedModel, IngestLimits
+from tuner.ingest.finalize import finalize
 from tuner.ingest.onnx.source import Source
-from tuner.ingest.settle import settle
 
 
 def read_onnx(data: bytes, limits: IngestLimits) -> IngestedModel:
@@ -13,4 +13,4 @@ def read_onnx(data: bytes, limits: IngestLimits) -> IngestedModel:
     module = source.convert(limits)
     by_name = {variable.name: variable for variable in module["main"].params}
     variables = [by_name[spec.name] for spec in source.specs]
-    return settle(module, variables, source.specs, source.num_input, limits)
+    return finalize(module, variables, source.specs, source.num_input, limits)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidModel, TooLarge, UnsupportedOperator
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec, parse_container
-from tuner.ingest.settle import check_shapes, check_static, settle
+from tuner.ingest.finalize import check_shapes, check_static, finalize
 from tuner.tvm_compat import IRModule, PrimFunc, ir, load_ir, relax, tirx, tvm, tvm_ffi
 
 FUNCTION_ATTRIBUTES = frozenset(
@@ -133,7 +133,7 @@ def judge_model(
     except Exception as error:  # TVM raises InternalError or ValueError, whichever check it was
         raise InvalidModel(f"the module is not well-formed: {str(error).strip()[-300:]}") from error
     _check_bindings(functions["main"], limits)
-    return settle(module, list(functions["main"].params), [*inputs, *params], len(inputs), limits)
+    return finalize(module, list(functions["main"].params), [*inputs, *params], len(inputs), limits)
 
 
 def _check_bindings(main: Any, limits: IngestLimits) -> None:

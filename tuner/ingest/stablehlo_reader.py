@@ -18,8 +18,8 @@ from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, UnsupportedOperator, UnsupportedShape
 from tuner.ingest import IngestLimits
+from tuner.ingest.finalize import check_static
 from tuner.ingest.lift import without_weights
-from tuner.ingest.settle import check_static
 from tuner.ingest.stablehlo_operators import Operators
 from tuner.ingest.stablehlo_values import Spread, dtype_of
 from tuner.tvm_compat import relax

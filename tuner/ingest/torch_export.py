@@ -32,9 +32,9 @@ from pitchpipe.torch_operators.arrays import to_array
 from pitchpipe.torch_operators.decompositions import further_decompositions, inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
-from tuner.ingest.settle import check_static, settle
+from tuner.ingest.finalize import check_static, finalize
 from tuner.ingest.torch_constants import constants_known
-from tuner.ingest.torch_numbers import settle_numbers
+from tuner.ingest.torch_numbers import fold_numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,7 +146,7 @@ def from_exported_program(program: Any) -> Converted:
                 raise UnsupportedOperator(f"operator {operator_name(node)} ({node.name}) {reason}")
         try:
             program = program.run_decompositions(export_decompositions())
-            if settle_numbers(program):
+            if fold_numbers(program):
                 program = program.run_decompositions({})
         except PitchpipeError:
             raise
@@ -162,7 +162,7 @@ def from_exported_program(program: Any) -> Converted:
         shape = tuple(int(extent) for extent in variable.ty.shape.values)
         check_static(name, shape, DEFAULT_LIMITS)
         specs.append(TensorSpec(name=name, shape=shape, dtype=str(variable.ty.dtype)))
-    return container(settle(module, variables, specs, len(inputs), DEFAULT_LIMITS)), weights
+    return container(finalize(module, variables, specs, len(inputs), DEFAULT_LIMITS)), weights
 
 
 @cache

@@ -16,7 +16,7 @@ from torch import fx
 
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
-from tuner.ingest.settle import settle
+from tuner.ingest.finalize import finalize
 from tuner.tvm_compat import relax, tvm
 
 LEFT = frozenset(
@@ -81,7 +81,7 @@ def from_graph(graph_module: Any, weights: Collection[str]) -> bytes:
         spec = TensorSpec(name=name, shape=tuple(map(int, value.shape)), dtype=str(by_name[name].ty.dtype))
         specs.append(spec)
     num_input = sum(name.startswith("x") for name in ordered)
-    return container(settle(module, variables, specs, num_input, DEFAULT_LIMITS))
+    return container(finalize(module, variables, specs, num_input, DEFAULT_LIMITS))
 
 
 def unsupported(node: Any) -> str | None:

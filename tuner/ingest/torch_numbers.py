@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def settle_numbers(program: Any) -> bool:
+def fold_numbers(program: Any) -> bool:
     """Puts numbers that depend on constants, parameters and buffers alone into the graph of an ExportedProgram.
 
     The graph is functional: operators that write would be run in another order. Returns whether there was such a number;

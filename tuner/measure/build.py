@@ -25,19 +25,20 @@ from tuner.tvm_compat import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
-    """Machine code of a candidate. `module` keeps it alive and makes TVM's evaluators."""
+class CpuProgram:
+    """A candidate compiled for a CPU. `module` owns the machine code and makes TVM's time evaluators."""
 
     main: Callable[..., None]
     packings: dict[int, Callable[[Any, Any], None]]
-    """Per parameter whose layout is rewritten, what copies it: function(weight, packed), both tensors of TVM."""
+    """Index of a parameter whose layout the schedule changes -> function(weight, packed) that copies it; both are tensors
+    of TVM."""
     packed: dict[int, TensorType]
-    """What it is copied into."""
+    """The same index -> type of the packed tensor, which takes the parameter's place in calls of `main`."""
     module: Any
 
 
 def apply(mod: Any, trace: str) -> Any:
-    """The scheduled module; raises InvalidTrace when the trace is not allowed or does not fit."""
+    """The module after the trace. Raises InvalidTrace when the allow-list refuses the trace or it does not apply."""
     return apply_trace(mod, trace).mod
 
 
@@ -59,14 +60,15 @@ def generate(mod: Any, target: Any) -> tuple[Any, Any]:
 
 
 def compile_module(mod: Any, target: Any) -> Any:
-    """Compiles every function of the module for a CPU; it becomes machine code when it is first asked for."""
+    """Compiles every function of the module for a CPU. LLVM makes machine code of a function when it is first looked up."""
     return executable(generate(mod, target)[1])
 
 
 def with_packings(mod: Any) -> tuple[Any, list[Packing]]:
-    """What is compiled of a scheduled workload: it takes packed weights, and functions that pack them are beside it.
+    """(module to compile, packings) of a scheduled workload.
 
-    With the packings, of which those without `positions` have such a function.
+    `main` of the module takes packed weights. A packing without `positions` has a function of its own in the module, which
+    packs the weight.
     """
     packings = packings_of(mod)
     if not packings:
@@ -76,12 +78,12 @@ def with_packings(mod: Any) -> tuple[Any, list[Packing]]:
     return IRModule(functions), packings
 
 
-def build(mod: Any, target: Any) -> Built:
-    """Compiles a scheduled (or untransformed) workload for a CPU target down to machine code."""
+def build(mod: Any, target: Any) -> CpuProgram:
+    """Compiles a workload, scheduled or not, for a CPU target down to machine code."""
     whole, packings = with_packings(mod)
     module = compile_module(whole, target)
     compiled = [packing for packing in packings if packing.positions is None]
-    return Built(
+    return CpuProgram(
         main=module.get_function("main", query_imports=True),
         packings={p.param: p.pack for p in packings}
         | {p.param: module.get_function(p.symbol, query_imports=True) for p in compiled},
@@ -91,10 +93,10 @@ def build(mod: Any, target: Any) -> Built:
 
 
 def warm_up(target: Target) -> None:
-    """Registers what traces for `target` may name, and compiles and times a small function on one thread.
+    """Registers the tensor intrinsics that traces for `target` may name, and compiles and times a small function.
 
-    For a process that will be forked: the compiler's first use costs as much as three later ones, the first use of
-    the timer 25 ms in every fork. Starts no thread.
+    For a process that will be forked, so that forks inherit what first use sets up: the first compilation takes as long as
+    three later ones, the first use of the timer 25 ms. Starts no thread.
     """
     kind_of(target).load_intrinsics()
     n = 64
@@ -112,11 +114,11 @@ def warm_up(target: Target) -> None:
 
 
 def threads() -> int:
-    """Threads a parallel loop uses in this process. Starts the runtime's pool: never call it before a fork."""
+    """Number of threads that a parallel loop uses in this process. Starts TVM's thread pool: never call it before a fork."""
     return int(tvm.runtime.num_threads())
 
 
 def cpu_target_of_host() -> Any:
-    """A plain CPU target of this machine: where the reference of a GPU workload runs."""
+    """This machine's CPU as TVM's target: runs the heartbeat program, and the reference program of a GPU workload."""
     cores = int(os.environ.get("TVM_NUM_THREADS", "1"))
     return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": cores})

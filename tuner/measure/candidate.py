@@ -1,8 +1,10 @@
 """One workload prepared for measuring, and what a child does with one candidate of it.
 
 A `Bench` is made once per workload, in the process whose forks measure: it holds the module, the inputs and the
-reference outputs, which the forks share and cannot spoil for one another (copy on write). `Running` is a built
-candidate with its arguments, inside such a fork. Nothing here starts TVM's thread pool before the fork.
+reference outputs, which the forks share and cannot change for one another (copy on write). The reference outputs are those
+of the baseline; of a GPU workload, whose baseline has a schedule, those of the same unscheduled program on the host's
+cores. `Running` is a compiled candidate with its arguments, inside such a fork. Nothing here starts TVM's thread pool
+before the fork.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import numpy as np
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
 from pitchpipe.wire.target import Target
-from tuner.measure.build import Built, build
+from tuner.measure.build import CpuProgram, build
 from tuner.measure.check import (
     SETS,
-    Facts,
-    Reference,
+    ReferenceOutputs,
+    WorkloadProperties,
     inspect,
     make_inputs,
     mostly_finite,
@@ -34,17 +36,18 @@ from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
 
 _FEW_CALLS = 8
-"""Called from here: a call costs the interpreter under a microsecond, a sample of this few calls is far longer. TVM's
-evaluator makes one more call each time."""
+"""A sample of at most so many calls is a loop in Python: the interpreter adds less than a microsecond a call, and such calls
+are long. TVM's time evaluator would make one more call for each sample."""
 _WARM_SAMPLES = 5
-"""Rounds of guessing how many calls fill a sample: the first calls are cold, and what is guessed from them differs between
-processes of one candidate, which would then be timed differently."""
+"""Samples taken to find out how many calls fill one. The first calls find cold caches, so a number derived from them alone
+would differ between the processes that time one candidate."""
 _COLD_WEIGHT_BYTES, _COLD_ACTIVATION_BYTES = 1 << 16, 1 << 20
-"""Larger weights and activations are not in a cache near a core when a layer of a model runs: all other weights were read
-since, and of what the layer before wrote more is lost than stays in the L2 cache. Smaller weights come within
-microseconds."""
+"""Weights and activations larger than this are evicted before each call, since in a model they are in no cache near a core
+when their layer runs: all other weights were read in between, and of a large activation more has left the L2 cache than is
+still there. Smaller tensors are loaded within microseconds."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
-"""Filling the caches takes about a millisecond: under a twentieth of such a call."""
+"""A call that takes longer needs no warm-up call before it: filling the caches takes about a millisecond, less than a
+twentieth of it."""
 
 
 class WrongOutput(Exception):
@@ -58,59 +61,63 @@ class WrongOutput(Exception):
 
 
 class Bench:
-    """A workload with its inputs, before any reference is known. Raises ValueError or InvalidModel if it has no use."""
+    """A workload with its inputs and, once `set_reference_outputs` was called, the outputs that candidates must give.
+
+    The constructor raises InvalidModel when `ir` cannot be read, ValueError when a parameter is no buffer of static shape
+    or none is written.
+    """
 
     def __init__(self, ir: str, target: Target, seed: int) -> None:
         self.mod = load_ir(ir)
         self.target = target
         self.tvm_target = to_tvm_target(target)
-        self.facts: Facts = inspect(self.mod)
+        self.properties: WorkloadProperties = inspect(self.mod)
         self.seed = seed
         self.positive = dict.fromkeys(SETS, False)
         self.inputs: dict[str, list[Any]] = {}
-        self.references: dict[str, Reference] = {}
+        self.reference_outputs: dict[str, ReferenceOutputs] = {}
 
     def fill(self, name: str, *, positive: bool = False) -> None:
-        """Allocates the inputs of a set."""
+        """Allocates and fills the inputs of a set; with `positive`, floats are positive."""
         self.positive[name] = positive
         self.inputs[name] = [
-            _tensor(array, self.facts.params[i])
+            _tensor(array, self.properties.params[i])
             for i, array in zip(
-                self.facts.inputs, make_inputs(self.facts, name, self.seed, positive=positive), strict=True
+                self.properties.inputs, make_inputs(self.properties, name, self.seed, positive=positive), strict=True
             )
         ]
 
     @property
     def output_types(self) -> tuple[TensorType, ...]:
-        """Of the parameters that are written."""
-        return tuple(self.facts.params[i] for i in self.facts.outputs)
+        """Types of the parameters that the workload writes."""
+        return tuple(self.properties.params[i] for i in self.properties.outputs)
 
     def output_bytes(self) -> int:
-        """Size of one set's outputs."""
+        """Bytes of all outputs together, for one input set."""
         return sum(size_bytes(found) for found in self.output_types)
 
     def cold(self) -> tuple[int, ...]:
-        """Parameters that are in no cache near a core when the workload runs in a model."""
+        """Indices of the parameters that are in no cache near a core when the workload runs in a model."""
         constant = {int(i) for i in (self.mod["main"].attrs or {}).get("layout_free_buffers", [])}
-        sizes = [size_bytes(found) for found in self.facts.params]
+        sizes = [size_bytes(found) for found in self.properties.params]
         limits = [_COLD_WEIGHT_BYTES if i in constant else _COLD_ACTIVATION_BYTES for i in range(len(sizes))]
         return tuple(i for i, size in enumerate(sizes) if size > limits[i])
 
     def cold_bytes(self) -> int:
-        """Of those parameters."""
-        return sum(size_bytes(self.facts.params[i]) for i in self.cold())
+        """Bytes of those parameters together."""
+        return sum(size_bytes(self.properties.params[i]) for i in self.cold())
 
     def held_bytes(self) -> int:
-        """Memory of all inputs, references and tolerances, about."""
-        inputs = sum(size_bytes(self.facts.params[i]) for i in self.facts.inputs)
+        """Bytes of all inputs, reference outputs and tolerances, approximately."""
+        inputs = sum(size_bytes(self.properties.params[i]) for i in self.properties.inputs)
         return len(SETS) * (inputs + 2 * self.output_bytes())
 
-    def run_reference(self, name: str, buffer: memoryview) -> bool:
-        """In a fork: builds the untransformed workload, runs it on the set, and copies the outputs into `buffer`.
+    def compute_reference_outputs(self, name: str, buffer: memoryview) -> bool:
+        """In a fork: compiles the reference program, runs it on the set, and copies its outputs into `buffer`.
 
-        False when so little of the outcome is finite that it compares nothing.
+        False when fewer than half of the outputs' elements are finite: comparing with those would show too little.
         """
-        running = Running(self, build(*kind_of(self.target).host_reference(self.mod, self.tvm_target)))
+        running = Running(self, build(*kind_of(self.target).reference_program(self.mod, self.tvm_target)))
         running.run(name)
         arrays = running.outputs()
         offset = 0
@@ -120,22 +127,22 @@ class Bench:
             offset += len(data)
         return mostly_finite(arrays)
 
-    def set_reference(self, name: str, buffer: memoryview) -> None:
-        """Takes the outputs that `run_reference` left."""
+    def set_reference_outputs(self, name: str, buffer: memoryview) -> None:
+        """Reads the outputs that `compute_reference_outputs` wrote into `buffer`."""
         outputs, offset = [], 0
         for found in self.output_types:
             size = size_bytes(found)
             flat = np.frombuffer(buffer[offset : offset + size], dtype=np.uint8)
             outputs.append(flat.view(numpy_dtype(found.dtype)).reshape(found.shape))
             offset += size
-        self.references[name] = Reference(self.facts, name, outputs)
+        self.reference_outputs[name] = ReferenceOutputs(self.properties, name, outputs)
 
 
 class Running:
-    """A built candidate on the CPU with its arguments. Belongs to one process."""
+    """A compiled candidate on the CPU with its arguments. Belongs to one process."""
 
-    def __init__(self, bench: Bench, built: Built) -> None:
-        self._bench, self._built = bench, built
+    def __init__(self, bench: Bench, program: CpuProgram) -> None:
+        self._bench, self._program = bench, program
         self._outputs = [_empty(found) for found in bench.output_types]
         self._views = [_view(tensor) for tensor in self._outputs]
         self._arguments: dict[str, list[Any]] = {}
@@ -143,32 +150,33 @@ class Running:
         self._cold = bench.cold()
 
     def _prepare(self, name: str) -> list[Any]:
-        """The argument list of a set, weights packed."""
+        """The arguments of a call on the set, with weights packed as the schedule wants them."""
         if name not in self._arguments:
-            arguments: list[Any] = [None] * len(self._bench.facts.params)
-            for index, given in zip(self._bench.facts.inputs, self._bench.inputs[name], strict=True):
+            arguments: list[Any] = [None] * len(self._bench.properties.params)
+            for index, given in zip(self._bench.properties.inputs, self._bench.inputs[name], strict=True):
                 arguments[index] = given
-                if (pack := self._built.packings.get(index)) is not None:
-                    arguments[index] = _empty(self._built.packed[index])
+                if (pack := self._program.packings.get(index)) is not None:
+                    arguments[index] = _empty(self._program.packed[index])
                     pack(given, arguments[index])
-            for index, tensor in zip(self._bench.facts.outputs, self._outputs, strict=True):
+            for index, tensor in zip(self._bench.properties.outputs, self._outputs, strict=True):
                 arguments[index] = tensor
             self._arguments[name] = arguments
         return self._arguments[name]
 
     def touch(self) -> None:
-        """Does what the first check would do, but for the run: fresh pages are given while others may compute."""
-        first = next(iter(self._bench.references))
+        """Does all that the first check does except running the candidate, so that the kernel assigns the pages now, while
+        other candidates may still be compiled, and not while the device must be quiet."""
+        first = next(iter(self._bench.reference_outputs))
         self._prepare(first)
         self._poison()
-        self._bench.references[first].compare(self.outputs())
+        self._bench.reference_outputs[first].compare(self.outputs())
 
     def run(self, name: str) -> float:
         """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
         arguments = self._prepare(name)
         self._poison()
         start = time.perf_counter()
-        self._built.main(*arguments)
+        self._program.main(*arguments)
         return time.perf_counter() - start
 
     def _poison(self) -> None:
@@ -181,49 +189,49 @@ class Running:
                 tensor.copyfrom(array)
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """What the last run wrote."""
+        """The outputs of the last run."""
         return [
             view if view is not None else tensor.numpy()
             for tensor, view in zip(self._outputs, self._views, strict=True)
         ]
 
     def call(self, calls: int) -> float:
-        """Seconds of `calls` calls in a row on the first set; what is cold in a model is evicted before each."""
+        """Seconds of `calls` calls in a row on the first set; the parameters that `cold` names are evicted before each."""
         arguments = self._prepare(SETS[0])
         if cold := [arguments[i] for i in self._cold]:
             return sum(self._cold_call(arguments, cold) for _ in range(calls))
         if calls <= _FEW_CALLS:
-            main = self._built.main
+            main = self._program.main
             start = time.perf_counter()
             for _ in range(calls):
                 main(*arguments)
             return time.perf_counter() - start
         if calls not in self._evaluators:
-            self._evaluators[calls] = self._built.module.time_evaluator("main", tvm.cpu(), number=calls, repeat=1)
+            self._evaluators[calls] = self._program.module.time_evaluator("main", tvm.cpu(), number=calls, repeat=1)
         return float(self._evaluators[calls](*arguments).results[0]) * calls
 
     def _cold_call(self, arguments: list[Any], cold: list[Any]) -> float:
         evict(cold)
         start = time.perf_counter()
-        self._built.main(*arguments)
+        self._program.main(*arguments)
         return time.perf_counter() - start
 
 
 class Runnable(Protocol):
-    """A built candidate with its arguments, on whatever device."""
+    """A compiled candidate with its arguments, on any kind of device."""
 
     def run(self, name: str) -> float:
         """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """What the last run wrote."""
+        """The outputs of the last run."""
 
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set."""
 
 
 class Measuring:
-    """Check and timing of one candidate, in the order that costs least when the candidate is no good."""
+    """Check and timing of one candidate. A wrong or slow candidate is recognised before the expensive steps."""
 
     def __init__(self, bench: Bench, running: Runnable) -> None:
         self._bench, self._running = bench, running
@@ -239,19 +247,22 @@ class Measuring:
         return secs
 
     def _compare(self, name: str) -> None:
-        self._results.append(self._bench.references[name].compare(self._running.outputs()))
+        self._results.append(self._bench.reference_outputs[name].compare(self._running.outputs()))
         if not (found := self.verdict()).passed:
             raise WrongOutput(found, name)
 
     def verdict(self) -> CheckVerdict:
-        """Over what was compared so far; every set counts once."""
+        """The verdict over all comparisons so far; a set that was compared twice counts once."""
         found = verdict(self._results)
-        return found.model_copy(update={"input_sets": min(len(self._results), len(self._bench.references))})
+        return found.model_copy(update={"input_sets": min(len(self._results), len(self._bench.reference_outputs))})
 
     def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> Sampled:
-        """Checks one set, samples while it is promising, checks the other sets when it is."""
+        """Checks the first set, then takes samples; checks the other sets once the candidate has proved not to be slow.
+
+        incumbent_secs: the task's best time so far. limit_secs: bounds the time that is spent. Raises WrongOutput.
+        """
         self._results.clear()
-        first, *rest = self._bench.references
+        first, *rest = self._bench.reference_outputs
         first_secs = self.check([first])
         checked = False
 
@@ -273,8 +284,11 @@ class Measuring:
         return sampled
 
     def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
-        """Checks all sets, or one; returns how many calls fill a sample, the same in every process of a candidate."""
-        names = list(self._bench.references)
+        """Checks all sets, or the first alone; returns how many calls fill a sample of a confirming run. Raises WrongOutput.
+
+        Several rounds are taken, so that all processes of one candidate arrive at the same number.
+        """
+        names = list(self._bench.reference_outputs)
         secs = self.check(names[:1] if one_set else names)
         longer = config.model_copy(update={"target_sample_secs": CONFIRM_SAMPLE_FACTOR * config.target_sample_secs})
         if secs >= 10 * longer.target_sample_secs:
@@ -285,10 +299,10 @@ class Measuring:
         return calls
 
     def warmed_sample(self, calls: int) -> float:
-        """Seconds of one call, over `calls` of them, after as many that are not counted.
+        """Mean seconds of one call over `calls` calls, after as many calls that are not counted.
 
-        One call is not enough where other programs ran since: caches, threads and clocks took a millisecond to be as they
-        are in a row of calls, and a program of 78 us seemed to take 90 beside others.
+        One call is not enough to warm up after other programs ran: it takes about a millisecond until caches, threads and
+        clocks are as they are within a row of calls. With one call, a program of 78 us seemed to take 90 us.
         """
         if not (calls == 1 and self._last_secs > _COLD_DOES_NOT_MATTER_SECS):
             self._running.call(calls)

@@ -1,4 +1,4 @@
-"""Whether a candidate computes what the workload says: input sets, tolerance, comparison.
+"""Whether a candidate computes what the baseline computes: input sets, tolerance, comparison.
 
 Three input sets:
 
@@ -8,25 +8,25 @@ Three input sets:
                 type
     edges       zeros of both signs, ones, large and small magnitudes
 
-Integer parameters that index another buffer stay inside it. A set on which the reference is mostly not finite (a root
-or a logarithm of negatives) is drawn again with positive values.
+Integer parameters that index another buffer stay inside it. A set on which most of the baseline's outputs are not finite (a
+root or a logarithm of negatives) is drawn again with positive values.
 
-Tolerance. Let r be the reference, s the root mean square of its finite elements, u(t) the unit roundoff of type t
-(2^-24 for float32), K the sum over reduction blocks of their lengths, t_a the least precise float type that a
-reduction block writes, t_s the least precise that any block writes. An element may differ by
+Tolerance. Let r be a reference output, that is one of the baseline, s the root mean square of its finite elements, u(t) the
+unit roundoff of type t (2^-24 for float32), K the sum over reduction blocks of their lengths, t_a the least precise float
+type that a reduction block writes, t_s the least precise that any block writes. An element may differ by
 
     tol_i = 16 * (u(t_s) + u(t_a) * sqrt(K)) * (|r_i| + s)
 
 Rounding errors of a sum of K terms in any order grow like u * sqrt(K) relative to the sum's typical size when they
 are independent (Higham & Mary, "A new approach to probabilistic rounding error analysis", 2019); s stands for that
 size where r_i itself has cancelled. 16 leaves room for chains of operations and for the extremes of many elements.
-Where the structured set's outcome is exact (no operation but + - * min max and choices; every reference element an
-integer well below 2^p, p the bits of the significand) tol_i is at most 0.25.
+Where the structured set's outcome is exact (no operation but + - * min max and select; every r_i an integer well below 2^p,
+p the bits of the significand) tol_i is at most 0.25.
 
-Integer results of integer arithmetic must be equal. Where floats took part, one element in 1000 may differ by one: a
-rounding boundary. NaN never passes where the reference is finite; where the reference is NaN the candidate must be,
-where it is infinite the candidate must be the same infinity. Outputs are poisoned before a run, floats with NaN, so
-that elements nobody wrote show.
+Integer results of integer arithmetic must be equal. Where floats took part, one element in 1000 may differ by one, since it
+may lie at a rounding boundary. Where r_i is finite the candidate's element must be, where r_i is NaN it must be NaN, where
+r_i is infinite it must be the same infinity. Outputs are filled with poison before a run, floats with NaN, so that elements
+which the candidate does not write are found.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ NOT_FINITE = 1e308
 """Stands for an infinite or undefined error in a verdict."""
 _FACTOR = 16.0
 _PART = 1 << 15
-"""Elements compared at a time: intermediate results stay in the cache instead of in fresh pages."""
+"""Elements compared at a time, so that intermediate results fit the cache and no pages are allocated for them."""
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _FEWEST_BITS = 3
-"""Of the 8-bit and smaller floats."""
+"""Significand bits of the 8-bit and smaller floats."""
 
 
 def significand_bits(dtype: str) -> int | None:
@@ -62,8 +62,8 @@ def significand_bits(dtype: str) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the check needs to know of a workload."""
+class WorkloadProperties:
+    """The properties of a workload that decide its inputs and its tolerance."""
 
     params: tuple[TensorType, ...]
     outputs: tuple[int, ...]
@@ -87,8 +87,8 @@ class Facts:
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
 
-def inspect(mod: Any) -> Facts:
-    """The facts of a workload. Raises ValueError when a parameter is no static buffer or nothing is written."""
+def inspect(mod: Any) -> WorkloadProperties:
+    """The properties of a workload. Raises ValueError when a parameter is no buffer of static shape or none is written."""
     function = mod["main"]
     params = parameters(mod)
     written: set[int] = set()
@@ -122,7 +122,7 @@ def inspect(mod: Any) -> Facts:
     structural_walk(function.body, [(object, visit)])
     if not written:
         raise ValueError("the workload writes none of its parameters")
-    return Facts(
+    return WorkloadProperties(
         params=params,
         outputs=tuple(sorted(written)),
         reduction=max(1, reduction),
@@ -154,26 +154,28 @@ def _indexed_extent(buffer: Any, indices: Sequence[Any]) -> int | None:
     return least
 
 
-def make_inputs(facts: Facts, name: str, seed: int, *, positive: bool = False) -> list[np.ndarray[Any, Any]]:
-    """The arrays of one input set, in the order of `facts.inputs`. The same arguments give the same arrays."""
+def make_inputs(
+    properties: WorkloadProperties, name: str, seed: int, *, positive: bool = False
+) -> list[np.ndarray[Any, Any]]:
+    """The arrays of the input set `name`, in the order of `properties.inputs`. Equal arguments give equal arrays."""
     number = SETS.index(name)
     return [
-        _array(facts, facts.params[i], name, np.random.default_rng([seed, number, i]), positive=positive)
-        for i in facts.inputs
+        _array(properties, properties.params[i], name, np.random.default_rng([seed, number, i]), positive=positive)
+        for i in properties.inputs
     ]
 
 
 def _array(
-    facts: Facts, param: TensorType, name: str, rng: np.random.Generator, *, positive: bool
+    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator, *, positive: bool
 ) -> np.ndarray[Any, Any]:
     dtype = numpy_dtype(param.dtype)
     bits = significand_bits(param.dtype)
     if bits is None:
-        return _integers(facts, param, name, rng).astype(dtype)
+        return _integers(properties, param, name, rng).astype(dtype)
     if name == "random":
         values = rng.uniform(-1, 1, param.shape)
     elif name == "structured":
-        values = _exact_integers(facts, min(bits, facts.bits), param.shape, rng)
+        values = _exact_integers(properties, min(bits, properties.bits), param.shape, rng)
     else:
         big, small = (256.0, 2.0**-12) if bits >= 24 else (8.0, 2.0**-6) if bits >= 8 else (2.0, 0.5)
         choices = [0.0, -0.0, 1.0, -1.0, 0.5, -2.0, small, -small, big, -big]
@@ -183,9 +185,11 @@ def _array(
     return values.astype(dtype)
 
 
-def _exact_integers(facts: Facts, bits: int, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Small integers whose sums of `reduction` products stay below 2^bits with a margin of five deviations."""
-    room = 2.0**bits / (5 * math.sqrt(facts.reduction))
+def _exact_integers(
+    properties: WorkloadProperties, bits: int, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """Small integers whose sums of `reduction` products stay below 2^bits by five standard deviations."""
+    room = 2.0**bits / (5 * math.sqrt(properties.reduction))
     amplitude = 3 if room > 16 else 1
     values = rng.integers(-amplitude, amplitude + 1, size=shape).astype(np.float32)
     if room < 1:
@@ -193,14 +197,16 @@ def _exact_integers(facts: Facts, bits: int, shape: tuple[int, ...], rng: np.ran
     return values
 
 
-def _integers(facts: Facts, param: TensorType, name: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _integers(
+    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
     if param.dtype == "bool":
         return rng.integers(0, 2, size=param.shape)
     low, high = (0, 16) if param.dtype.startswith("uint") else (-8, 8)
-    if facts.index_bound is not None:
-        low, high = 0, max(1, min(facts.index_bound, 127))
+    if properties.index_bound is not None:
+        low, high = 0, max(1, min(properties.index_bound, 127))
         if name != "edges":
-            high = max(1, facts.index_bound) if param.dtype in ("int32", "int64", "uint32", "uint64") else high
+            high = max(1, properties.index_bound) if param.dtype in ("int32", "int64", "uint32", "uint64") else high
     elif param.dtype in ("int8", "uint8") and name != "structured":
         low, high = (-128, 128) if param.dtype == "int8" else (0, 256)
     if name == "edges":
@@ -223,12 +229,13 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def size_bytes(found: TensorType) -> int:
-    """Of a tensor of that type."""
+    """Bytes of a tensor of that type."""
     return int(np.prod(found.shape, dtype=np.int64)) * numpy_dtype(found.dtype).itemsize
 
 
 def poison(array: np.ndarray[Any, Any]) -> None:
-    """Fills an output with what no candidate should leave there: NaN, or the byte 0xA5; True for booleans."""
+    """Fills an output with values that show where a candidate wrote nothing: NaN; bytes 0xA5 for integers; True for
+    booleans."""
     if array.dtype == np.bool_:
         array.fill(True)
     elif array.dtype.kind in "iu":
@@ -238,43 +245,46 @@ def poison(array: np.ndarray[Any, Any]) -> None:
 
 
 def mostly_finite(arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Whether at least half of all elements are finite: a reference that is not says too little."""
+    """Whether at least half of all elements are finite: comparing with fewer would show too little."""
     total = sum(array.size for array in arrays)
     finite = sum(int(np.isfinite(_plain(array)).sum()) for array in arrays)
     return 2 * finite >= total
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As a type that NumPy computes with: the small floats of ml_dtypes become float32."""
+    """The array in a type that NumPy computes with: the small floats of ml_dtypes become float32."""
     return array if array.dtype.kind in "iub" or array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
-class Reference:
-    """The reference outputs of one input set, with the tolerance worked out once."""
+class ReferenceOutputs:
+    """The baseline's outputs for one input set, and the tolerance of every element, computed once."""
 
-    def __init__(self, facts: Facts, name: str, outputs: Sequence[np.ndarray[Any, Any]]) -> None:
-        self._floats = facts.floats
+    def __init__(self, properties: WorkloadProperties, name: str, outputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._floats = properties.floats
         self._outputs = [_plain(output) for output in outputs]
-        self._tolerances = [self._tolerance(facts, name, output) for output in self._outputs]
+        self._tolerances = [self._tolerance(properties, name, output) for output in self._outputs]
 
     @staticmethod
-    def _tolerance(facts: Facts, name: str, output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-        """Per element, in the output's type; None for integers."""
+    def _tolerance(
+        properties: WorkloadProperties, name: str, output: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any] | None:
+        """tol_i of every element, in the output's shape and type; None for integers."""
         if output.dtype.kind in "iub":
             return None
         finite = np.isfinite(output)
         size = np.abs(np.where(finite, output, 0))
         scale = math.sqrt(float(np.mean(np.square(size, dtype=np.float64)))) if size.size else 0.0
-        relative = _FACTOR * (2.0**-facts.bits + 2.0**-facts.reduction_bits * math.sqrt(facts.reduction))
+        relative = _FACTOR * (2.0**-properties.bits + 2.0**-properties.reduction_bits * math.sqrt(properties.reduction))
         tolerance = relative * (size + scale)
-        if name == "structured" and facts.exact and finite.all():
-            limit = 2.0 ** (min(facts.bits, facts.reduction_bits) - 1)
+        if name == "structured" and properties.exact and finite.all():
+            limit = 2.0 ** (min(properties.bits, properties.reduction_bits) - 1)
             if bool((size <= limit).all()) and bool((output == np.rint(output)).all()):
                 tolerance = np.minimum(tolerance, 0.25)
         return np.asarray(tolerance, dtype=output.dtype)
 
     def compare(self, outputs: Sequence[np.ndarray[Any, Any]]) -> tuple[bool, float, float]:
-        """(right, largest absolute error, tolerance at the worst element)."""
+        """Compares a candidate's outputs: (whether all are right, largest absolute error, tolerance of the element whose
+        error is largest in proportion to its tolerance)."""
         right, worst_error, worst_ratio, worst_tolerance = True, 0.0, -1.0, 0.0
         with np.errstate(all="ignore"):
             for output, expected, tolerance in zip(outputs, self._outputs, self._tolerances, strict=True):
@@ -288,7 +298,8 @@ class Reference:
     def _differences(
         self, output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], tolerance: np.ndarray[Any, Any] | None
     ) -> Iterator[tuple[bool, float, float, float]]:
-        """(right, error, tolerance, their ratio) of the whole output, or of one part of it after the other."""
+        """(right, error, tolerance, error / tolerance) of an output: once for integers, for floats of each part of _PART
+        elements."""
         if tolerance is None:
             ok, error, allowed = self._compare_integers(output, expected)
             yield ok, error, allowed, error / max(allowed, 0.5)

@@ -1,8 +1,9 @@
-"""The part of CUDA's driver that measuring needs, called directly: memory, modules, launches, events, errors.
+"""The part of CUDA's driver API that measuring needs, called directly: memory, modules, launches, events, errors.
 
-Not TVM's runtime: a runner launches kernels that were built elsewhere, must tell a refused launch from a dead context by
-its number, and must not pay for an interpreter between two launches. One context, one stream (the default one) and one
-thread. Every call that fails raises CudaError; so does the next synchronisation after a kernel that failed.
+TVM's runtime is not used: a runner launches kernels that another process compiled, must tell a refused launch from a dead
+context by the error code, and must not spend time in an interpreter between two launches. There is one context, one stream
+(the default one) and one thread. Every call that fails raises CudaError; so does the next synchronisation after a kernel
+that failed.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _STICKY = {
     719: "launch failure",
     720: "cooperative launch too large",
 }
-"""After these the context answers every call with the same error."""
+"""Sticky errors: after one of these the context answers every call with the same error."""
 _DEVICE = {3, 4, 36, 46, 100, 101, 102, 214, 220, 226, 227, 802, 803, 804, 805, 999}
-"""Not a kernel's doing: no device, memory errors that the hardware could not correct, a broken link or driver."""
+"""Errors that no kernel causes: no device, memory errors that the hardware could not correct, a broken link or driver."""
 _OUT_OF_MEMORY = 2
 _MAX_SHARED, _L2_BYTES = 8, 38
 _SPIN = 1
@@ -44,17 +45,17 @@ class CudaError(Exception):
 
     @property
     def sticky(self) -> bool:
-        """Whether the context is of no use any more."""
+        """Whether the context cannot be used any more."""
         return self.code in _STICKY or self.of_device
 
     @property
     def of_device(self) -> bool:
-        """Whether the device or the driver is at fault, whatever was launched."""
+        """Whether the device or the driver is at fault, and not what was launched."""
         return self.code in _DEVICE
 
 
 class Kernel:
-    """A launch prepared once: arguments in place. `Cuda.launch` runs it."""
+    """A launch of a kernel with its arguments marshalled, for `Cuda.launch` to queue any number of times."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Kernel:
 
 
 class Cuda:
-    """The first visible device with its primary context. Starts threads of the driver's: never before a fork.
+    """The first visible device with its primary context. The driver starts threads: never make one before a fork.
 
     Raises CudaError when there is no such device, OSError when there is no driver.
     """
@@ -115,14 +116,14 @@ class Cuda:
 
     @property
     def uuid(self) -> str:
-        """Names the physical device on this host."""
+        """UUID of the physical device, 32 hexadecimal digits."""
         found = (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGetUuid", found, self._device)
         return bytes(found).hex()
 
     @property
     def l2_bytes(self) -> int:
-        """Of the last-level cache."""
+        """Bytes of the L2 cache, the device's last level."""
         return self._attribute(_L2_BYTES)
 
     def _attribute(self, number: int) -> int:
@@ -133,7 +134,7 @@ class Cuda:
     # -- memory
 
     def allocate(self, size: int) -> int:
-        """The address of so many bytes, at least one."""
+        """The device address of `size` new bytes (of one, where it is 0)."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, size)))
         return address.value
@@ -149,13 +150,13 @@ class Cuda:
             self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), pointer, ctypes.c_size_t(data.nbytes))
 
     def read(self, address: int, array: np.ndarray[Any, Any]) -> None:
-        """Copies from the device into a contiguous array; waits for what was launched before."""
+        """Copies from the device into a contiguous array, after all kernels that were launched before have ended."""
         if array.nbytes:
             pointer = ctypes.c_void_p(array.ctypes.data)
             self._call("cuMemcpyDtoH_v2", pointer, ctypes.c_uint64(address), ctypes.c_size_t(array.nbytes))
 
     def fill(self, address: int, size: int, pattern: bytes) -> None:
-        """Repeats a pattern of 1, 2 or 4 bytes over so many bytes, in stream order."""
+        """Repeats a pattern of 1, 2 or 4 bytes over `size` bytes, in stream order."""
         kinds = {1: ("cuMemsetD8_v2", ctypes.c_ubyte), 2: ("cuMemsetD16_v2", ctypes.c_ushort)}
         name, kind = kinds.get(len(pattern), ("cuMemsetD32_v2", ctypes.c_uint))
         value = kind(int.from_bytes(pattern, "little"))
@@ -165,7 +166,7 @@ class Cuda:
     # -- code
 
     def load(self, code: bytes) -> ctypes.c_void_p:
-        """A module of machine code."""
+        """Loads machine code (a cubin) as a module."""
         module = ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), code)
         return module
@@ -182,7 +183,7 @@ class Cuda:
         block: tuple[int, int, int],
         shared_bytes: int,
     ) -> Kernel:
-        """A launch of the module's function, allowed as much shared memory as it wants."""
+        """A launch of the module's function `name`, with `shared_bytes` of dynamic shared memory allowed for it."""
         function = ctypes.c_void_p()
         self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         if shared_bytes:
@@ -190,23 +191,23 @@ class Cuda:
         return Kernel(function, pointers, grid, block, shared_bytes)
 
     def launch(self, kernel: Kernel) -> None:
-        """Queues it; returns before it has run."""
+        """Queues the launch and returns before the kernel has run."""
         code = self._launch(*kernel.arguments)
         if code:
             raise self._error("cuLaunchKernel", code)
 
     def wait(self) -> None:
-        """Until everything queued has run."""
+        """Waits until everything queued has run."""
         self._call("cuCtxSynchronize")
 
     # -- time
 
     def start(self) -> None:
-        """Marks the beginning of what is timed, in stream order."""
+        """Records the event from which `stop` measures, in stream order."""
         self._call("cuEventRecord", self._start, None)
 
     def stop(self) -> float:
-        """Waits, and returns the device's seconds since the mark; their resolution is half a microsecond."""
+        """Waits for the stream, and returns the device's seconds since `start`; their resolution is half a microsecond."""
         self._call("cuEventRecord", self._end, None)
         self._call("cuEventSynchronize", self._end)
         milliseconds = ctypes.c_float()
@@ -215,7 +216,7 @@ class Cuda:
 
 
 class Clock:
-    """The present clock of a device's multiprocessors, where NVIDIA's management library tells it."""
+    """Reads the present clock rate of a device's multiprocessors from NVIDIA's management library."""
 
     _SM = 1
 
@@ -231,7 +232,7 @@ class Clock:
             self._library = library if found else None
 
     def hz(self) -> float | None:
-        """None where it is not readable."""
+        """The clock rate in Hz; None where the library is missing or does not tell it."""
         if self._library is None:
             return None
         found = ctypes.c_uint()

@@ -1,7 +1,7 @@
-"""Whether this device is as fast as it usually is: decisions over heartbeats, the times of a reference workload.
+"""Whether this device is as fast as it usually is: decisions over beats, each one timing of the reference workload.
 
-A beat (tuner/measure/heartbeat.py) is taken inside the same quiet as the candidates beside it: what slows the beat
-(another tenant, a lower clock, heat) slowed them too.
+A beat (tuner/measure/heartbeat.py) is timed under the same lock as the candidates beside it (tuner/measure/quiet.py): what
+slows the beat (another tenant, a lower clock, heat) slowed them too.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections import deque
 from collections.abc import Callable
 
 DRIFTED = 1.15
-"""A beat that takes this many times as long as usual says that timings beside it are too long as well. A single beat
-is never believed: the next one, taken at once, must say so too."""
+"""Where a beat takes more than this many times the usual seconds, the timings beside it count as too long as well. A single
+slow beat is never believed: the next one, taken at once, must be as slow."""
 REMEMBERED = 256
-"""Beats that decide what is usual. A device that stays slow for three quarters of them is a slower device: what is
-usual follows."""
+"""Newest beats that decide what is usual. A device that is slow for three quarters of them is a slower device, and its usual
+beat follows."""
 
 
 class Drift:
-    """What the reference usually takes on this device, and how far the newest beat is from it."""
+    """The usual and the newest beat of this device, in seconds."""
 
     def __init__(self) -> None:
         self._beats: deque[float] = deque(maxlen=REMEMBERED)
         self.beats = 0
 
     def observe(self, secs: float) -> None:
-        """A beat, in seconds."""
+        """Adds a beat, in seconds."""
         self._beats.append(secs)
         self.beats += 1
 
@@ -36,12 +36,15 @@ class Drift:
 
     @property
     def newest_secs(self) -> float | None:
-        """The newest beat."""
+        """The newest beat. None before the first."""
         return self._beats[-1] if self._beats else None
 
 
 def believed_ratio(beat: Callable[[], float | None], usual_secs: float | None) -> float | None:
-    """A beat, in seconds, over the usual one: the faster of two where the first is too slow. None where there is none."""
+    """The ratio of a new beat to the usual one, in which the faster of two beats counts where the first is too slow.
+
+    `beat` times one and returns its seconds. None where it returns None or nothing is usual yet.
+    """
     secs = beat()
     if secs is None or usual_secs is None:
         return None
@@ -51,5 +54,5 @@ def believed_ratio(beat: Callable[[], float | None], usual_secs: float | None) -
 
 
 def drifted(ratio: float) -> bool:
-    """Whether a beat this many times as long as usual is too slow."""
+    """Whether a beat that takes `ratio` times the usual seconds is too slow."""
     return ratio > DRIFTED

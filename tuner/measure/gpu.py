@@ -1,12 +1,12 @@
-"""A GPU that holds a workload's data (GpuDevice), and a built candidate loaded on it (DeviceProgram).
+"""A GPU that holds a workload's data (GpuDevice), and a compiled candidate loaded on it (DeviceProgram).
 
-Timing. A sample is `calls` launches in a row between two events, after an L2-sized part of memory was overwritten on the
-same stream: the first of these calls finds none of its data in the cache, as in a network whose other layers ran
-before; the further ones find what the call before left. What is timed is the device's time, with the launches queued
-ahead of it, not the interpreter's.
+Timing. A sample is `calls` calls in a row between two events, after as many bytes as the L2 cache holds were overwritten on
+the same stream. So the first of these calls finds none of its data in the cache, as in a network whose other layers ran
+before; each further call finds what the one before left there. The samples are device time: launches are queued ahead, so
+the interpreter's time does not count.
 
-The reference kernel is arithmetic on all multiprocessors and nothing else, a tenth of a millisecond: its time follows
-the clock, heat and other tenants.
+The heartbeat kernel is the GPU's reference workload: a tenth of a millisecond of arithmetic on all multiprocessors, whose
+time depends on the clock, heat and other tenants alone.
 """
 
 from __future__ import annotations
@@ -22,42 +22,44 @@ from tuner.measure.cuda_driver import Clock, Cuda, Kernel
 from tuner.measure.gpu_code import GpuProgram
 from tuner.schedule.tensor_type import TensorType
 
-REFERENCE_SOURCE = """
-extern "C" __global__ void reference(float* out) {
+HEARTBEAT_SOURCE = """
+extern "C" __global__ void heartbeat(float* out) {
   float a = threadIdx.x, b = blockIdx.x;
   for (int i = 0; i < 4096; ++i) { a = a * 0.999f + b; b = b * 0.999f + a; }
   if (a + b == 1.5f) out[0] = a;
 }
 """
-_REFERENCE_BLOCKS, _REFERENCE_THREADS = 1056, 256
+_HEARTBEAT_BLOCKS, _HEARTBEAT_THREADS = 1056, 256
 _BEAT_SAMPLES = 15
 _SPOILED = b"\xff\xff\xff\xff"
-"""What workspaces hold before a checked run: NaN as a float of any size."""
+"""The bytes that workspaces are filled with before a checked run: NaN as a float of any size."""
 _LEAST_FLUSH_BYTES = 32 << 20
 
 
 class GpuDevice:
-    """The first visible GPU with the inputs of every set, the outputs, and the reference kernel.
+    """The first visible GPU with the inputs of every set, the outputs, and the heartbeat kernel.
 
     Belongs to one process and ends with it. Raises CudaError or OSError.
     """
 
-    def __init__(self, bench: Bench, reference: bytes) -> None:
-        """`reference` is the machine code of REFERENCE_SOURCE."""
+    def __init__(self, bench: Bench, heartbeat: bytes) -> None:
+        """`heartbeat` is the machine code of HEARTBEAT_SOURCE."""
         self.cuda = Cuda()
         self.bench = bench
         self.uuid = self.cuda.uuid
         self.clock = Clock(self.uuid)
         self.inputs = {
-            name: [self._put(tensor) for tensor in bench.inputs[name]] for name in SETS if name in bench.references
+            name: [self._put(tensor) for tensor in bench.inputs[name]]
+            for name in SETS
+            if name in bench.reference_outputs
         }
         self.outputs = [self.cuda.allocate(size_bytes(found)) for found in bench.output_types]
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, self.cuda.l2_bytes)
         self._flush = self.cuda.allocate(self._flush_bytes)
         out = self.cuda.allocate(4)
-        module = self.cuda.load(reference)
-        self._reference = self.cuda.kernel(
-            module, "reference", [out], (_REFERENCE_BLOCKS, 1, 1), (_REFERENCE_THREADS, 1, 1), 0
+        module = self.cuda.load(heartbeat)
+        self._heartbeat = self.cuda.kernel(
+            module, "heartbeat", [out], (_HEARTBEAT_BLOCKS, 1, 1), (_HEARTBEAT_THREADS, 1, 1), 0
         )
 
     def _put(self, tensor: Any) -> int:
@@ -67,17 +69,17 @@ class GpuDevice:
         return address
 
     def beat(self) -> float:
-        """Median seconds of the reference kernel: the heartbeat."""
-        self.cuda.launch(self._reference)  # The clock rises with the first work after a pause.
+        """A beat: median seconds of the heartbeat kernel."""
+        self.cuda.launch(self._heartbeat)  # The clock rises with the first work after a pause.
         samples = []
         for _ in range(_BEAT_SAMPLES):
             self.cuda.start()
-            self.cuda.launch(self._reference)
+            self.cuda.launch(self._heartbeat)
             samples.append(self.cuda.stop())
         return statistics.median(samples)
 
     def flush(self) -> None:
-        """Drives everything out of the L2 cache, in stream order."""
+        """Evicts everything from the L2 cache, in stream order."""
         self.cuda.fill(self._flush, self._flush_bytes, b"\0\0\0\0")
 
 
@@ -96,20 +98,20 @@ class DeviceProgram:
         self._kernels: dict[str, list[Kernel]] = {}
 
     def close(self) -> None:
-        """Gives back its memory and code."""
+        """Frees its workspaces and unloads its code."""
         self._cuda.wait()
         for address in self._workspaces:
             self._cuda.free(address)
         self._cuda.unload(self._module)
 
     def _prepared(self, name: str) -> list[Kernel]:
-        """The launches on a set."""
+        """The launches of one call on the set, in order."""
         if name not in self._kernels:
-            facts = self._bench.facts
-            pointers = [0] * len(facts.params)
-            for index, address in zip(facts.inputs, self._device.inputs[name], strict=True):
+            properties = self._bench.properties
+            pointers = [0] * len(properties.params)
+            for index, address in zip(properties.inputs, self._device.inputs[name], strict=True):
                 pointers[index] = address
-            for index, address in zip(facts.outputs, self._device.outputs, strict=True):
+            for index, address in zip(properties.outputs, self._device.outputs, strict=True):
                 pointers[index] = address
             pointers += self._workspaces
             self._kernels[name] = [
@@ -138,7 +140,7 @@ class DeviceProgram:
         return self._cuda.stop()
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """What the last run wrote."""
+        """The outputs of the last run, copied from the device."""
         for address, array in zip(self._device.outputs, self._arrays, strict=True):
             self._cuda.read(address, array)
         return self._arrays
@@ -156,8 +158,8 @@ class DeviceProgram:
 
 
 def _pattern(found: TensorType) -> bytes:
-    """The poison of an element type, as at most four bytes that repeat."""
+    """The poison of an element type, as a pattern of at most four bytes to repeat."""
     one = np.zeros(1, numpy_dtype(found.dtype))
     poison(one)
     data = one.tobytes()
-    return data if len(data) <= 4 else data[-4:]  # The upper half of a NaN of eight bytes makes another one.
+    return data if len(data) <= 4 else data[-4:]  # The upper half of a NaN of 8 bytes, repeated, is a NaN again.

@@ -2,13 +2,13 @@
 
 A `GpuProgram` is the machine code of the kernels (a cubin) and the list of their launches. The host function that TVM
 would generate around them is never compiled: with static shapes it launches kernels one after another on buffers that
-are its parameters or its own workspaces, and that list is read off the lowered module. So one process can build while
-another, which holds the GPU, loads and runs what the first one built, and no code of a candidate runs on the host.
+are its parameters or its own workspaces, and the list of launches is extracted from the lowered module. So one process can
+compile while another, which holds the GPU, loads and runs programs, and no code of a candidate runs on the host.
 
-Device code is compiled by NVRTC where `cuda-bindings` is installed, with TVM's own options, else by nvcc. What TVM puts
-in front of every kernel for NVRTC includes two headers of the C++ standard library, which take 0.4 s to parse: three
-quarters of the time of a small kernel. They are left out where the kernels use nothing from them; the machine code of
-the kernels is the same, byte for byte.
+Device code is compiled by NVRTC where `cuda-bindings` is installed, with TVM's own options, else by nvcc. TVM's preamble for
+NVRTC includes two headers of the C++ standard library, which take 0.4 s to parse: three quarters of the compilation of a
+small kernel. They are left out where the kernels use nothing from them; the machine code of the kernels is the same, byte
+for byte.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, codegen_build, tirx, tvm
 
 MAX_CODE_BYTES = 8 << 20
-"""Of one program; tensor-core kernels have 50 to 600 KiB."""
+"""Largest machine code of one program; tensor-core kernels have 50 to 600 KiB."""
 _LENGTH = struct.Struct("!I")
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 _SHARED = "tirx.use_dyn_shared_memory"
@@ -53,13 +53,13 @@ _PREAMBLE = (
 #endif
 """
 )
-"""What NVRTC lacks and TVM's kernels take for granted."""
+"""Types and macros that TVM's kernels use and NVRTC does not define."""
 _TRAITS = re.compile(r" *#include <cuda/std/type_traits>\s*namespace std \{[^{}]*\}\n")
 _STANDARD = re.compile(r"(?<!cuda::)\bstd::|\bcuda::std::(?!u?int(8|16|32|64)_t)")
 
 
 class NotCompiled(Exception):
-    """The compiler refused, or the module is not one that a list of launches can express."""
+    """The compiler refused, or the host function does more than a list of launches can express."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +72,18 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
-    """Dynamic shared memory."""
+    """Dynamic shared memory of a thread block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProgram:
-    """A built candidate."""
+    """A candidate compiled for a GPU."""
 
     launches: tuple[Launch, ...]
     workspaces: tuple[int, ...]
-    """Bytes of each buffer that kernels hand on to one another."""
+    """Bytes of each buffer that carries intermediate results from one kernel to another."""
     code: bytes
-    """What `cuModuleLoadData` takes."""
+    """The cubin that `cuModuleLoadData` takes."""
 
     def to_bytes(self) -> bytes:
         head = json.dumps(
@@ -93,7 +93,7 @@ class GpuProgram:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> GpuProgram:
-        """Raises ValueError, KeyError or TypeError when the data is no program."""
+        """What `to_bytes` encoded. Raises ValueError, KeyError or TypeError when the data is no program."""
         if len(data) < _LENGTH.size:
             raise ValueError("a program that has no head")
         (size,) = _LENGTH.unpack(data[: _LENGTH.size])
@@ -120,7 +120,7 @@ def _three(values: Sequence[Any]) -> tuple[int, int, int]:
 def compile_program(mod: Any, target: Any, params: Sequence[TensorType], compiler: DeviceCompiler) -> GpuProgram:
     """Lowers a scheduled module for a CUDA target and compiles its kernels.
 
-    `params` are the workload's: a schedule that changes what the function takes is refused. Raises NotCompiled, or
+    params: the types of the workload's parameters, which the scheduled function must have too. Raises NotCompiled, or
     whatever TVM's lowering raises.
     """
     check_parameters(mod, params)
@@ -142,7 +142,7 @@ def lower_kernels(mod: Any, target: Any) -> Any:
 
 
 def lower(mod: Any, target: Any) -> tuple[tuple[Launch, ...], tuple[int, ...], str]:
-    """Launches, bytes of workspaces, and CUDA C++ of the kernels."""
+    """(launches in order, bytes of each workspace, CUDA C++ of the kernels) of a scheduled module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split, device = _lower(mod, target)
@@ -151,7 +151,7 @@ def lower(mod: Any, target: Any) -> tuple[tuple[Launch, ...], tuple[int, ...], s
 
 
 def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
-    """The module right after host and device were told apart, and the device's functions ready for code generation."""
+    """The module right after TVM split host and device code, and the device functions ready for code generation."""
     captured: list[Any] = []
 
     @tvm.ir.instrument.pass_instrument
@@ -175,7 +175,7 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
 
 def _source(device: Any, target: Any) -> str:
     """CUDA C++ of the kernels."""
-    # Without this TVM would compile at once, and hold the result in a module that wants a GPU.
+    # Otherwise TVM would compile at once, and hold the result in a module that needs a GPU.
     os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
     try:
         return str(codegen_build(device, target).inspect_source("cuda"))
@@ -184,7 +184,7 @@ def _source(device: Any, target: Any) -> str:
 
 
 def _launches(function: Any) -> tuple[tuple[Launch, ...], tuple[int, ...]]:
-    """Of a host function: its launches in order, and the bytes of its workspaces. Raises NotCompiled."""
+    """The launches of a host function in order, and the bytes of each workspace. Raises NotCompiled."""
     places: list[tuple[Any, int]] = [(param, index) for index, param in enumerate(function.params)]
     workspaces: list[int] = []
     launches: list[Launch] = []
@@ -250,8 +250,8 @@ def _launch(call: Any, place: Any) -> Launch:
 class DeviceCompiler:
     """Compiles CUDA C++ for one architecture, such as `sm_90`. Needs no GPU.
 
-    Make it before a fork, use it after: where there is a driver, NVRTC initialises it (and starts threads), which no fork
-    of the process outlives.
+    Make it before a fork and use it after: where there is a driver, NVRTC's first compilation initialises it and starts
+    threads, and a process that did that can no longer be forked.
     """
 
     def __init__(self, arch: str) -> None:
@@ -265,11 +265,11 @@ class DeviceCompiler:
 
     @property
     def in_process(self) -> bool:
-        """Whether it starts no program and writes no file, so that a confined process can use it."""
+        """Whether it compiles without starting a program or writing a file, as a confined process must."""
         return self._nvrtc is not None
 
     def compile(self, source: str) -> bytes:
-        """Machine code; raises NotCompiled."""
+        """The machine code (a cubin) of CUDA C++. Raises NotCompiled."""
         code = self._generate(source, "cubin")
         if len(code) > MAX_CODE_BYTES:
             raise NotCompiled(f"{len(code)} bytes of machine code, the cap is {MAX_CODE_BYTES}")
@@ -310,7 +310,7 @@ class DeviceCompiler:
 
 
 def for_nvrtc(source: str) -> str:
-    """What NVRTC is given for the CUDA C++ that TVM generates."""
+    """CUDA C++ of TVM's generator, changed so that NVRTC compiles it and does so quickly."""
     source = "\n".join(line for line in source.splitlines() if line.strip() != "#include <cuda.h>") + "\n"
     short = _TRAITS.sub("", source)
     return _PREAMBLE + (source if _STANDARD.search(short) else short)
@@ -333,7 +333,7 @@ def _nvrtc() -> Any:
 
 
 def _include_paths() -> list[str]:
-    """Of CUDA's headers and the standard library for devices; none where they are not installed."""
+    """Folders of CUDA's headers and of its standard library (CCCL); empty where they are not installed."""
     roots = [Path(os.environ[name]) for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
     if (nvcc := shutil.which("nvcc")) is not None:
         roots.append(Path(nvcc).resolve().parents[1])
@@ -350,7 +350,7 @@ def _include_paths() -> list[str]:
 
 
 def _options(arch: str) -> list[str]:
-    """TVM's own, so that what is measured is what a deployment compiles."""
+    """TVM's own options, so that a deployment compiles the same machine code as was measured."""
     silent = [f"-D__NV_SILENCE_{kind}DEPRECATION_{end}=" for kind in ("", "HOST_") for end in ("BEGIN", "END")]
     native = [
         f"-U__CUDA_NO_{kind}__"
@@ -373,7 +373,7 @@ def _options(arch: str) -> list[str]:
 
 
 def _value(answer: tuple[Any, ...]) -> Any:
-    """What a function of NVRTC gives beside its status. Raises NotCompiled."""
+    """The value that a function of NVRTC returns beside its status. Raises NotCompiled for a status that is an error."""
     status, *values = answer
     if int(status) != 0:
         raise NotCompiled(f"NVRTC: {status}")

@@ -1,7 +1,7 @@
-"""Whose turn it is to time on a GPU: one process at a time on this host, and those that wait go first.
+"""Which process times on a GPU: one at a time on this host, and one that waits goes before the present holder's next turn.
 
-Two lock files per GPU, as in tuner/measure/quiet.py: the turn itself, and a gate that whoever waits for the turn keeps
-shut. Taken with flock, so that a process that dies gives back what it held.
+There are two lock files per GPU, as in tuner/measure/quiet.py: the turn itself, and a gate that the process which waits for
+the turn holds. Both are taken with flock, so the kernel releases the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tuner.measure.quiet import lock_path
 
 
 class GpuTurn:
-    """Of one GPU. Never blocks: a caller that has other things to do asks again."""
+    """The turn on one GPU. Its methods never block: a caller that did not get the turn asks again later."""
 
     def __init__(self, uuid: str) -> None:
         path = f"{lock_path()}.gpu-{uuid}"
@@ -23,7 +23,7 @@ class GpuTurn:
         self._waiting = self._held = False
 
     def take(self) -> bool:
-        """Whether the turn is this process's now. Asked again until it is, it is so after the present holder's turn."""
+        """Asks for the turn; whether this process has it now. Who goes on asking gets it after the present holder's turn."""
         if not self._held:
             self._waiting = self._waiting or _locked(self._gate)
             if self._waiting and _locked(self._turn):
@@ -32,13 +32,13 @@ class GpuTurn:
         return self._held
 
     def give_back(self) -> None:
-        """Ends the turn, or the waiting for it."""
+        """Ends the turn, or the wait for it."""
         for descriptor in (self._turn, self._gate):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         self._waiting = self._held = False
 
     def close(self) -> None:
-        """Gives back; idempotent."""
+        """Gives the turn back and closes the files; idempotent."""
         for descriptor in (self._turn, self._gate):
             if descriptor >= 0:
                 os.close(descriptor)

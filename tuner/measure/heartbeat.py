@@ -1,6 +1,7 @@
-"""The heartbeat: a fixed program that uses all cores, compiled once in a process that is then forked, timed in the forks.
+"""The heartbeat of a CPU: timings (beats) of a fixed program that uses all cores, the reference workload.
 
-A beat is the median time of a few runs. What it says is decided in tuner/measure/drift.py.
+It is compiled once, in a process that is then forked, and timed in the forks. tuner/measure/drift.py decides what a beat
+says about the timings beside it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ CALLS = 3
 _SIZE = 192
 
 
-class ReferenceProgram:
-    """A product of two matrices on all cores of the host, about half a millisecond long; compiled, never run, here."""
+class HeartbeatProgram:
+    """The reference workload: a product of two matrices on all cores of the host, which takes about half a millisecond.
+
+    The constructor compiles it and does not run it, so that the process may still be forked.
+    """
 
     def __init__(self) -> None:
         n = _SIZE
@@ -42,7 +46,7 @@ class ReferenceProgram:
         self._arguments: list[Any] = []
 
     def beat(self) -> float:
-        """Median seconds of one run. Starts the runtime's threads: only in a fork."""
+        """A beat: the median over SAMPLES of the mean seconds of CALLS runs. Starts TVM's threads: only in a fork."""
         if not self._arguments:
             spread_threads()
             self._arguments = [tvm.runtime.empty((_SIZE, _SIZE), "float32") for _ in range(3)]
@@ -59,12 +63,12 @@ class ReferenceProgram:
 
 
 def load_average() -> float:
-    """Of the host over one minute."""
+    """The host's load average over one minute."""
     return os.getloadavg()[0]
 
 
 def clock_hz() -> float | None:
-    """The present clock of the first core this process may use; None where the kernel does not tell it."""
+    """The present clock rate of the first core that this process may use; None where the kernel does not tell it."""
     core = min(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         return float(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq").read_text()) * 1e3

@@ -1,6 +1,6 @@
-"""A candidate as text: its scheduled TIR, and on demand its lowered module and the code that is generated from it.
+"""A candidate as text: its scheduled TIR and, on demand, its lowered module and the code that is generated from it.
 
-Made by the very functions that build a candidate for a measurement; nothing of it is run, and no device is needed.
+The functions are those that compile a candidate for a measurement. Nothing is run, and no device is needed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tuner.workload.digest import workload_digest
 def list_code(
     _model: bytes, _arrays: Mapping[str, Any], *, workload: str, ir: str, trace: str, target: str, compiled: bool
 ) -> dict[str, Any]:
-    """Step: `tir`, the scheduled module as TVM script, of a trace on a workload's TVM JSON, for the target of that key.
+    """Step: the texts of a candidate. workload: its digest. ir: TVM's JSON. target: a Target's key.
 
-    `code` with `compiled`: name of a form -> text, as `TargetKind.code` yields them. Where the trace does not apply or the
-    candidate does not build here, `failed` says why, and what could not be made is missing. Raises InvalidModel, and
-    IntegrityError when the IR is not of the workload with that digest.
+    The answer has `tir`, the scheduled module as TVM script; `code`, with `compiled` the texts by name that
+    `TargetKind.code` yields; and `failed`, the reason where the trace does not apply or the candidate does not compile
+    here, so that texts are missing. Raises InvalidModel, and IntegrityError when the IR has another digest.
     """
     mod = load_ir(ir)
     if (found := workload_digest(mod)) != workload:

@@ -1,8 +1,8 @@
-"""Which core a thread runs on: one for each thread of the process that is timed.
+"""Binding threads to cores, so that each thread of the process that is timed has a core of its own.
 
-TVM binds every thread of its pool to a core of its own, except the calling one, which also computes: that one may run on
-any core. Woken while something else holds its usual core for a moment, it lands beside a bound thread, both wait for
-each other, and the program takes exactly twice as long for tens of samples. That is chance, not a schedule.
+TVM binds every thread of its pool to a core, except the calling one, which also computes and may run on any core. When that
+one wakes while its usual core is busy for a moment, the kernel may put it on a core that has a bound thread: the two take
+turns, and the program takes exactly twice as long for tens of samples, which says nothing about the schedule.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tuner.measure.build import threads
 
 
 def spread_threads() -> None:
-    """Keeps the calling thread off the cores that the pool's threads are bound to; nothing if that leaves none.
+    """Keeps the calling thread off the cores that the pool's threads are bound to, unless that leaves it none.
 
-    Starts the pool: only in a fork that will compute. New threads inherit the restriction.
+    Starts TVM's thread pool: call it only in a fork that will compute. New threads inherit the restriction.
     """
     threads()
     with suppress(OSError):
@@ -28,12 +28,12 @@ def spread_threads() -> None:
 
 
 def bound_cores(affinities: list[set[int]]) -> set[int]:
-    """The cores that belong to one thread each, of threads with these sets of allowed cores."""
+    """The cores that a thread is bound to, given the set of allowed cores of each thread."""
     return {core for cores in affinities if len(cores) == 1 for core in cores}
 
 
 def _cores_of(thread: int) -> set[int] | None:
-    """None for a thread that has ended."""
+    """The cores that a thread may run on; None for a thread that has ended."""
     try:
         return os.sched_getaffinity(thread)
     except OSError:

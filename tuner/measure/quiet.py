@@ -1,15 +1,16 @@
 """The host-wide rule of quiet: while a candidate is timed, no process of ours computes.
 
-Two lock files, both taken with flock, so that a process that dies gives back what it held:
+Two lock files, both taken with flock, so that the kernel releases the locks of a process that dies:
 
-    room   shared by everything that computes (searches, builds, reference runs), exclusive to whoever times
-    gate   passed by everyone on the way into the room; whoever waits to time keeps it shut, so that a stream of
-           overlapping computations cannot starve a timing
+    room   a readers-writer lock: shared by everything that computes (searches, builds, reference programs), exclusive to
+           the process that times
+    gate   taken on the way into the room. A process that waits to time holds it meanwhile, so that a stream of overlapping
+           computations cannot starve a timing
 
-Hold either for short phases: some builds, then the timing of what was built; a longer computation calls `give_way`.
-One thread of a process uses this; a
-nested `computing()` is free there. All processes that name the same lock agree: the path is the environment variable
-PITCHPIPE_QUIET_LOCK, or one file per user in the temporary directory.
+Hold either lock for short phases: some builds, then the timing of what was built; a longer computation calls `give_way`.
+Only one thread of a process may use this module; inside `computing()` it may enter `computing()` again, at no cost. All
+processes that name the same lock exclude each other: the path is the environment variable PITCHPIPE_QUIET_LOCK, or one file
+per user in the temporary directory.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pathlib import Path
 ENVIRONMENT = "PITCHPIPE_QUIET_LOCK"
 _POLL_SECS = 1e-3
 _held: list[int] = []
-"""Descriptors this process holds locks through. More than one only while the gate is passed."""
+"""Descriptors of the locks that this process holds: two on the way into the room, else at most one."""
 _tell: Callable[[bool], None] | None = None
-"""Told when a wait for the lock begins (true) and when it is over (false)."""
+"""Called with True when a wait for a lock begins and with False when it is over."""
 
 
 class Abandoned(Exception):
@@ -53,7 +54,8 @@ def create_files() -> None:
 
 @contextmanager
 def computing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Waits until nothing is timed, and keeps timings away meanwhile. `abandoned` is polled; true raises Abandoned."""
+    """Waits until nothing is timed, and lets no timing begin inside. Raises Abandoned once `abandoned`, polled while it
+    waits, returns true."""
     if _held:
         yield
         return
@@ -85,7 +87,8 @@ def _never() -> bool:
 
 @contextmanager
 def timing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Waits until nothing computes or is timed, and keeps everything of ours away meanwhile."""
+    """Waits until nothing of ours computes or is timed, and lets neither begin inside. Raises Abandoned as `computing`
+    does, and RuntimeError inside `computing`, where it would wait for itself."""
     if _held:
         raise RuntimeError("timing inside computing would wait for itself")
     with _locked(".gate", fcntl.LOCK_EX, abandoned):
@@ -97,7 +100,7 @@ def timing(abandoned: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
 
 def awaited() -> bool:
-    """Whether somebody waits to time: a long computation makes way then, by leaving `computing` and entering it again."""
+    """Whether a process waits to time. A long computation then lets it, by leaving `computing` and entering it again."""
     descriptor = _open(f"{lock_path()}.gate")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,16 +1,17 @@
-"""What a CPU can do at most, measured: the roofs that every program stays under.
+"""The roofline of a CPU, measured: the rates that no program exceeds.
 
     peak     float32 multiply-adds on values that stay in registers
-    memory   per level: bytes read, or read and written in place, whichever is more, of an array that lies in that level:
-             several times what the levels nearer to the cores hold together
+    memory   per level: bytes read, or read and written in place, whichever is faster, of an array that lies in that level:
+             it is several times as large as all levels nearer to the cores together
 
 Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures" (2009),
-with one roof per level of the memory. The nearest level has none: it holds a few thousand numbers, and what works on
-those is over before its threads have started. What follows for the time of a task is in tuner/workload/bound.py.
+with one roof per level of the memory. The level nearest to the cores has none: it holds a few thousand numbers, and a
+program that fits in it ends before its threads have started. The lower bound of a task's time that follows is in
+tuner/workload/bound.py.
 
-Three kernels, on all threads t: with c in registers, c[t, i] = c[t, i] * 0.5 + 1, `repeats` times, multiplies and adds; the
-same over an array reads and writes; and s[t, i] += a[t, j, i] reads. Every roof is the fastest of several runs: what
-disturbs a run makes it slower, and a roof that is too low would be taken for a bound.
+Three kernels, on all threads t: c[t, i] = c[t, i] * 0.5 + 1, `repeats` times, with c in registers, gives the peak; the same
+over an array reads and writes memory; s[t, i] += a[t, j, i] reads it. Every roof is the fastest of several runs: whatever
+disturbs a run makes it slower, and with a roof that is too low the bound of a task would exceed its possible time.
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ from tuner.tvm_compat import IRModule, Schedule, te, tirx, to_tvm_target, tvm
 
 _BITS = 32
 _RUNS = 8
-"""In a row that are no faster than the fastest before them, then a kernel has shown what it can."""
+"""A kernel is run until so many runs in a row are no faster than the fastest before them."""
 _MOST_SECS = 0.15
-"""Of one kernel; it takes this only where its runs are long or disturbed."""
+"""Seconds of one kernel's runs together, at most; only long or disturbed runs take as much."""
 _RUN_SECS = 4e-3
-"""About the length of a run: a thousand times what starting the threads takes."""
+"""Seconds of one run, approximately: a thousand times as long as starting the threads."""
 _GUESSED_FLOPS_PER_SEC = 150e9
 _GUESSED_BYTES_PER_SEC = 75e9
-"""Of one thread; they only decide how often a kernel repeats itself in a run."""
+"""Rates of one thread; they only decide `repeats`, so that a run takes about _RUN_SECS."""
 _TIMES_INSIDE = 4
-"""An array is so many times larger than all levels nearer to the cores, if its level holds twice that."""
+"""Size of a level's array, in sizes of all levels nearer to the cores together; a level that holds less than twice that has
+no array."""
 _TIMES_CACHES = 2
-"""The same of the array that no cache holds: its pages cost more than its timing."""
+"""The same for the array that no cache holds. Allocating its pages takes longer than timing it, so it is no larger."""
 _MEMORY_SHARE = 0.125
-"""Of the device's memory, at most, for that array."""
+"""Share of the device's memory that this array takes at most."""
 _ROW = 8
-"""Vectors of a row of the arrays: as many independent sums, in registers, when they are read."""
+"""Vectors in a row of an array: reading it accumulates as many independent sums, in registers."""
 
 
 def measure(target: Target, caches: Sequence[tuple[str, int]], memory_bytes: int) -> Roofline:
-    """Takes about a second, half of it alone on the host. `caches`: (name, bytes that all cores hold together).
+    """Measures the roofline in about a second, half of it alone on the host (tuner/measure/quiet.py).
 
-    Starts the runtime's threads: only in a fork that ends afterwards.
+    caches: (name, bytes over all cores together) of each level, the nearest first. memory_bytes: the device's memory. Starts
+    TVM's threads: call it only in a fork that ends afterwards.
     """
     with quiet.computing():
         spread_threads()
@@ -66,7 +69,7 @@ def measure(target: Target, caches: Sequence[tuple[str, int]], memory_bytes: int
         threads=threads(),
         flops_per_sec=flops_per_sec,
         levels=tuple(
-            # What comes from a level comes through those nearer to the cores: they are no slower.
+            # Data of a level passes through those nearer to the cores, so these are at least as fast.
             MemoryLevel(name=name, inside_bytes=inside, bytes_per_sec=max(rates[i:]))
             for i, (name, inside, _) in enumerate(arrays)
         ),
@@ -74,9 +77,9 @@ def measure(target: Target, caches: Sequence[tuple[str, int]], memory_bytes: int
 
 
 def _arrays(caches: Sequence[tuple[str, int]], memory_bytes: int) -> list[tuple[str, int, int]]:
-    """(level, bytes that the levels nearer to the cores hold, bytes of an array that lies in that level).
+    """(name of a level, bytes of all levels nearer to the cores, bytes of an array that lies in that level).
 
-    Without a level that holds little more than those nearer to the cores: no array would lie in it alone.
+    A level that is little larger than those nearer to the cores is left out: no array would lie in it alone.
     """
     found, inside = [], 0
     for name, size in caches:
@@ -96,7 +99,7 @@ class _Kernel:
     """FLOPs or bytes of one run."""
 
     def rate(self) -> float:
-        """Work per second of the fastest run."""
+        """`work` per second of the fastest run."""
         end = time.perf_counter() + _MOST_SECS
         fastest, since = self._run(), 0
         while since < _RUNS and time.perf_counter() < end:
@@ -112,7 +115,7 @@ class _Kernel:
 
 
 class _Compiler:
-    """Makes kernels for the vectors and threads of this machine; all buffers begin with an axis of threads."""
+    """Compiles the kernels for this machine's vectors and threads; the first axis of all buffers is the thread."""
 
     def __init__(self, target: Target) -> None:
         self._target = to_tvm_target(target)
@@ -120,7 +123,7 @@ class _Compiler:
         self._threads = threads()
 
     def peak(self) -> _Kernel:
-        """Keeps as many results in registers as leave some for the constants: multiply-adds that wait for no other."""
+        """The kernel of the peak rate: independent multiply-adds, one for every register but four, which hold constants."""
         width = (self._unit.registers - 4) * self._unit.lanes
         flops = 2.0 * self._threads * width
         repeats = int(_RUN_SECS * _GUESSED_FLOPS_PER_SEC * self._threads / flops)
@@ -132,7 +135,7 @@ class _Compiler:
         return self._kernel(schedule, [_empty((self._threads, 1, width))], flops * repeats)
 
     def memory(self, array_bytes: int) -> list[_Kernel]:
-        """Updates, and reads, an array of about that size."""
+        """The kernels that update and that read an array of about `array_bytes`."""
         width = _ROW * self._unit.lanes
         rows = array_bytes * 8 // _BITS // self._threads // width
         size = self._threads * rows * width * _BITS / 8
@@ -168,14 +171,14 @@ class _Compiler:
         schedule.vectorize(lane)
 
     def _kernel(self, schedule: Any, arguments: list[Any], work: float) -> _Kernel:
-        """Compiled, and run once: the pages are there, the threads have started."""
+        """Compiles the schedule and runs it once, so that pages are allocated and threads have started."""
         main = compile_module(schedule.mod, self._target).get_function("main", query_imports=True)
         main(*arguments)
         return _Kernel(main=main, arguments=arguments, work=work)
 
 
 def _recurrence(shape: tuple[int, ...], repeats: int) -> Any:
-    """c[...] = c[...] * 0.5 + 1, `repeats` times: it tends to 2, and no compiler knows."""
+    """c[...] = c[...] * 0.5 + 1, `repeats` times: it converges to 2, which no compiler derives, so none removes the loop."""
     zero, half, one = (tirx.const(value, "float32") for value in (0.0, 0.5, 1.0))
     step = te.comm_reducer(lambda c, addend: c * half + addend, lambda _: zero, name="step")
     repeat = te.reduce_axis((0, repeats), name="repeat")

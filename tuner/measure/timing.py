@@ -1,7 +1,8 @@
 """When to stop timing a candidate: pure decisions over a function `call(n) -> seconds of n calls`.
 
 A sample is the mean of `n` calls in a row, `n` chosen so that a sample fills `target_sample_secs`. The statistic is
-the median of the samples. Caches are warm but for large tensors (candidate.py): every call reads the same buffers.
+the median of the samples. Every call reads the same buffers, so caches are warm, except for large tensors, which are evicted
+before each call (candidate.py).
 
 Notation: x_(1) <= ... <= x_(m) are the ordered samples, med their median, inc the incumbent's median seconds.
 """
@@ -17,29 +18,30 @@ from pitchpipe.wire.measure import MeasureConfig, Stop
 
 CONFIDENCE = 0.95
 PRECISION = 0.03
-"""An interval of the median narrower than this share of the median is narrow enough."""
+"""Sampling ends when the interval of the median is narrower than this share of the median."""
 CLOSE = 1.03
-"""A candidate whose interval lies above the incumbent's median by this factor needs no narrower one."""
+"""Sampling ends as well when the whole interval lies above CLOSE * inc: the candidate is certainly slower."""
 HOPELESS_FACTOR = 4.0
+"""A first call that takes longer than so many times inc ends the timing: see `hopeless`."""
 COLD_START_SECS = 2e-3
-"""What a first call may cost besides the kernel: starting threads, touching fresh pages."""
+"""Seconds that a first call may take besides the kernel: threads start, pages are allocated."""
 MAX_CALLS = 1_000_000
 CONFIRM_ROUNDS = 12
 """Samples of an interleaved run before its interval is looked at; 12 give x_(3)..x_(10) as the interval."""
 CONFIRM_SAMPLE_FACTOR = 2
-"""A confirming sample is so many times as long as one of a search."""
+"""A sample of a confirming run takes so many times as long as one of a search."""
 CONFIRM_PROCESSES = 3
 """Fresh processes that time a candidate in a confirming run."""
 CONFIRM_SAMPLES_EACH = 6
-"""Samples of each of them, at least."""
+"""Samples that each of these processes takes at least."""
 MOMENT = 0.05
-"""What a device's speed changes by between one minute and another, beyond what shows within a run, while nobody else
+"""Share by which a device's speed changes from one minute to another, beyond the variation within a run, while nobody else
 computes on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What timing a candidate gave."""
+    """The samples of a candidate."""
 
     secs: tuple[float, ...]
     """Seconds of one call, per sample."""
@@ -76,15 +78,20 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 def run_interval(samples: Sequence[float], processes: int = 1) -> tuple[float, float]:
     """The interval of a candidate's median in a run: sample i was taken in process i modulo `processes`.
 
-    Two fresh processes with the same machine code differ by more than their samples do: it is chance where their memory
-    lies. So the interval holds that of the samples and that of the processes' medians, which are independent whatever
-    the samples are; with the three of CONFIRM_PROCESSES the latter is their range, widened by its own length on both
-    sides.
+    Fresh processes with the same machine code differ by more than the samples of one, because their memory is placed at
+    random. So this interval is the smallest that contains both the interval of all samples and that of the processes'
+    medians, which are independent even where samples are not. With the three of CONFIRM_PROCESSES the latter is their
+    range, widened by its own length on both sides.
 
-    How often an interval of A lies below one of B though both are one program, and how often it holds the median of
-    another run of A, simulated (tests/unit/test_timing.py) with three processes of six samples: processes that differ
-    by a normal sd of 0.3 to 5 %, 0.2 % and 92 to 95 %; one process in five slower by 9 %, 0.4 % and 89 %; the samples'
-    interval alone has 5 to 7 % and 55 to 60 %. Equal processes that draw lots at one half are the worst case: 1.6 %.
+    Error rates, simulated (tests/unit/test_timing.py) with three processes of six samples. False win: the interval of A
+    lies below that of B though both are one program. Coverage: the interval of A contains the median of another run of A.
+
+        processes' speeds                              false wins    coverage
+        normal, standard deviation 0.3 to 5 %          0.2 %         92 to 95 %
+        one process in five slower by 9 %              0.4 %         89 %
+        one process in two slower by 9 % (worst case)  1.6 %
+        the samples' interval alone                    5 to 7 %      55 to 60 %
+
     Measured: benchmarks/false_wins.py.
     """
     low, high = median_interval(samples)
@@ -95,31 +102,35 @@ def run_interval(samples: Sequence[float], processes: int = 1) -> tuple[float, f
 
 
 def later_interval(low: float, high: float) -> tuple[float, float]:
-    """Where the median of a later run falls, 19 times in 20, after one with this interval; benchmarks/agreement.py."""
+    """The interval that contains the median of a later run 19 times in 20, after a run with the interval (low, high).
+
+    Measured: benchmarks/agreement.py.
+    """
     return low / (1 + MOMENT), high * (1 + MOMENT)
 
 
 def calls_per_sample(config: MeasureConfig, call_secs: float) -> int:
-    """How many calls of `call_secs` fill a sample."""
+    """Number of calls, of `call_secs` each, that fill a sample."""
     return max(1, min(MAX_CALLS, math.ceil(config.target_sample_secs / max(call_secs, 1e-9))))
 
 
 def hopeless(first_secs: float, incumbent_secs: float | None) -> bool:
-    """Whether a first call ends the timing.
+    """Whether the first call alone shows that a candidate is too slow to be timed further.
 
-    A candidate as fast as the incumbent is lost to this rule only if something delays its first call by three times
-    its own duration and COLD_START_SECS more. It still gets a time, of that one call.
+    A candidate as fast as the incumbent is dropped by this rule only if something delays its first call by three times
+    its own duration plus COLD_START_SECS. Its time is then that of the one call.
     """
     return incumbent_secs is not None and first_secs > HOPELESS_FACTOR * incumbent_secs + COLD_START_SECS
 
 
 def slow(samples: Sequence[float], config: MeasureConfig, incumbent_secs: float | None) -> bool:
-    """Whether the first `min_samples` samples condemn a candidate: all of them exceed slow_factor * inc.
+    """Whether the first `min_samples` samples show that a candidate is too slow: all of them exceed slow_factor * inc.
 
     A candidate whose true median is at most slow_factor * inc exceeds it in each sample with probability at most 1/2,
     so it is stopped wrongly with probability at most 2^-min_samples (1/8 at 3), whatever the distribution, if samples
-    are independent. One that is truly as fast as the incumbent must meet `min_samples` disturbances of a tenth of its
-    own duration in a row: with one sample in twenty so disturbed, 1.3e-4. Either way it keeps the time it got.
+    are independent. One that is truly as fast as the incumbent is stopped only if `min_samples` samples in a row are each
+    disturbed by a tenth of their duration: with probability 1.3e-4 where one sample in twenty is. A candidate that is
+    stopped keeps the samples taken so far.
     """
     return (
         incumbent_secs is not None
@@ -129,7 +140,7 @@ def slow(samples: Sequence[float], config: MeasureConfig, incumbent_secs: float 
 
 
 def precise(samples: Sequence[float], config: MeasureConfig, incumbent_secs: float | None) -> bool:
-    """Whether more samples would change nothing: the interval is narrow, or lies above CLOSE * inc."""
+    """Whether enough samples were taken: the interval is narrow, or lies above CLOSE * inc. Never before six samples."""
     if len(samples) < max(6, config.min_samples):
         return False
     low, high = median_interval(samples)
@@ -147,11 +158,12 @@ def sample(
     promising: Callable[[], None] = lambda: None,
     limit_secs: float = math.inf,
 ) -> Sampled:
-    """Times a candidate.
+    """Times a candidate; at least one sample is taken.
 
-    `first_secs` is the duration of a call made before, the coldest one; without it one is made here. `promising` is
-    called once, before the samples of a candidate that `slow` did not stop go on: the place for expensive checks.
-    `limit_secs` bounds the time spent: what is left of it decides over `min_samples`, but one sample is always taken.
+    first_secs: seconds of the first call, with cold caches, if the caller made one; else it is made here.
+    promising: called once, when the first `min_samples` samples did not show the candidate to be slow, or time runs out
+    before them: the place for expensive checks. What it raises ends the timing.
+    limit_secs: bounds the seconds spent in `call`, even before `min_samples` samples are taken.
     """
     spent = 0.0
 
@@ -173,7 +185,7 @@ def sample(
         return ended([first], Stop.SPENT)
     calls = calls_per_sample(config, first)
     if calls > 1 or first < config.target_sample_secs * 10:
-        # The first call was cold; a warm one says better how many fill a sample.
+        # The first call was cold: the number of calls follows from warm ones.
         calls = calls_per_sample(config, timed(calls))
     samples: list[float] = []
     told = False
@@ -201,7 +213,8 @@ def sample(
 
 
 def abba(count: int) -> Iterator[tuple[int, ...]]:
-    """The orders of an interleaved run's rounds: forward and backward in turn, so that a drift touches all alike."""
+    """The orders of an interleaved run's rounds over `count` candidates: forward and backward in turn, so that a drift of
+    the device's speed affects all alike."""
     forward = tuple(range(count))
     while True:
         yield forward
@@ -211,8 +224,8 @@ def abba(count: int) -> Iterator[tuple[int, ...]]:
 def confirmed(samples: Sequence[float], calls: int, config: MeasureConfig, processes: int = 1) -> bool:
     """Whether a candidate in an interleaved run has enough samples, of all its processes together.
 
-    It goes on to CONFIRM_ROUNDS, then until its interval is narrow or `max_samples` are taken. One that has spent three
-    times `max_secs` ends as soon as it has `min_samples`: an untuned baseline takes tenths of a second a call.
+    At least CONFIRM_ROUNDS samples are taken, then more until the interval is narrow or `max_samples` are reached. A
+    candidate that has taken three times `max_secs` needs `min_samples` only: a baseline may take tenths of a second a call.
     """
     m = len(samples)
     if m < config.min_samples:

@@ -15,7 +15,7 @@ import numpy as np
 from pitchpipe.wire.finding import Finding, FindingKind
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
-from tuner.measure.check import Facts
+from tuner.measure.check import WorkloadProperties
 from tuner.minify.literals import IMPORTS, PREAMBLE, Literals, comments
 from tuner.minify.script import CRASH
 from tuner.tvm_compat import save_ir, tvm
@@ -57,7 +57,7 @@ def write_task_script(
     finding: Finding,
     workload: Any,
     scheduled: Any,
-    facts: Facts,
+    properties: WorkloadProperties,
     inputs: Sequence[np.ndarray],
     target: Target,
     timeout_secs: float,
@@ -66,7 +66,11 @@ def write_task_script(
     folder.mkdir(parents=True, exist_ok=True)
     literals = Literals(folder, NAME)
     told = [finding.sentence(), f"Seen with TVM {tvm.__version__}. Exits 1 where it shows that, else 0."]
-    relative = 16 * (2.0**-facts.bits + 2.0**-facts.reduction_bits * facts.reduction**0.5) if facts.floats else 0.0
+    relative = (
+        16 * (2.0**-properties.bits + 2.0**-properties.reduction_bits * properties.reduction**0.5)
+        if properties.floats
+        else 0.0
+    )
     small = any(array.dtype.kind == "V" for array in inputs)
     blocks = [
         comments(told),
@@ -74,8 +78,8 @@ def write_task_script(
         ("import ml_dtypes\n" if small else "") + "import tvm\n",
         PREAMBLE,
         f"TARGET = {target.attributes()!r}",
-        f"PARAMETERS = {[(list(each.shape), each.dtype) for each in facts.params]!r}",
-        f"OUTPUTS = {list(facts.outputs)!r}",
+        f"PARAMETERS = {[(list(each.shape), each.dtype) for each in properties.params]!r}",
+        f"OUTPUTS = {list(properties.outputs)!r}",
         f"RELATIVE = {relative!r}",
         f"INPUTS = {literals.list('input', inputs)}",
         f"WORKLOAD = {literals.text('workload', save_ir(workload))}",

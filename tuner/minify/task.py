@@ -20,7 +20,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
 from tuner.measure.build import build
 from tuner.measure.candidate import Bench, Running
-from tuner.measure.check import SETS, Facts, Reference, inspect, make_inputs, mostly_finite
+from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, make_inputs, mostly_finite
 from tuner.minify.attempts import Outcome, Say, in_fork, outcome_of
 from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
@@ -51,53 +51,55 @@ def minify_task(
         raise InvalidTarget(f"tasks are tried on CPUs; a worker tries one for {wanted.kind}")
     trace = decode_trace(trace)
     kind_of(wanted).load_intrinsics()
-    facts = inspect(load_ir(ir))
+    properties = inspect(load_ir(ir))
     whole = _try(ir, trace, wanted, wall_secs)
-    arguments = tuple(TensorShape(shape=facts.params[i].shape, dtype=facts.params[i].dtype) for i in facts.inputs)
+    arguments = tuple(
+        TensorShape(shape=properties.params[i].shape, dtype=properties.params[i].dtype) for i in properties.inputs
+    )
     finding = Finding(
         kind=whole.kind,
         detail=whole.detail or "the schedule builds, runs, and computes what the workload says",
-        reference="the untransformed workload",
+        reference="the unscheduled workload",
         operator=label,
         arguments=arguments,
     )
     if whole.kind in (FindingKind.NOTHING, FindingKind.REFUSED):
         return finding.model_dump(mode="json")
     count = _shortest(ir, trace, wanted, whole, wall_secs)
-    instruction = json.loads(trace)[0][count - 1] if count else ["the untransformed workload"]
+    instruction = json.loads(trace)[0][count - 1] if count else ["the unscheduled workload"]
     cause = (
         f"instruction {count} of the trace, {instruction[0]}" if count else "the workload itself, whatever its schedule"
     )
     finding = finding.model_copy(update={"cause": cause, "nodes": tuple(i[0] for i in json.loads(trace)[0][:count])})
     if out is not None:
         name_of_set = SETS[whole.at]
-        inputs = make_inputs(facts, name_of_set, SEED)
+        inputs = make_inputs(properties, name_of_set, SEED)
         scheduled = apply_trace(load_ir(ir), _prefix(trace, count)).mod
-        path = write_task_script(Path(out), finding, load_ir(ir), scheduled, facts, inputs, wanted, wall_secs)
+        path = write_task_script(Path(out), finding, load_ir(ir), scheduled, properties, inputs, wanted, wall_secs)
         finding = finding.model_copy(update={"script": str(path)})
     return finding.model_dump(mode="json")
 
 
 def _try(ir: str, trace: str, target: Target, wall_secs: float) -> Outcome:
-    """Builds and runs the scheduled workload beside the untransformed one, in a child."""
+    """Builds and runs the scheduled workload beside the unscheduled one, in a child."""
 
     def work(say: Say) -> str:
         say("reference")
         bench = Bench(ir, target, seed=SEED)
         for name in SETS:
             bench.fill(name)
-        untransformed = Running(bench, build(bench.mod, bench.tvm_target))
+        unscheduled = Running(bench, build(bench.mod, bench.tvm_target))
         say("build")
         deny_system_calls()  # the workload and its trace may be from anyone
         running = Running(bench, build(apply_trace(load_ir(ir), trace).mod, bench.tvm_target))
         for at, name in enumerate(SETS):
             say(f"run {at}")
-            untransformed.run(name)
-            expected = [np.array(array) for array in untransformed.outputs()]
+            unscheduled.run(name)
+            expected = [np.array(array) for array in unscheduled.outputs()]
             if not mostly_finite(expected):
                 continue
             running.run(name)
-            told = _difference(bench.facts, name, running.outputs(), expected)
+            told = _difference(bench.properties, name, running.outputs(), expected)
             if told:
                 return told
         return ""
@@ -105,8 +107,8 @@ def _try(ir: str, trace: str, target: Target, wall_secs: float) -> Outcome:
     return outcome_of(in_fork(work, wall_secs=wall_secs), wall_secs)
 
 
-def _difference(facts: Facts, name: str, found: list[np.ndarray], expected: list[np.ndarray]) -> str:
-    right, error, tolerance = Reference(facts, name, expected).compare(found)
+def _difference(properties: WorkloadProperties, name: str, found: list[np.ndarray], expected: list[np.ndarray]) -> str:
+    right, error, tolerance = ReferenceOutputs(properties, name, expected).compare(found)
     if right:
         return ""
     return f"on the {name} inputs the error is up to {error:g}, tolerance {tolerance:g}"

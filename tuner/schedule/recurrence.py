@@ -1,24 +1,24 @@
-"""Recurrent layers as one tensor function: a workload, and a rewrite of it that keeps sums in registers.
+"""Recurrent layers as one tensor function: a workload, and a rewrite of it that keeps accumulators in registers.
 
-Unrolled, a layer over T steps is T products of one row each, with a handful of element-wise operators between them:
-hundreds of kernels of a microsecond. Here the whole sequence is one function:
+Unrolled, a layer over T steps is T products with a few element-wise operators between them: hundreds of kernels that each
+take a microsecond. Here the whole sequence is one function:
 
     x [T, N, G * H]   the inputs of the steps, already multiplied by the input's weights, with biases added
     w [H, G * H]      weights of the state, gate by gate
-    b [H]             GRU alone: the bias inside the candidate's reset gate
-    h [N, H]          the first state
-    c [N, H]          LSTM alone: the first cell state
-    y [T, N, H]       the states of all steps: the result, with the LSTM's last cell state [N, H]
+    b [H]             GRU only: the hidden bias of the candidate gate, which the reset gate multiplies
+    h [N, H]          the initial state
+    c [N, H]          LSTM only: the initial cell state
+    y [T, N, H]       the states of all steps: the result, together with the LSTM's last cell state [N, H]
 
-with T steps, N rows (a batch), H units and G gates: four of an LSTM (input, forget, candidate, output), three of a GRU
-(reset, update, candidate), one of a plain RNN. The order of gates is PyTorch's. A backward layer reads and writes step
-T - 1 - t where a forward one is at step t.
+with T steps, N rows (the batch), H units and G gates: an LSTM has four (input, forget, candidate, output), a GRU three
+(reset, update, candidate), a plain RNN one. The order of gates is PyTorch's. A backward layer processes step T - 1 - t where
+a forward one processes step t.
 
-The workload computes the products of a row, then its gates. The rewrite (`tiled`) does the same arithmetic in panels of
-units: the sums of all gates of a panel are kept in registers for a few rows at once, and the states are computed from them,
-so that a step reads every weight once and writes nothing but states. Weights are packed as [H / panel, H, G, panel] when
-they are bound. Panels may be divided among threads, which are launched once and synchronise after every step. A step reads
-the states of the step before from y.
+The workload computes the products of one row, then its gates. The rewrite (`tiled`) does the same arithmetic in panels of
+units: the sums of all gates of a panel stay in registers for a few rows at once, and the states are computed from them, so
+that a step reads every weight once per block of rows and writes only states. Weights are packed as [H / panel, H, G, panel]
+when they are bound. Panels may be divided among threads, which are launched once and synchronise after every step. A step
+reads the states of the step before from y.
 
 LSTM: Hochreiter and Schmidhuber (1997), with forget gates: Gers, Schmidhuber and Cummins (2000). GRU: Cho et al. (2014), the
 reset gate applied after the product.
@@ -35,7 +35,7 @@ from tuner.schedule.packing import PREPROC
 from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
 
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
-"""Kind of cell -> G. The last two are plain RNNs, by their activation."""
+"""Kind of cell -> number of gates G. The last two are plain RNNs with that activation."""
 DTYPE = "float32"
 INDEX_TYPE = "int64"
 
@@ -62,21 +62,21 @@ class Recurrence:
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """The panels of a layer. `rows` divides the layer's rows, `units` its units, and `lanes` divides `units`."""
+    """The tiling of a layer. `rows` divides the layer's rows, `units` its units, and `lanes` divides `units`."""
 
     rows: int
     """Rows whose sums are in registers at the same time."""
     units: int
-    """Units of a panel."""
+    """Units in a panel."""
     lanes: int
-    """Units of a vector."""
+    """Units in a vector."""
     parallel: bool
     """Whether panels are divided among threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tensors:
-    """The parameters of a layer's function; None where the cell has none."""
+    """The parameters of a layer's function; None for those that the kind of cell does not have."""
 
     x: Any
     w: Any
@@ -85,7 +85,7 @@ class _Tensors:
     c: Any
     y: Any
     last: Any
-    """The cell states of the current step; in the end those of the last one."""
+    """Cell states [N, H], which every step overwrites: at the end those of the last step."""
 
     @property
     def params(self) -> list[Any]:
@@ -93,7 +93,7 @@ class _Tensors:
 
 
 def workload(layer: Recurrence) -> Any:
-    """The layer as a tensor function of (x, w, b, h, c, y, last cell state), those that its cell has, in this order."""
+    """The layer as a tensor function of those of (x, w, b, h, c, y, last cell state) that its kind of cell has."""
     tensors = _tensors(layer)
     sums = _buffer("sums", (1, layer.gates, layer.units))
     whole = Panels(rows=1, units=layer.units, lanes=1, parallel=False)
@@ -102,7 +102,7 @@ def workload(layer: Recurrence) -> Any:
 
 
 def find_recurrence(function: Any) -> Recurrence | None:
-    """The layer that a workload computes; None where it is no recurrent layer."""
+    """The recurrent layer that a workload computes; None where its function equals `workload` of no layer."""
     shapes = [[int(extent) for extent in getattr(param, "shape", ())] for param in function.params]
     if len(shapes) < 4 or len(shapes[0]) != 3 or len(shapes[1]) != 2:
         return None
@@ -123,9 +123,10 @@ def _is(function: Any, layer: Recurrence) -> bool:
 
 
 def tiled(mod: Any, panels: Panels) -> Any:
-    """The workload `mod`, a recurrent layer, in panels; parameters and results are the same.
+    """The workload `mod`, a recurrent layer, computed in panels; parameters and results stay the same.
 
-    Pure: equal modules give equal modules. Raises InvalidTrace where it is no such layer, or panels do not divide it.
+    Deterministic: equal modules give equal modules. Raises InvalidTrace where the workload is no recurrent layer, the panels
+    do not divide it, or a single panel is to be parallel.
     """
     layer = find_recurrence(mod["main"])
     if layer is None:
@@ -146,11 +147,12 @@ def tiled(mod: Any, panels: Panels) -> Any:
 
 
 Load = Callable[[Any, Any, Any, Any], Any]
-"""(panel, k, gate, unit of the panel) -> the weight."""
+"""(panel, k, gate, unit in the panel) -> the weight's element, as an expression."""
 
 
 def _sequence(layer: Recurrence, tensors: _Tensors, panels: Panels, weight: Load, sums: Any = None) -> Any:
-    """Every step, the first apart: its states come from h. Without a buffer `sums`, each panel has one of its own."""
+    """All steps. The first is peeled off, since it reads its states from h. sums: buffer of the sums; None for one in each
+    panel."""
 
     def at(t: Any) -> Any:
         return layer.steps - 1 - t if layer.backward else t
@@ -169,12 +171,12 @@ def _sequence(layer: Recurrence, tensors: _Tensors, panels: Panels, weight: Load
 
 
 def _launched(body: Any) -> Any:
-    """All of it in every thread, which divide parallel loops inside among themselves; one launch in place of one a loop."""
+    """Runs `body` in every thread of one parallel launch; the threads divide the parallel loops inside among themselves."""
     return tirx.AttrStmt(_integer(0), "pragma_parallel_launch_point", _integer(1), body)
 
 
-def _met(parallel_loop: Any) -> Any:
-    """Threads wait behind the loop until all have done their part of it."""
+def _with_barrier(parallel_loop: Any) -> Any:
+    """The loop with a barrier of all threads after it."""
     return tirx.AttrStmt(_integer(0), "pragma_parallel_barrier_when_finish", _integer(1), parallel_loop)
 
 
@@ -188,13 +190,15 @@ def _step(
     carried: Any,
     shared: Any,
 ) -> Any:
-    """One step, at `now` of x and y; `state` is h of the step before at (row, unit), `carried` holds its cell states."""
+    """One step. now: its index in x and y. state(row, unit): the state of the step before. carried: buffer with the cell
+    states of the step before. shared: buffer of the sums; None for one in each panel."""
 
     def panel_of_rows(panel: Any, rows: Any) -> Any:
         sums = _buffer("sums", (panels.rows, layer.gates, panels.units)) if shared is None else shared
 
         def each(body: Callable[[Any, Any, Any], Any], *, by_gate: bool = True) -> Any:
-            """Of (row, gate, unit) in the panel: vectors of units, everything around them unrolled."""
+            """Loops over (row, gate, unit) of the panel: the units in vectors, all loops around them unrolled. With
+            `by_gate` False, over (row, unit)."""
             vector = ir.Var("lane", INDEX_TYPE)
 
             def in_gate(row: Any, gate: Any) -> Any:
@@ -242,7 +246,7 @@ def _step(
 
     count = layer.units // panels.units
     if panels.parallel:
-        return _met(_loop("panel", count, in_panel, tirx.ForKind.PARALLEL))
+        return _with_barrier(_loop("panel", count, in_panel, tirx.ForKind.PARALLEL))
     return _loop("panel", count, in_panel)
 
 
@@ -256,10 +260,15 @@ def _cell(
     state: Any,
     carried: Any,
 ) -> Any:
-    """What becomes of a unit's gates: x from the input, `sums` at [row, gate, unit] from the state.
+    """The statements that compute a unit's new state h' from its gates.
 
-    LSTM: c' = s(f) c + s(i) tanh(g), h' = s(o) tanh(c'), s the sigmoid. GRU: g = tanh(x_g + s(r) (u_g + b)),
-    h' = g + s(z) (h - g). Else h' = tanh(x + u) or max(x + u, 0).
+    x: the gates' inputs. sums: the products with the state; u below is sums[row, gate, unit], with (row, unit) = `at`.
+    to: (step, row, unit) in y. state: h of the step before. carried: buffer with c of the step before. With s the sigmoid,
+    and each gate's x + u written as its letter:
+
+        LSTM    c' = s(f) c + s(i) tanh(g), h' = s(o) tanh(c')
+        GRU     g = tanh(x_g + s(r) (u_g + b)), h' = g + s(z) (h - g)
+        else    h' = tanh(x + u) or max(x + u, 0)
     """
     (row, unit), (now, n, i) = at, to
     u = [sums[row, gate, unit] for gate in range(len(x))]
@@ -294,7 +303,7 @@ def _tensors(layer: Recurrence) -> _Tensors:
 
 
 def _packing(w: Any, packed: Any, units: int) -> Any:
-    """[H, G * H] to [panels, H, G, units of a panel], when weights are bound."""
+    """The block that packs w [H, G * H] as [panels, H, G, units of a panel], run when weights are bound."""
     extents = [int(extent) for extent in packed.shape]
     loops = [ir.Var(name, INDEX_TYPE) for name in ("p", "k", "g", "u")]
     axes = [ir.Var(f"v_{name}", INDEX_TYPE) for name in ("p", "k", "g", "u")]
@@ -314,7 +323,7 @@ def _packing(w: Any, packed: Any, units: int) -> Any:
 
 
 def _block(name: str, body: Any, buffers: Sequence[Any], allocated: Sequence[Any] = ()) -> Any:
-    """An opaque stage: steps wait for each other, so no loop of it is a schedule's to move. The results come last."""
+    """An opaque block, whose loops no schedule may transform, because every step depends on the one before."""
     results = [one for one in buffers if one.name in ("y", "last")]
     reads = [_whole(one) for one in buffers]
     block = tvm.s_tir.SBlock([], reads, [_whole(one) for one in results], name, body, None, list(allocated), [], {})

@@ -15,5 +15,5 @@ class TensorType:
 
     @classmethod
     def of(cls, buffer: Any) -> TensorType:
-        """Of a TIR buffer; raises ValueError when a dimension is symbolic."""
+        """The type of a TIR buffer. Raises ValueError when a dimension is symbolic."""
         return cls(shape=tuple(int(extent) for extent in buffer.ty.shape), dtype=str(buffer.ty.dtype))

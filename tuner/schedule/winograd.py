@@ -1,8 +1,8 @@
 """Winograd's minimal filtering F(m x m, 3 x 3): a rewrite of a convolution workload into one with fewer multiplications.
 
-A schedule cannot change an algorithm, so the algorithm is changed before: a trace may begin with the name of the rewrite
-(tuner/schedule/trace.py), and the rest of the trace then applies to the rewritten workload. The rewrite maps a workload to
-a function with the same parameters and results, for m = 2 or 4:
+A schedule cannot change an algorithm, so a trace may begin with the name of this rewrite (tuner/schedule/trace.py); the rest
+of the trace then applies to the rewritten workload. For m = 2 or 4 the rewrite makes a function with the same parameters and
+results:
 
     D (padded)  --B' d B-->  V  --products over ci-->  M  --A' M A-->  Y  --epilogue as it was-->  output
                              U = G g G', computed once, when weights are bound
@@ -13,14 +13,14 @@ the 9 * m * m of a direct convolution: 2.25 times fewer for m = 2, 4 times fewer
     D [N, TH * m + 2, TW * m + 2, CI]     V [N, TH, TW * n * n, CI]     U [n * n, CI, CO]
     M [n * n, N, TH, TW, CO]              Y [N, TH * m, TW * m, CO]
 
-V keeps the n * n values of a tile together, in one axis with the tile's column: TVM's compute_at then sees which tiles a
-region needs. Tiles at the lower and right edge may reach beyond the output; the epilogue does not read that surplus.
+The n * n values of a tile and the tile's column share one axis of V, so that TVM's compute_at can derive which tiles a
+region needs. Tiles at the lower and right edge may extend beyond the output; the epilogue does not read these elements.
 
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). The points of m = 4 are 0, +-sqrt(1/2),
-+-sqrt(2) and infinity: as pairs of opposites they share sums, as reciprocals they keep the constants near one. The usual
-0, +-1, +-2 err three to four times more and miss the tolerance of tuner/measure/check.py on short reductions; these stay
-below a third of it. On the choice of points: Barabasz, Anderson, Soodhalter and Gregg, "Error Analysis and Improving the
-Accuracy of Winograd Convolution for Deep Neural Networks" (2020).
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). The interpolation points of m = 4 are 0,
++-sqrt(1/2), +-sqrt(2) and infinity: pairs of opposites share sums, and reciprocals keep the constants near one. With the
+usual points 0, +-1, +-2 errors are three to four times as large and exceed the tolerance of tuner/measure/check.py on short
+reductions; with these they stay below a third of it. On the choice of points: Barabasz, Anderson, Soodhalter and Gregg,
+"Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks" (2020).
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _Transform = Callable[[Sequence[Any], _Let], list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """A 3 x 3 convolution of stride one over NHWC data, and where it stands in its workload."""
+    """A 3 x 3 convolution of stride one over NHWC data in a workload."""
 
     position: int
-    """The index of its loops among the statements of the root block."""
+    """Index of its loop nest among the statements of the root block."""
     data: Any
-    """Buffer [N, H, W, CI], padded already where the workload pads."""
+    """Buffer [N, H, W, CI]; after the padding where the workload pads."""
     weight: Any
-    """Buffer of a parameter that may be transformed when it is bound."""
+    """Buffer of a parameter whose layout may be changed when it is bound."""
     weight_axes: tuple[str, ...]
-    """The meaning of each of its dimensions: 'i' row and 'j' column of the filter, 'k' input and 'c' output channel."""
+    """Meaning of each dimension of `weight`: 'i' row and 'j' column of the filter, 'k' input and 'c' output channel."""
     result: Any
     """Buffer [N, OH, OW, CO]."""
 
@@ -71,11 +71,12 @@ class Convolution:
 
 
 INDEX_TYPE = "int64"
-"""Type of indices in lowered graphs, and in the code built here. TVM's own workloads have int32; types cannot be mixed."""
+"""Type of indices in lowered graphs and in the code generated here. TVM's own workloads have int32, and the types cannot be
+mixed."""
 
 
 def find_convolution(function: Any) -> Convolution | None:
-    """The convolution of an unscheduled workload; None unless it is the only reduction and can be rewritten."""
+    """The convolution of an unscheduled workload; None unless it is the only reduction and has the form of Convolution."""
     root = function.body
     if not isinstance(root, tvm.s_tir.SBlockRealize):
         return None
@@ -128,10 +129,10 @@ def _convolution(function: Any, position: int, block: Any) -> Convolution | None
 
 
 def winograd(mod: Any, m: int) -> Any:
-    """The workload `mod` with its convolution computed by F(m x m, 3 x 3); parameters and results are the same.
+    """The workload `mod` with its convolution computed by F(m x m, 3 x 3); parameters and results stay the same.
 
-    Pure: equal modules give equal modules, with the same names of blocks. Raises InvalidTrace where there is no such
-    convolution. New blocks are called winograd_pad (only where tiles reach beyond the padded input), winograd_input,
+    Deterministic: equal modules give equal modules with equal names of blocks. Raises InvalidTrace where `find_convolution`
+    finds none. New blocks are called winograd_pad (only where tiles extend beyond the padded input), winograd_input,
     winograd_weight, winograd_product, winograd_output and winograd_copy (only where there is no epilogue).
     """
     function = mod["main"]
@@ -174,7 +175,7 @@ def winograd(mod: Any, m: int) -> Any:
 
 
 def _input_tile(d: Sequence[Any], let: _Let) -> list[Any]:
-    """B' d of one row or column."""
+    """B' d for one row or column d of an input tile; `let` binds an expression to a variable."""
     if len(d) == 4:
         return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[3] - d[1]]
     p2, q2 = _constant(_P2), _constant(_Q2)
@@ -186,7 +187,7 @@ def _input_tile(d: Sequence[Any], let: _Let) -> list[Any]:
 
 
 def _weight_tile(g: Sequence[Any], let: _Let, m: int) -> list[Any]:
-    """G g of one row or column."""
+    """G g for one row or column g of a filter."""
     if m == 2:
         half = _constant(0.5)
         even, odd = let(half * (g[0] + g[2])), let(half * g[1])
@@ -200,7 +201,7 @@ def _weight_tile(g: Sequence[Any], let: _Let, m: int) -> list[Any]:
 
 
 def _output_tile(d: Sequence[Any], let: _Let) -> list[Any]:
-    """A' d of one row or column."""
+    """A' d for one row or column d of the products."""
     if len(d) == 4:
         return [d[0] + d[1] + d[2], d[1] - d[2] + d[3]]
     even_p, odd_p, even_q, odd_q = let(d[1] + d[2]), let(d[1] - d[2]), let(d[3] + d[4]), let(d[3] - d[4])
@@ -215,7 +216,10 @@ def _output_tile(d: Sequence[Any], let: _Let) -> list[Any]:
 def _in_two_passes(
     load: Callable[[int, int], Any], side: int, transform: _Transform, store: Callable[[int, int, Any], Any]
 ) -> Any:
-    """T (T x)' of a square of `side` elements: every column, then every row of what that gave."""
+    """Statements for T x T' of a `side` x `side` square x: T is applied to every column, then to every row of the result.
+
+    load(i, j): an element of x. store(i, j, value): the statement that stores an element of the result.
+    """
     statements: list[Any] = []
 
     def let(value: Any) -> Any:
@@ -302,7 +306,7 @@ def _output(products: Any, y: Any, m: int) -> Any:
 
 
 def _padding(source: Any, padded: Any) -> Any:
-    """Zeros below and to the right."""
+    """The block that copies `source` into the larger `padded`, with zeros below and to the right."""
     _, height, width, _ = _extents(source)
 
     def body(*at: Any) -> tuple[Any, list[Any], list[Any]]:
@@ -328,7 +332,7 @@ def _nest(
     reduced: str = "",
     annotations: dict[str, Any] | None = None,
 ) -> Any:
-    """A block over axes of these extents, in loops of their own; `body` gives statement, reads and writes."""
+    """A block in a nest of serial loops, one for each axis. body: (axes) -> (statement, regions read, regions written)."""
     loops = [ir.Var(axis, INDEX_TYPE) for axis in extents]
     axes = [ir.Var(f"v_{axis}", INDEX_TYPE) for axis in extents]
     statement, reads, writes = body(*axes)
@@ -349,7 +353,7 @@ def _buffer(name: str, shape: Sequence[int]) -> Any:
 
 
 def _region(buffer: Any, *dimensions: Any) -> Any:
-    """Of a buffer: per dimension an index, or where a range begins and how long it is."""
+    """A region of a buffer. dimensions: for each an index, or the (begin, extent) of a range."""
     ranges = []
     for dimension in dimensions:
         begin, extent = dimension if isinstance(dimension, tuple) else (dimension, 1)
@@ -362,13 +366,13 @@ def _with_buffer(statement: Any, old: Any, new: Any) -> Any:
 
 
 def _is_free(function: Any, buffer: Any) -> bool:
-    """Whether the buffer is a parameter whose layout is ours to choose: a weight."""
+    """Whether the buffer is a parameter whose layout may be changed when it is bound: a weight."""
     free = {int(index) for index in (function.attrs or {}).get("layout_free_buffers", [])}
     return any(buffer.same_as(param) for index, param in enumerate(function.params) if index in free)
 
 
 def _offset(index: Any, base: Any) -> Any:
-    """What is added to `base`; None where the index is no such sum."""
+    """The variable that the index adds to `base`; None where the index is no such sum."""
     if not isinstance(index, tirx.Add):
         return None
     rest = index.b if index.a.same_as(base) else index.a if index.b.same_as(base) else None

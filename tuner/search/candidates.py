@@ -1,4 +1,4 @@
-"""The stages of a candidate in a search: drawn, then built or refused."""
+"""The stages of a candidate in a search: drawn, then an individual of the population or refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
-    """A candidate whose trace applied and which passed the postprocessors."""
+class Individual:
+    """A complete schedule with its features: its trace applied and it passed the postprocessors. Not compiled."""
 
     family: str
     """Digest of its instructions: candidates of one sketch differ only in decisions."""
@@ -42,5 +42,5 @@ class Refused:
     """The exception that was raised; None where a postprocessor refused it."""
 
 
-KNOWN = Built(family="", key="", program=0, trace=None, schedule=None, features=b"")
-"""Stands for a draw of a candidate that is known already."""
+KNOWN = Individual(family="", key="", program=0, trace=None, schedule=None, features=b"")
+"""Stands for the outcome of a draw that gave a known candidate."""

@@ -37,7 +37,7 @@ from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.measure import Candidate, FailureKind
 from tuner.measure import quiet
 from tuner.schedule.trace import decode_trace, encode_trace
-from tuner.search.candidates import KNOWN, Built, Draw, Refused
+from tuner.search.candidates import KNOWN, Draw, Individual, Refused
 from tuner.search.cost_model import CostModel, pack_features, target_of, unpack_features
 from tuner.search.population import families_of, family_of, identified, parent_of
 from tuner.search.requests import Proposal, ProposeRequest
@@ -116,9 +116,9 @@ class _Round:
         self.families: dict[str, list[tuple[float, Any]]] = {}
         self.sketches = families_of(self.space)
         self.analytic_seeds = list(self.space.analytic_seeds)
-        self.seeded: list[Built] = []
-        self.found: list[tuple[float, Built]] = []
-        self.explored: list[Built] = []
+        self.seeded: list[Individual] = []
+        self.found: list[tuple[float, Individual]] = []
+        self.explored: list[Individual] = []
         self.refused: list[str] = []
         """Errors of candidates that failed where a design space should give valid ones."""
         self.transferred: dict[str, str] = {}
@@ -181,7 +181,7 @@ class _Round:
         return [Draw(seed=self._seed(), decided=trace) for trace in taken]
 
     def _add_transferred(self) -> None:
-        fresh: list[Built] = []
+        fresh: list[Individual] = []
         for donor in self.request.donors:
             try:
                 schedules = refitted(self.space, decode_trace(donor.trace))
@@ -189,10 +189,10 @@ class _Round:
                 continue
             for schedule in schedules:
                 made = self._completed(schedule)
-                if isinstance(made, Built):
-                    if (built := self._taken(made)) is not None:
-                        fresh.append(built)
-                        self.transferred[built.key] = donor.workload
+                if isinstance(made, Individual):
+                    if (individual := self._taken(made)) is not None:
+                        fresh.append(individual)
+                        self.transferred[individual.key] = donor.workload
                     break
         self.found += zip(self._scores(fresh), fresh, strict=True)
 
@@ -229,43 +229,43 @@ class _Round:
     def _seed(self) -> int:
         return int(self.rng.integers(1, SEED_LIMIT))
 
-    def _grow(self, draw: Callable[[int], list[Draw]], count: int) -> list[Built]:
+    def _grow(self, draw: Callable[[int], list[Draw]], count: int) -> list[Individual]:
         """Builds `count` draws, scores the new ones, and makes them parents of the next generation.
 
         A draw that is not valid is replaced by another draw. One that is known already is not replaced, or the search of a
         small space would not end.
         """
-        fresh: list[Built] = []
+        fresh: list[Individual] = []
         wanted, spent = count, 0
         while wanted > 0 and spent < MAX_DRAWS * count and (draws := draw(wanted)):
             spent += len(draws)
             wanted = 0
-            for built in self.parallel(self._build, draws):
-                wanted += built is None or isinstance(built, Refused)
-                if (new := self._taken(built)) is not None:
+            for one in self.parallel(self._build, draws):
+                wanted += one is None or isinstance(one, Refused)
+                if (new := self._taken(one)) is not None:
                     fresh.append(new)
         scores = self._scores(fresh)
         self.found += zip(scores, fresh, strict=True)
         if self.model is not None:
-            for score, built in zip(scores, fresh, strict=True):
-                self.families.setdefault(built.family, []).append((min(max(score, 0.0), 1.0), built.trace))
+            for score, individual in zip(scores, fresh, strict=True):
+                self.families.setdefault(individual.family, []).append((min(max(score, 0.0), 1.0), individual.trace))
         return fresh
 
-    def _taken(self, built: Built | Refused | None) -> Built | None:
-        """Registers a built candidate as known and returns it; None where it was known, refused, or not valid."""
-        if built is None or built is KNOWN or built.key in self.keys:
+    def _taken(self, individual: Individual | Refused | None) -> Individual | None:
+        """Registers an individual as known and returns it; None where it was known, refused, or not valid."""
+        if individual is None or individual is KNOWN or individual.key in self.keys:
             return None
-        self.keys.add(built.key)
-        self.known[built.family] += 1
-        if isinstance(built, Refused):
-            self.refused += [] if built.error is None else [built.error]
+        self.keys.add(individual.key)
+        self.known[individual.family] += 1
+        if isinstance(individual, Refused):
+            self.refused += [] if individual.error is None else [individual.error]
             return None
-        if built.program in self.programs:
+        if individual.program in self.programs:
             return None
-        self.programs.add(built.program)
-        return built
+        self.programs.add(individual.program)
+        return individual
 
-    def _build(self, draw: Draw) -> Built | Refused | None:
+    def _build(self, draw: Draw) -> Individual | Refused | None:
         """The candidate of a draw; None for a draw that is not valid. Runs in a thread; no thread changes `self.keys`."""
         try:
             schedule = self._applied(draw)
@@ -275,7 +275,7 @@ class _Round:
             return schedule
         return self._completed(schedule, None if draw.sketch is None else self.sketches[draw.sketch])
 
-    def _completed(self, schedule: Any, family: str | None = None) -> Built | Refused | None:
+    def _completed(self, schedule: Any, family: str | None = None) -> Individual | Refused | None:
         """An applied schedule as a candidate. Its family is the given one, else it follows from its instructions."""
         try:
             trace = schedule.trace.simplified(True)
@@ -288,7 +288,7 @@ class _Round:
         try:
             if not self.space.postprocessed(schedule):
                 return Refused(family=family, key=key, error=None)
-            return Built(
+            return Individual(
                 family=family,
                 key=key,
                 program=structural_hash(schedule),
@@ -312,14 +312,14 @@ class _Round:
             return KNOWN
         return self.space.applied(trace, draw.seed)
 
-    def _scores(self, built: list[Built]) -> list[float]:
+    def _scores(self, individuals: list[Individual]) -> list[float]:
         """Scores, predicted from the packed features that the cost model is trained on; random without a cost model."""
-        if self.model is not None and built:
+        if self.model is not None and individuals:
             try:
-                return [float(s) for s in self.model.predict([unpack_features(b.features) for b in built])]
+                return [float(s) for s in self.model.predict([unpack_features(one.features) for one in individuals])]
             except PitchpipeError:
                 self.model = None
-        return [float(s) for s in self.rng.random(len(built))]
+        return [float(s) for s in self.rng.random(len(individuals))]
 
     def _choose(self) -> list[Proposal]:
         """The candidates with the best predicted scores, then the random share; none was issued before.
@@ -331,10 +331,12 @@ class _Round:
         n = self.request.n
         guided, fresh = self.model is not None, not self.request.measured
         rng = np.random.default_rng(self.request.seed)
-        scores = {built.key: score for score, built in self.found}
+        scores = {individual.key: score for score, individual in self.found}
         ranked = sorted(self.found, key=lambda item: (-item[0], item[1].key))
         explored = self.explored if fresh else [self.explored[i] for i in rng.permutation(len(self.explored))]
-        seeded, drawn = ([(scores[built.key], built) for built in queue] for queue in (self.seeded, explored))
+        seeded, drawn = (
+            [(scores[individual.key], individual) for individual in queue] for queue in (self.seeded, explored)
+        )
         share = max(1, round((1 - ANALYTIC_SHARE if fresh else EPSILON) * n)) if guided and n > 1 else 0
         chosen: dict[str, Proposal] = {}
         ties: Counter[float] = Counter()
@@ -346,19 +348,19 @@ class _Round:
             (n, drawn, n),
             (n, ranked, n),
         ):
-            for score, built in queue:
+            for score, individual in queue:
                 if len(chosen) >= limit:
                     break
-                if built.key in chosen or ties[tie := round(score, 4)] >= max_ties:
+                if individual.key in chosen or ties[tie := round(score, 4)] >= max_ties:
                     continue
-                if (proposal := self._proposal(score, built)) is not None:
-                    chosen[built.key] = proposal
+                if (proposal := self._proposal(score, individual)) is not None:
+                    chosen[individual.key] = proposal
                     ties[tie] += 1
         return sorted(chosen.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest))
 
-    def _proposal(self, score: float, built: Built) -> Proposal | None:
+    def _proposal(self, score: float, individual: Individual) -> Proposal | None:
         try:
-            trace = encode_trace(built.schedule.trace)
+            trace = encode_trace(individual.schedule.trace)
         except InvalidTrace:
             return None
         predicted = score if self.model is not None else None
@@ -366,7 +368,9 @@ class _Round:
         return (
             None
             if candidate.digest in self.request.seen
-            else Proposal(candidate=candidate, features=built.features, source=self.transferred.get(built.key))
+            else Proposal(
+                candidate=candidate, features=individual.features, source=self.transferred.get(individual.key)
+            )
         )
 
 

@@ -1,8 +1,8 @@
 """Design spaces: the schedules reachable for a workload on a target.
 
-A space is a list of sketches: schedules whose traces have sampling instructions left to decide, and what turns a
-decided trace into a candidate (postprocessors) or into a neighbour (mutators). MetaSchedule's own space is the first
-member of a union, which the target's kind adds its own to (`TargetKind.design_spaces`).
+A space is a list of sketches, which are schedules whose traces have sampling instructions left to decide; postprocessors,
+which turn a decided trace into a candidate; and mutators, which turn it into a neighbour. It is a union: of MetaSchedule's
+own space and of those of the target's kind (`TargetKind.design_spaces`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ KEPT_SPACES = 64
 
 @lru_cache(maxsize=KEPT_SPACES)
 def space_of(workload: Workload, target: Target) -> Space:
-    """The union of all spaces for the workload on the target; the same whether it was cached or not."""
+    """The union of all spaces for the workload on the target. Deterministic, so that a cached space equals a new one."""
     space, generators = generate(workload, target), kind_of(target).design_spaces()
     return space.joined([_generated(generator, space.mod, target) for generator in generators])
 
 
 def _generated(generator: Callable[[Any, Target], list[Any]], mod: Any, target: Target) -> list[Any]:
-    """Its sketches; none where it fails on a workload that nobody thought of, whose other spaces are searched then."""
+    """The generator's sketches. One that fails on a workload gives none, and the other spaces are searched."""
     try:
         return generator(mod, target)
     except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met

@@ -1,4 +1,4 @@
-"""How a block walks through memory: what a vector along one of its axes would read and write."""
+"""The memory accesses of a block: which elements a vector along one of its axes would read and write."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from tuner.tvm_compat import ir, sym, tirx, tvm, tvm_ffi, uses
 
 MIN_LANES = 4
-"""Shorter vectors are left to LLVM."""
+"""Elements of the shortest vector that a schedule asks for; shorter ones are left to LLVM."""
 
 
 def dividing_lanes(extent: int, lanes: int) -> int:
-    """The widest vector, of a power of two elements, that divides the extent; 1 where it would be too short."""
+    """The largest of lanes, lanes / 2, lanes / 4, ... that divides the extent; 1 where that is below MIN_LANES."""
     while lanes >= MIN_LANES and extent % lanes:
         lanes //= 2
     return lanes if lanes >= MIN_LANES else 1
 
 
 def element_bits(definition: Any) -> int:
-    """Of what a block writes."""
+    """Bits of an element of the buffer that a block writes."""
     return int(tvm.runtime.DataType(str(definition.writes[0].source.dtype)).bits)
 
 
 def spatial_axes(definition: Any) -> list[Any]:
-    """Its axes that are no reduction, in order."""
+    """The block's axes that are no reduction, in order."""
     return [axis for axis in definition.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar]
 
 
 def lane_stride(definition: Any, index: Any, axis: Any, lanes: int | None = None) -> int | None:
-    """How the index moves from lane to lane of an aligned vector along the axis: by 0, by 1, or otherwise (None).
+    """The stride of the index from lane to lane of an aligned vector along the axis: 0, 1, or None for any other.
 
-    Without `lanes` the axis is one vector.
+    lanes: elements of the vector; None for one vector over the whole axis.
     """
     extent = int(axis.dom.extent)
     lanes = lanes or extent
@@ -59,16 +59,16 @@ def strides(definition: Any, regions: Sequence[Any], axis: Any, lanes: int | Non
 
 
 def in_last_only(found: Sequence[int | None]) -> bool:
-    """Whether lanes find one element or neighbours: strides of zero in all dimensions but the last."""
+    """Whether the lanes access one element or neighbours: the strides are 0 in all dimensions but the last, there 0 or 1."""
     return found[-1] in (0, 1) and all(stride == 0 for stride in found[:-1])
 
 
 def vector_lanes(definition: Any, unit: int) -> int:
-    """Elements of the widest vector along the last spatial axis that writes neighbours and reads neighbours or one
-    element everywhere; 1 where there is none.
+    """Elements of the widest vector along the last spatial axis for which every write is contiguous and every read is
+    contiguous or a broadcast; 1 where there is none.
 
-    A read with the axis in an index that is not the last is a gather with a constant stride: still better than a reduction
-    that LLVM may not reorder, so it is allowed where there is one.
+    In a block with a reduction, reads may also be gathers with a constant stride (the axis is in an index that is not the
+    last): they are still faster than a scalar reduction, which LLVM may not reorder. `unit`: lanes of the vector unit.
     """
     axes = spatial_axes(definition)
     lanes = dividing_lanes(int(axes[-1].dom.extent), unit)
@@ -85,7 +85,8 @@ def vector_lanes(definition: Any, unit: int) -> int:
 
 
 def is_flat(definition: Any) -> bool:
-    """Whether a block without reductions writes and reads everything in the order of its axes: one long vector."""
+    """Whether a block without reductions reads and writes every buffer as a whole in the order of its axes, so that all axes
+    may be fused into one."""
     axes = [axis.var for axis in definition.iter_vars]
     extents = [int(axis.dom.extent) for axis in definition.iter_vars]
     return all(
@@ -97,8 +98,8 @@ def is_flat(definition: Any) -> bool:
 
 
 def turned_axis(definition: Any, unit: int) -> int | None:
-    """The axis that a read finds in order while the last axis jumps, both long enough for a tile; None where there is
-    none."""
+    """Position of the axis along which a transposed read is contiguous, where both it and the last axis, along which that
+    read is strided, are long enough for a tile; None where there is no such read."""
     axes = spatial_axes(definition)
     if dividing_lanes(int(axes[-1].dom.extent), MIN_LANES) == 1:
         return None

@@ -1,10 +1,10 @@
-"""Candidates that cost the compiler seconds and cannot be fast: refused before anybody builds them.
+"""Candidates whose unrolled code is so long that they compile for seconds and cannot be fast: refused before compilation.
 
-MetaSchedule unrolls 0, 16, 64 or 512 steps, and a step may be a vector of several registers. Straight-line code of more
-than some hundred vector statements fits no loop buffer and no register file, and LLVM takes up to 2.5 s for it, where
-other candidates take 0.2 s: of 108 of a convolution, all with full vectors, the 33 above MOST_STATEMENTS took half of all
-compilation, and the best of them ran at nine tenths of the best one's speed. Our own spaces unroll register tiles
-explicitly and are not concerned.
+MetaSchedule unrolls up to 0, 16, 64 or 512 steps, and a step may be a vector of several registers. Straight-line code of
+several hundred vector statements fits neither a loop buffer nor the registers, and LLVM takes up to 2.5 s for it, where
+other candidates take 0.2 s. Of 108 candidates of a convolution, all with full vectors, the 33 above MOST_STATEMENTS took
+half of the compilation time, and the fastest of them had nine tenths of the speed of the fastest of all. Our own spaces
+unroll register tiles explicitly, without the pragma, so this does not concern them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _UNROLL = "pragma_auto_unroll_max_step"
 
 
 def is_unrolled_too_far(function: Any, lanes: int) -> bool:
-    """Whether TVM's UnrollLoop makes more statements of a scheduled tensor function than are worth it, each counted as
-    often as registers of `lanes` elements are needed for its vector."""
+    """Whether TVM's UnrollLoop makes more than MOST_STATEMENTS statements of a scheduled tensor function, where a statement
+    on a vector counts once for every register of `lanes` elements that it takes."""
     return _counted(function.body, 0, lanes).unrolled > MOST_STATEMENTS
 
 
 class _Count:
     def __init__(self) -> None:
         self.code = self.steps = 0
-        """Statements on registers, and as UnrollLoop counts them."""
+        """Statements, counted per register and as UnrollLoop counts them."""
         self.unrolled = 0
-        """`code`, where a pragma unrolls."""
+        """The most of `code` in any part where the pragma unrolls."""
         self.has_loop = False
-        """Something inside stays a loop: nothing around it is unrolled."""
+        """Whether something inside stays a loop, so that UnrollLoop unrolls nothing around it."""
 
     def repeat(self, times: int) -> None:
         self.code, self.steps = self.code * times, self.steps * times

@@ -1,4 +1,4 @@
-"""The contraction of a workload: which block it is, and which of its axes play which part.
+"""The contraction of a workload: its block, and the role of each of the block's axes.
 
 Notation, for C[b, i, v] += A[b, i, r] * B[b, r, v]: v is the column (the last axis of C, which B has and A has not), i a
 row (A has it, B has not), b a batch (both have it), r a reduction. In a convolution the rows are the positions of the
@@ -16,13 +16,13 @@ from typing import Any
 from tuner.tvm_compat import ir, structural_walk, tirx, tvm, uses
 
 MIN_MACS = 1 << 16
-"""Smaller contractions are not worth a tile."""
+"""Multiply-adds of the smallest contraction that is tiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contraction:
-    """One block that multiplies and accumulates; axes are positions in the block's iteration, extents > 1 but for
-    `units`."""
+    """One block that multiplies and accumulates. Axes are given by their position among the block's iteration variables;
+    those named here have extents above 1, except in `spatial_units` and `reduction_units`."""
 
     block: Any
     data: int
@@ -30,9 +30,9 @@ class Contraction:
     weight: int
     """Position of B."""
     prepacked: bool
-    """B is a weight whose layout may change."""
+    """Whether B is a weight, whose layout may be changed when it is bound."""
     depthwise: bool
-    """The vector axis is in A too: every column has its own reduction over a window."""
+    """Whether the vector axis is in A too: every column has its own reduction over a window."""
     vector: int
     """The axis of the columns; the last of C."""
     rows: tuple[int, ...]
@@ -42,34 +42,40 @@ class Contraction:
     columns: tuple[int, ...]
     """Axes of B and C other than the vector axis."""
     reduction: tuple[int, ...]
-    """The one to split (the longest, usually the input channels) last."""
+    """Reduction axes; the last is the longest, usually the input channels, which sketches split."""
     spatial_units: tuple[int, ...]
-    """Axes of extent one."""
+    """Spatial axes of extent one."""
     reduction_units: tuple[int, ...]
+    """Reduction axes of extent one."""
     group: int
-    """Neighbouring columns that read the same A: all of them but in grouped convolutions."""
+    """Number of neighbouring columns that read the same A: all of them, except in grouped convolutions."""
     window: bool
-    """A is read through sums of axes, or with a stride: rows of C are not rows of A."""
+    """Whether A is indexed by sums of axes, or with a stride, so that rows of C are not rows of A."""
     period: int
-    """Of the condition under which A is read, in rows and window: the stride of a transposed convolution; else 1."""
+    """Period, along rows and window, of the condition under which A is read: the stride of a transposed convolution; 1 where
+    there is no condition."""
     row_stride: int
     """Elements of A from one position of the last row axis to the next; 0 where there are no rows."""
     extents: tuple[int, ...]
+    """Extent of every axis of the block."""
     output_axes: tuple[int, ...]
-    """Axis that each dimension of C is indexed by."""
+    """Per dimension of C, the axis that indexes it."""
     data_axes: tuple[int | None, ...]
-    """Axis longer than one that each dimension of A is indexed by, the only one where there is no window; None for none."""
+    """Per dimension of A, the first axis longer than one in its index (without a window there is no other); None where there
+    is none."""
     weight_axes: tuple[int | None, ...]
-    """Axis that each dimension of B is indexed by, None for one of extent one; empty where one is indexed by something
-    else (a flipped window)."""
+    """Per dimension of B, the axis that is its index, None for one of extent one; empty where an index of B is no single
+    axis (a flipped window)."""
     bits: int
+    """Bits of an element of C."""
 
     def extent(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.extents[axis] for axis in axes)
 
 
 def find_contraction(schedule: Any) -> Contraction | None:
-    """The one block of the workload that multiplies and accumulates, if its indices are plain enough to be tiled."""
+    """The workload's only reduction, where it multiplies and accumulates and its indices have the form described above;
+    else None."""
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     reducing = [block for block in blocks if any(axis.iter_type == 2 for axis in schedule.get(block).iter_vars)]
     if len(reducing) != 1:
@@ -137,8 +143,11 @@ def find_contraction(schedule: Any) -> Contraction | None:
 
 
 def as_product(schedule: Any, found: Contraction, result: Any) -> Contraction:
-    """Makes one axis of all rows and drops the axes of extent one: in the block, in the C it writes (a buffer of the
-    workload's own), and in `result`, the only reader of C, which reads it index by index."""
+    """Fuses all rows into one axis and drops the axes of extent one: in the block, in C, and in `result`.
+
+    C must be an intermediate buffer, and `result` its only reader, which copies it element by element. Returns the
+    contraction with the new axes.
+    """
     rows = found.rows
     dropped = {*found.spatial_units, *found.reduction_units, *rows[1:]}
 
@@ -179,7 +188,8 @@ def as_product(schedule: Any, found: Contraction, result: Any) -> Contraction:
 
 
 def copy_as_matrix(schedule: Any, found: Contraction) -> Any:
-    """A stage that copies A so that all rows are one axis of the copy; what it is for is to be merged with padding."""
+    """Adds a stage that copies A so that all rows are one axis of the copy, and returns it. It is inlined into the stage
+    that pads."""
     shape = [int(extent) for extent in schedule.get(found.block).reads[found.data].source.shape]
 
     def kept(*index: Any) -> list[Any]:
@@ -197,13 +207,13 @@ def copy_as_matrix(schedule: Any, found: Contraction) -> Any:
 
 
 def index_type(schedule: Any, block: Any) -> str:
-    """Type of the block's axes: 64 bits where a graph was lowered, 32 in TVM's own workloads."""
+    """Type of the block's axes: int64 in workloads lowered from a graph, int32 in TVM's own."""
     return str(schedule.get(block).iter_vars[0].var.ty.dtype)
 
 
 def _weight(vector: int, used: list[set[int]], groups: list[int]) -> int | None:
-    """Which read is B: the one that has the columns where the other has none, or only groups of them; where both have
-    them (depthwise), the one whose axes are some of the other's."""
+    """Position of B among the reads: the read with the vector axis where the other has none or only groups of columns;
+    where both have it (depthwise), the read whose axes are a proper subset of the other's."""
     for weight in (1, 0):
         if vector in used[weight] and (vector not in used[1 - weight] or groups[1 - weight] > 1):
             return weight
@@ -220,7 +230,8 @@ def _layout_is_free(schedule: Any, buffer: Any) -> bool:
 
 
 def _group(indices: list[Any], axis: Any, extent: int) -> int:
-    """Neighbouring values of the axis that give the same indices: `extent` where it does not occur, c for axis // c."""
+    """Number of neighbouring values of the axis that give the same indices: `extent` where it does not occur, c for
+    axis // c."""
     return min((_steps(index, axis, extent) for index in indices), default=extent)
 
 
@@ -235,7 +246,7 @@ def _steps(index: Any, axis: Any, extent: int) -> int:
 
 
 def _stride(indices: list[Any], shape: Any, axis: Any) -> int:
-    """Elements between the neighbours along an axis of a tensor, in row-major order."""
+    """Elements of a row-major tensor between neighbouring values of an axis of the block."""
     stride, size = 0, 1
     for index, extent in zip(reversed(indices), reversed([int(extent) for extent in shape]), strict=True):
         stride += size * _coefficient(index, axis)
@@ -256,7 +267,7 @@ def _plain(index: Any, axes: list[Any]) -> int | None:
 
 
 def _shifted(index: Any, axes: list[Any], extents: tuple[int, ...]) -> bool:
-    """Whether the index is more than one axis, or a constant, once axes of extent one are left out."""
+    """Whether the index is anything but a single axis or a constant, axes of extent one left out."""
     found = [i for i, axis in enumerate(axes) if extents[i] > 1 and uses(index, axis)]
     if len(found) > 1:
         return True
@@ -272,8 +283,8 @@ def _is_sum_of(index: Any, axis: Any, units: list[Any]) -> bool:
 
 
 def _period(value: Any) -> int | None:
-    """Of C + A * B, 1; where A or B is read under a condition on remainders, their least common multiple; None for what
-    is no such sum of products."""
+    """The period of C + A * B: 1 where A and B are plain loads, the least common multiple of the moduli where one is read
+    under a condition on remainders; None for any other value."""
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
     period = 1

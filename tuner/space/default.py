@@ -1,6 +1,6 @@
-"""What a task gets on a CPU that is not worth trials: a schedule that needs none.
+"""Default schedules on a CPU: what a task that gets no trials runs, chosen without measuring.
 
-It is a trace, so it is stored, replayed and checked like any other candidate.
+A default schedule is a trace, so it is stored, replayed and checked like any other candidate.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import Schedule, load_ir, loop_bindings, tirx, tvm_ffi
 
 TURNS = 4
-"""Tasks per core that a parallel loop has at least, where it can: cores seldom start together."""
+"""Chunks per core that a parallel loop has at least, where its extent allows: cores seldom start together."""
 TILE = 8
 """Side of a tile of a transposition, in elements. On AVX-512, 16 by 16 was slower than 8 by 8."""
 
 
-def fixed_trace(workload: Workload, target: Target) -> str:
-    """The default schedule of a task without trials; the baseline where nothing better is known.
+def default_trace(workload: Workload, target: Target) -> str:
+    """The default schedule of a workload; the baseline where nothing better is known.
 
-    A recurrent layer runs in the panels that are modelled best (tuner/space/recurrence.py); a contraction in
-    the register tile that is (tuner/space/tiles.py), as the search would first propose it; a chain of reductions row by
-    row (tuner/space/rowwise.py); in anything else outer loops run in parallel and the innermost is vectorised, a
-    transposition in tiles. Every step is optional: what TVM refuses is left out.
+    A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a contraction in the
+    register tile that the model in tuner/space/tiles.py ranks best, a chain of reductions row by row
+    (tuner/space/rowwise.py). In anything else outer loops are parallel and the innermost is vectorised, and a transposition
+    is tiled. Where TVM refuses one of these, the next is tried.
     """
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
@@ -56,7 +56,7 @@ def fixed_trace(workload: Workload, target: Target) -> str:
 
 
 def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | None:
-    """None for what holds no contraction that can be tiled."""
+    """The first analytic seed of the workload's register tiles; None where it holds no contraction that can be tiled."""
     try:
         if not tiled_sketches(mod, target, most=1):
             return None
@@ -89,7 +89,7 @@ def _stage_by_stage(schedule: Any, target: Target) -> bool:
 
 
 def _spread(schedule: Any, block: Any, target: Target) -> None:
-    """Threads over the outer spatial loops, lanes over the innermost one."""
+    """Makes the outer spatial loops of a block parallel and vectorises the innermost one."""
     spatial, reductions = _loops(schedule, block)
     if not spatial:
         return
@@ -113,7 +113,7 @@ def _spread(schedule: Any, block: Any, target: Target) -> None:
         spatial, inner = spatial[:-1], spatial[-1:]  # LLVM makes vectors of a plain innermost loop.
     if len(order := [*spatial, *reductions, *inner]) > 1:
         schedule.reorder(*order)
-    outer = _tasks(schedule, spatial, target)
+    outer = _chunks(schedule, spatial, target)
     if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     if lanes > 1:
@@ -125,7 +125,7 @@ def _spread(schedule: Any, block: Any, target: Target) -> None:
 
 
 def _loops(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
-    """Spatial and reduction loops of a block; none for one that is not a plain loop nest over its own axes."""
+    """(spatial loops, reduction loops) of a block; both empty where some loop is not one axis of the block."""
     kind_of = {}
     for axis, value in zip(schedule.get(block).iter_vars, loop_bindings(schedule, block), strict=True):
         if isinstance(value, tirx.Var):
@@ -138,8 +138,9 @@ def _loops(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
     return spatial, [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.CommReduce]
 
 
-def _tasks(schedule: Any, loops: list[Any], target: Target) -> Any:
-    """As few of the outer loops as give every core some turns, as one: what indexes them is computed once per task."""
+def _chunks(schedule: Any, loops: list[Any], target: Target) -> Any:
+    """Fuses as few of the outer loops as give every core TURNS chunks: index arithmetic of the fused loop is done once per
+    chunk."""
     count, taken = 1, 0
     while taken < len(loops) and count < TURNS * (target.num_cores or 1):
         count *= int(schedule.get(loops[taken]).extent)
@@ -148,12 +149,13 @@ def _tasks(schedule: Any, loops: list[Any], target: Target) -> Any:
 
 
 def _transpose(schedule: Any, spatial: list[Any], turned: int, target: Target, unit: int, steps: int) -> None:
-    """Square tiles, read in vectors: LLVM turns a tile in registers, and cache lines are used up before they leave."""
+    """Tiles a transposition in squares that are read in vectors: LLVM transposes a tile in registers, and every cache line
+    is used completely while it is in the cache."""
     others = [loop for number, loop in enumerate(spatial[:-1]) if number != turned]
     across, row = schedule.split(spatial[turned], factors=[None, _side(schedule, spatial[turned], unit)])
     along, column = schedule.split(spatial[-1], factors=[None, _side(schedule, spatial[-1], unit)])
     schedule.reorder(*others, across, along, column, row)
-    outer = _tasks(schedule, [*others, across, along], target)
+    outer = _chunks(schedule, [*others, across, along], target)
     if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     schedule.vectorize(row)

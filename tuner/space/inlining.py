@@ -9,18 +9,18 @@ from typing import Any
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 CHEAP_OPERATIONS = 8
-"""Arithmetic that is rather repeated than stored and loaded again."""
+"""Cost, in additions, of a stage that is cheaper to compute again at each use than to store and load."""
 
 
 def inline_producers(schedule: Any) -> None:
-    """Inlines what costs less to compute again than to store: cheap stages, and those that are read once."""
+    """Inlines the stages that are cheaper to compute again than to store: cheap ones, and those that are read once."""
     blocks = root_blocks(schedule)
     reduces = any(is_reduction(schedule, block) for block in blocks)
     gone: Any = None
     for block in blocks:
         if block is gone or not (consumers := schedule.get_consumers(block)) or is_reduction(schedule, block):
             continue
-        # A reshape at the end of a chain hides the rows; written in their order, the chain keeps them.
+        # A reshape at the end of a chain hides the row axes of the stage before it, so it is inlined into that stage.
         turns = reduces and block is blocks[-2] and _is_copy(schedule, blocks[-1])
         if turns and _tried(schedule.reverse_compute_inline, blocks[-1]):
             gone = blocks[-1]
@@ -50,7 +50,7 @@ def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
 
 
 def _operations(body: Any) -> int:
-    """Rough cost of one instance in additions: a division or a call counts for more than is cheap."""
+    """Approximate cost of one statement instance in additions; one division or call alone exceeds CHEAP_OPERATIONS."""
     cost = 0
 
     def arithmetic(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""MetaSchedule's own design space, and the steps every candidate of any space goes through.
+"""MetaSchedule's own design space, and the steps that make a candidate in any space.
 
 sketch (a trace with open decisions) -> sample or mutate -> decided trace -> schedule -> postprocessors -> candidate
 """
@@ -42,27 +42,27 @@ _SILENT.setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Space:
-    """The design space of one workload on one target. Threads may share it: nothing in it changes after it is made."""
+    """The design space of one workload on one target. Immutable, so threads may share it."""
 
     mod: Any
     schedules: Sequence[Any]
-    """One per sketch, with decisions: those that its generator's analytic model ranks best, else random ones."""
+    """One per sketch, with the decisions that its generator's analytic model ranks best, else with random ones."""
     sketches: Sequence[Any]
-    """The same as traces with every decision left open."""
+    """The traces of `schedules` with every decision left open."""
     analytic_seeds: Sequence[Any]
-    """Traces with all decisions that the generators' analytic models of the hardware rank best, the best first."""
+    """The decided traces that the generators' analytic models of the hardware rank best, the best first."""
     _rewritten: Mapping[str, Any]
-    """What the rewrites that sketches begin with make of `mod`, by name."""
+    """Name of a rewrite that sketches begin with -> `mod` after that rewrite."""
     _context: Any
     _postprocs: Sequence[Any]
     _mutators: Sequence[Any]
     _probabilities: NDArray[np.float64]
     _extractor: Any
     _unit: VectorUnit | None
-    """Whose vectors candidates are to fill; None where the target's kind names none."""
+    """The target's vector unit, which candidates must use well; None where the target's kind names none."""
 
     def joined(self, groups: Sequence[Sequence[Any]]) -> Space:
-        """This space with the sketches of other generators, of each the best first."""
+        """This space with the sketches of other generators; each group is ordered, the best first."""
         schedules = [schedule for group in groups for schedule in group]
         names = {name for schedule in schedules if (name := _rewrite_of(schedule.trace)) is not None}
         ranks = zip_longest(*(group[:ANALYTIC_SEEDS] for group in groups))
@@ -76,7 +76,7 @@ class Space:
         )
 
     def size(self, number: int) -> float:
-        """Points that a sketch has at most; infinite where that is not easily told."""
+        """An upper bound of the number of points of a sketch; infinite where it is not easily computed."""
         return math.prod(map(_choices, self.schedules[number].trace.decisions.items()))
 
     def drawn(self, number: int, seed: int) -> Any:
@@ -86,12 +86,12 @@ class Space:
         return self.applied(opened, seed)
 
     def neighbour(self, trace: Any, rng: np.random.Generator) -> Any:
-        """A decided trace with one decision changed; None when there is none to change, or it wastes vectors then."""
+        """The trace with one decision changed; None where none can be changed or the result wastes the vector unit."""
         found = self._changed(trace, rng) if self._mutators else None
         return None if found is None or wastes_vectors(found, self._unit) else found
 
     def _changed(self, trace: Any, rng: np.random.Generator) -> Any:
-        if _rewrite_of(trace) is not None:  # MetaSchedule's mutators apply the trace to the workload as it was.
+        if _rewrite_of(trace) is not None:  # MetaSchedule's mutators would apply it to the workload before the rewrite.
             return mutate_tile_size(trace, rng)
         mutator = self._mutators[rng.choice(len(self._mutators), p=self._probabilities)]
         if isinstance(mutator, ms.mutator.MutateTileSize):
@@ -99,9 +99,9 @@ class Space:
         return mutate(mutator, trace, int(rng.integers(1, SEED_LIMIT)))
 
     def applied(self, trace: Any, seed: int, decide: Callable[[Any], Any] | None = None) -> Any:
-        """The schedule of a trace, open decisions drawn from `seed`, before postprocessing; None when it does not apply.
+        """The schedule of a trace before postprocessing, open decisions drawn from `seed`; None when it does not apply.
 
-        `decide` makes TVM's decision provider for the schedule: whatever it answers takes a decision's place.
+        decide: schedule -> a decision provider of TVM's, which replaces the decisions of the trace.
         """
         name = _rewrite_of(trace)
         mod = self.mod if name is None else self._rewritten.get(name)
@@ -115,7 +115,7 @@ class Space:
         return schedule
 
     def postprocessed(self, schedule: Any) -> bool:
-        """Completes an applied schedule; false when a postprocessor refuses it, or its code would be too large."""
+        """Applies the postprocessors to a schedule; false when one refuses it or too much code would be unrolled."""
         schedule.enter_postproc()
         try:
             complete = all(postproc.apply(schedule) for postproc in self._postprocs)
@@ -129,15 +129,15 @@ class Space:
         return schedule if schedule is not None and self.postprocessed(schedule) else None
 
     def features(self, schedule: Any) -> NDArray[np.float32]:
-        """Per-store features: one row of 164 for every store statement of the lowered schedule."""
-        if _rewrite_of(schedule.trace) is not None:  # TVM takes out only blocks that copy weights, and fails on others.
+        """Per-store features: [stores, 164], a row for every store statement of the lowered schedule."""
+        if _rewrite_of(schedule.trace) is not None:  # TVM removes only packing blocks that copy, and fails on others.
             schedule = Schedule(without_packings(schedule.mod), debug_mask=0)
         found = self._extractor.extract_from(self._context, [ms.MeasureCandidate(schedule, [])])
         return np.asarray(found[0].numpy(), dtype=np.float32)
 
 
 def generate(workload: Workload, target: Target) -> Space:
-    """MetaSchedule's post-order-apply space with the rules, postprocessors and mutators it has for the target."""
+    """MetaSchedule's post-order-apply space, with its own rules, postprocessors and mutators for the target."""
     kind = kind_of(target)
     kind.load_intrinsics()
     mod = load_ir(workload.ir)
@@ -171,12 +171,13 @@ def generate(workload: Workload, target: Target) -> Space:
 
 
 def structural_hash(schedule: Any) -> int:
-    """Fast index of a candidate's program; two traces may make the same one. Not a key."""
+    """TVM's structural hash of the scheduled program, by which candidates of different traces with one program are found.
+    Not a key: it has 64 bits."""
     return int(tvm_ffi.structural_hash(schedule.mod))
 
 
 def _rewrite_of(trace: Any) -> str | None:
-    """The name of the rewrite that a trace begins with, as tuner/schedule/trace.py has it."""
+    """The name of the rewrite that a trace begins with (tuner/schedule/trace.py); None where it begins with none."""
     insts = trace.insts
     if len(insts) < 2 or insts[1].kind.name != "Annotate" or str(insts[1].attrs[0]) != REWRITE:
         return None
@@ -184,7 +185,8 @@ def _rewrite_of(trace: Any) -> str | None:
 
 
 def _choices(decided: tuple[Any, Any]) -> float:
-    """Values that a sampling instruction may take: what its list holds, or for a split in two the divisors."""
+    """Number of values that a sampling instruction may take: the length of its list, or for a split in two the number of
+    divisors; infinite for any other."""
     inst, decision = decided
     if inst.kind.name == "SampleCategorical":
         return len(inst.attrs[0])

@@ -4,14 +4,14 @@ For every element of the reduction a tile loads V vectors of B and R elements of
 multiply-adds, each into an accumulator of its own. So
 
     R * V + V + operands <= registers or accumulators spill and nothing of this helps;
-    R * V >= latency * FMAs a cycle   or they wait for themselves;
-    R * V >= R + V                    or loads, two a cycle as FMAs are, take longer than they;
-    R large                           for B comes from the L2 cache and each of its vectors serves R FMAs;
-    R lines of A in the L1 cache      which holds eight where rows are a multiple of 4 KiB apart.
+    R * V >= latency * FMAs a cycle   or an FMA waits for the one before on the same accumulator;
+    R * V >= R + V                    or the loads, of which there are two a cycle as of FMAs, take longer than the FMAs;
+    R large                           because B comes from the L2 cache and each of its vectors serves R FMAs;
+    R lines of A in the L1 cache      which holds only eight where rows are a multiple of 4 KiB apart.
 
-A ranking by these costs, edges and idle cores counted, leaves a few tiles to try: Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication" (2008), section 6; Low et al., "Analytical Modeling Is Enough for High-Performance
-BLIS" (2016).
+Ranked by these costs, with partial tiles at the edges and idle cores, a few tiles remain to be tried: Goto and van de Geijn,
+"Anatomy of High-Performance Matrix Multiplication" (2008), section 6; Low et al., "Analytical Modeling Is Enough for
+High-Performance BLIS" (2016).
 """
 
 from __future__ import annotations
@@ -23,50 +23,53 @@ from dataclasses import dataclass
 from tuner.space.processor import VectorUnit
 
 MAX_VECTORS = 4
-"""Of a tile with rows enough to keep the FMA units busy."""
+"""Vectors of a tile with enough rows to keep the FMA units busy, at most."""
 MAX_VECTORS_ALONE = 8
-"""Of a tile with one or two rows: its columns alone are independent."""
+"""Vectors of a tile of a product with one or two rows, at most: only columns give independent multiply-adds there."""
 LATENCY = 8
-"""Multiply-adds in flight: four cycles, two a cycle."""
+"""Multiply-adds in flight that keep the FMA units busy: four cycles of latency, two a cycle."""
 FROM_L2 = 0.6
-"""Cost of a vector of B beyond its load, in multiply-adds."""
+"""Cost of loading a vector of B from the L2 cache rather than the L1, in multiply-adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """What tiles are wanted for: rows x columns, `tasks` times."""
+    """The product to tile: `chunks` independent ones of rows x columns."""
 
     rows: int
     columns: int
-    tasks: int = 1
+    chunks: int = 1
     group: int
-    """Columns that read the same A: a width divides them."""
+    """Number of neighbouring columns that read the same A."""
     pads_rows: bool = False
-    """Rows beyond the last are computed and thrown away; else the height divides the rows."""
+    """Whether rows beyond the last may be computed and dropped; else the height of a tile must divide the rows."""
     pads_columns: bool = False
-    """Likewise; else the width divides the group."""
+    """The same of columns; else the width of a tile must divide the group."""
     step: int = 1
-    """Heights are multiples of it."""
+    """Heights of tiles are multiples of it."""
     max_rows: int = 1 << 30
+    """Largest height of a tile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroKernel:
+    """A register tile of `rows` by `vectors` vectors of columns, and what the model says of it."""
+
     rows: int
     vectors: int
     lanes: int
-    """Elements of a vector: the target's, or what divides the columns."""
+    """Elements of a vector: the target's, or fewer where those do not divide the columns."""
     cost: float
-    """Of the whole product, relative to the multiply-adds it needs at least on all cores; 1 is peak."""
+    """Modelled time of the whole product over its time at the peak rate of all cores; 1 is best."""
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Columns of the tile."""
         return self.vectors * self.lanes
 
 
 def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroKernel]:
-    """The best tile of each number of vectors, best first; then the others, best first."""
+    """All tiles that fit the registers: first the best of each number of vectors, then the others, each by their cost."""
     found: list[MicroKernel] = []
     rows = product.rows
     for vectors, lanes in _widths(product, unit):
@@ -77,8 +80,8 @@ def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroK
                 continue
             tiles = math.ceil(rows / height)
             cycles = max(height * vectors, height + vectors, LATENCY) + FROM_L2 * vectors
-            tasks = product.tasks * panels * tiles
-            busy = tasks / (math.ceil(tasks / cores) * cores)
+            chunks = product.chunks * panels * tiles
+            busy = chunks / (math.ceil(chunks / cores) * cores)
             cost = tiles * cycles * panels * unit.lanes / (rows * product.columns * busy)
             found.append(MicroKernel(rows=height, vectors=vectors, lanes=lanes, cost=cost))
     found.sort(key=lambda kernel: kernel.cost)
@@ -87,7 +90,7 @@ def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroK
 
 
 def _widths(product: Product, unit: VectorUnit) -> Iterator[tuple[int, int]]:
-    """(vectors, lanes) of the panels offered."""
+    """(vectors, lanes) of the tile widths offered."""
     most = MAX_VECTORS_ALONE if product.rows * MAX_VECTORS < LATENCY else MAX_VECTORS
     lanes = unit.lanes if product.pads_columns else _lanes(product.group, unit)
     for vectors in range(1, most + 1):
@@ -101,8 +104,8 @@ def _widths(product: Product, unit: VectorUnit) -> Iterator[tuple[int, int]]:
 
 
 def _lanes(group: int, unit: VectorUnit) -> int:
-    """The target's vector, halved until it divides the columns; for a number with few twos the largest divisor that
-    fits a register: LLVM makes a vector of 13 of one of 8, one of 4 and an element."""
+    """The target's lanes, halved until they divide the group; where fewer than four lanes would be left, the largest
+    divisor of the group that fits a register. LLVM splits a vector of 13 into one of 8, one of 4 and one element."""
     lanes = unit.lanes
     while lanes > 2 and group % lanes:
         lanes //= 2

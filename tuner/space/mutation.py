@@ -1,8 +1,8 @@
-"""A mutation of tile sizes that depends on its trace and its generator alone.
+"""A deterministic mutation of tile sizes: it depends on the trace and the random generator alone.
 
-MetaSchedule's MutateTileSize walks a map in the order of addresses: two traces of one text get different neighbours.
-This one does the same work: it moves a divisor of one factor of a tile to another factor, or draws anew what was drawn
-from a list: the width of a cooperative fetch, or the factor of a split.
+MetaSchedule's MutateTileSize iterates over a map in the order of addresses, so equal traces get different neighbours. This
+one makes the same moves: a divisor of one factor of a tile goes to another factor, or a sampled width of a cooperative fetch
+or factor of a split is sampled again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 _FETCH = "meta_schedule.cooperative_fetch"
 _TRIES = 16
-"""A move may break the limit of the innermost factor."""
+"""Attempts at a change: a move may exceed the limit of the innermost factor, a new sample may equal the old one."""
 
 
 def mutate_tile_size(trace: Any, rng: np.random.Generator) -> Any:
-    """The trace with one such decision changed; None when it has none, or none could be changed."""
+    """The trace with one decision changed; None where it has none to change or _TRIES attempts changed none."""
     tiles = [
         inst
         for inst in trace.insts
@@ -44,7 +44,8 @@ def mutate_tile_size(trace: Any, rng: np.random.Generator) -> Any:
 
 
 def _moved(tile: list[int], max_innermost: int, rng: np.random.Generator) -> list[int] | None:
-    """A divisor of one factor given to another; None for a tile of one factor, or when the innermost gets too large."""
+    """The tile with a divisor of one factor moved to another; None for a tile of one factor, or where the innermost factor
+    would exceed `max_innermost`."""
     if len(tile) < 2:
         return None
     sources = [i for i, factor in enumerate(tile) if factor > 1]
@@ -60,7 +61,7 @@ def _moved(tile: list[int], max_innermost: int, rng: np.random.Generator) -> lis
 
 
 def _drawn_widths(trace: Any) -> list[Any]:
-    """The draws from a list that decide how wide a cooperative fetch is, or a factor of a split."""
+    """The SampleCategorical instructions that decide the width of a cooperative fetch or a factor of a split."""
     drawn = [inst for inst in trace.insts if inst.kind.name == "SampleCategorical"]
     used = [inst.inputs[1] for inst in trace.insts if inst.kind.name == "Annotate" and str(inst.attrs[0]) == _FETCH]
     used += [factor for inst in trace.insts if inst.kind.name == "Split" for factor in inst.inputs[1:]]

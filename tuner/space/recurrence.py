@@ -1,9 +1,10 @@
-"""Schedules of recurrent layers (tuner/schedule/recurrence.py), for CPUs: how units are cut into panels.
+"""Schedules of recurrent layers (tuner/schedule/recurrence.py), for CPUs: how units are divided into panels.
 
-All of a layer is in the rewrite that a trace names, so a sketch has one point and the space is a list. A panel's sums stay
-in registers for all of a step's products: rows * gates * vectors of them, and one register for each gate's weights. More
-rows share the weights that are read, more units hide the latency of multiply-adds; threads meet once a step, which takes
-some microseconds, so one thread comes first where a step's weights stay in a core's cache.
+The whole schedule of a layer is in the rewrite that a trace names, so every sketch has one point and the space is a list.
+The sums of a panel stay in registers through all products of a step: rows * gates * vectors of them, and one register for
+each gate's weights. With more rows each weight that is loaded serves more products, with more units the latency of
+multiply-adds is hidden. Threads synchronise once a step, which takes some microseconds, so where a step's weights fit a
+core's cache one thread is ranked first.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import Schedule
 
 OWN_CACHE_BYTES = 1 << 20
-"""What a core of today's processors holds in a cache of its own, about."""
+"""Assumed size of the caches that one core has for itself."""
 STACK_BYTES = 1024
-"""Of a panel's sums: TVM allocates what is larger on the heap."""
+"""Bytes of a panel's sums, at most: TVM allocates a larger buffer on the heap."""
 MOST = 12
-"""Sketches of a layer."""
+"""Sketches of a layer, at most."""
 
 
 def recurrent_sketches(mod: Any, target: Target) -> list[Any]:
-    """The layer in panels, those thought best first; none where the workload is no recurrent layer."""
+    """Schedules of the layer in panels, those that the model ranks best first; none where the workload is no recurrent
+    layer."""
     layer = find_recurrence(mod["main"])
     if layer is None:
         return []
@@ -39,7 +41,7 @@ def recurrent_sketches(mod: Any, target: Target) -> list[Any]:
 
 
 def _choices(layer: Recurrence, unit: VectorUnit, cores: int) -> list[str]:
-    """Names of rewrites, those first that take the fewest loads for a multiply-add."""
+    """Names of the rewrites that fit the layer and the target, those with the fewest loads per multiply-add first."""
     lanes = dividing_lanes(layer.units, unit.lanes)
     stays = 4 * layer.units * layer.gates * layer.units <= OWN_CACHE_BYTES
     ranked = []

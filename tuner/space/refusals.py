@@ -1,4 +1,4 @@
-"""A sketch that TVM refuses is left out, and a line of the log says which and why."""
+"""Logging of sketches that TVM refuses and that a design space therefore leaves out."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ log = structlog.get_logger("pitchpipe.space")
 
 
 def tell_refused(generator: str, error: Exception, *, choice: str) -> None:
-    """Logs that a sketch of the generator did not come about. `choice` tells it from the generator's other sketches."""
+    """Logs that TVM refused a sketch of the generator; `choice` distinguishes it from the generator's other sketches."""
     log.warning("sketch refused", generator=generator, error=f"{type(error).__name__}: {error}"[:300], choice=choice)

@@ -35,12 +35,13 @@ from tuner.space.tiles import find_contraction
 from tuner.tvm_compat import Schedule, loop_bindings, tirx, uses
 
 ACCUMULATORS = 2
-"""Vectors that a reduction is spread over by default: more hide more of an addition's latency, and cost more to combine
-at the end of every iteration."""
+"""Vectors of partial results that a default schedule splits a reduction into: more hide more of an addition's latency, and
+take longer to combine at the end of every iteration."""
 SAMPLED_ACCUMULATORS = (1, 2, 4)
-MAX_ITERATIONS_PER_TASK = 64
+MAX_ITERATIONS_PER_CHUNK = 64
 PARALLEL_MIN_VECTORS = 1 << 12
-"""Vector operations, at about one a nanosecond, below which waking a second thread (some 5 us) costs more than it gains."""
+"""Vector operations, at about one a nanosecond, below which waking a second thread (about 5 us) takes longer than it
+saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Chain:
     along_parallel: bool
     """Whether it is vectorised along the last parallel axis; otherwise along the reductions."""
     bits: int
-    """Of an element."""
+    """Bits of an element."""
 
     @property
     def steps(self) -> int:
@@ -73,7 +74,7 @@ class Chain:
 
 
 def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules with the number of iterations of a thread's task left open, one for each number of accumulators.
+    """Schedules with the number of iterations of a chunk left open, one for each number of accumulators.
 
     None where the workload is no such chain or has a contraction.
     """
@@ -119,12 +120,12 @@ def find_chain(schedule: Any) -> Chain | None:
 
 
 def _parallel_candidates(schedule: Any, block: Any) -> list[Any]:
-    """Its spatial axes that are longer than one."""
+    """The spatial axes of a block that are longer than one."""
     return [axis.var for axis in spatial_axes(schedule.get(block)) if int(axis.dom.extent) > 1]
 
 
-def _shared_parallel_axes(schedule: Any, blocks: Sequence[Any], reference: Any) -> list[tuple[Any, ...]] | None:
-    """For each block its parallel axes, when the spatial axes of `reference` are to be those of the chain.
+def _shared_parallel_axes(schedule: Any, blocks: Sequence[Any], first: Any) -> list[tuple[Any, ...]] | None:
+    """For each block its parallel axes, where the spatial axes of the block `first` are the parallel axes of the chain.
 
     The axes are followed from a stage to a buffer (the dimensions that they index) and from a buffer to a stage (the axes
     that index those dimensions). None where a stage reads a value of another iteration, or is not reached.
@@ -132,9 +133,9 @@ def _shared_parallel_axes(schedule: Any, blocks: Sequence[Any], reference: Any) 
     accesses = [_accesses(schedule, block) for block in blocks]
     written = {region.source for block in blocks for region in schedule.get(block).writes}
     shared = {buffer for buffer in written if sum(buffer in access for access in accesses) > 1}
-    known: dict[int, tuple[Any, ...]] = {blocks.index(reference): tuple(_parallel_candidates(schedule, reference))}
+    known: dict[int, tuple[Any, ...]] = {blocks.index(first): tuple(_parallel_candidates(schedule, first))}
     dims: dict[Any, tuple[int, ...]] = {}
-    waiting = [blocks.index(reference)]
+    waiting = [blocks.index(first)]
     while waiting:
         number = waiting.pop()
         for buffer, places in accesses[number].items():
@@ -159,7 +160,8 @@ def _shared_parallel_axes(schedule: Any, blocks: Sequence[Any], reference: Any) 
 
 
 def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
-    """Indices of every access to a buffer, by buffer; where a region has several elements, no axis alone."""
+    """Buffer -> the indices of every access to it. A dimension that is accessed over a range stands there as its extent, so
+    that it equals no axis."""
     found: dict[Any, list[list[Any]]] = {}
     definition = schedule.get(block)
     for region in [*definition.reads, *definition.writes]:
@@ -204,7 +206,7 @@ def _along_parallel(schedule: Any, stage: Stage) -> bool | None:
 
 
 def _is_plain_nest(schedule: Any, block: Any) -> bool:
-    """One loop per axis, in their order."""
+    """Whether the block has one loop per axis, in the order of the axes."""
     bound = loop_bindings(schedule, block)
     loops = schedule.get_loops(block)
     kinds = {int(axis.iter_type) for axis in schedule.get(block).iter_vars}
@@ -221,7 +223,11 @@ def _is_plain_nest(schedule: Any, block: Any) -> bool:
 def schedule_chain(
     schedule: Any, chain: Chain, target: Target, *, accumulators: int = ACCUMULATORS, sample: bool = False
 ) -> None:
-    """Makes one parallel loop of the chain, with every inner loop vectorised where its length allows it."""
+    """Fuses the chain into one parallel loop and vectorises every inner loop whose extent allows it.
+
+    accumulators: vectors of partial results that a reduction is split into. sample: leaves the number of iterations of a
+    chunk open.
+    """
     lanes = VectorUnit.of(target, chain.bits).lanes
     width = _parallel_width(chain, lanes, target) if chain.along_parallel else 1
     nests = [nest for stage in chain.stages for nest in _nest(schedule, stage, chain, width, lanes, accumulators)]
@@ -232,7 +238,7 @@ def schedule_chain(
     loop = schedule.merge(*(nest.parallel for nest in nests)) if len(nests) > 1 else nests[0].parallel
     if sample:
         loop, _ = schedule.split(
-            loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=MAX_ITERATIONS_PER_TASK)
+            loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=MAX_ITERATIONS_PER_CHUNK)
         )
     if sample or worth_parallelizing(chain.steps, lanes):
         schedule.parallel(loop)
@@ -241,7 +247,7 @@ def schedule_chain(
 
 
 def worth_parallelizing(steps: int, lanes: int) -> bool:
-    """Whether so many statement instances, executed in vectors of `lanes`, take long enough that a second thread helps."""
+    """Whether `steps` statement instances, in vectors of `lanes`, take long enough for a second thread to save time."""
     return steps >= PARALLEL_MIN_VECTORS * lanes
 
 
@@ -251,27 +257,27 @@ class _Nest:
     parallel: Any
     """The loop over parallel iterations."""
     vector: int | None
-    """Position of the vectorised loop, counted from the innermost: -1 or none."""
+    """Index of the vectorised loop among the block's loops: -1, the innermost, or None."""
     initialise_at: int | None
-    """Position, likewise, of the loop before which a reduction is set to its start."""
+    """Index, counted from the innermost, of the loop before which a reduction is initialised; None without a reduction."""
 
 
 def _parallel_width(chain: Chain, lanes: int, target: Target) -> int:
-    """Neighbouring iterations of one task: as many vectors as leave tasks for every core."""
+    """Neighbouring iterations of one chunk: one, two or four vectors, as many as leave four chunks for every core."""
     stage = chain.stages[0]
     extent = stage.extents[stage.parallel[-1]]
-    tasks = math.prod(stage.extents[i] for i in stage.parallel)
+    chunks = math.prod(stage.extents[i] for i in stage.parallel)
     for vectors in (4, 2, 1):
         width = lanes * vectors
-        if extent % width == 0 and (vectors == 1 or tasks // width >= 4 * (target.num_cores or 1)):
+        if extent % width == 0 and (vectors == 1 or chunks // width >= 4 * (target.num_cores or 1)):
             return width
     return next((w for w in range(lanes, 1, -1) if extent % w == 0 and w & (w - 1) == 0), 1)
 
 
 def _nest(schedule: Any, stage: Stage, chain: Chain, width: int, lanes: int, accumulators: int) -> Iterator[_Nest]:
-    """The loops of a stage in order: parallel, other spatial axes, reductions, vector.
+    """Orders the loops of a stage: parallel, other spatial axes, reductions, vector.
 
-    A reduction spread over lanes gives two or three nests: partial results, and their combination.
+    A reduction that is split over lanes gives two or three nests: partial results, and their combination.
     """
     block = stage.block
     loops = list(schedule.get_loops(block))
@@ -300,13 +306,16 @@ def _nest(schedule: Any, stage: Stage, chain: Chain, width: int, lanes: int, acc
 
 
 def _split_vector(schedule: Any, stage: Stage, loop: Any, lanes: int) -> list[Any]:
-    """The inner loop of lanes where the loop over the last axis divides; LLVM makes its own vectors of any other."""
+    """Splits a vector loop off the loop over the last axis where its extent divides; LLVM vectorises any other itself.
+
+    The list of that inner loop; empty without one.
+    """
     lanes = dividing_lanes(stage.extents[stage.others[-1]], lanes)
     return [schedule.split(loop, [None, lanes])[1]] if lanes > 1 else []
 
 
 def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int, accumulators: int) -> Iterator[_Nest]:
-    """A reduction over lanes: each keeps a partial result, and the partial results are combined in two steps."""
+    """Splits a reduction over lanes (rfactor): each has a partial result, and these are combined in two steps."""
     block, rank = stage.block, len(schedule.get(stage.block).writes[0].region)
     fused = len(loops) > 1 and _fills_the_last_dimensions(schedule, stage)
     loop = schedule.fuse(*loops) if fused else loops[-1]
@@ -316,7 +325,7 @@ def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int,
     width = width or dividing_lanes(extent, lanes)
     guarded = width == 1
     if guarded:
-        # Nothing divides: the last step is guarded, and TVM makes no vectors of a guarded loop. LLVM makes masked ones.
+        # No width divides, so the last step is guarded. TVM does not vectorise a guarded loop; LLVM makes masked vectors.
         width = next((lanes * n for n in (4, 2, 1) if 2 * lanes * n <= extent), 1)
     if width == 1:
         yield _Nest(block=block, parallel=schedule.get_loops(block)[0], vector=None, initialise_at=-outer - 1)
@@ -337,7 +346,8 @@ def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int,
 
 
 def _fills_the_last_dimensions(schedule: Any, stage: Stage) -> bool:
-    """Whether every read indexed by the reduction has its axes, all of them in order, as its last dimensions."""
+    """Whether every read that the reduction indexes has the reduction's axes, in order, as its last dimensions, so that they
+    may be fused."""
     definition = schedule.get(stage.block)
     axes = [definition.iter_vars[i].var for i in stage.reduction]
     for read in definition.reads:
@@ -354,7 +364,8 @@ def _fills_the_last_dimensions(schedule: Any, stage: Stage) -> bool:
 
 
 def _finish(schedule: Any, nest: _Nest) -> None:
-    """Vectors, and the start of a reduction outside its loop. In this order: TVM vectorises no decomposed reduction."""
+    """Vectorises the nest, then moves the initialisation of a reduction out of its loop: TVM does not vectorise a decomposed
+    reduction."""
     loops = schedule.get_loops(nest.block)
     if nest.vector is not None:
         schedule.vectorize(loops[nest.vector])

@@ -1,4 +1,4 @@
-"""What every sketch of a contraction does with the stages around it: copies, padding, epilogue, write-back."""
+"""Scheduling of the stages around a contraction, the same for every sketch: copies, padding, epilogue, write-back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuner.tvm_compat import ir, structural_walk
 
 
 def inline_copies(schedule: Any, block: Any) -> bool:
-    """Stages before the contraction that only move data are read through; whether there were any."""
+    """Inlines the stages before the contraction that only move data; returns whether there were any."""
     inlined = False
     for producer in schedule.get_producers(block):
         inline_copies(schedule, producer)
@@ -20,7 +20,7 @@ def inline_copies(schedule: Any, block: Any) -> bool:
 
 
 def producers_to_place(schedule: Any, block: Any) -> list[Any]:
-    """The stages that compute what the contraction reads: padding, mostly."""
+    """The stages before the contraction, in order; mostly padding."""
     found: list[Any] = []
     for producer in schedule.get_producers(block):
         found += [*producers_to_place(schedule, producer), producer]
@@ -35,7 +35,7 @@ def producer(schedule: Any, block: Any, read: int) -> Any:
 
 
 def inline_epilogue(schedule: Any, block: Any) -> Any:
-    """The stage that writes the tile back, which computes what follows the contraction on its way."""
+    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage."""
     chain: list[Any] = []
     while following := schedule.get_consumers(chain[-1] if chain else block):
         chain.append(following[0])
@@ -48,15 +48,15 @@ def inline_epilogue(schedule: Any, block: Any) -> Any:
 
 
 def calls_functions(schedule: Any, stage: Any) -> bool:
-    """Whether a stage computes more than arithmetic (erf, exp): unrolled over a tile it would cost the compiler seconds,
-    so the tile leaves the registers before."""
+    """Whether a stage calls functions (erf, exp). Unrolled over a tile it would compile for seconds, so such a stage reads
+    the tile from a buffer, in a loop."""
     found: list[Any] = []
     structural_walk(schedule.get(stage).body, (ir.Call, found.append))
     return bool(found)
 
 
 def write_back(schedule: Any, result: Any, at: Any, lanes: int, *, unroll: bool = True) -> None:
-    """Places the write-back of a tile at a loop; unrolled, so with constant indices, where the tile is in registers."""
+    """Places the write-back of a tile at the loop `at`. A tile in registers needs constant indices, so it is unrolled."""
     schedule.reverse_compute_at(result, at, preserve_unit_loops=True)
     place = schedule.get(at).loop_var
     loops = list(schedule.get_loops(result))
@@ -68,7 +68,8 @@ def write_back(schedule: Any, result: Any, at: Any, lanes: int, *, unroll: bool 
 
 
 def place(schedule: Any, producer: Any, at: Any, lanes: int) -> None:
-    """A stage before the contraction: parallel on its own, or computed at a loop for what is read there."""
+    """Schedules a stage before the contraction: a parallel loop of its own where `at` is None, else computed at that loop,
+    in vectors of `lanes`."""
     if at is not None:
         schedule.compute_at(producer, at, preserve_unit_loops=True)
         _vectorize(schedule, schedule.get_loops(producer)[-1], lanes)
@@ -79,24 +80,25 @@ def place(schedule: Any, producer: Any, at: Any, lanes: int) -> None:
 
 
 def sample(schedule: Any, values: list[int], preferred: int) -> Any:
-    """One of the values, left to the search, which begins with the one that is preferred."""
+    """A sampling instruction over the values, decided as the preferred one; a single value as it is."""
     if len(values) == 1:
         return values[0]
     return schedule.sample_categorical(values, [1.0 / len(values)] * len(values), values.index(preferred))
 
 
-def busy(tasks: int, cores: int) -> float:
-    """Share of the cores' time that equal tasks use."""
-    return tasks / (math.ceil(tasks / cores) * cores)
+def busy(chunks: int, cores: int) -> float:
+    """Share of the cores' time that `chunks` of equal length use."""
+    return chunks / (math.ceil(chunks / cores) * cores)
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """Of `number`, not above `limit`."""
+    """The largest divisor of `number` that is at most `limit`."""
     return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
 
 
 def _vectorize(schedule: Any, loop: Any, lanes: int, *, unroll: bool = True) -> None:
-    """A loop in vectors of the machine: wider ones cost the compiler dearly. Rests are left to it."""
+    """Vectorises a loop in vectors of `lanes`, since wider ones take long to compile; a longer loop that they do not divide
+    is left to LLVM."""
     extent = int(schedule.get(loop).extent)
     if extent % lanes == 0 and extent > lanes:
         outer, loop = schedule.split(loop, [None, lanes])

@@ -14,23 +14,23 @@ it from the loop order, once, when weights are bound; otherwise packing is a sta
 panels in the thread that uses it. What follows the contraction (bias, residual, activation) is computed on the tile
 before it is written.
 
-Where a panel of B is longer than the cache, each tile would fetch it anew. Then tiles take turns at a block of it:
+Where a panel of B is larger than the cache, each tile would load it from memory again. Then the reduction is blocked:
 
     parallel over (b, panels of v)
-      for blocks of r                                  part of a panel of B, used by all tiles while it is near
+      for blocks of r                                  part of a panel of B, used by all tiles while it is in the cache
         for rows i outer
           for window, r inner                          one tile of C, loaded and stored once for each block
             for i inner, v inner (unrolled)
               C[i, v] += A[i, r] * B'[v / W, r, v % W]
 
-No inner loop has a predicate. Rows of a product that R does not divide are padded: a task copies its rows of A, with
-zeros for those beyond the last, and writes back those that there are. Rows that lie in several axes (positions of a 1x1
-convolution) are one axis first, so that tiles run across image rows. In a window R divides the positions of a row of the
-image. Columns that the vector does not divide are padded where B is packed in the kernel; a weight, which may not grow,
-gets narrower vectors.
+No inner loop has a predicate. Rows of a product that R does not divide are padded: a chunk copies its rows of A, with
+zeros beyond the last, and writes back only rows that exist. Several row axes (positions of a 1x1 convolution) are fused
+first, so that tiles extend across image rows. With a window, R divides the positions of an image row. Columns that the
+vector does not divide are padded where B is packed in the kernel; a weight, which may not grow, gets narrower vectors.
 
-Each tile that micro_kernel.py ranks high is a sketch. Left to the search: how many panels make a group, how the longest
-reduction is split around a window or in blocks, and whether the padding of a convolution is computed per task or before.
+A chunk is one iteration of the parallel loop. Each tile that micro_kernel.py ranks high is a sketch. Left to the search:
+how many panels make a group, how the longest reduction is split around a window or in blocks, and whether the padding of a
+convolution is computed in each chunk or before the loop.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ from tuner.tvm_compat import Schedule, tirx, to_tvm_target
 __all__ = ["find_contraction", "sketches_for", "tiled_sketches"]
 
 KERNELS = 6
-"""Register tiles offered: the best of each width, then other heights. These are second choices, but compile in half the
-time of what MetaSchedule's space has to offer once the first are measured, and most are faster."""
+"""Register tiles offered, at most: the best of each width, then other heights. The latter compile in half the time of
+MetaSchedule's candidates, and most are faster than those."""
 WORST = 1.25
-"""... none that is modelled to cost more than this factor of the best."""
+"""Largest modelled cost of a tile that is offered, in costs of the best."""
 INNER_REDUCTIONS = (16, 32, 64, 128, 256, 512)
-"""Offered lengths of the loop inside a window, and of a block of the reduction ..."""
+"""Lengths offered for the reduction loop inside a window, and for a block of the reduction."""
 INNER_REDUCTION = 64
-"""... and the one that was seldom beaten by more than a twentieth ..."""
+"""Length that the search begins with inside a window: others were seldom faster by more than a twentieth."""
 BLOCK_STEPS = 512
-"""... but for blocks of the reduction, which are best with about so many steps, those of the window counted."""
+"""Steps, those of the window included, of the block of the reduction that the search begins with."""
 
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
-    """At most as many schedules with a few decisions left open, the best first, by a model of their cost; none where the
-    workload holds no contraction of a known form."""
+    """Schedules with a few decisions left open, at most `most`, those that the cost of micro_kernel.py ranks best first;
+    none where the workload holds no contraction of a known form."""
     return sketches_for(mod, to_tvm_target(target), target.num_cores or 1, most)
 
 
 def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> list[Any]:
-    """The same for a CPU as TVM names it, of any architecture that its LLVM knows."""
+    """The same for a CPU target of TVM's, of any architecture that its LLVM knows."""
     schedule, found = _start(mod)
     if found is None:
         return []
@@ -105,26 +105,26 @@ def _start(mod: Any) -> tuple[Any, Contraction | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """What tells one sketch from another."""
+    """The choices that distinguish one sketch from another."""
 
     kernel: MicroKernel
     pack: bool
-    """Packing B is a stage of the kernel."""
-    pad_at_task: bool
-    """The padding of a convolution is computed by each task for itself."""
+    """Whether packing B is a stage of the kernel."""
+    pad_in_chunk: bool
+    """Whether each chunk computes the padding of a convolution for itself."""
     blocked: bool = False
-    """All rows take part of the reduction before any takes the next."""
+    """Whether the reduction is blocked: all rows process one block of it before any processes the next."""
 
 
 def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> Iterator[_Choice]:
     columns = found.extents[found.vector]
-    rows, tasks = found.extent(found.rows), found.extent(found.batch) * found.extent(found.columns)
+    rows, chunks = found.extent(found.rows), found.extent(found.batch) * found.extent(found.columns)
     if found.window:
-        rows, tasks = found.extent(found.rows[-1:]), tasks * found.extent(found.rows[:-1])
+        rows, chunks = found.extent(found.rows[-1:]), chunks * found.extent(found.rows[:-1])
     product = Product(
         rows=rows,
         columns=columns,
-        tasks=tasks,
+        chunks=chunks,
         group=found.group,
         pads_rows=not found.window,
         pads_columns=not found.prepacked and not found.window and columns % unit.lanes > 0,
@@ -136,27 +136,27 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     offered = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost][:KERNELS]
     blocked = next((kernel for kernel in offered if _outgrows_cache(found, product, kernel, cores)), None)
     for kernel in offered:
-        for pad_at_task in (True, False) if padded and found.window else (False,):
-            yield _Choice(kernel=kernel, pack=pack, pad_at_task=pad_at_task)
+        for pad_in_chunk in (True, False) if padded and found.window else (False,):
+            yield _Choice(kernel=kernel, pack=pack, pad_in_chunk=pad_in_chunk)
         if kernel is blocked:
             packs = pack and found.weight_axes[-1] != found.vector
-            yield _Choice(kernel=kernel, pack=packs, pad_at_task=False, blocked=True)
+            yield _Choice(kernel=kernel, pack=packs, pad_in_chunk=False, blocked=True)
     if offered and pack and found.weight_axes[-1] == found.vector and not product.pads_columns:
-        yield _Choice(kernel=offered[0], pack=False, pad_at_task=False)
+        yield _Choice(kernel=offered[0], pack=False, pad_in_chunk=False)
 
 
 def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, cores: int) -> bool:
-    """Whether a panel of B is too long to stay in the L2 cache from tile to tile, but a block of it and the panel of C do;
-    not where a tile or a panel would be padded."""
+    """Whether a panel of B is too large to stay in the L2 cache from tile to tile, while a block of it and the panel of C
+    fit. False where a tile or a panel would be padded."""
     if product.pads_columns or not found.rows or found.period > 1 or product.rows % kernel.rows:
         return False
     column = kernel.width * found.bits // 8
     rows = found.extent(found.rows)
-    tasks = found.extent(found.batch) * found.extent(found.columns) * (product.columns // kernel.width)
+    chunks = found.extent(found.batch) * found.extent(found.columns) * (product.columns // kernel.width)
     return (
         found.extent(found.reduction) * column > L2_BYTES // 2
         and kernel.rows < rows <= L2_BYTES // 4 // column
-        and stages.busy(tasks, cores) >= BALANCED
+        and stages.busy(chunks, cores) >= BALANCED
     )
 
 
@@ -181,16 +181,17 @@ class _Sketch:
             costly = schedule.cache_write(block, 0, "global")
         rows = math.ceil(found.extent(found.rows[-1:]) / kernel.rows)
         panels = math.ceil(found.extents[found.vector] / kernel.width)
-        # A task that holds its rows in a loop, because something is made once for all of them.
+        # Whether a chunk has all its rows in a loop, because something is computed once for all of them.
         packs_alone = packed is not None and not found.rows[:-1] and found.extent(found.batch) >= self.cores
-        alone = self.choice.pad_at_task or packs_alone or found.period > 1
+        alone = self.choice.pad_in_chunk or packs_alone or found.period > 1
 
         loops = dict(enumerate(schedule.get_loops(block)))
         panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
         sizes = (
             [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows, data is not None)
         )
-        # All panels: what a task copies or pads is used for all of them; smaller groups win where weights come from afar.
+        # The search begins with all panels in a group, which then share what a chunk copies or pads. Smaller groups are
+        # faster where weights come from memory.
         groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes, max(sizes))])
         tile, row = [], []
         if found.rows:
@@ -203,24 +204,24 @@ class _Sketch:
         spread = [*outer, groups, *(loops[i] for i in found.rows[:-1])]
         schedule.reorder(*spread, *tile, panel, *phase, *reduction, *row, vector, lane)
         serial = alone or data is not None or tile_result is not None
-        task = schedule.fuse(*spread, *([] if alone else tile), *([] if serial else [panel]))
-        schedule.parallel(task)
-        rows_at = tile[0] if alone and tile else task
+        chunk = schedule.fuse(*spread, *([] if alone else tile), *([] if serial else [panel]))
+        schedule.parallel(chunk)
+        rows_at = tile[0] if alone and tile else chunk
         if tile_result is not None:
             stages.write_back(schedule, tile_result, panel, kernel.lanes)
             schedule.reverse_compute_at(result, rows_at, preserve_unit_loops=True)
         else:
-            tile_at = [panel, *phase][-1] if serial else task
+            tile_at = [panel, *phase][-1] if serial else chunk
             if costly is not None:
                 stages.write_back(schedule, costly, tile_at, kernel.lanes)
             stages.write_back(schedule, result, tile_at, kernel.lanes, unroll=costly is None)
         if data is not None:
             stages.place(schedule, data, rows_at, kernel.lanes)
         for producer in producers:
-            stages.place(schedule, producer, task if self.choice.pad_at_task else None, kernel.lanes)
+            stages.place(schedule, producer, chunk if self.choice.pad_in_chunk else None, kernel.lanes)
         if packed is not None:
-            self._place_packing(packed, task if packs_alone else None)
-        # With the window and its phase unrolled the condition of a transposed convolution is known everywhere.
+            self._place_packing(packed, chunk if packs_alone else None)
+        # With the window and its phase unrolled, the condition of a transposed convolution is a constant everywhere.
         window = reduction[1:-1] if found.period > 1 else []
         for loop in (*phase, *window, *row, vector):
             schedule.unroll(loop)
@@ -228,8 +229,8 @@ class _Sketch:
         schedule.decompose_reduction(block, reduction[0])
 
     def _block(self, producers: list[Any], result: Any) -> None:
-        """The loops of a blocked reduction. Padding and packing are stages of their own: every task needs all of A, and of
-        B a packed copy is worth the trip through memory only where columns are no neighbours."""
+        """Schedules a blocked reduction. Padding and packing are stages of their own: every chunk needs all of A, and a
+        packed copy of B is worth writing to memory only where its columns are not contiguous."""
         if not self.found.window and len(self.found.rows) > 1:
             self.found = as_product(self.schedule, self.found, result)
         schedule, found, kernel = self.schedule, self.found, self.kernel
@@ -241,9 +242,9 @@ class _Sketch:
         spread = [*(loops[i] for i in (*found.spatial_units, *found.batch, *found.columns)), panel]
         images = [loops[i] for i in found.rows[:-1]]
         schedule.reorder(*spread, part, *images, tile, *reduction, row, vector, lane)
-        task = schedule.fuse(*spread)
-        schedule.parallel(task)
-        stages.write_back(schedule, result, task, kernel.lanes, unroll=False)
+        chunk = schedule.fuse(*spread)
+        schedule.parallel(chunk)
+        stages.write_back(schedule, result, chunk, kernel.lanes, unroll=False)
         for producer in producers:
             stages.place(schedule, producer, None, kernel.lanes)
         if packed is not None:
@@ -254,8 +255,8 @@ class _Sketch:
         schedule.decompose_reduction(found.block, part)
 
     def _padded(self, result: Any) -> tuple[Any, Any, Any]:
-        """Makes whole tiles of the product; the stages that copy rows of A, that pack B and that write the tile, each
-        None where there is no need for it."""
+        """Pads a product to whole tiles. Returns the stages that copy rows of A, that pack B and that write the tile, each
+        None where it is not needed."""
         schedule, kernel, block = self.schedule, self.kernel, self.found.block
         short_rows = self.found.extent(self.found.rows[-1 if self.found.window else 0 :]) % kernel.rows > 0
         short_columns = self.found.extents[self.found.vector] % kernel.width > 0
@@ -283,7 +284,7 @@ class _Sketch:
         return data, packed, tile_result
 
     def _reduction(self, loops: dict[int, Any]) -> list[Any]:
-        """Loops over the reduction, outermost first: a window runs inside blocks of the longest axis."""
+        """Loops over the reduction, outermost first: blocks of the longest axis, the window, the steps of a block."""
         found = self.found
         *window, longest = [loops[i] for i in (*found.reduction_units, *found.reduction)]
         if len(found.reduction) < 2 and not self.choice.blocked:
@@ -297,20 +298,22 @@ class _Sketch:
         return [outer, *window, inner]
 
     def _group_sizes(self, panels: int, tiles: int, copies: bool) -> list[int]:
-        """Panels in a group: one (not if rows are copied for each group), as many as stay in half the L2 cache, all;
-        those that leave no core idle."""
+        """Numbers of panels in a group to choose from: one (unless rows are copied for each group), as many as fit half the
+        L2 cache, and all; only those that keep the cores BALANCED, where one does."""
         found, kernel = self.found, self.kernel
         bytes_each = found.extent(found.reduction) * kernel.width * found.bits // 8
         fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // bytes_each))
-        tasks = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-1]) * tiles
+        chunks = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-1]) * tiles
         sizes = sorted({fit, panels} if copies else {1, fit, panels})
-        if tiles > 1 and not copies:  # Panels are tasks too.
+        if (
+            tiles > 1 and not copies
+        ):  # The parallel loop includes the panels of a group: every size gives as many chunks.
             return sizes
-        busy = {size: stages.busy(tasks * panels // size, self.cores) for size in sizes}
+        busy = {size: stages.busy(chunks * panels // size, self.cores) for size in sizes}
         return [size for size in sizes if busy[size] >= BALANCED] or [max(sizes, key=busy.__getitem__)]
 
     def _packed(self, stage: Any = None) -> Any:
-        """The stage that packs B: [batch..., v / width, reduction in the order it is walked, v % width]."""
+        """The stage that packs B as [batch..., v / width, reduction axes in loop order, v % width]."""
         found, width = self.found, self.kernel.width
         packed = stage if stage is not None else self.schedule.cache_read(found.block, found.weight, "global")
         order = self._packed_order()
@@ -330,12 +333,15 @@ class _Sketch:
         first = [axis for axis in found.batch + found.columns if axis in found.weight_axes]
         return [*first, found.vector, *(axis for axis in found.reduction if axis in found.weight_axes)]
 
-    def _place_packing(self, packed: Any, task: Any) -> None:
-        """Where B lies along its reduction, a few lines of the cache are read to their end before the next ones: across the
-        columns every element of a vector is another line, and many of them are of one set."""
+    def _place_packing(self, packed: Any, chunk: Any) -> None:
+        """Schedules the packing of B, at the loop `chunk` or, for None, as a parallel loop of its own.
+
+        Where B is contiguous along its reduction, every element of a vector along the columns is in another cache line, and
+        many of these lines are in one set. So a few lines are read to their end before the next ones.
+        """
         schedule, found, kernel = self.schedule, self.found, self.kernel
-        if task is not None:
-            schedule.compute_at(packed, task, preserve_unit_loops=True)
+        if chunk is not None:
+            schedule.compute_at(packed, chunk, preserve_unit_loops=True)
         own = list(zip(found.weight_axes, schedule.get_loops(packed)[-len(found.weight_axes) :], strict=True))
         loops = dict(own)
         units = [loop for axis, loop in own if axis is None]
@@ -346,7 +352,7 @@ class _Sketch:
             loops[last], *along = schedule.split(loops[last], [None, line])
         order = self._packed_order()
         schedule.reorder(*units, *(loops[axis] for axis in order), vector, *along, lane)
-        if task is None:
+        if chunk is None:
             schedule.parallel(schedule.fuse(*(loops[axis] for axis in order[: order.index(found.vector) + 2])))
         if last == found.vector or along:
             schedule.vectorize(lane)

@@ -1,12 +1,12 @@
-"""The innermost tile of MetaSchedule's multi-level tiling: one that wastes the vector unit is not drawn.
+"""Innermost tiles of MetaSchedule's multi-level tiling that waste the vector unit: they are not sampled.
 
-MetaSchedule splits every loop at random, vectorises whatever is innermost, and sums the innermost tile over the
-reduction. Two kinds of tiles cannot be fast, and cost the compiler most of its time:
+MetaSchedule splits every loop at random, vectorises the innermost one, and accumulates the innermost tile over the
+reduction. Two kinds of tiles cannot be fast, and take most of the compilation time:
 
-    vectors shorter than half a register    pieces that lie apart: of 108 candidates of a convolution on AVX-512, the 45
-                                            with less than 8 elements ran at 1/3 to 1/70 of the best one's speed
-    as many vectors as there are registers  sums that spill: 1/2 to 1/15 of the best of a product, 0.6 to 1.6 s to build
-                                            where others take 0.15
+    vectors shorter than half a register    short, separate accesses: of 108 candidates of a convolution on AVX-512, the 45
+                                            with less than 8 elements had 1/3 to 1/70 of the best one's speed
+    as many vectors as there are registers  accumulators spill: 1/2 to 1/15 of the speed of a product's best, 0.6 to 1.6 s
+                                            of compilation where others take 0.15 s
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from tuner.space.processor import VectorUnit
 
 _STRUCTURE = "meta_schedule.tiling_structure"
 _TRIES = 64
-"""Of a draw: half of them fit. The last is taken as it is."""
+"""Samples of a tile until one fits; about half of them do. The last is taken in any case."""
 
 
 def spatial_tiles(trace: Any) -> list[list[Any]]:
-    """For every block that is tiled in several levels, the instructions that split its spatial axes, the vector's last."""
+    """For every block that is tiled in several levels, the instructions that split its spatial axes; the last one splits the
+    axis that is vectorised."""
     found: list[list[Any]] = []
     levels, tiles = 0, list[Any]()
     for inst in trace.insts:
@@ -42,15 +43,17 @@ def spatial_tiles(trace: Any) -> list[list[Any]]:
 
 
 def wastes_vectors(trace: Any, unit: VectorUnit | None) -> bool:
-    """Whether a decided trace has such a tile; None stands for a target without vectors."""
+    """Whether a decided trace has a tile that wastes the vector unit; never where `unit` is None."""
     return unit is not None and any(
         not _fits([_decision(trace, inst) for inst in tiles], _limit(tiles[-1]), unit) for tiles in spatial_tiles(trace)
     )
 
 
 def with_full_vectors(sketch: Any, drawn: Any, unit: VectorUnit | None, rng: np.random.Generator) -> Any:
-    """An open trace with these tiles decided, at random; `drawn` has the same instructions with any decisions, which say
-    how long the loops are."""
+    """The sketch with its innermost tiles decided at random among those that use the vector unit well.
+
+    drawn: a trace of the same instructions with any decisions, from which the extents of the loops follow.
+    """
     for tiles in spatial_tiles(drawn) if unit is not None else []:
         assert unit is not None
         extents = [math.prod(_decision(drawn, inst)) for inst in tiles]
@@ -74,12 +77,12 @@ def _fits(tiles: Sequence[Sequence[int]], limit: int, unit: VectorUnit) -> bool:
 
 
 def _least(extent: int, limit: int, unit: VectorUnit) -> int:
-    """Half a register, or what the axis has."""
+    """Shortest vector that fits: half a register, or the largest divisor of a shorter axis."""
     return min(unit.lanes // 2, _divisors(extent, limit)[-1])
 
 
 def _split(extent: int, levels: int, limit: int, rng: np.random.Generator) -> list[int]:
-    """Factors of a loop, the innermost at most `limit`: every prime of the extent goes to some level."""
+    """Random factors of a loop, one per level, the innermost at most `limit`: every prime factor goes to a random level."""
     tile = [1] * levels
     for prime in _primes(extent):
         free = levels if tile[-1] * prime <= limit else levels - 1
@@ -88,7 +91,7 @@ def _split(extent: int, levels: int, limit: int, rng: np.random.Generator) -> li
 
 
 def _vector_split(extent: int, levels: int, limit: int, rng: np.random.Generator, unit: VectorUnit) -> list[int]:
-    """The same of the loop that becomes vectors, the innermost of any length that is long enough."""
+    """The same for the loop that is vectorised: the innermost factor is any divisor that is long enough."""
     least = _least(extent, limit, unit)
     lengths = [divisor for divisor in _divisors(extent, limit) if divisor >= least]
     length = lengths[int(rng.integers(len(lengths)))]
@@ -108,7 +111,7 @@ def _divisors(number: int, limit: int) -> list[int]:
 
 
 def _primes(number: int) -> list[int]:
-    """Factors, ascending."""
+    """Prime factors, ascending."""
     found, divisor = [], 2
     while number > 1:
         while number % divisor == 0:

@@ -8,11 +8,11 @@
           for tiles of the block: R tiles by C channels in registers for the whole reduction
         transform the output of the block, compute the epilogue on it
 
-At the block, every block streams all weights (n * n / 9 times the convolution's), and V and M stay in the L2 cache: this
-wins where there are many tiles and few channels. At the root, blocks of panels divide the weights among the threads, and
-each is read once: this wins where there are few tiles and many channels. Transforms are vectorised over channels, and their
-intermediate results stay in registers. The register tile follows from the target and the tiles; the sizes of blocks are
-left to the search.
+With the input transformed at the block, every block reads all weights (n * n / 9 times as many as the convolution's), and V
+and M stay in the L2 cache: this is faster with many tiles and few channels. With the input transformed at the root, blocks
+of panels divide the weights among the threads and each weight is read once: this is faster with few tiles and many
+channels. Transforms are vectorised over channels, and their intermediate results stay in registers. The register tile
+follows from the target and the number of tiles; the sizes of blocks are left to the search.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule
 
 WIDTHS = 2
-"""Register tiles offered of one rewrite."""
+"""Register tiles offered for one rewrite."""
 MANY_TILES = 256
 """Tiles beyond which F(2, 3) is not offered: it takes 1.8 times the products of F(4, 3), and its fewer weights matter only
 where few tiles share them."""
 MIN_SAVED_PER_BYTE = 16.0
-"""FLOPs saved per byte that the transformed weights are larger by. In a model the weights come from memory, while those of a
-measurement are in a cache; processors of today do 10 to 15 FLOPs in the time that a byte takes from memory."""
+"""FLOPs that the rewrite must save for every byte by which it enlarges the weights. In a model weights come from memory,
+while those of a measurement may be in a cache; a processor does 10 to 15 FLOPs in the time that it loads a byte from
+memory."""
 MAX_BLOCK = 1 << 10
-"""Of sampled factors: no limit."""
+"""Limit of sampled inner factors, larger than any extent here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RegisterTile:
-    """Tiles (rows by columns of them) by output channels whose products are summed in registers."""
+    """The results that are accumulated in registers: `rows` x `columns` tiles by `channels` output channels."""
 
     rows: int
     columns: int
@@ -52,17 +53,17 @@ class _RegisterTile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """What tells one sketch from another."""
+    """The choices that distinguish one sketch from another."""
 
     rewrite: str
     registers: _RegisterTile
     input_at_block: bool
-    """The input is transformed for a block of tiles, not for all tiles before."""
+    """Whether the input is transformed at the block, for a block of tiles; else at the root, for all tiles."""
 
 
 def winograd_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules of the rewritten workload, sizes of blocks left open; none where it holds no 3 x 3 convolution of stride
-    one, or its channels fill no vectors."""
+    """Schedules of the rewritten workload with the sizes of blocks left open; none where the workload holds no 3 x 3
+    convolution of stride one, or its input channels are no multiple of a vector."""
     found = find_convolution(mod["main"])
     if found is None:
         return []
@@ -100,10 +101,11 @@ def _choices(found: Convolution, unit: VectorUnit) -> Iterator[_Choice]:
 
 
 def _register_tiles(rows: int, columns: int, channels: int, unit: VectorUnit) -> list[_RegisterTile]:
-    """The best of every width, the best widths first: most multiply-adds per load of what fits the registers.
+    """The best register tile of every width, the best WIDTHS of them: those with most multiply-adds per load.
 
-    A tile of r tiles by v vectors takes r * v multiply-adds for v loads of weights and r of inputs, and needs r * v
-    registers for sums, v for weights and one for an input: with one less, 7 x 4 tiles spill and take twice as long.
+    A register tile of r tiles by v vectors takes r * v multiply-adds for v loads of weights and r of inputs, and needs
+    r * v registers for sums, v for weights and one for an input. Without that last one, 7 x 4 spills and takes twice as
+    long.
     """
     ranked = []
     for vectors in (4, 3, 2, 1):
@@ -131,7 +133,7 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
     row, row_inner = schedule.split(row, [None, choice.registers.rows])
     column, column_inner = schedule.split(column, [None, choice.registers.columns])
     panel, channel = schedule.split(channel, [None, width])
-    # To begin with: a block is one register tile, whatever the image; two panels share an input transformed for them.
+    # The search begins with a block of one register tile, and of two panels where they share the transformed input.
     row_block, row = schedule.split(row, _sample(schedule, row, 1))
     column_block, column = schedule.split(column, _sample(schedule, column, 1))
     panel_block, panel = schedule.split(panel, _sample(schedule, panel, 2 if choice.input_at_block else 1))
@@ -174,14 +176,14 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
 
 
 def _sample(schedule: Any, loop: Any, inner: int) -> Any:
-    """Factors of a loop, left to the search, which begins with this inner one, or with one where it does not divide."""
+    """Factors of a loop, left to the search, which begins with the inner factor `inner`, or 1 where that does not divide."""
     extent = int(schedule.get(loop).extent)
     inner = inner if extent % inner == 0 else 1
     return schedule.sample_perfect_tile(loop, 2, MAX_BLOCK, [extent // inner, inner])
 
 
 def _vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
-    """Of a loop over channels, whose extent is a multiple of `lanes`; gives the loop over its vectors."""
+    """Vectorises a loop over channels, whose extent is a multiple of `lanes`; returns the loop over the vectors."""
     outer, inner = schedule.split(loop, [None, lanes])
     schedule.vectorize(inner)
     return outer
@@ -192,7 +194,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _last_producer(schedule: Any, block: Any) -> Any:
-    """What makes the padded input, all before it inlined; None where the block reads a parameter."""
+    """The stage that makes the padded input, with all stages before it inlined; None where the block reads a parameter."""
     producers = list(schedule.get_producers(block))
     if not producers:
         return None
@@ -204,7 +206,7 @@ def _last_producer(schedule: Any, block: Any) -> Any:
 
 
 def _last_consumer(schedule: Any, block: Any) -> Any:
-    """The stage that writes the output, with what lies between inlined."""
+    """The stage that writes the output, with all stages between it and the block inlined."""
     (consumer,) = schedule.get_consumers(block)
     while following := list(schedule.get_consumers(consumer)):
         schedule.compute_inline(consumer)

@@ -80,10 +80,10 @@ class TaskLedger:
     def open(self) -> bool:
         """Whether a search for another batch may start."""
         ahead = AHEAD if self.trials else 1
-        return not (self.settled or self.replaying or self.searching or self.batches_in_flight >= ahead)
+        return not (self.finished or self.replaying or self.searching or self.batches_in_flight >= ahead)
 
     @property
-    def settled(self) -> bool:
+    def finished(self) -> bool:
         """Whether it gets no more trials."""
         return self.exhausted or self.stale or self.at_bound
 
@@ -267,7 +267,7 @@ class BudgetLedger:
             left = max(0, self.trials_limit - self.trials)
             mean = statistics.fmean(recent)
             spread = 1.96 * statistics.stdev(recent) / math.sqrt(len(recent)) if len(recent) > 1 else mean
-            until_stale = sum(max(0, STALE_TRIALS - t.trials) for t in self.tasks if not t.settled)
+            until_stale = sum(max(0, STALE_TRIALS - t.trials) for t in self.tasks if not t.finished)
             low = min(left, until_stale) * max(0.0, mean - spread)
             bounds.append((left * mean, low, left * (mean + spread)))
         if self.seconds_limit is not None:

@@ -1,6 +1,6 @@
 """The confirming run's verdict: which candidate is served.
 
-A candidate is served only if the interval of its median lies below that of the untuned baseline by at least
+A candidate is served only if the interval of its median lies below that of the baseline by at least
 WORTHWHILE, both timed interleaved in one run, each in several fresh processes; among those the lowest median wins.
 Otherwise the baseline is served (never slower). How often this verdict is wrong is stated where the interval is computed
 (tuner/measure/timing.py, run_interval), and measured by benchmarks/false_wins.py, which compares a baseline with itself. A

@@ -1,4 +1,4 @@
-"""Fakes for tests of whatever drives a tuning loop: no compiler, no process, no clock."""
+"""Fakes for tests of the tuning loop and of what drives it: no compiler, no process, no clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets
 
 
 def fake_task(name: str, *, weight: int = 1, flops: float = 1e9, kind: TaskKind = TaskKind.TUNED) -> Task:
-    """A task whose workload no compiler could read."""
+    """A task whose IR is empty, with a digest that follows from its name."""
     digest = f"{sum(ord(c) * 257**i for i, c in enumerate(name)):064x}"[-64:]
     return Task(
         workload=Workload(digest=digest, ir="{}"),
@@ -40,13 +40,16 @@ def fake_task(name: str, *, weight: int = 1, flops: float = 1e9, kind: TaskKind 
 
 
 def timed(candidate: Candidate, secs: float, samples: int = 12) -> Timed:
-    """A verified measurement with samples within 1 % of `secs`."""
+    """A verified measurement whose samples exceed `secs` by less than 1 %."""
     run_secs = tuple(secs * (1 + 0.001 * (i % 10)) for i in range(samples))
     return Timed(candidate=candidate.digest, run_secs=run_secs, check=PASSED, build_secs=0.1)
 
 
 class CannedExecutor(Executor):
-    """Answers every propose request at once from a list of traces, skipping what was seen."""
+    """An executor of `propose` that answers at once with the first `n` of a list of traces that were not seen before.
+
+    With `error` set it raises that instead.
+    """
 
     def __init__(self, traces: Sequence[str]) -> None:
         self.traces = traces
@@ -67,7 +70,8 @@ class CannedExecutor(Executor):
 
 
 class MemoryMeasurer:
-    """Measures by a formula: `secs_of(task index, trace)`, or a Failed where it returns one. Records go to the store."""
+    """A Measurer whose times are `secs_of(task index, trace)` in seconds; a Failed that it returns is the result. Results
+    are stored as records."""
 
     def __init__(
         self, tasks: Sequence[Task], records: RecordStore, secs_of: Callable[[int, str], float | Failed], ahead: int = 2
@@ -84,7 +88,7 @@ class MemoryMeasurer:
         proposals: Sequence[Proposal],
         incumbent_secs: float | None,  # noqa: ARG002
     ) -> int:
-        """Measures at once; `collect` hands the batch out."""
+        """Measures at once; the next `collect` returns the batch. The number of candidates."""
         candidates = tuple(proposal.candidate for proposal in proposals)
         results = tuple(self._measure(task, candidate) for candidate in candidates)
         ids = tuple(new_id("rec") for _ in candidates)
@@ -121,7 +125,7 @@ class MemoryMeasurer:
         return len(candidates)
 
     def collect(self) -> list[MeasuredBatch]:
-        """What was submitted since the last call."""
+        """The batches that were submitted since the last call."""
         ended, self.queued = self.queued, []
         return ended
 
@@ -137,7 +141,7 @@ class MemoryMeasurer:
 
 
 class NoPredictor:
-    """There is never a cost model."""
+    """A Predictor without a cost model."""
 
     def latest(self) -> bytes | None:
         """None."""

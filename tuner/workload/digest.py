@@ -37,10 +37,10 @@ DROPPED_ATTRIBUTES = frozenset({"global_symbol"})
 """Function attributes left out: the name under which a function is linked."""
 
 _MAX_DEPTH = 1000
-"""Nesting at which a program is refused. Real ones nest 20 to 40 deep, a concatenation one more for every operand."""
+"""Deepest nesting of a program that is accepted. Real ones nest 20 to 40 deep, a concatenation one more per operand."""
 
 _FRAMES_PER_LEVEL = 6
-"""Python frames that one level of nesting takes at most."""
+"""Python stack frames per level of nesting, at most."""
 
 
 def workload_digest(mod: Any) -> str:
@@ -52,7 +52,7 @@ def workload_digest(mod: Any) -> str:
 
 
 def primfunc_digest(function: Any) -> str:
-    """Digest of a PrimFunc, as workload_digest of a module that holds only it."""
+    """Digest of a PrimFunc: equal to workload_digest of a module that contains only it."""
     salt = hashlib.sha256(f"pitchpipe workload, IR schema {IR_SCHEMA_VERSION}".encode())
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, _MAX_DEPTH * _FRAMES_PER_LEVEL))
@@ -64,7 +64,8 @@ def primfunc_digest(function: Any) -> str:
 
 
 class _Walk:
-    """One walk over one program. Every node's digest is made of its type, its fields' digests and variable numbers."""
+    """One walk over one program. The digest of a node is a hash over its type and the digests of its fields; a variable that
+    was met before is represented by its number."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
@@ -118,7 +119,7 @@ class _Walk:
         before = len(self.numbers)
         if is_variable:
             self.numbers[handle] = before
-            # A freed object's address can be given to another one; variables met stay alive during the walk.
+            # The address of a freed object may be reused, so the walk keeps the variables that it met alive.
             self.keep_alive.append(value)
         self.depth += 1
         if self.depth > _MAX_DEPTH:
@@ -129,7 +130,7 @@ class _Walk:
         self.depth -= 1
         found = self._node(info.type_key, parts)
         if len(self.numbers) == before:
-            # No variable was first met inside: wherever this object occurs again, it reads the same.
+            # No variable was first met inside, so this object has the same digest wherever it occurs again.
             self.memo[handle] = found
             self.keep_alive.append(value)
         return found

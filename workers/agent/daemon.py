@@ -1,15 +1,15 @@
-"""The worker's shell: carries out what the state machine says and tells it what happens.
+"""The worker's shell: carries out the state machine's instructions and reports events to it.
 
-One thread owns the machine (`Daemon.run`, the caller's thread); it only takes events from a queue. Everything that
-blocks has a lane, a thread of its own with an inbox ordered by due time:
+One thread owns the machine (`Daemon.run`, the caller's thread); it only takes events from a queue. Blocking calls are made
+in lanes, threads with an inbox ordered by due time:
 
     registry    register, acquire (long poll)
-    heartbeat   renew leases; nothing else, so that no slow call delays a renewal
+    renewals    renew leases; nothing else, so that no slow call delays a renewal
     reports     results, and the worker's own state
     measuring   the sandbox
 
-The lanes are watched. One that dies ends the worker, and when no heartbeat was acknowledged for a lease's whole life,
-whether the call hangs, the thread died or the service is away, its measuring stops.
+The lanes are watched. If one dies the worker ends. If a lease is not renewed for its whole life, whether the call hangs, the
+thread died or the service is unavailable, measuring it stops.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from workers.agent.state import Phase, State
 from workers.agent.workloads import Cancelled, WorkloadCache
 
 TICK_SECS = 1.0
-"""How often waiting results are sent, lanes and leases looked at."""
+"""Period at which unsent results are sent and lanes and leases are checked."""
 ACQUIRE_WAIT_SECS = 5.0
-"""Long poll. A drain waits for it, since an answer that is thrown away would be a lease that nobody measures."""
+"""Duration of a long poll. A drain waits for its end, since a granted lease that is dropped would be measured by nobody."""
 SAME_SIGNAL_SECS = 1.0
-"""Two signals this close are one: timeout(1) and terminals send theirs to the process and to its group."""
+"""Two signals within this time count as one: timeout(1) and terminals send theirs to the process and to its group."""
 STOP_SECS = 5.0
-"""How long the end waits for a measurement to stop; the sandbox's children are killed in any case."""
+"""Longest wait at the end for a measurement to stop; the sandbox's children are killed in any case."""
 
 log = structlog.get_logger("worker")
 
@@ -77,10 +77,10 @@ class Measurer(Protocol):
 
     @property
     def steadiness(self) -> wire.Steadiness | None:
-        """How evenly the device times the reference workload; None before it was timed. Read from any thread."""
+        """How the newest beat compares with the usual one; None before the first. May be read from any thread."""
 
     def roofline(self) -> Roofline | None:
-        """Measures what the device can do at most; None if that cannot be measured. Before any `measure`."""
+        """Measures the device's roofline; None if that cannot be measured. Called before any `measure`."""
 
     def measure(
         self,
@@ -97,9 +97,9 @@ class Measurer(Protocol):
 class Daemon:
     """One worker. `run` blocks until the worker has left and returns the exit code; it can be run once.
 
-    parent: with a process id, the worker drains when that process is no longer its parent. It is looked at every tick
-    rather than asked of the kernel (PR_SET_PDEATHSIG), which also fires when only the *thread* that started us ends.
-    on_registered: called in a lane with what the service says of the worker, each time that it registers.
+    parent: process id; the worker drains when that process is no longer its parent. This is checked every tick, and not by
+    PR_SET_PDEATHSIG, which also fires when only the *thread* that started this process ends.
+    on_registered: called in a lane with the service's view of the worker, each time that it registers.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Daemon:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
         self._device_known = False
-        """The service knows its roofline, or it was tried to measure it."""
+        """Whether the service has its roofline or measuring it was tried."""
         self._max_candidates, self._parent = max_candidates, parent
         self._on_registered = on_registered
         self._tick_secs, self._wait_secs = tick_secs, wait_secs
@@ -129,11 +129,11 @@ class Daemon:
         self._draining = threading.Event()
         self._stopped_at: float | None = None
         self._exit: events.Exit | None = None
-        lanes = {"registry": self._call, "heartbeat": self._call, "reports": self._call, "measuring": self._measure}
+        lanes = {"registry": self._call, "renewals": self._call, "reports": self._call, "measuring": self._measure}
         self._lanes = {name: Lane(name, carry_out, self._died) for name, carry_out in lanes.items()}
 
     def run(self) -> int:
-        """Blocks until the worker has left; the exit code."""
+        """Blocks until the worker has left and returns the exit code."""
         for lane in self._lanes.values():
             lane.start()
         self._handle(events.Started())
@@ -152,9 +152,8 @@ class Daemon:
         return self._exit.code
 
     def stop(self, *_signal: object) -> None:
-        """Drain: report what is done, hand back the rest, leave. Said again, end at once.
-
-        From any thread or signal handler.
+        """Drains: results are reported, the other candidates handed back, and the worker leaves. The second call ends the
+        worker at once. May be called from any thread and in signal handlers.
         """
         now = time.monotonic()
         if self._stopped_at is None or now - self._stopped_at > SAME_SIGNAL_SECS:
@@ -189,12 +188,12 @@ class Daemon:
             _log_event(event)
         if isinstance(event, events.Granted):
             self._lives[event.grant.lease] = (event.grant.ttl_secs, time.monotonic())
-        elif isinstance(event, events.Beat) and event.lease in self._lives:
+        elif isinstance(event, events.Renewed) and event.lease in self._lives:
             self._lives[event.lease] = (event.ttl_secs, time.monotonic())
         try:
             after, instructions = machine.step(self.state, event)
         except InvalidTransition as error:
-            # A bug of ours. What is held cannot be trusted; without heartbeats it is offered to others.
+            # A bug. The leases held are not renewed any more, so that they are offered to other workers.
             log.error("invalid transition", detail=error.detail)
             after, instructions = machine.step(self.state, events.Broken(detail=error.detail))
         if after.phase is not self.state.phase:
@@ -220,8 +219,8 @@ class Daemon:
                 self._exit = instruction
             case events.Register() | events.Acquire():
                 self._lanes["registry"].put(instruction, _jittered(instruction))
-            case events.Heartbeat():
-                self._lanes["heartbeat"].put(instruction, instruction.after_secs)
+            case events.Renew():
+                self._lanes["renewals"].put(instruction, instruction.after_secs)
             case events.Report() | events.Declare():
                 self._lanes["reports"].put(instruction, _jittered(instruction))
 
@@ -263,11 +262,11 @@ class Daemon:
                 )
                 grant = self._service.acquire(request)
                 return events.Nothing() if grant is None else events.Granted(grant=grant)
-            case events.Heartbeat(lease=lease, fence=fence):
+            case events.Renew(lease=lease, fence=fence):
                 if lease not in self._lives:  # let go since this was scheduled
                     return events.Stale(lease=lease)
-                beat = self._service.heartbeat(lease, fence)
-                return events.Beat(lease=lease, ttl_secs=beat.ttl_secs, cancelled=beat.cancelled)
+                renewed = self._service.heartbeat(lease, fence)
+                return events.Renewed(lease=lease, ttl_secs=renewed.ttl_secs, cancelled=renewed.cancelled)
             case events.Report(lease=lease, fence=fence, results=results, final=final):
                 report = wire.Report(fence=fence, results=results, final=final, steadiness=self._sandbox.steadiness)
                 reply = self._service.report(lease, report)
@@ -277,8 +276,10 @@ class Daemon:
                 return events.Declared(state=state)
 
     def _know_device(self) -> None:
-        """Tells the service what the device can do at most, unless it knows. Before the first lease is measured: by then
-        the processes that start beside this one have started, and keep quiet when they are asked to.
+        """Measures the device's roofline and sends it to the service, unless it has it.
+
+        Done before the first lease is measured: by then processes that were started together with this one are up and take
+        part in the quiet lock.
         """
         if self._device_known:
             return
@@ -325,10 +326,10 @@ class Daemon:
 
 
 def _refusal(call: events.Call, error: PitchpipeError) -> events.Event:
-    """What a service means that answers a call with an error which is no outage."""
+    """The event for a call that the service answered with an error other than being unavailable."""
     fault_of_the_service = error.status >= 500
     match call:
-        case events.Heartbeat() if not fault_of_the_service:
+        case events.Renew() if not fault_of_the_service:
             return events.Stale(lease=call.lease)
         case events.Report() if isinstance(error, (StaleLease, NotFound)):
             return events.Stale(lease=call.lease)
@@ -343,7 +344,7 @@ def _refusal(call: events.Call, error: PitchpipeError) -> events.Event:
 
 
 def _jittered(call: events.Register | events.Acquire | events.Report | events.Declare) -> float:
-    """A pause spread by a quarter, so that a fleet does not come back in one instant."""
+    """The pause before a retry, changed at random by up to a quarter, so that a fleet does not retry all at once."""
     return call.after_secs * random.uniform(0.75, 1.25) if call.attempt > 1 else call.after_secs
 
 

@@ -1,4 +1,4 @@
-"""How measuring, a lease and the worker itself come to their end: steps that several events of `machine.py` share."""
+"""Steps that end a measurement, a lease or the worker, and that several events of `machine.py` share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from workers.agent.events import Declare, Exit, Instruction, StopMeasuring
 from workers.agent.state import Held, Phase, Stage, State
 
 MAX_FAULTS = 3
-"""Batches in a row that the sandbox itself may fail before the worker gives up: device or installation is broken."""
+"""Batches in a row that may fail by no fault of a candidate before the worker drains: its device or installation is
+broken."""
 
 Step = tuple[State, tuple[Instruction, ...]]
 
 
 def end_early(state: State, held: Held) -> Step:
-    """Measure no more of a lease; what is done is reported and the rest handed back."""
+    """Stops measuring a lease; results so far are reported and the other candidates handed back."""
     if held.stage is Stage.WAITING:
         return state.put(replace(held, stage=Stage.CLOSING)), ()
     if held.stage is Stage.MEASURING:
@@ -24,7 +25,7 @@ def end_early(state: State, held: Held) -> Step:
 
 
 def disown(state: State, held: Held) -> Step:
-    """The lease is not ours any more: say nothing about it, and let go of it when the device is free of it."""
+    """Drops a lease that is no longer this worker's, as soon as its measuring has ended, without reporting anything."""
     if not held.busy:
         return state.drop(held.grant.lease), ()
     state, stops = end_early(state, held)
@@ -41,7 +42,7 @@ def give_up_if_broken(state: State, detail: str) -> Step:
 
 
 def drain(state: State) -> Step:
-    """No new lease; every lease in hand is ended early, and when all are let go the worker leaves."""
+    """Acquires no more leases and ends the held ones early; the worker leaves when none is held."""
     assert state.worker is not None
     out: list[Instruction] = [Declare(worker=state.worker, state=WorkerState.DRAINING)]
     state = replace(state, phase=Phase.DRAINING)
@@ -52,12 +53,12 @@ def drain(state: State) -> Step:
 
 
 def left(state: State) -> Step:
-    """The service knows that the worker is gone, or cannot be told."""
+    """Stops the worker, after the service was told that it is gone, or could not be told."""
     return replace(state, phase=Phase.STOPPED), (Exit(code=state.exit_code, reason=state.exit_reason),)
 
 
 def stop(state: State, code: int, reason: str) -> Step:
-    """The end without ceremony: whatever is held is left to expire."""
+    """Stops the worker at once; the leases that it holds expire."""
     present = state.measuring
     stops = () if present is None else (StopMeasuring(lease=present.grant.lease),)
     return replace(state, phase=Phase.STOPPED, held=()), (*stops, Exit(code=code, reason=reason))

@@ -1,6 +1,6 @@
-"""What the worker's machine says (instructions) and hears (events): plain values, no behaviour.
+"""The instructions that the worker's machine gives and the events that it gets: plain values, no behaviour.
 
-Every call (Register, Acquire, Heartbeat, Report, Declare) is answered by exactly one event: its success, or one of
+Every call (Register, Acquire, Renew, Report, Declare) is answered by exactly one event: its success, or one of
 Unreachable, Stale, Rejected, Forgotten and Refused. `after_secs` is how long the shell waits before it makes the call,
 `attempt` counts from 1.
 """
@@ -47,7 +47,7 @@ class StopMeasuring:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heartbeat:
+class Renew:
     """Renew a lease."""
 
     lease: str
@@ -86,7 +86,7 @@ class Exit:
     reason: str
 
 
-Call = Register | Acquire | Heartbeat | Report | Declare
+Call = Register | Acquire | Renew | Report | Declare
 Instruction = Call | StartMeasuring | StopMeasuring | Exit
 
 
@@ -135,8 +135,8 @@ class Faulted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
-    """A heartbeat was acknowledged."""
+class Renewed:
+    """The service renewed a lease, or says that its job was cancelled."""
 
     lease: str
     ttl_secs: float
@@ -159,7 +159,7 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Expired:
-    """By this host's clock no heartbeat was acknowledged for the lease's whole life."""
+    """By this host's clock the lease was not renewed for its whole life."""
 
     lease: str
 
@@ -214,11 +214,11 @@ class Signalled:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """A side task of the shell died; without it a promise would be broken."""
+    """A thread of the shell died, or the machine met an invalid transition; the worker cannot go on."""
 
     detail: str
 
 
 Event = (
-    Started | Registered | Granted | Nothing | Measured | Finished | Faulted | Beat | Reported | Declared | Expired
+    Started | Registered | Granted | Nothing | Measured | Finished | Faulted | Renewed | Reported | Declared | Expired
 ) | (Stale | Rejected | Unreachable | Forgotten | Refused | Tick | Signalled | Broken)

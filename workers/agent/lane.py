@@ -1,4 +1,4 @@
-"""A thread with an inbox ordered by due time: how the worker's shell does what blocks."""
+"""A thread with an inbox ordered by due time, in which the worker's shell makes blocking calls."""
 
 from __future__ import annotations
 

@@ -12,17 +12,17 @@ and each lease it holds (at most one is *measuring* or *stopping*, so that timin
 
     Granted ──► waiting ──the one before has ended──► measuring ──Finished, Faulted──► closing ──► let go
                    │                                      │                               ▲           ▲
-                   │                    Beat(cancelled), Signalled, Expired, Stale        │           │
+                   │                   Renewed(cancelled), Signalled, Expired, Stale      │           │
                    │                                      ▼                               │           │
                    │                                  stopping ──Finished, not disowned───┤           │
                    │                                      └──Finished, disowned───────────┼───────────┤
-                   └──Beat(cancelled), Signalled──────────────────────────────────────────┘           │
+                   └──Renewed(cancelled), Signalled───────────────────────────────────────┘           │
                                                        not measuring: Stale, Rejected ────────────────┘
 
-`working` with no lease measuring is what people call idle. While the last few candidates of a lease are measured the
-next lease is acquired (one deep), so that the device does not wait for the network. A lease of one candidate may be one
-that has already cost a worker: nothing is acquired beside it, and one that arrives early is handed back, so that it is
-never blamed for a death it did not cause.
+A worker is idle while it is `working` and measures no lease. While the last few candidates of a lease are measured the next
+lease is acquired (one ahead), so that the device does not wait for the network. The candidate of a lease that has only one
+may have killed a worker before. So no lease is acquired beside such a one, and such a one that arrives while another is
+measured is handed back: a death can then be attributed to it or to the others with certainty.
 
 Answers about a lease that was let go in the meantime are ignored; an event that cannot happen in a state raises
 InvalidTransition with the events that led there.
@@ -38,7 +38,6 @@ from pitchpipe.wire.measure import Failed, FailureKind
 from workers.agent.endings import Step, disown, drain, end_early, give_up_if_broken, left, stop
 from workers.agent.events import (
     Acquire,
-    Beat,
     Broken,
     Declare,
     Declared,
@@ -48,7 +47,6 @@ from workers.agent.events import (
     Finished,
     Forgotten,
     Granted,
-    Heartbeat,
     Instruction,
     Measured,
     Nothing,
@@ -56,6 +54,8 @@ from workers.agent.events import (
     Register,
     Registered,
     Rejected,
+    Renew,
+    Renewed,
     Report,
     Reported,
     Signalled,
@@ -68,28 +68,30 @@ from workers.agent.events import (
 from workers.agent.state import Held, Phase, Stage, State
 
 LAST_PHASE = 16
-"""The next lease is acquired once only this many candidates of the present one have no result: the sandbox reports a
-phase of its results at once, so these are the last phase, about a second's work."""
+"""The next lease is acquired once at most so many candidates of the present one have no result. The sandbox reports the
+results of a phase together, so these are the last phase, about a second of work."""
 LAST_FEW = 4
-"""The same while none has a result: of a short lease the whole. Little enough that other workers are not starved."""
+"""The same while the present lease has no result at all, as a short one has until its end. It is small, so that one worker
+does not hold candidates that others could measure."""
 MAX_START_ATTEMPTS = 7
 """Registrations tried before the worker says the service is unreachable: about 30 seconds."""
 MAX_DRAIN_ATTEMPTS = 6
 """Attempts at a last report while draining, before the lease is left to expire: about 15 seconds."""
 IDLE_PAUSE_SECS = 0.05
-"""Between two empty long polls, so that a service answering at once is not hammered."""
+"""Pause between two long polls without work, for a service that answers at once."""
 
 
 _HISTORY = 24
 
 
 def step(state: State, event: Event) -> Step:
-    """What follows from an event. Raises InvalidTransition for one that cannot happen in this state."""
+    """The state after an event, and the instructions that follow. Raises InvalidTransition for an event that cannot happen
+    in this state."""
     if state.phase is Phase.STOPPED:
         return state, ()
     after, instructions = _handle(state, event)
     if after.phase is not Phase.STOPPED:
-        after, more = _settle(after)
+        after, more = _apply_standing_rules(after)
         instructions += more
     line = f"{_name(event)} -> {after.phase}" + "".join(f", {h.grant.lease} {h.stage}" for h in after.held)
     history = state.history if isinstance(event, Tick) else (*state.history, line)[-_HISTORY:]
@@ -112,8 +114,8 @@ def _handle(state: State, event: Event) -> Step:
             return _finished(state, event)
         case Faulted():
             return _faulted(state, event)
-        case Beat():
-            return _beat(state, event)
+        case Renewed():
+            return _renewed(state, event)
         case Reported():
             return _reported(state, event)
         case Declared():
@@ -153,8 +155,9 @@ def _invalid(state: State, event: Event, why: str) -> InvalidTransition:
     return InvalidTransition(f"{_name(event)} while {state.phase}: {why}. Before it: {past}")
 
 
-def _settle(state: State) -> Step:
-    """The standing rules, applied after every event: reports go out, a lease starts, the next one is acquired."""
+def _apply_standing_rules(state: State) -> Step:
+    """The rules that are applied after every event: due reports are sent, a waiting lease is measured, the next lease is
+    acquired, and a drained worker leaves."""
     out: list[Instruction] = []
     for held in state.held:
         sent = held.sent()
@@ -214,7 +217,7 @@ def _granted(state: State, event: Granted) -> Step:
     hand_back = state.phase is not Phase.WORKING or alone_too_early
     held = Held(grant=grant, stage=Stage.CLOSING if hand_back else Stage.WAITING)
     state = replace(state, acquiring=False, held=(*state.held, held))
-    return state, (Heartbeat(lease=grant.lease, fence=grant.fence, after_secs=grant.ttl_secs / 3),)
+    return state, (Renew(lease=grant.lease, fence=grant.fence, after_secs=grant.ttl_secs / 3),)
 
 
 def _nothing(state: State, event: Nothing) -> Step:
@@ -257,7 +260,8 @@ def _faulted(state: State, event: Faulted) -> Step:
     if held.disowned:
         state = state.drop(event.lease)
     else:
-        # Told to stop, the lease is handed back; otherwise device_error bounds how often its candidates come back.
+        # A lease that was told to stop is handed back. Otherwise its candidates fail as device_error, which is counted, so
+        # that they are not retried for ever.
         blamed = held.grant.candidates if held.stage is Stage.MEASURING else ()
         failures = tuple(
             Failed(candidate=candidate.digest, kind=FailureKind.DEVICE_ERROR, detail=event.detail[:4096])
@@ -269,11 +273,11 @@ def _faulted(state: State, event: Faulted) -> Step:
     return give_up_if_broken(state, event.detail)
 
 
-def _beat(state: State, event: Beat) -> Step:
+def _renewed(state: State, event: Renewed) -> Step:
     held = state.find(event.lease)
     if held is None or held.disowned:
         return state, ()
-    again = Heartbeat(lease=event.lease, fence=held.grant.fence, after_secs=event.ttl_secs / 3)
+    again = Renew(lease=event.lease, fence=held.grant.fence, after_secs=event.ttl_secs / 3)
     if not event.cancelled:
         return state, (again,)
     state, stops = end_early(state, held)
@@ -297,7 +301,8 @@ def _declared(state: State, event: Declared) -> Step:
 
 
 def _expired(state: State, event: Expired) -> Step:
-    """Measuring what may be another's by now is waste; results are still offered, and the database decides."""
+    """Stops measuring, since another worker may have the candidates by now; results so far are still reported, and the
+    service decides whether they count."""
     held = state.find(event.lease)
     return (state, ()) if held is None else end_early(state, held)
 
@@ -328,7 +333,7 @@ def _unreachable(state: State, event: Unreachable) -> Step:
             return (replace(state, registering=False), ()) if draining else (state, (again,))
         case Acquire():
             return (replace(state, acquiring=False), ()) if draining else (state, (again,))
-        case Heartbeat():
+        case Renew():
             held = state.find(call.lease)
             if held is None or held.disowned:
                 return state, ()
@@ -341,7 +346,7 @@ def _unreachable(state: State, event: Unreachable) -> Step:
                 return disown(state, held)
             return state, (again,)
         case Declare():
-            # Courtesy only: without it the service finds out by the worker's silence.
+            # Not needed for correctness: the service also notices a worker that is silent.
             return left(state) if call.state is WorkerState.GONE else (state, ())
 
 

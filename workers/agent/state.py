@@ -1,6 +1,6 @@
-"""What the worker's machine remembers: its phase and the leases in its hands.
+"""The state of the worker's machine: its phase and the leases that it holds.
 
-Frozen values; `machine.py` draws how they follow each other.
+Frozen values; the docstring of `machine.py` draws the transitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 
 class Stage(StrEnum):
-    """A lease in the worker's hands; drawn in machine.py."""
+    """The stage of a lease that the worker holds; drawn in machine.py."""
 
     WAITING = "waiting"
     MEASURING = "measuring"
@@ -33,27 +33,27 @@ class Stage(StrEnum):
 
 
 REPORT_AT = 8
-"""Results that are sent without waiting for the next tick."""
+"""Number of unsent results at which a report is sent without waiting for the next tick."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A lease in the worker's hands."""
+    """A lease that the worker holds."""
 
     grant: LeaseGrant
     stage: Stage
     measured: frozenset[str] = frozenset()
     """Candidates with a result."""
     unsent: tuple[Measurement, ...] = ()
-    """Results that no report carries yet."""
+    """Results that are in no report yet."""
     report: Report | None = None
-    """The report on its way, if any: one at a time, so that they arrive in order."""
+    """The report that is being sent, if any: one at a time, so that they arrive in order."""
     disowned: bool = False
-    """The lease is not ours any more: nothing about it is sent, it only waits for its measuring to end."""
+    """Whether the lease is no longer this worker's: nothing about it is sent, and it is dropped when measuring has ended."""
 
     @property
     def busy(self) -> bool:
-        """It occupies the device."""
+        """Whether it occupies the device."""
         return self.stage in (Stage.MEASURING, Stage.STOPPING)
 
     @property
@@ -61,7 +61,10 @@ class Held:
         return len(self.grant.candidates) - len(self.measured)
 
     def sent(self, *, everything: bool = False) -> Held:
-        """With its next report on its way, if one is due; otherwise itself."""
+        """This lease with its next report being sent, if one is due; otherwise itself.
+
+        everything: any unsent result makes a report due, not only REPORT_AT of them.
+        """
         closing = self.stage is Stage.CLOSING
         due = closing or len(self.unsent) >= REPORT_AT or (everything and self.unsent)
         if self.report is not None or self.disowned or not due:
@@ -75,12 +78,12 @@ class State:
     phase: Phase = Phase.REGISTERING
     worker: str | None = None
     registering: bool = False
-    """A Register is on its way or due."""
+    """Whether a Register is being sent or due."""
     held: tuple[Held, ...] = ()
     acquiring: bool = False
-    """An Acquire is on its way or due."""
+    """Whether an Acquire is being sent or due."""
     acquired_beside: str | None = None
-    """The lease beside which one was acquired already: one try each."""
+    """The measured lease beside which another was asked for already: that is done once for each."""
     faults: int = 0
     exit_code: int = 0
     exit_reason: str = "drained"
@@ -95,9 +98,9 @@ class State:
         return next((held for held in self.held if held.grant.lease == lease), None)
 
     def put(self, held: Held) -> State:
-        """With another value of a lease that is held."""
+        """The state with a new value of a lease that is held."""
         return replace(self, held=tuple(held if old.grant.lease == held.grant.lease else old for old in self.held))
 
     def drop(self, lease: str) -> State:
-        """Without a lease."""
+        """The state without that lease."""
         return replace(self, held=tuple(held for held in self.held if held.grant.lease != lease))

@@ -15,7 +15,7 @@ from pitchpipe.wire.task import Workload
 from workers.agent import machine
 
 WORKLOADS_KEPT = 64
-"""A workload is a few hundred kilobytes of IR at most."""
+"""Workloads kept; one has a few hundred kilobytes of IR at most."""
 
 log = structlog.get_logger("worker")
 
@@ -39,7 +39,8 @@ class WorkloadCache:
         self._lock = threading.Lock()
 
     def get(self, digest: str, stop: threading.Event) -> Workload:
-        """Waits for an unreachable service until `stop` is set; then raises Cancelled."""
+        """The workload, fetched unless it is kept. While the service cannot be reached it retries; raises Cancelled once
+        `stop` is set."""
         for attempt in itertools.count(1):
             if stop.is_set():
                 raise Cancelled
@@ -50,7 +51,7 @@ class WorkloadCache:
         raise AssertionError("count never ends")
 
     def warm(self, digest: str) -> None:
-        """Fetches ahead; a failure is left for `get` to meet."""
+        """Fetches a workload ahead of `get`. An error is only logged, since `get` will fetch it again."""
         try:
             self._fetch(digest)
         except PitchpipeError as error:

@@ -15,15 +15,15 @@ from workers.sandbox.messages import decode, encode
 _Incoming = TypeVar("_Incoming")
 
 MAX_BYTES = 256 << 20
-"""Of one message; a workload's IR with constants is the largest."""
+"""Largest message; the IR of a workload with constants needs most."""
 
 
 class Closed(Exception):
-    """The peer is gone, or talks nonsense."""
+    """The peer is gone or sent an invalid message."""
 
 
 class Channel(Generic[_Incoming]):
-    """One end, with the messages that it expects. Not thread-safe."""
+    """One end of a channel, with the types of messages that it expects. Not thread-safe."""
 
     def __init__(self, sock: socket.socket, expected: TypeAdapter[_Incoming]) -> None:
         sock.setblocking(True)
@@ -31,7 +31,8 @@ class Channel(Generic[_Incoming]):
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """For selectors. Readable does not mean that a message is complete, and one may be buffered: use `receive`."""
+        """The descriptor, for selectors. It may be readable without a complete message, and a message may be buffered
+        without it being readable: so always call `receive`."""
         return self._sock.fileno()
 
     def send(self, message: Wire) -> None:
@@ -43,7 +44,7 @@ class Channel(Generic[_Incoming]):
             raise Closed(str(error)) from error
 
     def receive(self, timeout_secs: float | None = 0.0) -> _Incoming | None:
-        """The next message; None when none is complete within the time (None waits for ever). Raises Closed."""
+        """The next message; None when none is complete within `timeout_secs` (None: no limit). Raises Closed."""
         while (message := self._complete()) is None:
             ready, _, _ = select.select([self._sock], [], [], timeout_secs)
             if not ready:

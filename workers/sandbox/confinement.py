@@ -19,21 +19,21 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int) -> None:
-    """This process gets SIGKILL when the thread that forked it ends; exits at once if that was already so."""
+    """Makes the kernel kill this process when the thread that forked it ends; exits at once if that has happened already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become children of this process, where `kill_strays` finds them."""
+    """Makes orphaned descendants children of this process, where `kill_strays` finds them."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def limit(*, memory_bytes: int, cpu_secs: float, file_bytes: int, writable_only: bool = False) -> None:
-    """Lowers this process's limits for good: address space above today's, processor time, size of files, no core.
+    """Lowers this process's limits irrevocably: memory beyond the present, processor time, size of files, no core dump.
 
-    `writable_only` counts private writable memory instead of address space.
+    memory_bytes: of address space or, with `writable_only`, of private writable memory.
     """
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _lower(resource.RLIMIT_DATA if writable_only else resource.RLIMIT_AS, used + memory_bytes)
@@ -45,7 +45,7 @@ def limit(*, memory_bytes: int, cpu_secs: float, file_bytes: int, writable_only:
 
 
 def die_first() -> None:
-    """Where memory runs out on the host, the kernel ends this process before any that it did not fork."""
+    """Makes this process and its forks the first that the kernel kills when the host runs out of memory."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -73,9 +73,10 @@ def children() -> list[int]:
 
 
 def kill_strays(known: set[int], patience_secs: float = 5.0) -> int:
-    """Kills and reaps every child of this process that is not in `known`, and theirs as they arrive; returns how many.
+    """Kills and reaps every child of this process that is not in `known`, and their children, which become children of this
+    process. Returns how many.
 
-    Needs `become_subreaper`. Only one thread may reap in this process.
+    Needs `become_subreaper`. Only one thread of this process may reap.
     """
     killed, deadline = 0, time.monotonic() + patience_secs
     while strays := [pid for pid in children() if pid not in known]:

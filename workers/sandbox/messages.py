@@ -1,20 +1,20 @@
-"""What the worker, its zygote, its task processes and their children say to each other, a type for each message.
+"""The messages between the worker, its zygote, its task processes and their children, a type for each.
 
     worker -> zygote         Fork, Kill
     zygote -> worker         Ready or Fatal once, then Forked for each Fork
     worker -> task process   Open or MeasureRoofline once; after Open any number of Batch, each of which Cancel may end
     task process -> worker   Measured, Holds, Beat, Repeated, and End when a batch is over; Alive at least every second;
                              RooflineMeasured in answer to MeasureRoofline
-    child -> task process    of a candidate on a CPU: Applied, Waiting, then Sampled, Warmed or Sample each time it is told
-                             of a candidate's build for a GPU: Applied, Compiled
-                             of the runner on a GPU: Started or Broken, then as on a CPU each time it is told
-                             of these instead of any: Fault
-                             of the heartbeat: Sample each time it is told
-                             of a run for reference outputs: Referred
+    child -> task process    a candidate on a CPU: Applied, Waiting, then Sampled, Warmed or Sample to each request
+                             a builder for a GPU: Applied, Compiled
+                             the runner on a GPU: Started or Broken, then Sampled, Warmed or Sample to each request
+                             any of these three: Fault in place of any of their messages
+                             the heartbeat: Sample to each request
+                             a run of the reference program: ReferenceComputed
 
-On the wire each is a JSON object that names its type. A message that is none of those that its reader expects, has a
-field too many or too few, or a value of another type, is refused. A child's may be hostile: it only says what the child
-found; which candidate it is about, and what it was told to do, its reader knows. This module imports no compiler.
+On the wire each is a JSON object that names its type. A message that is not of a type that its reader expects, has a field
+too many or too few, or a value of another type, is refused. A child may be hostile, so its messages only contain what it
+found: which candidate they are about and what was requested, the reader knows. This module imports no compiler.
 """
 
 from __future__ import annotations
@@ -37,56 +37,56 @@ ChildsKind = Literal[
     FailureKind.WRONG_OUTPUT,
     FailureKind.DEVICE_ERROR,
 ]
-"""What a child can tell of a failure; its limits of time are kept by whoever started it."""
+"""The failure kinds that a child can report; timeouts are found by its parent."""
 
 
 class Fork(Wire):
-    """A new task process, please; the socket that comes with this message is its end of the channel."""
+    """Asks for a new task process; the socket that is sent with this message is its end of the channel."""
 
     message: Literal["fork"] = "fork"
 
 
 class Kill(Wire):
-    """SIGKILL for a task process and whatever it left."""
+    """Asks to kill a task process and its descendants."""
 
     message: Literal["kill"] = "kill"
     pid: int
 
 
 class Ready(Wire):
-    """The zygote has imported and compiled what its forks need."""
+    """The zygote is warmed up and can be forked."""
 
     message: Literal["ready"] = "ready"
 
 
 class Fatal(Wire):
-    """The zygote cannot start, and ends."""
+    """The zygote could not warm up, and ends."""
 
     message: Literal["fatal"] = "fatal"
     reason: str
 
 
 class Forked(Wire):
-    """The task process that was asked for."""
+    """The process id of the task process that was asked for."""
 
     message: Literal["forked"] = "forked"
     pid: int
 
 
 class Open(Wire):
-    """The workload that a task process is for."""
+    """Gives a task process its workload."""
 
     message: Literal["open"] = "open"
     ir: str
     target: Target
     config: MeasureConfig
-    """Of the first batch: seed and the limits of the reference run."""
+    """The config of the first batch, of which the seed of the inputs and the limits of the reference program are used."""
     parallel_builds: int
     confined: bool
 
 
 class MeasureRoofline(Wire):
-    """The process is to measure the device, to answer, and to end."""
+    """Asks the process to measure the device's roofline; it answers and ends."""
 
     message: Literal["measure_roofline"] = "measure_roofline"
     target: Target
@@ -101,44 +101,44 @@ class Batch(Wire):
     purpose: Purpose
     incumbent_secs: float | None
     usual_secs: float | None
-    """What the reference usually takes here; None when it was never timed."""
+    """The usual beat of this device in seconds; None before the first."""
 
 
 class Cancel(Wire):
-    """The batch's remaining candidates are not wanted."""
+    """Ends the batch; candidates without a result get none."""
 
     message: Literal["cancel"] = "cancel"
 
 
 class RooflineMeasured(Wire):
-    """What the device can do at most; None where that is not measured for its kind."""
+    """The device's roofline; None where it is not measured for its kind."""
 
     message: Literal["roofline_measured"] = "roofline_measured"
     roofline: Roofline | None
 
 
 class Holds(Wire):
-    """Bytes of inputs and reference outputs that the task process keeps, once they are known."""
+    """Bytes of the inputs and reference outputs that the task process holds, sent once they are known."""
 
     message: Literal["holds"] = "holds"
     held_bytes: int = Field(ge=0)
 
 
 class Beat(Wire):
-    """The reference workload was timed."""
+    """One timing of the reference workload."""
 
     message: Literal["beat"] = "beat"
     secs: Seconds
 
 
 class Repeated(Wire):
-    """Candidates are timed again, because the reference drifted."""
+    """Candidates are timed again, because a beat was too slow."""
 
     message: Literal["repeated"] = "repeated"
 
 
 class Measured(Wire):
-    """The result of a candidate; one for each of a batch that is not cancelled."""
+    """The result of a candidate; a batch that is not cancelled has one for each."""
 
     message: Literal["measured"] = "measured"
     result: Measurement
@@ -151,26 +151,26 @@ class End(Wire):
 
 
 class Alive(Wire):
-    """The task process is at work."""
+    """The task process lives; sent at least every second during a batch."""
 
     message: Literal["alive"] = "alive"
 
 
 class Applied(Wire):
-    """The candidate's trace applies; it is built now."""
+    """The candidate's trace was applied; compilation begins."""
 
     message: Literal["applied"] = "applied"
 
 
 class Waiting(Wire):
-    """The candidate is built, and waits to be told to go."""
+    """The candidate is compiled and waits for its turn."""
 
     message: Literal["waiting"] = "waiting"
     build_secs: float = Field(ge=0, lt=1e5)
 
 
 class Compiled(Wire):
-    """The candidate's program for a GPU lies in the memory that its builder shares."""
+    """The builder has written the candidate's program into the shared memory."""
 
     message: Literal["compiled"] = "compiled"
     size_bytes: int = Field(gt=0)
@@ -185,7 +185,7 @@ class Started(Wire):
 
 
 class Broken(Wire):
-    """The runner cannot have one, and ends."""
+    """The runner cannot make a context, and ends."""
 
     message: Literal["broken"] = "broken"
     reason: str
@@ -196,14 +196,14 @@ class Warmed(Wire):
 
     message: Literal["warmed"] = "warmed"
     calls: int = Field(ge=1)
-    """That make one sample."""
+    """Number of calls in one sample."""
     check: CheckVerdict
     clock_hz: float | None = Field(default=None, gt=0)
-    """Of a GPU."""
+    """Clock rate of the GPU; None on a CPU or where it is not known."""
 
 
 class Sample(Wire):
-    """One more sample of a candidate, or of the reference: seconds of one call."""
+    """One sample of a candidate, as seconds of one call, or a beat."""
 
     message: Literal["sample"] = "sample"
     secs: Seconds
@@ -218,30 +218,30 @@ class Sampled(Wire):
     stop: Stop
     check: CheckVerdict
     clock_hz: float | None = Field(default=None, gt=0)
-    """Of a GPU."""
+    """Clock rate of the GPU; None on a CPU or where it is not known."""
 
     @property
     def median_secs(self) -> float:
-        """What an incumbent is compared by: the upper one of an even number."""
+        """The median sample, of an even number the upper one, which is compared with the incumbent."""
         return sorted(self.run_secs)[len(self.run_secs) // 2]
 
 
 class Fault(Wire):
-    """The candidate has no time, and why."""
+    """The candidate failed."""
 
     message: Literal["fault"] = "fault"
     kind: ChildsKind
     detail: str
     spent: bool = False
-    """The runner's context is of no use any more."""
+    """Whether the runner's context cannot be used any more."""
 
 
-class Referred(Wire):
-    """The outputs of the unscheduled program lie in the memory that the child shares."""
+class ReferenceComputed(Wire):
+    """The child has written the outputs of the reference program into the shared memory."""
 
-    message: Literal["referred"] = "referred"
+    message: Literal["reference_computed"] = "reference_computed"
     finite: bool
-    """Whether enough of them is finite to compare anything."""
+    """Whether enough of them are finite for a comparison."""
 
 
 ToZygote = Annotated[Fork | Kill, Field(discriminator="message")]
@@ -251,7 +251,7 @@ FromTask = Annotated[
     Holds | Beat | Repeated | Measured | End | Alive | RooflineMeasured, Field(discriminator="message")
 ]
 FromChild = Annotated[
-    Applied | Waiting | Compiled | Started | Broken | Warmed | Sample | Sampled | Fault | Referred,
+    Applied | Waiting | Compiled | Started | Broken | Warmed | Sample | Sampled | Fault | ReferenceComputed,
     Field(discriminator="message"),
 ]
 TO_ZYGOTE: TypeAdapter[ToZygote] = TypeAdapter(ToZygote)
@@ -272,7 +272,7 @@ def decode(data: bytes, expected: TypeAdapter[_T]) -> _T:
 
 
 def complaint(error: ValueError) -> str:
-    """What is wrong with a message, in a line; of several things the first."""
+    """The first error of an invalid message, in one line."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]

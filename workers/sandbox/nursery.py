@@ -1,4 +1,4 @@
-"""Forked children with deadlines: their messages, their ends, and nothing left of them.
+"""Forked children with deadlines: starting them, their messages, their ends, and cleaning up after them.
 
 A child is a fork of this process that runs one function and exits. It has a process group of its own, a pipe to
 report through (lines), one to be told through (a byte and a number), and a bounded memory file for whatever it
@@ -27,23 +27,23 @@ from workers.sandbox.confinement import children, die_first, die_with_parent, ki
 from workers.sandbox.messages import FROM_CHILD, FromChild, complaint, decode, encode
 
 MAX_OUTPUT_BYTES = 1 << 20
-"""What a child may print; more kills it."""
+"""Bytes that a child may print; more kill it."""
 _TOLD = struct.Struct("=cd")
 _TAIL_BYTES = 1500
 _COMPLAINT_CHARS = 500
 _MAX_REPORT_BYTES = 1 << 20
-"""What a child may send in all; its samples are the most of it."""
+"""Bytes that a child may send altogether; most of them are samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of one child."""
+    """The limits of one child."""
 
     memory_bytes: int
-    """Beyond what the parent had."""
+    """Memory beyond what the parent has when it forks."""
     cpu_secs: float
     reserves: bool = False
-    """Whether it reserves address space without using it, as CUDA's driver does: only writable memory counts then."""
+    """Whether the child reserves much address space, as CUDA's driver does: then only writable memory is limited."""
     confined: bool = True
     """Whether it may start no program and write no file. In any case it cannot leave its process group."""
     file_bytes: int = MAX_OUTPUT_BYTES
@@ -58,7 +58,7 @@ class Ended:
     signal: int | None
     timed_out: bool
     misreport: str
-    """What it sent that no child of ours sends, and was killed for; empty if nothing."""
+    """What was wrong with the report that it was killed for; empty if nothing."""
     output: str
     """The end of what it printed."""
 
@@ -82,11 +82,11 @@ def _signal_name(number: int) -> str:
 
 
 class Line:
-    """The child's side: what the forked function talks through.
+    """The child's side of its pipes, which the forked function gets.
 
-    Every report carries a seal, a random number that the fork was given: foreign code in the child can write into the
-    pipe, but what it writes is refused unless it has first found the seal in the child's memory. That is no wall
-    (nothing is, in one address space); what keeps foreign code out is the list of what may be compiled.
+    Every report carries a seal, a random number that only this child and its parent know. Foreign code in the child can
+    write into the pipe, but without the seal its reports are refused. It could find the seal in the child's memory, so this
+    is no security boundary: that is the allow-list of what may be compiled.
     """
 
     def __init__(self, reader: int, writer: int, seal: str) -> None:
@@ -99,7 +99,7 @@ class Line:
             data = data[os.write(self._writer, data) :]
 
     def wait(self) -> tuple[bytes, float]:
-        """Blocks until the parent tells something; exits when the parent is gone."""
+        """Blocks until the parent sends a (byte, number); exits when the parent is gone."""
         told = os.read(self._reader, _TOLD.size)
         if len(told) < _TOLD.size:
             os._exit(0)
@@ -109,7 +109,7 @@ class Line:
 
 @dataclass(kw_only=True, eq=False)
 class Child:
-    """The parent's side."""
+    """The parent's side of a child."""
 
     pid: int
     pidfd: int
@@ -119,18 +119,18 @@ class Child:
     seal: str
     started: float
     deadline: float | None = None
-    """On the monotonic clock; None is unlimited."""
+    """Time on the monotonic clock at which it is killed; None for never."""
     left_secs: float | None = None
-    """Of the deadline of a frozen child."""
+    """Seconds that were left until the deadline when the child was frozen."""
     received: bytearray = field(default_factory=bytearray)
     received_bytes: int = 0
     silent: bool = False
-    """It has closed its side of the report; it may live on."""
+    """Whether it has closed its end of the pipe; it may still run."""
     ended: bool = False
-    """Its process is reaped and its descriptors are closed: both numbers may be another's by now."""
+    """Whether its process is reaped and its descriptors are closed; the numbers may have been reused since."""
 
     def tell(self, byte: bytes, number: float = math.nan) -> None:
-        """Sends a byte with a number, and thaws; a child that is dead already is met at its end."""
+        """Thaws the child and sends it (byte, number). Nothing happens to one that is dead; its end is among the events."""
         if self.ended:
             return
         self.thaw()
@@ -138,15 +138,14 @@ class Child:
             os.write(self.writer, _TOLD.pack(byte, number))
 
     def kill(self) -> None:
-        """Kills it and its group without waiting; its end comes among the events."""
+        """Kills the child and its process group without waiting; its end is among the events."""
         if self.ended:
             return
         with suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stops all its threads, and its deadline, until it is thawed: idle threads of TVM's pool spin for
-        milliseconds."""
+        """Stops the child and its deadline until it is thawed, because idle threads of TVM's pool spin for milliseconds."""
         if self.ended:
             return
         with suppress(OSError):
@@ -155,7 +154,7 @@ class Child:
             self.left_secs, self.deadline = self.deadline - time.monotonic(), None
 
     def thaw(self) -> None:
-        """Lets it go on, and its deadline too."""
+        """Continues the child and its deadline."""
         if self.ended:
             return
         with suppress(OSError):
@@ -165,7 +164,7 @@ class Child:
 
 
 class Nursery:
-    """All children of this process."""
+    """The children of this process: starts them, reads their reports and reaps them."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
@@ -201,7 +200,7 @@ class Nursery:
     def _run(
         self, body: Callable[[Line], None], limits: Limits, parent: int, line: Line, output: int, keep: set[int]
     ) -> None:
-        """Never returns."""
+        """Runs `body` in the fork, confined. Never returns."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -237,10 +236,10 @@ class Nursery:
             os._exit(code)
 
     def events(self, timeout_secs: float, extra: int | None = None) -> list[tuple[Child, FromChild | Ended]]:
-        """Waits for reports, ends and deadlines, at most that long; also returns early when `extra` is readable.
+        """Waits at most `timeout_secs` for reports, ends and deadlines; returns early when `extra` is readable.
 
-        A child's reports come before its end; after its end it is gone. One whose report is not its own, or none that
-        there is, is ended: what it sent before is given, what it sent after is not read.
+        A child's reports come before its end, which is its last event. A child that sends a report without its seal, or one
+        that is no report, is ended: its reports before that are returned, those after it are not read.
         """
         now = time.monotonic()
         deadlines = [child.deadline for child in self._children if child.deadline is not None]
@@ -275,7 +274,7 @@ class Nursery:
 
     @staticmethod
     def _read(child: Child) -> tuple[list[FromChild], str]:
-        """Complete reports, and what came after them that is none; empty if nothing did."""
+        """(complete reports, what is wrong with what followed them; empty if nothing is)."""
         while not child.silent and select.select([child.reader], [], [], 0)[0]:
             data = os.read(child.reader, 1 << 16)
             if not data:
@@ -298,7 +297,7 @@ class Nursery:
         return reports, ""
 
     def end(self, child: Child, *, timed_out: bool = False, misreport: str = "") -> Ended:
-        """Kills the child and all it started, reaps them, and tells how it ended."""
+        """Kills the child and its descendants, reaps them, and returns how it ended."""
         for kill in (os.killpg, os.kill):
             with suppress(ProcessLookupError):
                 kill(child.pid, signal.SIGKILL)
@@ -320,7 +319,8 @@ class Nursery:
         )
 
     def end_all(self, children: Iterable[Child]) -> None:
-        """Ends these children, all at once: what the kernel takes down for them, it takes down in parallel."""
+        """Ends these children. All are killed before the first is reaped, so that the kernel frees their memory in
+        parallel."""
         children = [child for child in children if not child.ended]
         for child in children:
             child.kill()

@@ -1,4 +1,4 @@
-"""From what a child reports about a candidate to the result that is sent."""
+"""From a child's report about a candidate to the result that is sent to the service."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def measured(
     clock_hz: float | None,
     **rule: Any,
 ) -> Measurement:
-    """The time of a candidate, or the failure that what its child reported makes no sense.
+    """A Timed, or a Failed where the report does not make one.
 
-    run_secs: seconds of one call, per sample. ratio: of the heartbeat beside it. rule: the fields of its SampleRule, but
-    for the confidence.
+    run_secs: seconds of one call, per sample. ratio: of the beat beside it to the usual one. rule: the fields of its
+    SampleRule except the confidence.
     """
     try:
         taken = SampleRule(confidence=CONFIDENCE, **rule)
@@ -46,16 +46,17 @@ def measured(
 
 
 def failed(candidate: Candidate, kind: FailureKind, detail: str) -> Failed:
-    """With as much of the detail as a result may carry; what no text can hold is replaced."""
+    """A Failed with as much of the detail as it may have; characters that cannot be encoded are replaced."""
     return Failed(candidate=candidate.digest, kind=kind, detail=_text(detail[:4000]))
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of a message, where TVM says what was wrong; what no text can hold is replaced."""
+    """The last line of an error's message, where TVM states the cause; characters that cannot be encoded are replaced."""
     lines = [text for text in str(error).strip().splitlines() if text.strip()]
     return f"{type(error).__name__}: {_text(lines[-1][:1000]) if lines else ''}"
 
 
 def _text(words: str) -> str:
-    """TVM's messages may quote bytes that are no text; as an error of ours they would end the whole batch."""
+    """Replaces characters that cannot be encoded: TVM's messages may quote arbitrary bytes, and an encoding error would end
+    the whole batch."""
     return words.encode(errors="replace").decode()

@@ -1,11 +1,11 @@
-"""Measures candidates of one target in disposable processes, and survives whatever they do.
+"""Measures candidates of one target in disposable processes, so that no candidate can harm the worker or another one.
 
     worker daemon, Sandbox      (may have threads; imports no TVM)
       └─ zygote                 imported TVM once; workers/sandbox/zygote.py
            └─ task process      one per workload, the last used ones are kept; workers/sandbox/cpu/process.py
-                └─ candidates   one child each; crash, hang and eat memory without consequence
+                └─ candidates   one child each, which may crash, hang or exhaust its memory
 
-All of them end when the process that holds the Sandbox does, however it ends.
+All of them end when the process that holds the Sandbox ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -56,22 +56,23 @@ from workers.sandbox.messages import (
 )
 
 _START_SECS = 180.0
-"""For the zygote to import and warm up; it takes one to two seconds on an idle core."""
+"""Time limit for the zygote to import and warm up, which takes one to two seconds on an idle core."""
 _SILENCE_SECS = 90.0
-"""A task process says something every second, except while it reads a workload."""
+"""Time without a message after which a task process counts as broken. It sends one every second, except while it reads a
+workload."""
 _STOP_SECS = 15.0
 _ROOFLINE_SECS = 60.0
-"""Most of it would be waiting until nothing else on the host computes or is timed."""
+"""Time limit of the roofline; most of it is for waiting until nothing else on the host computes or is timed."""
 _POLL_SECS = 0.2
 _KEPT_TASKS = 48
 _KEPT_SHARE = 0.125
-"""Of the host's memory, for the inputs and references of the task processes kept."""
+"""Share of the host's memory for the inputs and reference outputs of the task processes that are kept."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PITCHPIPE_QUIET_LOCK", "VIRTUAL_ENV", "PYTHONPATH")
 _PASSED_PREFIXES = ("TVM_", "CUDA_", "NVIDIA_", "LC_")
 
 
 class _Broken(Exception):
-    """A process of ours died, or does not answer: not the candidates' fault."""
+    """The zygote or a task process died or does not answer, which is not the candidates' fault."""
 
 
 @dataclass(kw_only=True)
@@ -84,11 +85,11 @@ class _Task:
 class Sandbox:
     """Isolation for the measurements of one target. A context manager; one `measure` at a time.
 
-    The zygote starts in the constructor, without waiting for it.
+    The constructor starts the zygote and does not wait for it.
     """
 
     def __init__(self, target: Target, *, parallel_builds: int | None = None, confined: bool = True) -> None:
-        """`parallel_builds`: cores by default. `confined=False` leaves out the system-call filter."""
+        """parallel_builds: by default the usable cores. confined: False leaves out the system-call filter."""
         self.target = target
         self._parallel_builds = parallel_builds or usable_cores()
         self._confined = confined
@@ -108,7 +109,7 @@ class Sandbox:
 
     @property
     def steadiness(self) -> Steadiness | None:
-        """How evenly this device times the reference workload; None before it was timed."""
+        """How the newest beat compares with the usual one; None before the first."""
         usual, newest = self._drift.usual_secs, self._drift.newest_secs
         if usual is None or newest is None:
             return None
@@ -123,9 +124,9 @@ class Sandbox:
         )
 
     def roofline(self) -> Roofline | None:
-        """Measures what the device can do at most, in about a second; None if that fails, or its kind has no such measure.
+        """Measures the device's roofline in about a second; None if that fails or its kind has none.
 
-        Not while something is measured: raises RuntimeError.
+        Raises RuntimeError while something is measured.
         """
         if not self._measuring.acquire(blocking=False):
             raise RuntimeError("this sandbox is measuring already")
@@ -140,12 +141,12 @@ class Sandbox:
             finally:
                 self._end(task)
         except _Broken:
-            return None  # Whatever is wrong, the first `measure` mends it, or fails with its reason.
+            return None  # The first `measure` starts the processes again, or fails with the reason.
         finally:
             self._measuring.release()
 
     def close(self) -> None:
-        """Ends every process below; idempotent."""
+        """Ends the zygote and all its descendants; idempotent."""
         for task in self._tasks.values():
             task.channel.close()
         self._tasks.clear()
@@ -170,11 +171,11 @@ class Sandbox:
         incumbent_secs: float | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[Measurement]:
-        """Yields one result per candidate as they finish, in no order; stops early, without results, when `cancelled`.
+        """Yields one result per candidate, in the order in which they finish; stops early once `cancelled` returns true.
 
-        `cancelled` is polled several times a second. Closing the iterator cancels too. Candidates whose measurement
-        broke something of ours are tried once more with fresh processes; then they fail as device_error, which is
-        retryable. Raises RuntimeError if another measure is running.
+        `cancelled` is polled several times a second; closing the iterator cancels too. When the zygote or the task process
+        breaks, the candidates without a result are measured once more with new processes; then they fail as device_error,
+        which is retryable. Raises RuntimeError if another measure is running.
         """
         if not self._measuring.acquire(blocking=False):
             raise RuntimeError("this sandbox is measuring already")
@@ -214,7 +215,7 @@ class Sandbox:
     # -- one batch
 
     def _results(self, task: _Task, batch: Batch, cancelled: Callable[[], bool]) -> Iterator[Measurement]:
-        """Until the batch's end; cancels it when `cancelled` or when the iterator is closed."""
+        """Yields the batch's results until its end; cancels it when `cancelled` or when the iterator is closed."""
         over = False
         try:
             task.channel.send(batch)
@@ -259,7 +260,7 @@ class Sandbox:
     # -- task processes
 
     def _task(self, workload: Workload, config: MeasureConfig) -> _Task:
-        """The workload's task process, kept or new. Raises _Broken."""
+        """The workload's task process, the kept one or a new one. Raises _Broken."""
         key = (workload.digest, config.seed)
         if key in self._tasks:
             self._tasks.move_to_end(key)
@@ -324,7 +325,7 @@ class Sandbox:
         self._ready = False
 
     def _environment(self) -> dict[str, str]:
-        """Few variables: secrets of the daemon's stay out of reach of what is measured."""
+        """The zygote's environment: few variables, so that candidates cannot read the daemon's secrets."""
         kept = {
             name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)
         }
@@ -336,7 +337,8 @@ class Sandbox:
         return self._process is not None and self._process.poll() is None
 
     def _end_zygote(self) -> None:
-        """It may be stopped, or half dead, or owe an answer that would be taken for the next one's: a new one is due."""
+        """Kills the zygote: one that did not answer may be stopped, or answer later and be taken for the answer to the next
+        request. The next `measure` starts a new one."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -346,7 +348,7 @@ class Sandbox:
         self._start()
 
     def _answer(self, timeout_secs: float) -> FromZygote:
-        """What the zygote says next. Raises _Broken."""
+        """The zygote's next message. Raises _Broken."""
         if self._zygote is None:
             raise _Broken("the sandbox is closed")
         self._zygote.settimeout(timeout_secs)

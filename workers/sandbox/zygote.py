@@ -1,9 +1,8 @@
-"""The process that has imported TVM once and is forked for every workload.
+"""The zygote: a process that has imported TVM once and is forked for every workload.
 
-Started by exec, not by fork, so that it has one thread whatever its parent is; nothing it imports starts another (a
-test says so). It runs no foreign code and parses none. It ends, and everything below it, when the socket to its
-parent closes or its parent is gone.
-What it is told and what it answers is in workers/sandbox/messages.py.
+It is started by exec, not by fork, so that it has one thread whatever its parent has; nothing that it imports starts another
+(tested). It neither runs nor parses foreign code. It ends, with all its descendants, when the socket to its parent closes or
+its parent is gone. Its messages are in workers/sandbox/messages.py.
 """
 
 from __future__ import annotations
@@ -34,13 +33,14 @@ from workers.sandbox.messages import (
 )
 
 TASK_PROCESSES = "pitchpipe.task_processes"
-"""Entry points: kind of target -> what prepares the zygote and returns what a task process runs."""
+"""Group of entry points: kind of target -> function that prepares the zygote and returns the function that its forks
+run."""
 _WATCH_SECS = 1.0
 _RunForked = Callable[[Channel[ToTask]], None]
 
 
 def main(descriptor: int, parent: int, target: str) -> None:
-    """`descriptor` is the inherited socket, `target` its JSON. Returns when it is time to end."""
+    """Runs the zygote until it is to end. descriptor: the inherited socket. parent: process id. target: as JSON."""
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # The worker decides: it closes the socket.
@@ -58,14 +58,14 @@ def main(descriptor: int, parent: int, target: str) -> None:
 
 
 def _warm_up(target: str) -> _RunForked:
-    """Imports what children need, and compiles once: the first compilation in a process is three times as slow."""
+    """Imports what children need and compiles once, since the first compilation of a process is three times as slow."""
     from pitchpipe.wire.target import Target
 
     parsed = Target.parse(target)
     (task_process,) = entry_points(group=TASK_PROCESSES, name=parsed.kind)
     run: _RunForked = task_process.load()(parsed)
     gc.collect()
-    gc.freeze()  # Children write to no page for the collector's sake.
+    gc.freeze()  # So that the collector in children does not write to shared pages.
     return run
 
 
@@ -99,7 +99,7 @@ def _serve(sock: socket.socket, parent: int, run_forked: _RunForked) -> None:
 
 
 def _reap(tasks: set[int]) -> None:
-    """Task processes that ended, and what they left."""
+    """Reaps the task processes that have ended, and kills what they left."""
     for pid in list(tasks):
         if os.waitpid(pid, os.WNOHANG)[0] == pid:
             tasks.discard(pid)
@@ -107,7 +107,7 @@ def _reap(tasks: set[int]) -> None:
 
 
 def _become_task_process(parent: int, sock: socket.socket, task: socket.socket, run_forked: _RunForked) -> None:
-    """Never returns."""
+    """Runs a task process in the fork. Never returns."""
     try:
         die_with_parent(parent)
         become_subreaper()

@@ -17,11 +17,11 @@ from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, Unsupported
 from pitchpipe.model.onnx_params import param_names
 from pitchpipe.model.strip import parse_onnx, strip_proto
 from tuner.ingest import IngestLimits, TensorSpec
+from tuner.ingest.finalize import check_static
 from tuner.ingest.onnx.node import CONSTANT_TYPES
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS
 from tuner.ingest.onnx.scope import Scope
 from tuner.ingest.onnx.walk import Walker
-from tuner.ingest.settle import check_static
 from tuner.tvm_compat import relax, te, tirx
 
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})

@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, UnsupportedOperator, UnsupportedShape
 from tuner.ingest import IngestLimits
+from tuner.ingest.finalize import check_static
 from tuner.ingest.onnx import control, sequences
 from tuner.ingest.onnx.expansion import body_of
 from tuner.ingest.onnx.folding import DATA_DEPENDENT, evaluate, foldable
@@ -41,7 +42,6 @@ from tuner.ingest.onnx.values import (
     shape_of,
     static_shape,
 )
-from tuner.ingest.settle import check_static
 from tuner.tvm_compat import ir, relax, tvm
 
 FLOATS = frozenset(("bfloat16", "float16", "float32", "float64"))
@@ -160,9 +160,9 @@ class Walker:
             if own is None:
                 raise UnsupportedOperator(f"{node.title} is not supported")
             node.refuse("this form of it is not")
-        return self._settled(node, found)
+        return self._checked_outputs(node, found)
 
-    def _settled(self, node: Node, found: Any) -> Sequence[Value | None]:
+    def _checked_outputs(self, node: Node, found: Any) -> Sequence[Value | None]:
         """One value for each output, of the type that was expected."""
         values: list[Value | None]
         if isinstance(found, (list, tuple)):
@@ -172,7 +172,7 @@ class Walker:
             values = _fields(self.builder, found)
         if len(values) < node.outputs:
             node.refuse(f"output {len(values)} of it is not")
-        settled: list[Value | None] = []
+        outputs: list[Value | None] = []
         for position, value in enumerate(values[: node.outputs]):
             if isinstance(value, relax.Expr):
                 value = self._named(value)
@@ -180,8 +180,8 @@ class Walker:
                 self._agrees(node, position, value)
             if node.may_be_infinite and isinstance(value, relax.Var):
                 self.infinite.add(value)
-            settled.append(value)
-        return settled
+            outputs.append(value)
+        return outputs
 
     def _may_be_infinite(self, value: Value | None) -> bool:
         if isinstance(value, np.ndarray):
@@ -259,7 +259,7 @@ class Walker:
             raise type(error)(f"{node.title}, in its definition: {error.detail}") from error
         finally:
             self.refusals = refusals
-        return self._settled(node, [inner.values.get(name) for name in body.output])
+        return self._checked_outputs(node, [inner.values.get(name) for name in body.output])
 
     def _placeholders(self, proto: Any, scope: Scope) -> list[Value]:
         """Values that stand for the outputs of a refused node, so that others are read."""

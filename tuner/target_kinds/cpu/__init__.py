@@ -44,7 +44,7 @@ class CpuKind(TargetKind):
 
         return device.fingerprint()
 
-    def facts(self) -> list[str]:
+    def device_identity(self) -> list[str]:
         return [self.fingerprint().device_class, platform.machine()]
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -99,19 +99,19 @@ class CpuKind(TargetKind):
         """The workload as it is."""
         return BASELINE_TRACE
 
-    def fixed_trace(self, workload: Workload, target: Target) -> str:
-        from tuner.space.default import fixed_trace
+    def default_trace(self, workload: Workload, target: Target) -> str:
+        from tuner.space.default import default_trace
 
-        return fixed_trace(workload, target)
+        return default_trace(workload, target)
 
     def default_schedule(self, module: Any, target: Target) -> Any:
         from tuner.schedule.trace import apply_trace
-        from tuner.space.default import fixed_trace
+        from tuner.space.default import default_trace
         from tuner.tvm_compat import save_ir
         from tuner.workload.digest import workload_digest
 
         workload = Workload(digest=workload_digest(module), ir=save_ir(module))
-        return apply_trace(module, fixed_trace(workload, target)).mod
+        return apply_trace(module, default_trace(workload, target)).mod
 
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import generate, with_packings

@@ -40,10 +40,10 @@ class CudaKind(TargetKind):
 
         return device.fingerprint()
 
-    def facts(self) -> list[str]:
+    def device_identity(self) -> list[str]:
         from tuner.target_kinds.cuda import device
 
-        return device.facts()
+        return device.identity()
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         from pitchpipe.processes.child import run_step
@@ -101,7 +101,7 @@ class CudaKind(TargetKind):
             raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
         return encode_trace(schedule.trace)
 
-    def fixed_trace(self, workload: Workload, target: Target) -> str:
+    def default_trace(self, workload: Workload, target: Target) -> str:
         return self.baseline_trace(workload, target)
 
     def default_schedule(self, module: Any, target: Target) -> Any:
@@ -110,9 +110,9 @@ class CudaKind(TargetKind):
         with to_tvm_target(target):
             return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
 
-    def host_reference(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+    def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
         from tuner.measure.build import cpu_target_of_host
-        from tuner.measure.host_reference import on_all_cores
+        from tuner.measure.reference_program import on_all_cores
 
         return on_all_cores(module), cpu_target_of_host()
 

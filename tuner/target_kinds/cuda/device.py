@@ -53,8 +53,8 @@ def fingerprint() -> DeviceFingerprint:
     )
 
 
-def facts() -> list[str]:
-    """What the driver writes down of its GPUs, its version, and which of them this process may see."""
+def identity() -> list[str]:
+    """Texts that identify the GPUs: which ones this process may see, the driver's description of each, its version."""
     found = [os.environ.get("CUDA_VISIBLE_DEVICES", "all")]
     for path in [*sorted(_DRIVER.glob("gpus/*/information")), _DRIVER / "version"]:
         with suppress(OSError):

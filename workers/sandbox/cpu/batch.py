@@ -3,11 +3,11 @@
 A search goes in phases, because timing is exclusive on the host (tuner/measure/quiet.py):
 
     build   children build in parallel until enough of them wait for their turn; those still building are frozen
-    time    one after another they are checked and timed, then the heartbeat (tuner/measure/heartbeat.py)
-    report  if the reference drifted, the whole phase is timed again; then its results are sent, its children ended
+    time    one after another they are checked and timed, then the reference workload is (tuner/measure/heartbeat.py)
+    report  if its beat is too slow the whole phase is timed again; then the results are sent and the children ended
 
-A confirming run builds every candidate in CONFIRM_PROCESSES children (processes differ: where their memory lies), then
-takes a sample of each in turn, forward and backward, between two heartbeats.
+A confirming run builds every candidate in CONFIRM_PROCESSES children, since processes differ in where their memory is
+placed. Then it takes one sample of each child in turn, forward and backward, between two beats.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _Answer = TypeVar("_Answer", Sample, Sampled, Warmed)
 _Stage = Literal["applying", "building", "built", "running"]
 
 _FEWEST_PER_PHASE = 16
-"""Candidates built before they are timed; each waits in a process of its own, so a phase is not much larger."""
+"""Candidates of a phase, at least. Each waits in a process of its own, so a phase is not much larger."""
 MAX_REPEATS = 2
-"""Times a phase is timed again because the reference drifted. After that its results are sent with the drift."""
+"""Times that a phase is timed again because its beat was too slow. After that its results are sent with the beat's ratio."""
 _BEAT_SECS = 20.0
 _PAUSES_SECS = (0.2, 1.0)
-"""Before each repetition: most disturbances are gone by then."""
+"""Pause before each repetition, in which most disturbances end."""
 
 
 class Host(Protocol):
@@ -55,18 +55,18 @@ class Host(Protocol):
     def limits(self, config: MeasureConfig) -> Limits: ...
 
     def events(self) -> list[tuple[Child, FromChild | Ended]]:
-        """What the children did; raises Cancelled."""
+        """Reports and ends of children. Raises Cancelled."""
 
     def abandoned(self) -> bool:
         """Whether the batch is not wanted any more."""
 
     def send(self, result: Measurement) -> None: ...
 
-    def reference_body(self, line: Line) -> None:
-        """Of a child that times the reference each time it is told to."""
+    def heartbeat_body(self, line: Line) -> None:
+        """The function of a child that times the reference workload each time it is told to."""
 
-    def beaten(self, secs: float) -> None:
-        """Tells the worker of a heartbeat."""
+    def report_beat(self, secs: float) -> None:
+        """Sends a beat to the worker."""
 
     def repeated(self) -> None:
         """Tells the worker that a phase is timed again."""
@@ -74,20 +74,20 @@ class Host(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class _Trial:
-    """A child and what is known of it: its candidate from here, the rest by its reports."""
+    """A child and its candidate. Stage and build time follow from its reports, the candidate does not."""
 
     child: Child
     candidate: Candidate
     copy: int
-    """How many of this candidate were started before it."""
+    """Number of children of the same candidate that were started before it."""
     stage: _Stage = "applying"
     build_secs: float = 0.0
     over: bool = False
-    """It is not asked for anything any more: its result was sent, or it failed."""
+    """Whether its result was sent or it failed: then it is not asked for anything any more."""
 
 
 class BatchRun:
-    """Runs once. Sends one result per candidate."""
+    """One batch: sends one result per candidate. `search` or `confirm` is called once."""
 
     def __init__(self, host: Host, bench: Bench, batch: Batch) -> None:
         self._host, self._bench, self._batch = host, bench, batch
@@ -97,17 +97,18 @@ class BatchRun:
         self._built: list[_Trial] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
-        self._reference: Child | None = None
+        self._heartbeat: Child | None = None
         self._dismissed: list[Child] = []
-        """Killed, and reaped while the next phase is built: taking a process down costs the kernel 5 ms."""
+        """Children that were killed. They are reaped while the next phase is built, since ending a process takes the kernel
+        5 ms."""
         self._spawned: Counter[str] = Counter()
         self._over: set[str] = set()
         """Digests of the candidates whose result has been sent."""
 
     def search(self) -> None:
-        """Every candidate a time or a failure, as fast as that can be done."""
+        """Gives every candidate a time or a failure, in as little time as possible."""
         enough = max(_FEWEST_PER_PHASE, 4 * self._host.parallel_builds)
-        # Long traces make much code: begun last, one of them would keep the other cores waiting at the end.
+        # Long traces compile slowly: started last, one of them would keep the other cores waiting at the end.
         self._waiting = deque(sorted(self._waiting, key=lambda candidate: len(candidate.trace), reverse=True))
         while self._waiting or self._building or self._built:
             self._build(enough)
@@ -126,7 +127,7 @@ class BatchRun:
             child.kill()
 
     def confirm(self) -> None:
-        """All of them interleaved, until every interval is narrow."""
+        """Times all candidates interleaved, until the interval of each is narrow."""
         self._waiting = deque(candidate for _ in range(CONFIRM_PROCESSES) for candidate in self._batch.candidates)
         self._build(len(self._waiting) + 1)
         ready: dict[_Trial, Warmed] = {}
@@ -146,7 +147,7 @@ class BatchRun:
     # -- building
 
     def _build(self, enough: int) -> None:
-        """Goes on until `enough` wait to be timed, or none is left to build; freezes those that still build."""
+        """Builds until `enough` children wait to be timed or none is left to build; freezes those that still build."""
         with quiet.computing(self._host.abandoned):
             for trial in self._building:
                 trial.child.thaw()
@@ -171,9 +172,9 @@ class BatchRun:
         return trial
 
     def _absorb(self, child: Child, event: FromChild | Ended) -> None:
-        """What a child did that is no answer: it goes on building, or it fails."""
+        """Takes an event of a child that is no answer to `_ask`: it goes on building, or it fails."""
         trial = self._trials.get(child)
-        if trial is None or trial.over:  # The reference, which is asked again; or one whose end is told already.
+        if trial is None or trial.over:  # The heartbeat's child, which is replaced when needed, or one that has ended.
             return
         match event:
             case Applied() if trial.stage == "applying":
@@ -195,7 +196,8 @@ class BatchRun:
     # -- timing; the caller holds the quiet
 
     def _undisturbed(self, measure: Callable[[], _T]) -> tuple[_T, float | None]:
-        """What `measure` gives while the reference is as fast as usual, and the ratio of its beat to the usual one."""
+        """(result of `measure`, ratio of the beat after it to the usual one); `measure` is repeated, at most MAX_REPEATS
+        times, while that beat is too slow."""
         usual = self._usual_secs = self._usual_secs or self._beat()
         repeats = 0
         while True:
@@ -213,23 +215,23 @@ class BatchRun:
                 self._absorb(child, event)
 
     def _beat(self) -> float | None:
-        """Times the reference; None when that fails, which says nothing about the candidates."""
-        if self._reference is None or self._reference.ended:
+        """Times the reference workload; None when that fails, which says nothing about the candidates."""
+        if self._heartbeat is None or self._heartbeat.ended:
             limits = self._host.limits(self._batch.config)
-            self._reference = self._host.nursery.spawn(self._host.reference_body, limits, deadline_secs=_BEAT_SECS)
-        answer = self._answer(self._reference, GO, _BEAT_SECS)
+            self._heartbeat = self._host.nursery.spawn(self._host.heartbeat_body, limits, deadline_secs=_BEAT_SECS)
+        answer = self._answer(self._heartbeat, GO, _BEAT_SECS)
         if not isinstance(answer, Sample):
-            self._reference.kill()
-            self._reference = None
+            self._heartbeat.kill()
+            self._heartbeat = None
             return None
-        self._host.beaten(answer.secs)
+        self._host.report_beat(answer.secs)
         return answer.secs
 
     def _time(self, phase: Sequence[_Trial]) -> tuple[list[tuple[_Trial, Sampled]], float | None]:
-        """The children that have a time (the others failed), and the incumbent after them.
+        """(the children that got a time, the incumbent's seconds after them); the other children failed.
 
-        It starts from the incumbent of the phases before: a phase that is repeated in a slower moment must not be judged
-        by its own times.
+        The incumbent starts as that of the phases before, so that a phase which is repeated in a slower moment is not
+        judged by its own earlier times.
         """
         timed, incumbent = [], self._incumbent_secs
         for trial in phase:
@@ -242,7 +244,7 @@ class BatchRun:
         return timed, incumbent
 
     def _interleave(self, ready: Mapping[_Trial, Warmed]) -> dict[str, list[float]]:
-        """Samples of each candidate, round by round one of each of its processes; none of those that failed."""
+        """Samples by candidate, in each round one of every process, without the candidates that failed."""
         config = self._batch.config
         going: dict[str, list[_Trial]] = {}
         for trial in ready:
@@ -270,7 +272,7 @@ class BatchRun:
     def _ask(
         self, trial: _Trial, byte: bytes, expected: type[_Answer], incumbent_secs: float | None = None
     ) -> _Answer | None:
-        """Tells a candidate that waits to go on; None after its failure has been reported."""
+        """Tells a waiting candidate to go on and returns its answer; None after its failure was reported."""
         if trial.over:
             return None
         trial.stage = "running"
@@ -283,12 +285,12 @@ class BatchRun:
         return answer
 
     def _answer(self, child: Child, byte: bytes, limit_secs: float, number: float | None = None) -> FromChild | Ended:
-        """Tells a waiting child to go on, and waits for its answer or its end; then it is frozen."""
+        """Tells a waiting child to go on, waits for its answer or its end, and freezes it."""
         child.deadline = time.monotonic() + limit_secs
         child.tell(byte, math.nan if number is None else number)
         answer: FromChild | Ended | None = None
         while answer is None:
-            # All that came at once is taken, also what came after the answer: an end is told only once.
+            # All events are processed, also those after the answer: an end is reported only once.
             for other, event in self._host.events():
                 if other is not child or answer is not None:
                     self._absorb(other, event)
@@ -321,7 +323,7 @@ class BatchRun:
         self._host.send(result)
 
     def _over_with(self, trial: _Trial, kind: FailureKind, detail: str) -> None:
-        """A child failed, and with it the candidate."""
+        """Records that a child failed, and sends the failure of its candidate."""
         trial.over = True
         trial.child.deadline = None
         for group in (self._building, self._built):
@@ -334,7 +336,7 @@ class BatchRun:
 
 
 def _kind_of_end(stage: _Stage, ended: Ended) -> FailureKind:
-    """Of a child that ended without having reported a result."""
+    """The failure kind for a child that ended without having reported a result."""
     if stage == "built" and not ended.misreport:
         return FailureKind.DEVICE_ERROR  # It only waited: whatever ended it came from outside.
     if ended.timed_out:
@@ -343,7 +345,7 @@ def _kind_of_end(stage: _Stage, ended: Ended) -> FailureKind:
 
 
 def _kind_at(stage: _Stage) -> FailureKind:
-    """Of a child that went wrong by itself."""
+    """The failure kind for a child that failed in this stage by its own fault."""
     if stage == "applying":
         return FailureKind.INVALID_SCHEDULE
     return FailureKind.BUILD_ERROR if stage == "building" else FailureKind.RUN_ERROR

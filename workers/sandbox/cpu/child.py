@@ -1,8 +1,8 @@
-"""What a candidate's child does: apply the trace, build, wait for its turn, check, time, report.
+"""The child process of a candidate: applies the trace, builds, waits for its turn, checks, times, reports.
 
-Runs in a fork of a task process, confined (workers/sandbox/nursery.py). Its line carries, in this order: Applied and
-Waiting; each time it is told to go, with the incumbent's seconds, Sampled, or in a confirming run Warmed, then a Sample
-each time it is asked for one. Instead of any of these: Fault. Then it waits until it is ended.
+It is a confined fork of a task process (workers/sandbox/nursery.py). It sends, in this order: Applied; Waiting; Sampled each
+time it is told to go, with the incumbent's seconds, or in a confirming run Warmed and then a Sample each time it is asked
+for one. Instead of any of these it sends Fault where it fails. Then it waits until it is ended.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
 
 GO, SAMPLE = b"g", b"s"
-"""The bytes a child is told: take your turn; give one more sample."""
+"""The bytes sent to a child: check and time now; take one more sample."""
 _RUN_SHARE = 0.8
-"""Of the run limit that sampling may plan with; the rest is for the checks after it."""
+"""Share of the run's time limit that sampling may use; the rest is for the checks after it."""
 
 
 def candidate_body(
     bench: Bench, candidate: Candidate, config: MeasureConfig, purpose: Purpose, copy: int = 0
 ) -> Callable[[Line], None]:
-    """The function that a nursery runs for this candidate; for the `copy`-th time: only the first checks all sets."""
+    """The function that the child of a candidate runs.
+
+    copy: number of children of the same candidate that were started before; only the first checks all input sets.
+    """
 
     def body(line: Line) -> None:
         with _reported(line):
@@ -53,8 +56,8 @@ def candidate_body(
                 _, incumbent_secs = line.wait()
                 spread_threads()
                 if purpose is Purpose.CONFIRM:
-                    untransformed = candidate.trace == BASELINE_TRACE
-                    calls = measuring.warm(config, one_set=untransformed or copy > 0)
+                    is_baseline = candidate.trace == BASELINE_TRACE
+                    calls = measuring.warm(config, one_set=is_baseline or copy > 0)
                     line.send(Warmed(calls=calls, check=measuring.verdict()))
                     while line.wait()[0] == SAMPLE:
                         line.send(Sample(secs=measuring.warmed_sample(calls)))

@@ -1,7 +1,7 @@
-"""The process of one workload: holds its inputs and reference outputs, and forks a child for every candidate.
+"""The task process of one workload: holds its inputs and reference outputs, and forks a child for every candidate.
 
-Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Single-threaded, and foreign code never runs
-in it, only in its children (it does parse the workload's IR). It speaks with the worker over a channel, in the
+Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Single-threaded. Foreign code runs only in its
+children, not in itself, but it does parse the workload's IR. It communicates with the worker over a channel, in the
 messages of workers/sandbox/messages.py.
 
 What it does with a batch is in workers/sandbox/cpu/batch.py.
@@ -25,7 +25,7 @@ from tuner.measure import quiet
 from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
-from tuner.measure.heartbeat import ReferenceProgram
+from tuner.measure.heartbeat import HeartbeatProgram
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.batch import BatchRun
 from workers.sandbox.messages import (
@@ -39,7 +39,7 @@ from workers.sandbox.messages import (
     Measured,
     MeasureRoofline,
     Open,
-    Referred,
+    ReferenceComputed,
     Repeated,
     RooflineMeasured,
     Sample,
@@ -64,17 +64,18 @@ class Unusable(Exception):
 
 
 def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
-    """Makes what every task process of the target needs, once, in the zygote; returns what a fork of it runs."""
+    """Prepares the zygote for the target: warms up TVM and compiles the heartbeat program. Returns the function that its
+    forks run."""
     warm_up(target)
-    reference = ReferenceProgram()
-    return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, reference))
+    heartbeat = HeartbeatProgram()
+    return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, heartbeat))
 
 
 class TaskProcess:
-    """A context manager; leaving it ends every child."""
+    """The task process of a CPU workload. A context manager; leaving it ends every child."""
 
-    def __init__(self, channel: Channel[ToTask], opened: Open, reference: ReferenceProgram | None) -> None:
-        self._channel, self._opened, self._reference = channel, opened, reference
+    def __init__(self, channel: Channel[ToTask], opened: Open, heartbeat: HeartbeatProgram | None) -> None:
+        self._channel, self._opened, self._heartbeat = channel, opened, heartbeat
         self._nursery = Nursery()
         self._bench: Bench | None = None
         self._unusable: Unusable | None = None
@@ -87,7 +88,7 @@ class TaskProcess:
         self._nursery.close()
 
     def serve(self) -> None:
-        """Batch after batch; ends with Closed, when the other end closes."""
+        """Measures one batch after another; raises Closed when the other end closes."""
         while True:
             message = self._channel.receive(self.rest_after_secs)
             if message is None:
@@ -96,13 +97,13 @@ class TaskProcess:
                 self.measure(message)
 
     rest_after_secs: float | None = None
-    """Time without a batch after which `rest` is called."""
+    """Seconds without a batch after which `rest` is called."""
 
     def rest(self) -> None:
-        """Gives back what a process without work should not hold."""
+        """Frees resources that a process without work should not hold."""
 
     def measure(self, batch: Batch) -> None:
-        """Sends one result per candidate, unless cancelled, then the end."""
+        """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
             bench = self._prepared()
             run = BatchRun(self, bench, batch)
@@ -144,20 +145,25 @@ class TaskProcess:
         with quiet.computing(self.abandoned):
             for name in SETS:
                 bench.fill(name)
-            silent = self._references(bench, buffers, SETS)
+            silent = self._compute_reference_outputs(bench, buffers, SETS)
             for name in silent:
                 bench.fill(name, positive=True)
-            silent = self._references(bench, buffers, silent)
+            silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
-            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the untransformed build gives no finite output")
+            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the unscheduled program gives no finite output")
         for name in SETS:
             if name not in silent:
-                bench.set_reference(name, memoryview(buffers[name]))
+                bench.set_reference_outputs(name, memoryview(buffers[name]))
         self._channel.send(Holds(held_bytes=bench.held_bytes()))
         return bench
 
-    def _references(self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]) -> list[str]:
-        """Runs the untransformed build on these sets, in children; returns the sets that compare nothing."""
+    def _compute_reference_outputs(
+        self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]
+    ) -> list[str]:
+        """Runs the reference program on these sets, each in a child, which writes its outputs into the set's buffer.
+
+        Returns the sets on which most outputs are not finite. Raises Unusable when a child fails.
+        """
         config = self._opened.config
         waiting, running, finite = deque(names), dict[Child, str](), dict[str, bool]()
         while waiting or running:
@@ -165,7 +171,9 @@ class TaskProcess:
                 name = waiting.popleft()
 
                 def body(line: Line, name: str = name) -> None:
-                    line.send(Referred(finite=bool(bench.run_reference(name, memoryview(buffers[name])))))
+                    line.send(
+                        ReferenceComputed(finite=bool(bench.compute_reference_outputs(name, memoryview(buffers[name]))))
+                    )
 
                 child = self._nursery.spawn(
                     body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
@@ -175,8 +183,8 @@ class TaskProcess:
                 if isinstance(event, Ended):
                     if running.pop(child) not in finite:
                         kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
-                        raise Unusable(kind=kind, detail=f"the untransformed build {event}")
-                elif isinstance(event, Referred):
+                        raise Unusable(kind=kind, detail=f"the unscheduled program {event}")
+                elif isinstance(event, ReferenceComputed):
                     finite[running[child]] = event.finite
         return [name for name in names if not finite[name]]
 
@@ -193,13 +201,13 @@ class TaskProcess:
     def send(self, result: Measurement) -> None:
         self._channel.send(Measured(result=result))
 
-    def reference_body(self, line: Line) -> None:
-        assert self._reference is not None
+    def heartbeat_body(self, line: Line) -> None:
+        assert self._heartbeat is not None
         while True:
             line.wait()
-            line.send(Sample(secs=self._reference.beat()))
+            line.send(Sample(secs=self._heartbeat.beat()))
 
-    def beaten(self, secs: float) -> None:
+    def report_beat(self, secs: float) -> None:
         self._channel.send(Beat(secs=secs))
 
     def repeated(self) -> None:
@@ -213,7 +221,7 @@ class TaskProcess:
         return self._nursery.events(_ALIVE_SECS / 2, self._channel.fileno())
 
     def abandoned(self) -> bool:
-        """Whether the batch was cancelled; tells the worker that this process lives. Raises Closed."""
+        """Whether the batch was cancelled. Sends Alive to the worker from time to time. Raises Closed."""
         now = time.monotonic()
         if now - self._told >= _ALIVE_SECS:
             self._told = now
@@ -230,7 +238,7 @@ class TaskProcess:
 
 
 def run_forked(channel: Channel[ToTask], make: Callable[[Open], TaskProcess]) -> None:
-    """In a fresh fork of the zygote: serves until the other end closes, and never returns."""
+    """Runs in a new fork of the zygote: serves until the other end closes, then exits. Never returns."""
     code = 1
     try:
         first = channel.receive(None)

@@ -1,18 +1,18 @@
 """One batch on a GPU, from candidates to results.
 
-Builders work on the host's cores all the time; the runner times on the GPU what they have finished, one program after
-another, so building and timing overlap. One core is left to the runner.
+Builders compile on the host's cores all the time; the runner times their programs on the GPU, one after another, so building
+and timing overlap. One core is left to the runner.
 
-Groups. Results are held back until the heartbeat (the reference kernel) after a group of them: if the GPU was slower
-than usual, the group is timed again, at most twice.
+Groups. Results are held back until the heartbeat kernel was timed after a group of them: if the GPU was slower than usual,
+the group is timed again, at most twice.
 
-Ends. A hang, or an error after which the context answers nothing, ends the runner: the candidate gets its failure, the
-next one a new runner, and builders go on. A candidate whose outputs are wrong in a runner that ran others before is
-judged again, alone in a fresh runner, after the others: what an earlier one did to the context's memory is no fault of
-its own. A runner that does not start twice in a row is the device's fault.
+Failures. A hang, or an error after which the context cannot be used, ends the runner: the candidate fails, the next one gets
+a new runner, and builders go on. A candidate whose outputs are wrong in a runner that ran others before is checked again
+after the others, alone in a new runner, because an earlier candidate may have changed the context's memory. Where the runner
+does not start twice in a row the device is at fault.
 
-A confirming run has a fresh runner that holds all candidates, which give a sample in turn, forward and backward,
-between two heartbeats; whatever goes wrong in it, the others start over in another runner.
+A confirming run has a new runner that holds all candidates and takes one sample of each in turn, forward and backward,
+between two beats. If a candidate fails, the others start over in another runner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.gpu_turn import GpuTurn
 from tuner.measure.timing import abba, confirmed
 from workers.sandbox.cpu.batch import MAX_REPEATS
-from workers.sandbox.gpu.builders import Builders, BuildHost, Built
+from workers.sandbox.gpu.builders import Builders, BuildHost, BuiltCandidate
 from workers.sandbox.gpu.children import BEAT, SAMPLE, TRIAL, WARM, request
 from workers.sandbox.messages import Batch, Broken, Fault, FromChild, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Child, Ended, Limits, Line
@@ -41,9 +41,9 @@ from workers.sandbox.report import failed, measured
 
 _Answer = TypeVar("_Answer", Sample, Sampled, Warmed)
 _GROUP = 16
-"""Results between two heartbeats."""
+"""Results between two beats."""
 _START_SECS = 60.0
-"""For a runner to make its context and copy the inputs; it takes half a second."""
+"""Time limit for a runner to make its context and copy the inputs, which takes half a second."""
 _BEAT_SECS = 20.0
 _MAX_STARTS = 2
 _TURN_POLL_SECS = 2e-3
@@ -57,18 +57,18 @@ class Runner:
 
     child: Child
     uuid: str = ""
-    """Of the GPU, once it has started."""
+    """UUID of the GPU, once the runner has started."""
     served: int = 0
-    """Candidates that it was given."""
+    """Number of candidates that it was given."""
     busy: bool = True
-    """Whether it was told something and has not answered."""
+    """Whether it has not answered the last request yet."""
 
 
 class GpuHost(BuildHost, Protocol):
     """The task process that a batch runs in."""
 
     runner: Runner | None
-    """The one that is kept, idle between two things it is told."""
+    """The runner that is kept for further batches, if any."""
 
     @property
     def inbox(self) -> mmap:
@@ -79,32 +79,32 @@ class GpuHost(BuildHost, Protocol):
     def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]: ...
 
     def events(self, timeout_secs: float = _POLL_SECS) -> list[tuple[Child, FromChild | Ended]]:
-        """What the children did; raises Cancelled."""
+        """Reports and ends of children. Raises Cancelled."""
 
     def abandoned(self) -> bool:
         """Whether the batch is not wanted any more."""
 
     def send(self, result: Measurement) -> None: ...
 
-    def beaten(self, secs: float) -> None:
-        """Tells the worker of a heartbeat."""
+    def report_beat(self, secs: float) -> None:
+        """Sends a beat to the worker."""
 
     def repeated(self) -> None:
         """Tells the worker that results are measured again."""
 
 
 class _NoRunner(Exception):
-    """The device is at fault."""
+    """No runner starts: the device is at fault."""
 
 
 class GpuBatchRun:
-    """Runs once. Sends one result per candidate."""
+    """One batch: sends one result per candidate. `search` or `confirm` is called once."""
 
     def __init__(self, host: GpuHost, bench: Bench, batch: Batch) -> None:
         self._host, self._batch = host, batch
         self._builders = Builders(host, bench, batch.candidates, batch.config, self._fail)
-        self._suspects: deque[Built] = deque()
-        self._group: list[tuple[Built, Sampled]] = []
+        self._suspects: deque[BuiltCandidate] = deque()
+        self._group: list[tuple[BuiltCandidate, Sampled]] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
         self._computing = ExitStack()
@@ -115,7 +115,7 @@ class GpuBatchRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends what the batch left: builders, and a runner that is not idle."""
+        """Ends the builders that are left, and the runner unless it is idle."""
         self._computing.close()
         if self._turn is not None:
             self._turn.close()
@@ -125,7 +125,7 @@ class GpuBatchRun:
             self._host.nursery.end(runner.child)
 
     def search(self) -> None:
-        """Every candidate a time or a failure, as fast as that can be done."""
+        """Gives every candidate a time or a failure, in as little time as possible."""
         try:
             self._search()
         except _NoRunner as error:
@@ -138,7 +138,7 @@ class GpuBatchRun:
         while builders.pending or builders.ready or self._suspects or self._group:
             self._make_way()
             if len(self._group) >= _GROUP or not (builders.pending or builders.ready):
-                self._settle()
+                self._report_group()
             if builders.ready:
                 self._time(builders.ready)
             elif builders.pending:
@@ -149,7 +149,7 @@ class GpuBatchRun:
                 self._time(self._suspects)
 
     def _make_way(self) -> None:
-        """Lets a worker of this host's cores have its quiet."""
+        """Pauses building while a worker for this host's CPU waits to time (tuner/measure/quiet.py)."""
         if not quiet.awaited():
             return
         while self._builders.at_work:
@@ -158,7 +158,7 @@ class GpuBatchRun:
         self._computing.enter_context(quiet.computing(self._host.abandoned))
 
     def _pump(self, timeout_secs: float = _POLL_SECS, *, spawn: bool = True) -> None:
-        """Keeps builders at work, and takes what they have finished."""
+        """Starts builders and processes their events."""
         if spawn:
             self._builders.spawn()
         for child, event in self._host.events(timeout_secs):
@@ -167,7 +167,7 @@ class GpuBatchRun:
     # -- the runner
 
     def _runner(self, programs: Sequence[bytes] = ()) -> Runner:
-        """An idle runner, kept or new. Raises _NoRunner."""
+        """An idle runner, the kept one or a new one. Raises _NoRunner."""
         runner = self._host.runner
         if runner is not None and not runner.child.ended:
             return runner
@@ -196,7 +196,7 @@ class GpuBatchRun:
             self._end_runner()
 
     def _tell(self, byte: bytes, limit_secs: float, number: float = math.nan) -> FromChild | Ended:
-        """Tells the runner, once this process has its turn on the GPU, and waits for the answer or the end."""
+        """Sends a request to the runner, once this process has its turn on the GPU, and waits for its answer or its end."""
         runner = self._runner()
         if self._turn is None:
             self._turn = GpuTurn(runner.uuid)
@@ -211,7 +211,7 @@ class GpuBatchRun:
             self._turn.give_back()
 
     def _heard(self, runner: Runner) -> FromChild | Ended:
-        """What the runner says next; builders go on meanwhile."""
+        """Waits for the runner's next report or its end; builders go on meanwhile."""
         while True:
             self._builders.spawn()
             answer: FromChild | Ended | None = None
@@ -229,8 +229,8 @@ class GpuBatchRun:
 
     # -- timing
 
-    def _time(self, queue: deque[Built]) -> None:
-        """A trial of the first: its result joins the group, or its failure is sent, or it is to be judged again."""
+    def _time(self, queue: deque[BuiltCandidate]) -> None:
+        """Times the first of the queue: its result joins the group, or its failure is sent, or it is checked again later."""
         if self._usual_secs is None:
             self._usual_secs = self._beat()
         runner = self._runner()
@@ -248,9 +248,9 @@ class GpuBatchRun:
             self._incumbent_secs = sampled.median_secs
 
     def _unless_failed(
-        self, built: Built, answer: FromChild | Ended, expected: type[_Answer], *, alone: bool
+        self, built: BuiltCandidate, answer: FromChild | Ended, expected: type[_Answer], *, alone: bool
     ) -> _Answer | None:
-        """The runner's answer; None if it is a failure, which is sent unless the candidate is to be judged again."""
+        """The runner's answer; None for a failure, which is sent unless the candidate is to be checked again."""
         if isinstance(answer, expected):
             return answer
         if isinstance(answer, Ended):
@@ -270,20 +270,20 @@ class GpuBatchRun:
         return None
 
     def _beat(self) -> float | None:
-        """Times the reference; None when that fails."""
+        """Times the heartbeat kernel; None when that fails."""
         answer = self._tell(BEAT, _BEAT_SECS)
         if not isinstance(answer, Sample):
             self._end_runner()
             return None
-        self._host.beaten(answer.secs)
+        self._host.report_beat(answer.secs)
         return answer.secs
 
     def _drift(self) -> float | None:
-        """How much slower than usual the GPU is now."""
+        """Ratio of a new beat to the usual one; None without a beat."""
         return believed_ratio(self._beat, self._usual_secs)
 
-    def _settle(self) -> None:
-        """The heartbeat after a group: its results are sent, or it is timed again."""
+    def _report_group(self) -> None:
+        """Takes a beat after a group and sends the group's results, or queues it again where the beat is too slow."""
         if not self._group:
             return
         group, ratio = self._group, self._drift()
@@ -301,8 +301,8 @@ class GpuBatchRun:
     # -- a confirming run
 
     def confirm(self) -> None:
-        """All of them interleaved, until every interval is narrow."""
-        built: list[Built] = []
+        """Times all candidates interleaved, until the interval of each is narrow."""
+        built: list[BuiltCandidate] = []
         ready = self._builders.ready
         while self._builders.pending:
             self._make_way()
@@ -318,8 +318,9 @@ class GpuBatchRun:
             ready.extend(present)
             self._give_up(str(error))
 
-    def _confirmed(self, present: list[Built]) -> bool:
-        """One attempt in a fresh runner. False when one is to be left out, which it then is, or to be judged first."""
+    def _confirmed(self, present: list[BuiltCandidate]) -> bool:
+        """One attempt in a new runner; whether all were timed. False after a failure: the candidate was removed from
+        `present`, or moved to its beginning to be checked before the others."""
         self._end_runner()
         runner = self._runner([built.program for built in present])
         limit_secs = self._batch.config.run_timeout_secs
@@ -346,13 +347,14 @@ class GpuBatchRun:
                 break
             repeats += 1
             self._host.repeated()
-        self._end_runner()  # It holds every candidate's code and memory.
+        self._end_runner()  # It holds the code and the memory of every candidate.
         for built, warmed, secs in zip(present, warm, samples, strict=True):
             self._timed(built, warmed, secs, Stop.CONFIRMED, ratio)
         return True
 
-    def _judge_first(self, built: Built, present: list[Built]) -> None:
-        """Has a candidate that was wrong after others checked before them, once."""
+    def _judge_first(self, built: BuiltCandidate, present: list[BuiltCandidate]) -> None:
+        """Moves a candidate that was wrong after others to the beginning. One that was moved before, was right there and is
+        wrong after others again fails as device_error."""
         if built.judged:
             detail = "its outputs are right alone, and wrong after those of others in the same process"
             self._fail(built.candidate, FailureKind.DEVICE_ERROR, detail)
@@ -360,8 +362,8 @@ class GpuBatchRun:
             built.judged = True
             present.insert(0, built)
 
-    def _interleave(self, present: list[Built], warm: list[Warmed]) -> list[list[float]] | None:
-        """Samples of each; None after one of them failed and was taken out."""
+    def _interleave(self, present: list[BuiltCandidate], warm: list[Warmed]) -> list[list[float]] | None:
+        """Samples of each candidate; None after one failed and was removed from `present`."""
         config = self._batch.config
         samples: list[list[float]] = [[] for _ in present]
         done: set[int] = set()
@@ -382,7 +384,7 @@ class GpuBatchRun:
     # -- results
 
     def _timed(
-        self, built: Built, told: Sampled | Warmed, run_secs: Sequence[float], stop: Stop, ratio: float | None
+        self, built: BuiltCandidate, told: Sampled | Warmed, run_secs: Sequence[float], stop: Stop, ratio: float | None
     ) -> None:
         about: dict[str, Any] = {"build_secs": built.build_secs, "ratio": ratio, "clock_hz": told.clock_hz}
         about |= {"stop": stop, "calls": told.calls, "flushed": True}
@@ -392,7 +394,7 @@ class GpuBatchRun:
         self._host.send(failed(candidate, kind, detail))
 
     def _give_up(self, reason: str) -> None:
-        """Whatever has no result yet is the device's failure."""
+        """Sends device_error for every candidate without a result."""
         left = [*self._builders.left(), *(built.candidate for built in self._suspects)]
         for candidate in left:
             self._fail(candidate, FailureKind.DEVICE_ERROR, reason)

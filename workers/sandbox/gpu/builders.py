@@ -1,10 +1,9 @@
-"""The builders of one batch on a GPU: forks that turn candidates into programs, as many at a time as there is memory for.
+"""The builders of one batch on a GPU: forks that compile candidates, as many at a time as there are slots of shared memory.
 
 Stragglers. The device compiler takes ten times as long as usual for a kernel whose accumulators do not fit the registers,
-and such a kernel is slow. In a search, builders that are all a batch still waits for are given up once they have taken
-longer than both STRAGGLER_SECS and STRAGGLER_FACTOR times the batch's median: build_timeout, whatever the limit. (On an
-H200, of 64 random schedules of a 1024^3 product two built for longer than 2 s; the slower one ran 190 times as long as
-the best.)
+and such a kernel is slow. When a search waits for nothing but builders, and each has taken longer than both STRAGGLER_SECS
+and STRAGGLER_FACTOR times the batch's median, they are ended as build_timeout, even before the time limit. (On an H200, two
+of 64 random schedules of a 1024^3 product compiled for longer than 2 s; the slower one ran 190 times as long as the best.)
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from workers.sandbox.nursery import Child, Ended, Limits, Nursery
 STRAGGLER_SECS = 2.0
 STRAGGLER_FACTOR = 6.0
 _AHEAD = 32
-"""Programs that wait for the runner at most: builders that are further ahead would only hold memory."""
+"""Programs that wait for the runner, at most: more would only take memory."""
 
 
 class BuildHost(Protocol):
-    """The task process that forks them."""
+    """The task process that forks the builders."""
 
     @property
     def nursery(self) -> Nursery: ...
 
     @property
     def slots(self) -> Sequence[mmap]:
-        """Memory shared with children: one for each builder at work."""
+        """Buffers shared with children, one for each builder at work."""
 
     @property
     def compiler(self) -> DeviceCompiler: ...
@@ -47,20 +46,20 @@ class BuildHost(Protocol):
 
 
 @dataclass(eq=False, kw_only=True)
-class Built:
-    """A candidate with its program."""
+class BuiltCandidate:
+    """A candidate with its compiled program, which waits for the runner."""
 
     candidate: Candidate
     program: bytes
     build_secs: float
     repeats: int = 0
     judged: bool = False
-    """It was wrong in a confirming run after others, and is checked before them now."""
+    """Whether it was wrong in a confirming run after others, and is checked before them now."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Build:
-    """A builder and what is known of it: its candidate and slot from here, the rest by its reports."""
+    """A builder with its candidate and its slot. Its stage follows from its reports, these do not."""
 
     child: Child
     candidate: Candidate
@@ -68,11 +67,12 @@ class _Build:
     applied: bool = False
     compiled: Compiled | None = None
     over: bool = False
-    """Its failure was told."""
+    """Whether its failure was reported."""
 
 
 class Builders:
-    """What waits to be built, is being built, and waits to be timed. `fail` is told of those that do not build."""
+    """The candidates that wait to be built, are being built, and wait to be timed. `fail` is called for each that does not
+    build."""
 
     def __init__(
         self,
@@ -87,20 +87,20 @@ class Builders:
         self._building: dict[Child, _Build] = {}
         self._slots = list(host.slots)
         self._secs: list[float] = []
-        self.ready: deque[Built] = deque()
+        self.ready: deque[BuiltCandidate] = deque()
 
     @property
     def pending(self) -> bool:
-        """Whether more will become ready, or fail."""
+        """Whether candidates are still to be built."""
         return bool(self._waiting or self._building)
 
     @property
     def at_work(self) -> bool:
-        """Whether any computes now."""
+        """Whether a builder is running now."""
         return bool(self._building)
 
     def spawn(self) -> None:
-        """Starts as many as there is room for."""
+        """Starts as many builders as there are free slots."""
         while self._waiting and self._slots and len(self.ready) < _AHEAD:
             candidate, slot = self._waiting.popleft(), self._slots.pop()
             body = builder_body(self._bench, candidate, self._host.compiler, slot)
@@ -109,7 +109,7 @@ class Builders:
             self._building[child] = _Build(child=child, candidate=candidate, slot=slot)
 
     def absorb(self, child: Child, event: FromChild | Ended) -> None:
-        """An event of a child, which may be another's."""
+        """Takes an event of a child; ignores one that is no builder."""
         build = self._building.get(child)
         if build is None:
             return
@@ -139,7 +139,7 @@ class Builders:
             return
         secs = build.compiled.build_secs
         program = bytes(build.slot[: build.compiled.size_bytes])
-        self.ready.append(Built(candidate=build.candidate, program=program, build_secs=secs))
+        self.ready.append(BuiltCandidate(candidate=build.candidate, program=program, build_secs=secs))
         self._secs.append(secs)
 
     def _over_with(self, build: _Build, kind: FailureKind, detail: str) -> None:
@@ -147,7 +147,7 @@ class Builders:
         self._fail(build.candidate, kind, detail)
 
     def give_up_stragglers(self) -> None:
-        """Ends the builders that are all there is to wait for, where each has taken far longer than the others did."""
+        """Ends the stragglers: see the module's docstring."""
         if self._waiting or self.ready or not self._secs:
             return
         median_secs = statistics.median(self._secs)
@@ -165,13 +165,13 @@ class Builders:
             )
 
     def end(self) -> None:
-        """Ends those at work, without results."""
+        """Ends the running builders, without results."""
         self._host.nursery.end_all(self._building)
         self._slots += [build.slot for build in self._building.values()]
         self._building.clear()
 
     def left(self) -> list[Candidate]:
-        """Those without a result so far."""
+        """The candidates without a result."""
         building = [build.candidate for build in self._building.values() if not build.over]
         return [*self._waiting, *building, *(built.candidate for built in self.ready)]
 

@@ -1,12 +1,12 @@
-"""What the two kinds of children of a CUDA task process do.
+"""The two kinds of children of a CUDA task process.
 
 A builder (one per candidate, confined, many at a time) applies a trace and compiles it, without a GPU, and leaves the
-program in memory it shares with its parent. The runner (one, kept) holds the GPU: context, inputs of all sets, and one
-program at a time, which it checks and times. Their lines carry:
+program in memory that it shares with its parent. The runner (one, kept between batches) holds the GPU: the context, the
+inputs of all sets, and one program at a time, which it checks and times. They send:
 
     builder   Applied, then Compiled; or Fault
-    runner    Started or Broken; then for each thing it is told an answer: Sampled of a trial, Warmed of a program made
-              warm, Sample of one of these or of a beat; or Fault
+    runner    Started or Broken; then one answer to each request: Sampled to TRIAL, Warmed to WARM, Sample to SAMPLE and
+              BEAT; or Fault
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
 
 TRIAL, WARM, SAMPLE, BEAT = b"t", b"w", b"s", b"b"
-"""What a runner is told: check and time the program in the inbox; check program n and hold it; give one sample of
-program n; time the reference."""
+"""Requests to a runner: check and time the program in the inbox; check program n and keep it loaded; take one sample of
+program n; time the heartbeat kernel."""
 MAX_PROGRAM_BYTES = MAX_CODE_BYTES + (1 << 20)
 REQUEST = struct.Struct("=Qd")
-"""At the start of the inbox: bytes of the program that follows, and the incumbent's seconds (NaN for none)."""
+"""Head of the inbox: size of the program that follows in bytes, and the incumbent's seconds (NaN for none)."""
 INBOX_BYTES = REQUEST.size + MAX_PROGRAM_BYTES
 _RUN_SHARE = 0.8
-"""Of the run limit that sampling may plan with; the rest is for the checks after it."""
+"""Share of the run's time limit that sampling may use; the rest is for the checks after it."""
 _OUT_OF_MEMORY = 2
 
 
 def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, slot: mmap) -> Callable[[Line], None]:
-    """The function that a nursery runs to build a candidate; its program comes to lie in `slot`."""
+    """The function that a builder runs: it compiles a candidate and writes the program into `slot`."""
 
     def body(line: Line) -> None:
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
             return
         line.send(Applied())
         try:
-            data = compile_program(mod, bench.tvm_target, bench.facts.params, compiler).to_bytes()
+            data = compile_program(mod, bench.tvm_target, bench.properties.params, compiler).to_bytes()
             slot[: len(data)] = data
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
             line.send(Fault(kind=FailureKind.BUILD_ERROR, detail=last_line(error)))
@@ -66,19 +66,19 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
 
 
 def request(program: bytes, incumbent_secs: float | None) -> bytes:
-    """What the inbox holds for a trial."""
+    """The content of the inbox for a TRIAL."""
     return REQUEST.pack(len(program), math.nan if incumbent_secs is None else incumbent_secs) + program
 
 
 def runner_body(
-    bench: Bench, config: MeasureConfig, reference: bytes, inbox: mmap, programs: Sequence[bytes]
+    bench: Bench, config: MeasureConfig, heartbeat: bytes, inbox: mmap, programs: Sequence[bytes]
 ) -> Callable[[Line], None]:
-    """The function that a nursery runs to hold the GPU. `programs` are those of a confirming run."""
+    """The function that a runner runs. programs: those of a confirming run; else none."""
 
     def body(line: Line) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # What kernels print is nobody's.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The output of kernels is dropped.
         try:
-            device = GpuDevice(bench, reference)
+            device = GpuDevice(bench, heartbeat)
             device.beat()
         except (CudaError, OSError) as error:
             line.send(Broken(reason=last_line(error)))
@@ -98,7 +98,7 @@ class _Runner:
         self._warm: dict[int, tuple[Measuring, int]] = {}
 
     def answer(self, told: bytes, number: float) -> Sampled | Warmed | Sample | Fault:
-        """What is done, as a report. Never raises for what a candidate does."""
+        """Carries out a request and returns the report. Raises nothing that a candidate can cause."""
         try:
             if told == BEAT:
                 return Sample(secs=self._device.beat())
@@ -130,7 +130,7 @@ class _Runner:
                 self._config.run_timeout_secs * _RUN_SHARE,
             )
         except Exception:
-            with suppress(CudaError):  # The context may answer nothing any more; what was first is what is told.
+            with suppress(CudaError):  # The context may be dead; the first error is the one to report.
                 running.close()
             raise
         running.close()

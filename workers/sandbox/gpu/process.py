@@ -1,11 +1,11 @@
 """The process of one workload on CUDA: as workers/sandbox/cpu/process.py, but its candidates share one runner.
 
     zygote
-      └─ task process       holds inputs and references; never touches the GPU
+      └─ task process       holds inputs and reference outputs; never touches the GPU
            ├─ builders      one per candidate, confined: no GPU, no file, no process (workers/sandbox/gpu/children.py)
            └─ runner        one, kept for 30 idle seconds: the only process with a context on the GPU
 
-What it does with a batch is in workers/sandbox/gpu/batch.py.
+A batch is measured in workers/sandbox/gpu/batch.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
-from tuner.measure.gpu import REFERENCE_SOURCE
+from tuner.measure.gpu import HEARTBEAT_SOURCE
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel
@@ -34,22 +34,23 @@ from workers.sandbox.report import failed
 
 _POLL_SECS = 0.5
 _RUNNER_CPU_SECS = 1e6
-"""A runner waits actively for the GPU; what bounds it is the deadline of everything it is told."""
+"""A runner waits for the GPU by spinning, so it has no limit of processor time; every request has a deadline."""
 _COMPILER_FILE_BYTES = 1 << 28
-"""nvcc leaves intermediate files while it works."""
+"""Limit of file sizes for builders that use nvcc, which writes intermediate files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the zygote made once for all its task processes."""
+    """What the zygote compiled for all its task processes."""
 
     compiler: DeviceCompiler
-    reference: bytes
-    """Machine code of the reference kernel."""
+    heartbeat: bytes
+    """Machine code of the heartbeat kernel."""
 
 
 def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
-    """Registers and compiles what task processes of the target will need; returns what a fork of the zygote runs.
+    """Prepares the zygote for the target: warms up the compilers and compiles the heartbeat kernel. Returns the function
+    that its forks run.
 
     Starts no thread, touches no GPU. Raises NotCompiled.
     """
@@ -65,12 +66,12 @@ def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     schedule.bind(i, "blockIdx.x")
     schedule.bind(j, "threadIdx.x")
     lower(schedule.mod, to_tvm_target(target))
-    prepared = Prepared(compiler=compiler, reference=_in_fork(lambda: compiler.compile(REFERENCE_SOURCE)))
+    prepared = Prepared(compiler=compiler, heartbeat=_in_fork(lambda: compiler.compile(HEARTBEAT_SOURCE)))
     return lambda channel: run_forked(channel, lambda opened: GpuTaskProcess(channel, opened, prepared))
 
 
 def _in_fork(make: Callable[[], bytes]) -> bytes:
-    """What `make` gives, of at most a megabyte, run in a process of its own. Raises NotCompiled when that fails."""
+    """The result of `make`, of at most a megabyte, called in a fork. Raises NotCompiled when that fails."""
     shared = mmap(-1, 1 << 20)
     pid = os.fork()
     if pid == 0:
@@ -84,15 +85,15 @@ def _in_fork(make: Callable[[], bytes]) -> bytes:
     os.waitpid(pid, 0)
     size = int.from_bytes(shared[:4], "little")
     if not size:
-        raise NotCompiled("the reference kernel does not compile")
+        raise NotCompiled("the heartbeat kernel does not compile")
     return bytes(shared[4 : 4 + size])
 
 
 class GpuTaskProcess(TaskProcess):
-    """A context manager; leaving it ends every child."""
+    """The task process of a GPU workload. A context manager; leaving it ends every child."""
 
     rest_after_secs = 30.0
-    """Then the GPU's memory is given back."""
+    """Seconds without a batch after which the GPU's memory is freed."""
 
     def __init__(self, channel: Channel[ToTask], opened: Open, prepared: Prepared) -> None:
         super().__init__(channel, opened, None)
@@ -107,7 +108,7 @@ class GpuTaskProcess(TaskProcess):
         return self._compiled.compiler
 
     def measure(self, batch: Batch) -> None:
-        """Sends one result per candidate, unless cancelled, then the end."""
+        """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
             bench = self._prepared()
             with GpuBatchRun(self, bench, batch) as run:
@@ -124,7 +125,7 @@ class GpuTaskProcess(TaskProcess):
         self._channel.send(End())
 
     def rest(self) -> None:
-        """Gives back the GPU's memory until the next batch."""
+        """Ends the runner, which frees the GPU's memory until the next batch."""
         self._nursery.close()
         self.runner = None
 
@@ -134,7 +135,7 @@ class GpuTaskProcess(TaskProcess):
         return self._nursery.events(timeout_secs, self._channel.fileno())
 
     def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
-        return runner_body(self._prepared(), config, self._compiled.reference, self.inbox, programs)
+        return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox, programs)
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
         in_process = self.compiler.in_process

@@ -35,7 +35,7 @@ def _static_shape(ty: Any) -> list[int] | None:
     return [int(extent) for extent in extents] if all(isinstance(extent, tirx.IntImm) for extent in extents) else None
 
 
-def settle(
+def finalize(
     module: Any, variables: Sequence[Any], specs: Sequence[TensorSpec], num_input: int, limits: IngestLimits
 ) -> IngestedModel:
     """The ingested model of `module`, whose main takes `variables`, which `specs` describe one by one.
@@ -53,8 +53,8 @@ def settle(
     function = relax.Function(variables, main.body, main.ret_ty, main.is_pure, main.attrs)
     function = function.without_attr("params").with_attr("num_input", num_input).with_attr("global_symbol", "main")
     _check_constants(function, limits)
-    settled = with_function(module, "main", function)
-    return IngestedModel(ir=save_ir(settled), inputs=tuple(specs[:num_input]), params=tuple(specs[num_input:]))
+    finalized = with_function(module, "main", function)
+    return IngestedModel(ir=save_ir(finalized), inputs=tuple(specs[:num_input]), params=tuple(specs[num_input:]))
 
 
 def _check_agrees(spec: TensorSpec, param: Any, limits: IngestLimits) -> None:

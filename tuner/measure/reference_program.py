@@ -1,7 +1,7 @@
-"""The untransformed workload of a GPU, made fast enough on the host to be its reference.
+"""The reference program of a GPU workload: the unscheduled workload on all of the host's cores.
 
-Naive code of a GPU's workload takes seconds on one core. Here the outermost loop of every block runs on all cores; no
-order of summation changes, so the outputs are those of the untransformed build, bit for bit.
+Unscheduled, a workload of a GPU's size takes seconds on one core. Here the outermost loop of every block is parallel. No
+order of summation changes, so the outputs are those of the unscheduled program, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from tuner.tvm_compat import Schedule
 
 _FEWEST_STEPS = 1 << 22
-"""Of a block that is worth the threads: some ten milliseconds on one core."""
+"""Iterations of the smallest block that is made parallel: they take about ten milliseconds on one core."""
 
 
 def on_all_cores(mod: Any) -> Any:
-    """The workload with the outermost loop of each large block in parallel, where that loop is spatial."""
+    """The module with the outermost loop of each large block parallel, where that loop is spatial."""
     schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         loops = schedule.get_loops(block)
