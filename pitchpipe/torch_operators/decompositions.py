@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -45,14 +46,13 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
 @cache
 def further_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
-    importlib.import_module("torch.nn.modules.linear_cross_entropy")  # defines its operators
-    losses = torch.ops.torch_nn
-    return {
-        aten.addbmm.default: sum_of_products,
-        aten._trilinear.default: trilinear,
-        losses._linear_cross_entropy_batch_chunked.default: linear_cross_entropy,
-        losses._linear_cross_entropy_batch_chunked_no_reduction.default: linear_cross_entropy_of_rows,
-    }
+    found: dict[Any, Callable[..., Any]] = {aten.addbmm.default: sum_of_products, aten._trilinear.default: trilinear}
+    with suppress(ModuleNotFoundError):  # PyTorch before 2.13 has none of its operators, which the module defines
+        importlib.import_module("torch.nn.modules.linear_cross_entropy")
+        losses = torch.ops.torch_nn
+        found[losses._linear_cross_entropy_batch_chunked.default] = linear_cross_entropy
+        found[losses._linear_cross_entropy_batch_chunked_no_reduction.default] = linear_cross_entropy_of_rows
+    return found
 
 
 def sum_of_products(x: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:

@@ -7,6 +7,7 @@ number. Together that took 18 to 36 s a process here, of the 30 s that a build m
 Here torch is hidden, and the package of intrinsics imports no vendor by itself. A script imports those its target needs.
 """
 
+import importlib.abc
 import importlib.util
 import sys
 import types
@@ -22,7 +23,15 @@ def _spare() -> None:
     package = types.ModuleType(_INTRINSICS)
     package.__path__ = [str(Path(found.origin).parent / "s_tir" / "tensor_intrin")]
     sys.modules[_INTRINSICS] = package
-    sys.modules["torch"] = None  # type: ignore[assignment]  # the import system's word for "not installed"
+    sys.meta_path.insert(0, _WithoutTorch())
+
+
+class _WithoutTorch(importlib.abc.MetaPathFinder):
+    """torch is not installed. None in sys.modules says so as well, but SciPy looks there and takes it for the module."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 _spare()
