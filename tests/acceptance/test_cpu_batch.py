@@ -113,7 +113,7 @@ class Host:
     def send(self, result: Measurement) -> None:
         self.results.append(result)
 
-    def reference_body(self, line: Line) -> None:
+    def heartbeat_body(self, line: Line) -> None:
         while True:
             line.wait()
             line.send(Sample(secs=1e-4))
