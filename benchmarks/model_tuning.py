@@ -87,8 +87,8 @@ def latencies(client: Client, view: JobView, target: Target, began: datetime) ->
     weights = {task.workload: task.weight for task in view.tasks}
     found: list[tuple[float, float, str]] = []
     for task in view.tasks:
-        untuned, tuned = task.untuned_secs or 0.0, task.tuned_secs or 0.0
-        best[task.workload] = tuned if task.trials == 0 else untuned
+        baseline, tuned = task.untuned_secs or 0.0, task.tuned_secs or 0.0
+        best[task.workload] = tuned if task.trials == 0 else baseline
         if task.trials:
             for record in client.records(task.workload, target):
                 if isinstance(record.result, Timed) and record.created_at >= began:

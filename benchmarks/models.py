@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-Built = tuple[nn.Module, tuple[Tensor, ...]]
+ModelWithInputs = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class FirstOutput(nn.Module):
@@ -31,12 +31,12 @@ class FirstOutput(nn.Module):
         return self.model(x, **self.options)[0]
 
 
-def classifies_image(model: nn.Module) -> Built:
+def classifies_image(model: nn.Module) -> ModelWithInputs:
     """The model in evaluation mode with one image of 224 x 224 in three channels."""
     return FirstOutput(model).eval(), (torch.randn(1, 3, 224, 224),)
 
 
-def reads_tokens(model: nn.Module, length: int, **options: Any) -> Built:
+def reads_tokens(model: nn.Module, length: int, **options: Any) -> ModelWithInputs:
     """The model in evaluation mode with one sequence of so many tokens."""
     return FirstOutput(model, **options).eval(), (tokens(length, 30_000),)
 
@@ -49,7 +49,7 @@ def tokens(length: int, vocabulary: int) -> Tensor:
 # -- models of transformers
 
 
-def resnet18() -> Built:
+def resnet18() -> ModelWithInputs:
     """ResNet-18: two basic blocks in each of four stages."""
     config = transformers.ResNetConfig(
         embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
@@ -57,42 +57,42 @@ def resnet18() -> Built:
     return classifies_image(transformers.ResNetForImageClassification(config))
 
 
-def resnet50() -> Built:
+def resnet50() -> ModelWithInputs:
     """ResNet-50: bottleneck blocks of three convolutions."""
     return classifies_image(transformers.ResNetForImageClassification(transformers.ResNetConfig()))
 
 
-def mobilenet_v2() -> Built:
+def mobilenet_v2() -> ModelWithInputs:
     """MobileNetV2 of full width: inverted residuals around depthwise convolutions."""
     return classifies_image(transformers.MobileNetV2ForImageClassification(transformers.MobileNetV2Config()))
 
 
-def bert_base_s128() -> Built:
+def bert_base_s128() -> ModelWithInputs:
     """BERT-base, 128 tokens, attention written out as products and softmax."""
     return reads_tokens(transformers.BertModel(transformers.BertConfig(attn_implementation="eager")), 128)
 
 
-def vit_b16() -> Built:
+def vit_b16() -> ModelWithInputs:
     """ViT-B/16: 196 patches and a class token through twelve encoder layers."""
     return classifies_image(transformers.ViTModel(transformers.ViTConfig(attn_implementation="eager")))
 
 
-def convnext_tiny() -> Built:
+def convnext_tiny() -> ModelWithInputs:
     """ConvNeXt-T: depthwise convolutions of 7 x 7, layer normalisation and gelu."""
     return classifies_image(transformers.ConvNextModel(transformers.ConvNextConfig()))
 
 
-def swin_tiny() -> Built:
+def swin_tiny() -> ModelWithInputs:
     """Swin-T: attention within windows that every second layer shifts."""
     return classifies_image(transformers.SwinModel(transformers.SwinConfig()))
 
 
-def distilbert_s64() -> Built:
+def distilbert_s64() -> ModelWithInputs:
     """DistilBERT, six encoder layers, 64 tokens."""
     return reads_tokens(transformers.DistilBertModel(transformers.DistilBertConfig(attn_implementation="eager")), 64)
 
 
-def gpt2_prefill_s64() -> Built:
+def gpt2_prefill_s64() -> ModelWithInputs:
     """GPT-2 reading a prompt of 64 tokens: causal attention, no cache kept."""
     config = transformers.GPT2Config(attn_implementation="eager", use_cache=False)
     return reads_tokens(transformers.GPT2Model(config), 64, use_cache=False)
@@ -160,7 +160,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(x)), new_keys, new_values
 
 
-def llama_decode_c256() -> Built:
+def llama_decode_c256() -> ModelWithInputs:
     """One token through eight decoder layers after 256 cached ones; reading the weights bounds its speed."""
     layers, heads, size, cached, vocabulary = 8, 16, 64, 256, 32_000
     decoder = Decoder(layers, heads * size, heads, 2816, vocabulary).eval()
@@ -170,7 +170,7 @@ def llama_decode_c256() -> Built:
     return decoder, (token, keys, values, cos, sin)
 
 
-MODELS: dict[str, Callable[[], Built]] = {
+MODELS: dict[str, Callable[[], ModelWithInputs]] = {
     builder.__name__: builder
     for builder in (
         *(resnet18, resnet50, mobilenet_v2, bert_base_s128, vit_b16),

@@ -392,7 +392,7 @@ def test_what_is_slower_than_eager_stays_eager_and_is_timed_once(warm: None, mon
 
 
 class FakeService:
-    """Answers look-ups with the untuned trace, and takes jobs."""
+    """Answers look-ups with the baseline's trace, and takes jobs."""
 
     tiers: Callable[[int], Tier] = staticmethod(lambda _: Tier.EXACT)
     jobs: list[Any] = []
