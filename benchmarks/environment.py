@@ -58,8 +58,10 @@ def environment(*, gpu: bool = False, **budget: object) -> dict[str, Any]:
 def commit(root: Path = ROOT) -> str:
     """What was measured: the commit that is checked out, with `+` where files other than results differ from it.
 
-    Where the files lie without their repository, BENCHMARK_COMMIT names it.
+    BENCHMARK_COMMIT names it where the files lie without their repository, or in another.
     """
+    if told := os.environ.get("BENCHMARK_COMMIT"):
+        return told
     asked = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     changes = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results"]
     try:
@@ -68,7 +70,7 @@ def commit(root: Path = ROOT) -> str:
             for words in (["rev-parse", "HEAD"], changes)
         )
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BENCHMARK_COMMIT", "unknown")
+        return "unknown"
     return head + "+" * bool(changed)
 
 

@@ -26,12 +26,11 @@ WITHOUT_A_COMMIT = {
         "coverage_zoo",
         "false_wins",
         "isolation",
-        "isolation_cuda",
         "latency",
         "latency_inductor",
         "lookup",
     ),
-    *("memory_bound", "operators", "preparation", "throughput", "throughput_cuda", "torch_backend"),
+    *("memory_bound", "operators", "preparation", "throughput", "torch_backend"),
 }
 WITHOUT_A_MEASURE_VERSION = {
     *WITHOUT_A_COMMIT,
@@ -40,7 +39,7 @@ WITHOUT_A_MEASURE_VERSION = {
 }
 """Files from before these fields were written; the page says "not recorded". Nothing is added here: a name goes when its
 file is made again."""
-OF_MEASURE_VERSION_1 = {"agreement", "false_wins", "isolation", "isolation_cuda", "throughput_cuda"}
+OF_MEASURE_VERSION_1 = {"agreement", "false_wins", "isolation"}
 """Made before weights were evicted from the caches between calls, by the history of the repository; to be made again."""
 
 
