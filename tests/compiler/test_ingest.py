@@ -193,7 +193,7 @@ IN_THE_CHILD: dict[str, tuple[Callable[[], bytes], ModelFormat, str]] = {
         ModelFormat.RELAX,
         "crashed|recursion|not TVM JSON",
     ),
-    "a TVMScript file": (lambda: b"import os", ModelFormat.TVMSCRIPT, "TVMScript is code"),
+    "a TVMScript file": (lambda: b"import os", ModelFormat.TVMSCRIPT, "can run code"),
     "a pt2 archive": (lambda: b"PK", ModelFormat.PT2, "can run code"),
 }
 
