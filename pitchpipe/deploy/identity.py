@@ -27,7 +27,6 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature
 
 _T = TypeVar("_T", bound=BaseModel)
-_NVIDIA = Path("/proc/driver/nvidia")
 
 
 class Identity(Wire):
@@ -51,7 +50,7 @@ def versions() -> list[str]:
 @cache
 def machine_key() -> str:
     """Digest of the device and the compiler as this process finds them: what a proof run here says something about."""
-    return json_digest([[kind.device_identity() for kind in kinds()], versions()])
+    return json_digest([versions(), [kind.device_identity() for kind in kinds()]])
 
 
 def this_target(cache: Path) -> Target:
@@ -132,9 +131,3 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
 def _keep(path: Path, value: _T) -> _T:
     write_json(path, value)
     return value
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""

@@ -24,9 +24,6 @@ from tuner.ingest.onnx.scope import Scope
 from tuner.ingest.onnx.walk import Walker
 from tuner.tvm_compat import relax, te, tirx
 
-DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
-"""Operator sets that are read."""
-
 
 class Source:
     """A parsed file: its graph sorted, without weights, and what main takes."""
