@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.client import Client
+from pitchpipe.deploy import lookup
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.wire.record import Tier
 from tests.proxy import Proxy
@@ -174,6 +175,12 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_backend.recompile()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up that fails is repeated for a moment only."""
+    monkeypatch.setattr(lookup, "PATIENCE_SECS", 3.0)
+
+
 @pytest.fixture(scope="module")
 def service(embedded: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service for this module, and a cache of its own."""
@@ -212,7 +219,9 @@ def test_tuned_schedules_are_found_and_judged_through_a_late_network(
 
 @pytest.mark.parametrize("mood", ["truncated", "failing"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_network_that_fails_costs_the_schedules_and_nothing_else(service: Client, name: str, mood: Any) -> None:
+def test_a_network_that_fails_costs_the_schedules_and_nothing_else(
+    service: Client, impatient: None, name: str, mood: Any
+) -> None:
     with Proxy(service.url, mood=mood) as proxy:
         with pytest.warns(torch_backend.BackendWarning, match="gives no schedules"):
             run(name, {"url": proxy.url, "deadline_secs": WAITING}, 2)
@@ -221,7 +230,9 @@ def test_a_network_that_fails_costs_the_schedules_and_nothing_else(service: Clie
     assert tiers().get(Tier.EXACT, 0) == 0
 
 
-def test_a_network_that_breaks_after_its_probe_leaves_eager(service: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_breaks_after_its_probe_leaves_eager(
+    service: Client, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pitchpipe.deploy import lookup
     from pitchpipe.torch_backend import schedules
 
