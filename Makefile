@@ -59,11 +59,11 @@ demo: setup
 check: lint
 	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) -p tests.bare tests/unit
 
-# Acceptance tests time and load the machine: one after another, with nothing beside them.
+# The tests of a file run one after another in one process, where they share what they compile (tests/conftest.py); acceptance
+# tests, which are the longest, come first.
 test: setup $(VENV)/.torch
 ifeq ($(strip $(T)),)
-	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) --durations=20 --ignore tests/acceptance
-	$(BIN)/python -m pytest --durations=20 tests/acceptance
+	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) --dist loadfile --no-loadscope-reorder --durations=20
 else
 	$(BIN)/python -m pytest $(T)
 endif

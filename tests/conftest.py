@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -27,6 +28,23 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 
+SHARING = frozenset(f"tests/acceptance/test_{name}.py" for name in ("commands", "sdk", "torch_tuned", "verified"))
+"""Files whose tests share one service (tests/acceptance/conftest.py)."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` the files that share a service are one file: one process runs them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByService(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "the shared service" if file in SHARING else file
+
+    return ByService(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.fixture(autouse=True)
 def logs_stay_as_they_are() -> Iterator[None]:
     """A command that runs inside a test configures logging for its process; that process is ours."""
@@ -37,18 +55,12 @@ def logs_stay_as_they_are() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one run of the suite keeps is not there for the next, nor for the user."""
+def places_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of each process that runs tests: a cache, which is not there for the next run nor for the user, and a quiet lock, so
+    that no two of them wait for each other. Times are then disturbed; no test asserts on one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))  # without what this machine has tuned
-        yield
-
-
-@pytest.fixture(scope="module")
-def quiet_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A lock of the tests' own: another test session on this host does not delay this one."""
-    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
         yield
 

@@ -22,7 +22,7 @@ from service.db import Database
 from service.store import batches, jobs, models, tokens, workers
 from service.tables import CandidateRow
 
-PATIENCE_SECS = 90.0
+PATIENCE_SECS = 180.0
 
 
 class Fleet:

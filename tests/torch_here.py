@@ -12,8 +12,11 @@ import pytest
 
 from pitchpipe.deploy import building
 from pitchpipe.processes.plugins import step
+from tests.builds import Kept, keeping
 from tuner.deploy import build as deploy
 from tuner.ingest import parse_container
+
+_BUILT_HERE: Kept = {}
 
 
 def steps_here(patch: pytest.MonkeyPatch) -> None:
@@ -25,7 +28,7 @@ def steps_here(patch: pytest.MonkeyPatch) -> None:
         return step(name)(data, {}, **arguments)
 
     patch.setattr(cutting, "run_step", run_here)
-    patch.setattr(building, "run_step", run_here)
+    patch.setattr(building, "run_step", keeping(run_here, _BUILT_HERE))
     patch.setattr(deploy, "ingest", lambda data, _format: parse_container(data))
     patch.setattr(building, "prove", lambda *_args, **_options: SimpleNamespace(ok=True, wrong=None))
 

@@ -22,7 +22,7 @@ from pitchpipe.wire.miss import MissCount, MissReport
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 TRIALS = 8
 
 
@@ -65,7 +65,7 @@ def use(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "small.onnx"
-    path.write_bytes(models.small_network().SerializeToString())
+    path.write_bytes(models.tiny_network().SerializeToString())
     return path
 
 
@@ -78,7 +78,7 @@ def job(embedded: Client, onnx: Path) -> str:
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("job_")
     assert ended.stderr == ""
-    view = embedded.wait(ended.stdout.strip(), timeout_secs=200)
+    view = embedded.wait(ended.stdout.strip(), timeout_secs=400)
     assert view.state is JobState.DONE, view.error
     return view.id
 
@@ -327,6 +327,6 @@ def test_what_was_missed_is_listed_and_the_budget_for_it_is_set(run: Run, embedd
     # Only now: an idle worker would begin at once.
     task, target = embedded.job(job).tasks[0], embedded.job(job).targets[0]
     embedded.report_misses(MissReport(target=target, misses=(MissCount(workload=task.workload, runs=3),)))
-    (listed,) = run("misses", "list", "--json", "--target", target.key).json()
-    assert (listed["workload"], listed["runs"]) == (task.workload, 3)
+    listed = run("misses", "list", "--json", "--target", target.key).json()
+    assert (task.workload, 3) in [(one["workload"], one["runs"]) for one in listed]
     assert task.workload[:16] in run("misses", "list").out

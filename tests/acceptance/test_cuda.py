@@ -38,7 +38,7 @@ def gpus() -> list[str]:
     return asked.stdout.decode().split() if asked.returncode == 0 else []
 
 
-pytestmark = [pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU"), pytest.mark.usefixtures("quiet_lock")]
+pytestmark = pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU")
 
 CONFIG = MeasureConfig(run_timeout_secs=10, max_secs=0.02)
 SPOILER = Misdeed(
@@ -60,7 +60,7 @@ def used_mib() -> int:
 
 
 @pytest.fixture(scope="module")
-def sandbox(used_mib: int, quiet_lock: None, target: Target) -> Iterator[Sandbox]:
+def sandbox(used_mib: int, target: Target) -> Iterator[Sandbox]:
     with Sandbox(target) as opened:
         yield opened
 
@@ -131,7 +131,7 @@ def test_tensor_core_candidates_are_checked_and_timed_with_all_there_is_to_say(
     assert sandbox.steadiness is not None
 
 
-def test_a_record_is_replayed_beside_its_task_s_baseline(quiet_lock: None, product: Workload, target: Target) -> None:
+def test_a_record_is_replayed_beside_its_task_s_baseline(product: Workload, target: Target) -> None:
     (candidate, *_) = gpu_programs.candidates(product, 1)
     check = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=3)
     record = TuningRecord(

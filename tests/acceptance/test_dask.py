@@ -104,7 +104,7 @@ def request(seed: int) -> ProposeRequest:
 
 def test_a_cluster_gives_the_answers_of_the_local_engine(dask: DaskEngine) -> None:
     local = LocalEngine(1)
-    data = step("strip_onnx")(models.small_network().SerializeToString()).data
+    data = step("strip_onnx")(models.tiny_network().SerializeToString()).data
     answers = []
     for executor in (local, dask):
         proposals = [executor.submit(propose, request(seed)) for seed in (1, 2)]
@@ -163,7 +163,7 @@ def test_a_job_is_tuned_by_a_coordinator_whose_steps_run_on_the_cluster(
             while not client.workers():
                 assert time.monotonic() < deadline, logs()
                 time.sleep(0.1)
-            data = step("strip_onnx")(models.small_network().SerializeToString()).data
+            data = step("strip_onnx")(models.tiny_network().SerializeToString()).data
             model = client.upload_model(data, name="small", format=ModelFormat.ONNX)
             job = client.submit(JobRequest(model=model.id, targets=(this_target,), budget=Budget(trials=12)))
             view = client.wait(job.id, timeout_secs=PATIENCE_SECS)

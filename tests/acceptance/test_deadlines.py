@@ -27,7 +27,7 @@ PATIENCE_SECS = 180
 SPLIT_SECS = 10
 NODES = 8000
 """Of a model that is read in a second, and whose split would take minutes."""
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 def endless_model() -> bytes:
@@ -111,7 +111,7 @@ def test_a_split_that_passes_its_limit_fails_its_job_and_holds_up_nobody(
             hanging = submit(hog, endless_model(), this_target)
             service.until(lambda: hog.job(hanging.id).state is not JobState.QUEUED, "the split begins")
             service.until(lambda: bool(other.workers()), "the worker registers")
-            tuned = submit(other, models.small_network().SerializeToString(), this_target)
+            tuned = submit(other, models.tiny_network().SerializeToString(), this_target)
             tuned = other.wait(tuned.id, timeout_secs=PATIENCE_SECS)
             hanging = hog.wait(hanging.id, timeout_secs=PATIENCE_SECS)
     assert tuned.state is JobState.DONE, f"{tuned.error} {service.logs()}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Stop, Timed
@@ -25,10 +23,9 @@ def usually(secs: float) -> Drift:
 
 
 def test_a_batch_on_a_device_that_is_slower_than_usual_is_repeated_and_marked_and_then_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device may be quiet or busy: what is usual is set, far from what any load makes of a beat."""
-    monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
     workload = program("2")
     candidates = harmless(workload)
     with Sandbox(TARGET) as sandbox:
@@ -51,8 +48,7 @@ def test_a_batch_on_a_device_that_is_slower_than_usual_is_repeated_and_marked_an
                 assert (result.reference_ratio > DRIFTED) == is_noisy
 
 
-def test_a_time_tells_how_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
+def test_a_time_tells_how_it_was_taken() -> None:
     workload = dense()
     with Sandbox(TARGET) as sandbox:
         (result,) = sandbox.measure(workload, [Candidate.of(workload.digest, BASELINE_TRACE)], CONFIG)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from pitchpipe.client import Client
 from pitchpipe.deploy.fetch import fetch
+from pitchpipe.embedded import Embedded
 from pitchpipe.sdk import submit
 from pitchpipe.wire.job import JobOrigin, JobState
 from pitchpipe.wire.miss import MissStage, MissView
@@ -17,7 +20,15 @@ from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
+PATIENCE_SECS = 240
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, this_target: Target) -> Iterator[Client]:
+    """A service of its own: the idle budget is the service's, and so is what it may transfer from."""
+    with Embedded(f"sqlite:///{tmp_path / 'p.db'}", this_target) as client, client:
+        yield client
 
 
 def dense(rows: int, reduction: int, columns: int, *, activation: bool) -> bytes:
@@ -32,7 +43,7 @@ def dense(rows: int, reduction: int, columns: int, *, activation: bool) -> bytes
 
 def test_a_reported_miss_is_served_a_schedule_that_was_transferred(embedded: Client, this_target: Target) -> None:
     known = submit(dense(128, 256, 256, activation=False), target=this_target, trials=6, client=embedded)
-    known = embedded.wait(known.id, timeout_secs=120)
+    known = embedded.wait(known.id, timeout_secs=PATIENCE_SECS)
     assert known.state is JobState.DONE, known.error
 
     deployed = dense(192, 320, 384, activation=True)
@@ -46,7 +57,7 @@ def test_a_reported_miss_is_served_a_schedule_that_was_transferred(embedded: Cli
     assert (miss().stage, miss().runs) == (MissStage.WAITING, 1)
     embedded.set_idle_budget(4)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECS
         while miss().stage is not MissStage.TRANSFERRED:
             assert time.monotonic() < deadline, miss()
             time.sleep(0.1)

@@ -22,7 +22,6 @@ from tuner.tvm_compat import load_ir
 from tuner.workload.digest import workload_digest
 from workers.device import detect_target, fingerprint, toolchain
 
-pytestmark = pytest.mark.usefixtures("quiet_lock")
 Ended = tuple[int, str, str]
 Run = Callable[..., Ended]
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Timed
 from tests.compiler.programs import TARGET, dense
 from tuner.target_kinds.cpu.device import data_caches
 from workers.sandbox.sandbox import Sandbox
 
 
-def test_a_device_is_measured_beside_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
+def test_a_device_is_measured_beside_its_work() -> None:
     work = dense()
     with Sandbox(TARGET) as sandbox:
         found = sandbox.roofline()

@@ -29,11 +29,10 @@ TARGET = Target.parse(
 CONFIG = MeasureConfig(run_timeout_secs=5, memory_limit_bytes=1 << 30, max_secs=0.02, target_sample_secs=5e-4)
 CPU = MISDEEDS["llvm"]
 RUN_TIMEOUT = FailureKind.RUN_TIMEOUT
-pytestmark = pytest.mark.usefixtures("quiet_lock")
 
 
 @pytest.fixture(scope="module")
-def sandbox(quiet_lock: None) -> Iterator[Sandbox]:
+def sandbox() -> Iterator[Sandbox]:
     with Sandbox(TARGET, parallel_builds=2) as opened:
         yield opened
 
@@ -108,7 +107,7 @@ def test_text_that_is_no_workload_fails_its_candidates_only(sandbox: Sandbox) ->
     assert isinstance(next(iter(measure(sandbox, other, harmless(other)[:1]).values())), Timed)
 
 
-def test_processes_that_an_unconfined_candidate_starts_die_with_it(quiet_lock: None) -> None:
+def test_processes_that_an_unconfined_candidate_starts_die_with_it() -> None:
     block = """
 if ELSEWHERE:
     for n in T.serial(6):
@@ -126,7 +125,7 @@ B[vi] = A[vi]
         assert getattr(results[bad.digest], "kind", None) is FailureKind.RUN_ERROR
         assert unconfined._process is not None
         command = psutil.Process(unconfined._process.pid).cmdline()
-        give_up = time.monotonic() + 10  # A fork of the task process that has done its work may still be ending.
+        give_up = time.monotonic() + 60  # A fork of the task process that has done its work may still be ending.
         while len(named(command)) > 2 and time.monotonic() < give_up:
             time.sleep(0.05)
         assert len(named(command)) == 2, "the zygote and one task process; forks share their command line"
@@ -142,7 +141,7 @@ def named(command: list[str]) -> list[psutil.Process]:
     ("victim", "number"), [("zygote", signal.SIGKILL), ("task process", signal.SIGKILL), ("zygote", signal.SIGSTOP)]
 )
 def test_a_batch_survives_the_end_of_what_measures_it(
-    quiet_lock: None, monkeypatch: pytest.MonkeyPatch, victim: str, number: signal.Signals
+    monkeypatch: pytest.MonkeyPatch, victim: str, number: signal.Signals
 ) -> None:
     monkeypatch.setattr(sandbox_module, "_STOP_SECS", 1.0)
     workload = hostile(CPU["wrong_output"])

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 TRIALS = 16
 
 
@@ -77,7 +77,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(embedded: Client, this_target: Target) -> JobView:
     module, inputs = made()
     submitted = submit(module, inputs, target=this_target, trials=TRIALS, client=embedded)
-    return embedded.wait(submitted.id, timeout_secs=200)
+    return embedded.wait(submitted.id, timeout_secs=400)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_a_machine_without_a_linker_compiles_in_its_own_process(
 def test_a_linker_that_fails_is_named(tmp_path: Path, this_target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(PitchpipeError, match="linked"):
-        load(models.small_network().SerializeToString(), target=this_target, cache=tmp_path)
+        load(models.tiny_network().SerializeToString(), target=this_target, cache=tmp_path)
     assert not [path for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
 
 
@@ -287,7 +287,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match="cache"):
-        load(models.small_network().SerializeToString(), target=this_target, cache=tmp_path / "file")
+        load(models.tiny_network().SerializeToString(), target=this_target, cache=tmp_path / "file")
 
 
 def test_without_a_service_or_example_inputs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.client import Client
+from pitchpipe.deploy import lookup
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.wire.record import Tier
 from tests.proxy import Proxy
@@ -32,7 +33,7 @@ PATIENCE_SECS = 900.0
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """Of ResNet-18, with as many channels as asked for."""
+    """Of a residual network, with as many channels as asked for."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -48,12 +49,12 @@ class Block(nn.Module):  # type: ignore[misc]
         return torch.relu(y + (x if self.short is None else self.norms[2](self.short(x))))
 
 
-def resnet18() -> Any:
-    """The network of that name for images of 32 x 32, an eighth as wide."""
-    widths = [(8, 8, 1), (8, 8, 1), (8, 16, 2), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]
+def residual() -> Any:
+    """A block that keeps its size and one that halves it, between the stem and the head of a ResNet, for 16 x 16."""
     stem = [nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    blocks = [Block(*width) for width in widths]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).eval()
+    return nn.Sequential(
+        *stem, Block(8, 8, 1), Block(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    ).eval()
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]
@@ -89,20 +90,18 @@ class Step(nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()
-        )
-        self.head = nn.Linear(16, 4)
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
 
     def forward(self, x: Any) -> Any:
         return nn.functional.cross_entropy(self.head(self.body(x).mean((2, 3))), torch.arange(len(x)) % 4)
 
 
 CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], tuple[tuple[int, ...], ...]]] = {
-    "resnet18": (resnet18, (1, 3, 32, 32), ()),
+    "residual": (residual, (1, 3, 16, 16), ()),
     "lstm": (lambda: Recurrent().eval(), (2, 5, 8), ()),
     "bert": (lambda: BertLayer().eval(), (1, 12, 32), ((1, 7, 32), (1, 12, 32))),
-    "step": (lambda: Step().train(), (4, 3, 16, 16), ()),
+    "step": (lambda: Step().train(), (4, 3, 8, 8), ()),
 }
 """Model, the shape of its input, and further ones where a size varies."""
 
@@ -176,6 +175,12 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_backend.recompile()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up that fails is repeated for a moment only."""
+    monkeypatch.setattr(lookup, "PATIENCE_SECS", 3.0)
+
+
 @pytest.fixture(scope="module")
 def service(embedded: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service for this module, and a cache of its own."""
@@ -214,7 +219,9 @@ def test_tuned_schedules_are_found_and_judged_through_a_late_network(
 
 @pytest.mark.parametrize("mood", ["truncated", "failing"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_network_that_fails_costs_the_schedules_and_nothing_else(service: Client, name: str, mood: Any) -> None:
+def test_a_network_that_fails_costs_the_schedules_and_nothing_else(
+    service: Client, impatient: None, name: str, mood: Any
+) -> None:
     with Proxy(service.url, mood=mood) as proxy:
         with pytest.warns(torch_backend.BackendWarning, match="gives no schedules"):
             run(name, {"url": proxy.url, "deadline_secs": WAITING}, 2)
@@ -223,7 +230,9 @@ def test_a_network_that_fails_costs_the_schedules_and_nothing_else(service: Clie
     assert tiers().get(Tier.EXACT, 0) == 0
 
 
-def test_a_network_that_breaks_after_its_probe_leaves_eager(service: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_breaks_after_its_probe_leaves_eager(
+    service: Client, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pitchpipe.deploy import lookup
     from pitchpipe.torch_backend import schedules
 

@@ -15,7 +15,9 @@ import pytest
 
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_SECS = 180
+"""For one step, on a machine that is busy with other work."""
 KEYS = {
     "model",
     "target",
@@ -39,7 +41,7 @@ TASK_KEYS = {"workload", "name", "weight", "flops", "bytes", "trials", "untuned_
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "small.onnx"
-    path.write_bytes(models.small_network().SerializeToString())
+    path.write_bytes(models.tiny_network().SerializeToString())
     return path
 
 
@@ -73,12 +75,12 @@ def interrupt(model: Path, database: Path, how: signal.Signals, *options: str) -
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_SECS
     while records(database) < enough:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(how)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_SECS)
     assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
     wait_until_nobody_serves(database)
 
@@ -118,7 +120,7 @@ def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_in
 
 def wait_until_nobody_serves(database: Path) -> None:
     """The embedded processes end with their parent; the file's lock says when."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECS
     while time.monotonic() < deadline:
         users = subprocess.run(["pgrep", "-f", str(database)], capture_output=True, text=True, check=False).stdout
         if not [pid for pid in users.split() if int(pid) != os.getpid()]:
@@ -130,7 +132,9 @@ def wait_until_nobody_serves(database: Path) -> None:
 def test_a_file_that_is_no_model_is_refused_with_its_cause(tmp_path):
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"\x08\x07garbage")
-    ended = subprocess.run(command(path, tmp_path / "p.db"), capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(
+        command(path, tmp_path / "p.db"), capture_output=True, text=True, check=False, timeout=PATIENCE_SECS
+    )
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert len(ended.stderr.strip().splitlines()) == 1
@@ -139,6 +143,8 @@ def test_a_file_that_is_no_model_is_refused_with_its_cause(tmp_path):
 def test_code_in_a_file_needs_trust(tmp_path):
     path = tmp_path / "model.pt2"
     path.write_bytes(b"PK")
-    ended = subprocess.run(command(path, tmp_path / "p.db"), capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(
+        command(path, tmp_path / "p.db"), capture_output=True, text=True, check=False, timeout=PATIENCE_SECS
+    )
     assert ended.returncode == 2
     assert "--trust" in ended.stderr

@@ -163,7 +163,7 @@ def test_load_safely_runs_the_fallback_for_a_wrong_import_and_says_so_once(defau
 
 @pytest.mark.parametrize("kind", ["module", "file"])
 def test_load_safely_compares_what_it_builds_beside_the_program(default: Schedules, tmp_path: Path, kind: str) -> None:
-    model = local_model(*made()) if kind == "module" else local_model(models.small_network().SerializeToString())
+    model = local_model(*made()) if kind == "module" else local_model(models.tiny_network().SerializeToString())
     safe = load_safely(model, fallback=lambda x: x, schedules=default, deadline_secs=120.0, cache=tmp_path)
     assert safe.compiled is not None, safe.reason
     told = safe.compiled.comparison
@@ -207,7 +207,7 @@ main.main(sys.argv[1:])
 
 def test_tune_ends_with_1_and_no_table_for_a_wrong_import(tmp_path: Path) -> None:
     path = tmp_path / "small.onnx"
-    path.write_bytes(models.small_network().SerializeToString())
+    path.write_bytes(models.tiny_network().SerializeToString())
     options = ["--trials", "0", "--database", f"sqlite:///{tmp_path}/p.db"]
     ended = subprocess.run(
         [sys.executable, "-c", _TUNE, "tune", str(path), *options], capture_output=True, text=True, check=False

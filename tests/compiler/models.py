@@ -79,6 +79,25 @@ def small_network(seed: int = 0) -> onnx.ModelProto:
     )
 
 
+def tiny_network(seed: int = 0) -> onnx.ModelProto:
+    """Convolution, pooling, dense: three tasks, of which tuning clearly speeds up the first. 1x8x12x12 -> 1x10."""
+    rng = np.random.default_rng(seed)
+    weights = {
+        "w1": rng.normal(0, 0.3, (16, 8, 3, 3)).astype(np.float32),
+        "bias1": rng.normal(0, 0.3, 16).astype(np.float32),
+        "w2": rng.normal(0, 0.3, (10, 16)).astype(np.float32),
+        "bias2": rng.normal(0, 0.3, 10).astype(np.float32),
+    }
+    nodes = [
+        node("Conv", ["x", "w1", "bias1"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("GlobalAveragePool", ["r"], ["q"]),
+        node("Flatten", ["q"], ["f"]),
+        node("Gemm", ["f", "w2", "bias2"], ["y"], transB=1),
+    ]
+    return model(nodes, {"x": [1, 8, 12, 12]}, ["y"], weights)
+
+
 def attention(seed: int = 0) -> onnx.ModelProto:
     """One encoder block on [1, 6, 8] with two heads, indices in and two outputs out, as exporters write it."""
     rng = np.random.default_rng(seed)

@@ -33,7 +33,7 @@ CONFIG = MeasureConfig(max_secs=0.02, target_sample_secs=5e-4)
 
 
 @pytest.fixture(scope="module")
-def sandbox(quiet_lock: None) -> Iterator[Sandbox]:
+def sandbox() -> Iterator[Sandbox]:
     with Sandbox(TARGET) as opened:
         yield opened
 

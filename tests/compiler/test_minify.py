@@ -20,13 +20,21 @@ TIMEOUT_SECS = 900
 ENVIRONMENT = {**os.environ, "TVM_NUM_THREADS": "2"}  # schedules that are wrong on a second thread need one
 
 
-def played(folder: Path, *names: str) -> list[Finding]:
-    """What is found in scenes. Every test plays its own, so that none is played by several workers of the suite."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.compiler.minify_scenes", str(folder), *names]
+Findings = dict[str, Finding]
+SCENES = (
+    *("onnx, wrong converter", "onnx, wrong rewrite", "onnx, right", "torch, wrong converter", "torch, right"),
+    *("abort", "task, wrong", "task, crash", "task, right"),
+)
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """What is found in scenes. One process plays them, each in a fork: what it imports takes longer than a scene."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.compiler.minify_scenes"]
+    command += [str(tmp_path_factory.mktemp("scenes")), *SCENES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECS, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    return [Finding.model_validate(found[name]) for name in names]
+    return {name: Finding.model_validate(found) for name, found in json.loads(done.stdout).items()}
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,8 +55,8 @@ def shown(finding: Finding) -> str:
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file(tmp_path: Path) -> None:
-    (found,) = played(tmp_path, "onnx, wrong converter")
+def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file(findings: Findings) -> None:
+    found = findings["onnx, wrong converter"]
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Ceil", "round up")
     assert (found.nodes, found.cause) == (("Ceil",), "the import")
     assert [each.shape for each in found.arguments] == [(2, 3, 8)]
@@ -60,30 +68,30 @@ def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_a_rewrite_that_changes_a_result_is_named(tmp_path: Path) -> None:
-    (found,) = played(tmp_path, "onnx, wrong rewrite")
+def test_a_rewrite_that_changes_a_result_is_named(findings: Findings) -> None:
+    found = findings["onnx, wrong rewrite"]
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Neg", "turn")
     assert (found.nodes, found.cause) == (("Neg",), "rewrite lose_negations")
     assert "differs" in shown(found)
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of_pytorch(tmp_path: Path) -> None:
-    (found,) = played(tmp_path, "torch, wrong converter")
+def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of_pytorch(findings: Findings) -> None:
+    found = findings["torch, wrong converter"]
     assert (found.kind, found.operator, found.cause) == (FindingKind.WRONG, "aten.ceil.default", "the import")
     assert found.reference == "PyTorch eager"
     assert "differs" in shown(found)
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_of_a_model_that_is_right_nothing_is_told(tmp_path: Path) -> None:
-    for found in played(tmp_path, "onnx, right", "torch, right"):
+def test_of_a_model_that_is_right_nothing_is_told(findings: Findings) -> None:
+    for found in (findings["onnx, right"], findings["torch, right"]):
         assert (found.kind, found.operator, found.script) == (FindingKind.NOTHING, None, None)
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_the_operator_that_ends_the_process_is_found(tmp_path: Path) -> None:
-    (found,) = played(tmp_path, "abort")
+def test_the_operator_that_ends_the_process_is_found(findings: Findings) -> None:
+    found = findings["abort"]
     assert (found.kind, found.operator, found.node) == (FindingKind.RUN_CRASH, "relax.call_tir of evil", "c")
     assert found.nodes == ("relax.call_tir of evil",)
     assert "SIGABRT" in found.detail
@@ -91,8 +99,8 @@ def test_the_operator_that_ends_the_process_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(TIMEOUT_SECS)
-def test_of_a_task_the_instruction_of_the_trace_that_breaks_it_is_found(tmp_path: Path) -> None:
-    wrong, crash, right = played(tmp_path, "task, wrong", "task, crash", "task, right")
+def test_of_a_task_the_instruction_of_the_trace_that_breaks_it_is_found(findings: Findings) -> None:
+    wrong, crash, right = (findings[f"task, {kind}"] for kind in ("wrong", "crash", "right"))
     assert (wrong.kind, crash.kind) == (FindingKind.WRONG, FindingKind.RUN_CRASH)
     for found in (wrong, crash):
         assert found.cause == "instruction 3 of the trace, Parallel"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pitchpipe.model import comparison
-from pitchpipe.wire.job import ModelFormat
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import prepare
-from tuner.ingest import ingest
+from tuner.ingest import DEFAULT_LIMITS
+from tuner.ingest.relax_reader import read_relax
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.tvm_compat import load_ir
 
@@ -47,7 +47,7 @@ def check(builder: Any) -> None:
     torch.manual_seed(0)
     module, examples = builder()
     data, weights = from_torch(module, examples)
-    ingested = ingest(data, ModelFormat.RELAX)
+    ingested = read_relax(data, DEFAULT_LIMITS)
     built = expand_intrinsics(finish(prepare(load_ir(ingested.ir), TARGET), TARGET))
     for inputs in comparison.input_sets([each.numpy() for each in examples])[1:]:
         with torch.no_grad():

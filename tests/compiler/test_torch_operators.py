@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -48,25 +48,33 @@ def operators() -> dict[str, Any]:
     return {name_of(operator): operator for operator in database()}
 
 
-def check(operator: Any, dtype: str) -> None:
-    found = exported(calls(operator, dtype), TARGET)
-    assert [one for one in found if one.kind not in ("right", "outside")] == []
+def groups(names: Sequence[str], size: int = 8) -> Any:
+    """Of operators whose calls are built side by side in one program: most of what a program costs is not its code."""
+    return pytest.mark.parametrize("names", [names[at : at + size] for at in range(0, len(names), size)], ids=", ".join)
 
 
-@pytest.mark.parametrize("name", [*ONCE_WRONG, *ONCE_REFUSED])
-def test_an_operator_gives_what_pytorch_gives(operators: dict[str, Any], name: str) -> None:
-    check(operators[name], "float32")
+def check(operators: dict[str, Any], names: Sequence[str], dtype: str) -> None:
+    """Where the program of all is not right, each call is a program of its own, and those that are wrong are told."""
+    called = [(name, call) for name in names for call in calls(operators[name], dtype)]
+    found = exported([call for _, call in called], TARGET)
+    pairs = zip(called, found, strict=True)
+    assert [(name, one) for (name, _), one in pairs if one.kind not in ("right", "outside")] == []
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_whole_numbers_are_promoted_as_in_pytorch(operators: dict[str, Any], name: str) -> None:
-    check(operators[name], "int64")
+@groups([*ONCE_WRONG, *ONCE_REFUSED])
+def test_an_operator_gives_what_pytorch_gives(operators: dict[str, Any], names: Sequence[str]) -> None:
+    check(operators, names, "float32")
+
+
+@groups(WHOLE)
+def test_whole_numbers_are_promoted_as_in_pytorch(operators: dict[str, Any], names: Sequence[str]) -> None:
+    check(operators, names, "int64")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", HALF)
-def test_half_precision_is_summed_in_float32(operators: dict[str, Any], name: str, dtype: str) -> None:
-    check(operators[name], dtype)
+@groups(HALF)
+def test_half_precision_is_summed_in_float32(operators: dict[str, Any], names: Sequence[str], dtype: str) -> None:
+    check(operators, names, dtype)
 
 
 class Of(nn.Module):  # type: ignore[misc,name-defined]
