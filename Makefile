@@ -60,10 +60,10 @@ check: lint
 	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) -p tests.bare tests/unit
 
 # The tests of a file run one after another in one process, where they share what they compile (tests/conftest.py); acceptance
-# tests, which are the longest, come first.
+# tests, which are the longest, come first. One process more than there are cores: those tests wait as much as they compute.
 test: setup $(VENV)/.torch
 ifeq ($(strip $(T)),)
-	$(BIN)/python -m pytest -n $(TVM_NUM_THREADS) --dist loadfile --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest -n $$(($(TVM_NUM_THREADS) + 1)) --dist loadfile --no-loadscope-reorder --durations=20
 else
 	$(BIN)/python -m pytest $(T)
 endif
