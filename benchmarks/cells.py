@@ -58,6 +58,11 @@ def plain(*names: str) -> dict[str, Callable[[Row], str]]:
     return {name.replace("_", " "): lambda row, name=name: number(row.get(name, "-")) for name in names}  # type: ignore[misc]
 
 
+def counted(counts: dict[str, int]) -> str:
+    """Names with how many there are of each."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
 def cut(text: str | None) -> str:
     """The first line of a reason, fit for a list."""
     return (text or "").strip().split("\n")[0][:200].replace("|", "\\|")

@@ -175,11 +175,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def row(name: str, found: Sequence[dict[str, Any]], repeated: int, secs: float) -> dict[str, Any]:
-    """Of one program. Pairs are called duels in the results, as in those that were made before."""
+    """Of one program."""
     wins = sum(pair["won"] for pair in found)
     return {
         "program": name,
-        "duels": len(found),
+        "pairs": len(found),
         "false_wins": wins,
         "rate_upper95": upper_bound(wins, len(found)),
         "by_samples_alone": sum(pair["by_samples_alone"] for pair in found),
@@ -189,7 +189,7 @@ def row(name: str, found: Sequence[dict[str, Any]], repeated: int, secs: float) 
         "process_spread_95": quantile([pair["spread"] for pair in found], 0.95),
         "interval_half_width_median": statistics.median(pair["half_width"] for pair in found),
         "repeated_batches": repeated,
-        "secs_per_duel": secs / len(found),
+        "secs_per_pair": secs / len(found),
     }
 
 
@@ -201,7 +201,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         "environment": environment(
-            duels=budget, per_batch=PAIRS_PER_BATCH, processes_per_side=CONFIRM_PROCESSES, nice=os.nice(0)
+            pairs=budget, per_batch=PAIRS_PER_BATCH, processes_per_side=CONFIRM_PROCESSES, nice=os.nice(0)
         ),
         "rows": rows,
     }
@@ -215,13 +215,13 @@ def main() -> None:
             repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
             rows.append(row(task.name, found, repeated, time.monotonic() - started))
     result["environment"]["load_after"] = os.getloadavg()[0]
-    trials, wins = sum(row["duels"] for row in rows), sum(row["false_wins"] for row in rows)
+    trials, wins = sum(row["pairs"] for row in rows), sum(row["false_wins"] for row in rows)
     result["summary"] = {
         "rate": wins / trials,
         "rate_upper95": upper_bound(wins, trials),
         "false_wins": wins,
-        "duels": trials,
-        "worst_program_rate": max(row["false_wins"] / row["duels"] for row in rows),
+        "pairs": trials,
+        "worst_program_rate": max(row["false_wins"] / row["pairs"] for row in rows),
         "rate_by_samples_alone": sum(row["by_samples_alone"] for row in rows) / trials,
     }
     show(result, options.json)

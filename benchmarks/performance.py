@@ -71,6 +71,13 @@ SECTIONS = (
         table=tables.latency,
         more="Models of `benchmarks/recurrent.py`.",
     ),
+    Section(
+        file="before_after",
+        title="Whole models before and after the folders were moved",
+        script="before_after",
+        table=tables.before_after,
+        more="Tuned for 110 s each by the code after.",
+    ),
     Section(file="torch_backend", title="torch.compile", script="torch_backend", table=tables.torch_backend),
     Section(file="operators", title="MetaSchedule's own workloads", script="operators", table=tables.operators),
     Section(

@@ -85,7 +85,7 @@ def claims(found: Results) -> str:
         ),
         (
             "a program beside itself",
-            f"{summaries['false_wins']['false_wins']} false wins in {summaries['false_wins']['duels']:,},"
+            f"{summaries['false_wins']['false_wins']} false wins in {summaries['false_wins']['pairs']:,},"
             f" below {percent(summaries['false_wins']['rate_upper95'])} with 95 % confidence",
             link("false_wins"),
         ),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from cells import Row, cut, number, percent, plain, ratio, table, time, verdict
+from cells import Row, counted, cut, number, percent, plain, ratio, table, time, verdict
 
 Lines = Iterable[str]
 
@@ -66,6 +66,21 @@ def stocks(row: Row, stock: Row) -> Iterator[str]:
             f"Ours stood at stock's final {time(row['stock_final_secs'])} after {reached:.0f} s,"
             f" 1/{row['stock_tuning_over_time_to_stock']:.0f} of stock's time."
         )
+
+
+def before_after(result: dict[str, Any]) -> Lines:
+    return table(
+        result["rows"],
+        {
+            "model": lambda row: row["model"],
+            "before": lambda row: time(row["before_secs"]),
+            "after": lambda row: time(row["after_secs"]),
+            "before / after": lambda row: ratio(row["before_over_after"], row["before_over_after_interval"]),
+            "deviation": lambda row: number(row["deviation"]),
+            "schedules before": lambda row: counted(row["before_tiers"]),
+            "after ": lambda row: counted(row["after_tiers"]),
+        },
+    )
 
 
 def torch_backend(result: dict[str, Any]) -> Lines:
@@ -248,7 +263,7 @@ def false_wins(result: dict[str, Any]) -> Lines:
     return table(
         result["rows"],
         {
-            **plain("program", "duels", "false_wins"),
+            **plain("program", "pairs", "false_wins"),
             "at most, with 95 % confidence": lambda row: percent(row["rate_upper95"]),
             "by samples alone": lambda row: number(row["by_samples_alone"]),
             "median": lambda row: time(row["median_secs"]),

@@ -22,9 +22,7 @@ finally:
 RESULTS = performance.results()
 WITHOUT_A_COMMIT = {
     *(
-        "agreement",
         "coverage_zoo",
-        "false_wins",
         "isolation",
         "latency",
         "latency_inductor",
@@ -39,7 +37,7 @@ WITHOUT_A_MEASURE_VERSION = {
 }
 """Files from before these fields were written; the page says "not recorded". Nothing is added here: a name goes when its
 file is made again."""
-OF_MEASURE_VERSION_1 = {"agreement", "false_wins", "isolation"}
+OF_MEASURE_VERSION_1 = {"isolation"}
 """Made before weights were evicted from the caches between calls, by the history of the repository; to be made again."""
 
 
