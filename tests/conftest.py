@@ -23,9 +23,6 @@ from tests.postgres import PostgresServer, start_postgres
 
 _TEMPLATE = "pitchpipe_template"
 
-# More threads want to compute than there are cores: those that wait, in TVM's pool and in PyTorch's, are not to spin.
-os.environ |= {"TVM_THREAD_POOL_SPIN_COUNT": "0", "OMP_NUM_THREADS": "1"}
-
 # A fresh clone builds Hypothesis's character tables inside the first example, and the machine may be busy: no clocks.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
