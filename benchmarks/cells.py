@@ -55,7 +55,7 @@ def table(rows: Iterable[Any], columns: dict[str, Callable[[Any], str]]) -> Iter
 
 def plain(*names: str) -> dict[str, Callable[[Row], str]]:
     """Columns that show a value as it is, under its own name."""
-    return {name.replace("_", " "): lambda row, name=name: number(row.get(name, "-")) for name in names}  # type: ignore[misc]
+    return {name.replace("_", " "): lambda row, name=name: number(row.get(name, "-")) for name in names}
 
 
 def counted(counts: dict[str, int]) -> str:

@@ -172,7 +172,7 @@ def right(found: Results) -> str:
     for way, told in ways.items():
         rows.append(_row(f"{small['models']} small architectures {told}", Counter(small[way]), "coverage"))
     names = ("set", "right", "refused", "wrong", "failed or late", "file")
-    return "\n".join(table(rows, {name: lambda row, at=at: row[at] for at, name in enumerate(names)}))  # type: ignore[misc]
+    return "\n".join(table(rows, {name: lambda row, at=at: row[at] for at, name in enumerate(names)}))
 
 
 def _row(name: str, counts: Counter[str], file: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def latency(result: dict[str, Any]) -> Lines:
         {
             "model": lambda row: row["model"],
             "ours": lambda row: time(row["ours_secs"]),
-            **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},  # type: ignore[misc]
+            **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},
             "best peer": lambda row: f"{row['best_peer']}: {verdict(row['best_peer_over_ours_interval'])}",
             "floor / ours": lambda row: percent(row["share_of_floor"]),
             "largest deviation": lambda row: f"{row['deviation']:.0e}",
@@ -101,7 +101,7 @@ def torch_backend(result: dict[str, Any]) -> Lines:
         {
             "model": lambda row: row["model"],
             "ours": lambda row: time(row["ours_secs"]),
-            **{f"{name}, over ours": lambda row, peer=peer: cell(row, peer) for peer, name in names.items()},  # type: ignore[misc]
+            **{f"{name}, over ours": lambda row, peer=peer: cell(row, peer) for peer, name in names.items()},
             "largest deviation": lambda row: f"{row['deviation']:.0e}",
         },
     )
@@ -162,7 +162,7 @@ def memory_bound(result: dict[str, Any]) -> Lines:
             "operator": lambda row: row["operator"],
             **{f"{name}, GB/s": speed(side) for name, side in sides.items()},
             **{
-                f"ours over {name}": lambda row, side=side: ratio(row[f"vs_{side}"])  # type: ignore[misc]
+                f"ours over {name}": lambda row, side=side: ratio(row[f"vs_{side}"])
                 for name, side in sides.items()
                 if side != "ours"
             },
@@ -227,10 +227,7 @@ def lookup(result: dict[str, Any]) -> Lines:
             **plain("row", "keys", "clients"),
             "requests a second": lambda row: f"{row['rate']:,.0f}",
             "answer": lambda row: f"{row['answer_bytes'] / 1e3:.0f} KB",
-            **{
-                part: lambda row, part=part: time(row[f"{part}_secs"])  # type: ignore[misc]
-                for part in ("p50", "p90", "p99", "max")
-            },
+            **{part: lambda row, part=part: time(row[f"{part}_secs"]) for part in ("p50", "p90", "p99", "max")},
             "server's CPU": lambda row: percent(row["server_cpu"]),
         },
     )
@@ -300,7 +297,7 @@ def coverage(result: dict[str, Any]) -> Lines:
         ways,
         {
             "way": lambda way: way,
-            **{verdict: lambda way, verdict=verdict: str(counts[way][verdict]) for verdict in verdicts},  # type: ignore[misc]
+            **{verdict: lambda way, verdict=verdict: str(counts[way][verdict]) for verdict in verdicts},
             "largest error of those right": lambda way: f"{max(row.get(f'{way}_error', 0.0) for row in rows):.0e}",
         },
     )
@@ -335,7 +332,7 @@ def onnx_nodes(result: dict[str, Any]) -> Lines:
         {
             "set": lambda name: name,
             **{
-                status: lambda name, status=status: str(counts[name][status])  # type: ignore[misc]
+                status: lambda name, status=status: str(counts[name][status])
                 for status in ("right", "refused", "wrong", "raised")
             },
         },
@@ -357,7 +354,7 @@ def torch_operators(result: dict[str, Any]) -> Lines:
             "operators": lambda pair: number(pair[1]["operators"]),
             "with samples that count": lambda pair: number(pair[1]["operators_inside"]),
             "right in all": lambda pair: number(pair[1]["operators_right"]),
-            **{f"samples {name}": lambda pair, name=name: number(pair[1]["samples"][name]) for name in names},  # type: ignore[misc]
+            **{f"samples {name}": lambda pair, name=name: number(pair[1]["samples"][name]) for name in names},
         },
     )
     yield ""

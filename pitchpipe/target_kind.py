@@ -14,10 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from pitchpipe.errors import InvalidTarget
+from pitchpipe.processes import plugins
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, DeviceKind, KindName, Target
 from pitchpipe.wire.task import Workload
@@ -180,19 +180,16 @@ def kind_of(target: Target) -> TargetKind:
 @cache
 def kind_named(name: str) -> TargetKind:
     """The kind whose targets have this `kind`. Raises InvalidTarget for a name that none has."""
-    found = entry_points(group=GROUP, name=name)
-    if not found:
-        known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP)))
-        raise InvalidTarget(f"kind {name!r} is none of {known}")
-    made: TargetKind = next(iter(found)).load()()
+    if name not in (known := plugins.names(GROUP)):
+        raise InvalidTarget(f"kind {name!r} is none of {', '.join(known)}")
+    made: TargetKind = plugins.load(GROUP, name)()
     return made
 
 
 @cache
 def kinds() -> tuple[TargetKind, ...]:
     """Every kind, accelerators before the host: a machine that has both is tuned and served for the first."""
-    names = sorted({entry.name for entry in entry_points(group=GROUP)}, key=lambda name: (name == HOST, name))
-    return tuple(kind_named(name) for name in names)
+    return tuple(kind_named(name) for name in sorted(plugins.names(GROUP), key=lambda name: name == HOST))
 
 
 def kind_of_device(device: str) -> TargetKind:

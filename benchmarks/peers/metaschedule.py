@@ -77,7 +77,7 @@ def counting(failures: Counter[str]) -> Any:
     from tvm.s_tir import meta_schedule as ms
 
     @derived_object
-    class Counting(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
+    class Counting(ms.measure_callback.PyMeasureCallback):
         def apply(self, _scheduler: Any, _task: int, _candidates: Any, builds: Any, runs: Any) -> None:
             for build, run in zip(builds, runs, strict=True):
                 if build.error_msg is not None:

@@ -131,11 +131,8 @@ class CompiledModel:
             array = array.detach()
         try:
             return runtime.from_dlpack(array)
-        except (
-            RuntimeError,
-            ValueError,
-            BufferError,
-        ):  # strided, read-only, big-endian, or not aligned as compiled code expects
+        except (RuntimeError, ValueError, BufferError):
+            # Strided, read-only, big-endian, or not aligned as compiled code expects.
             if isinstance(array, np.ndarray):
                 return runtime.tensor(_plain(array), self._device)
             if hasattr(array, "clone"):

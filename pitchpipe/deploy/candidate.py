@@ -59,9 +59,8 @@ def replay(view: RecordView, *, timeout_secs: float) -> Replayed:
     Build and run are ended after `timeout_secs` each. Raises NoDevice when the device cannot run it, IntegrityError when
     the program is not the workload's, MissingExtra without a compiler.
     """
-    listing(
-        view, compiled=False
-    )  # only for the program's digest; whether the trace applies is found out in the sandbox
+    # Only the program's digest matters here; whether the trace applies is found out in the sandbox.
+    listing(view, compiled=False)
     config = MeasureConfig(build_timeout_secs=timeout_secs, run_timeout_secs=timeout_secs)
     found: Replayed = step("replay")(view, config)
     return found

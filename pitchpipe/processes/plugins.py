@@ -23,12 +23,23 @@ class MissingExtra(PitchpipeError):
 
 def step(name: str) -> Callable[..., Any]:
     """The registered step; raises MissingExtra naming the library that is absent."""
-    found = entry_points(group=GROUP, name=name)
+    loaded: Callable[..., Any] = load(GROUP, name)
+    return loaded
+
+
+def names(group: str) -> list[str]:
+    """What is registered in a group of entry points, each name once however often its package lies on the path."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def load(group: str, name: str) -> Any:
+    """What is registered in a group under a name; raises MissingExtra for a name that nobody registered, and naming the
+    library that its module lacks."""
+    found = entry_points(group=group, name=name)
     if not found:
-        raise MissingExtra(f"no installed package provides the step {name!r}")
+        raise MissingExtra(f"no installed package provides {name!r} among {group}")
     try:
-        loaded: Callable[..., Any] = next(iter(found)).load()
+        return next(iter(found)).load()
     except ImportError as error:
         extra = "torch" if error.name == "torch" else "compiler"
         raise MissingExtra(f"{name} needs {error.name}: install pitchpipe[{extra}]") from error
-    return loaded

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import entry_points
 
 from workers.sandbox.channel import Channel
 from workers.sandbox.confinement import become_subreaper, die_with_parent, kill_strays
@@ -59,11 +58,11 @@ def main(descriptor: int, parent: int, target: str) -> None:
 
 def _warm_up(target: str) -> _RunForked:
     """Imports what children need and compiles once, since the first compilation of a process is three times as slow."""
+    from pitchpipe.processes import plugins
     from pitchpipe.wire.target import Target
 
     parsed = Target.parse(target)
-    (task_process,) = entry_points(group=TASK_PROCESSES, name=parsed.kind)
-    run: _RunForked = task_process.load()(parsed)
+    run: _RunForked = plugins.load(TASK_PROCESSES, parsed.kind)(parsed)
     gc.collect()
     gc.freeze()  # So that the collector in children does not write to shared pages.
     return run
