@@ -1,8 +1,9 @@
-# One image per role: docker build --target server|coordinator|worker
+# One image per role: docker build --target server|coordinator|worker|worker-cuda
 #
 #   server        the HTTP service; no TVM, no torch
 #   coordinator   the job loop, whose executor children search with TVM
 #   worker        builds, checks and times candidates on its device
+#   worker-cuda   the same on an NVIDIA GPU: docker run --gpus device=0; brings NVRTC, the host brings the driver
 #
 # Everything that is installed is locked with hashes in deploy/*.lock.
 
@@ -44,6 +45,12 @@ RUN pip install --require-hashes --only-binary :all: -r /locks/worker.lock
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-deps --no-index /wheels/*.whl
 
+FROM environment AS worker-cuda-environment
+COPY deploy/worker-cuda.lock /locks/
+RUN pip install --require-hashes --only-binary :all: -r /locks/worker-cuda.lock
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps --no-index /wheels/*.whl
+
 FROM python:3.11-slim-bookworm AS runtime
 # The folders of blobs and of the lock belong to the user in the image, so that volumes mounted there do too.
 RUN groupadd --system --gid 10001 pitchpipe \
@@ -61,6 +68,12 @@ CMD ["coordinator"]
 FROM runtime AS worker
 COPY --from=worker-environment /opt/pitchpipe /opt/pitchpipe
 CMD ["worker"]
+
+FROM runtime AS worker-cuda
+COPY --from=worker-cuda-environment /opt/pitchpipe /opt/pitchpipe
+# What NVIDIA's container runtime mounts: the driver, and the library that tells its version and the clock.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+CMD ["worker", "--target", "cuda"]
 
 # Last, so that a build without --target gives the smallest image.
 FROM runtime AS server

@@ -95,9 +95,10 @@ LOCK := $(COMPILE) pyproject.toml
 
 lock: setup
 	$(PIP) install --quiet uv
-	$(LOCK) --quiet --extra server --extra compiler --extra dask --extra jax --extra tflite --group dev -o requirements.lock
+	$(LOCK) --quiet --extra server --extra compiler --extra cuda --extra dask --extra jax --extra tflite --group dev -o requirements.lock
 	$(LOCK) --quiet --extra server -c requirements.lock -o deploy/server.lock
 	$(LOCK) --quiet --extra compiler -c requirements.lock -o deploy/worker.lock
+	$(LOCK) --quiet --extra compiler --extra cuda -c requirements.lock -o deploy/worker-cuda.lock
 	$(LOCK) --quiet --extra server --extra compiler --extra dask -c requirements.lock -o deploy/coordinator.lock
 	$(COMPILE) --quiet --group build -c requirements.lock -o deploy/build.lock
 	$(COMPILE) --quiet --group bench -c requirements.lock -o benchmarks/requirements.lock

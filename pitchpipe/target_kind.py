@@ -66,10 +66,17 @@ class TargetKind(ABC):
     # -- on a machine that may have such a device
 
     @abstractmethod
-    def detect(self) -> Target | None:
-        """The target of this machine's first device of the kind, None without one.
+    def detect(self, ordinal: int = 0) -> Target | None:
+        """The target of a device of the kind that this process may see, counted from 0; None without that many.
 
-        Raises MeasurementFailed when TVM, which is asked in a child, does not start.
+        Raises MeasurementFailed for a device that is too old, and when what is asked, in a child, does not start.
+        """
+
+    @abstractmethod
+    def hold(self, ordinal: int) -> None:
+        """Makes a device of the kind the only one that this process and its children see, before any uses one.
+
+        Raises MeasurementFailed where there is no such device.
         """
 
     @abstractmethod
@@ -190,6 +197,33 @@ def kind_named(name: str) -> TargetKind:
 def kinds() -> tuple[TargetKind, ...]:
     """Every kind, accelerators before the host: a machine that has both is tuned and served for the first."""
     return tuple(kind_named(name) for name in sorted(plugins.names(GROUP), key=lambda name: name == HOST))
+
+
+def named_device(text: str) -> tuple[TargetKind, int]:
+    """The kind and the ordinal of a device as users and PyTorch name it: `cpu`, `llvm`, `cuda` or `cuda:1`.
+
+    Raises InvalidTarget for anything else.
+    """
+    name, colon, number = text.partition(":")
+    found = next((kind for kind in kinds() if name in (kind.name, kind.device)), None)
+    if found is None or (colon and not (number.isascii() and number.isdigit() and len(number) < 4)):
+        names = ", ".join(sorted({name for kind in kinds() for name in (kind.name, kind.device)}))
+        raise InvalidTarget(f"{text!r} is no target: auto, {names}, one of these and a number (cuda:1), or JSON")
+    return found, int(number or 0)
+
+
+def hold_device(text: str) -> str:
+    """Makes a device that was named with a number the only one that this process and its children see, and returns what it
+    is called from then on: `cuda:1` becomes `cuda`. Everything else is returned as it is.
+
+    Raises InvalidTarget for a name that is none, MeasurementFailed where there is no such device.
+    """
+    if text == "auto" or text.lstrip().startswith("{"):
+        return text
+    kind, ordinal = named_device(text)
+    if ordinal:
+        kind.hold(ordinal)
+    return kind.name
 
 
 def kind_of_device(device: str) -> TargetKind:

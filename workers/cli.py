@@ -29,7 +29,9 @@ def work(
     name: Annotated[
         str | None, typer.Option(help="unique in the project, the same after a restart; default: host and device")
     ] = None,
-    target: Annotated[str, typer.Option(help="auto, llvm, cuda, or JSON with TVM's attribute names")] = "auto",
+    target: Annotated[
+        str, typer.Option(help="auto, a device (cpu, cuda, cuda:1), or JSON with TVM's attribute names")
+    ] = "auto",
     max_candidates: Annotated[int, typer.Option(min=1, max=256, help="most candidates of one lease")] = 32,
     parallel_builds: Annotated[
         int | None, typer.Option(min=1, max=256, help="compilations at a time; default: one per core")
@@ -48,6 +50,7 @@ def work(
     """
     from pitchpipe.client import Client
     from pitchpipe.processes.plugins import MissingExtra
+    from pitchpipe.target_kind import hold_device
     from pitchpipe.wire.lease import WorkerRegistration
     from pitchpipe.wire.target import Target
 
@@ -59,9 +62,9 @@ def work(
         raise MissingExtra(f"a worker needs {error.name}: install pitchpipe[compiler]") from error
 
     _configure_logs(log_level)
-    found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(target)
+    found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(hold_device(target))
     registration = WorkerRegistration(
-        name=name or _default_name(found),
+        name=name or _default_name(found, target),
         device=fingerprint(found.kind),
         target=found,
         toolchain=toolchain(found),
@@ -92,9 +95,11 @@ def _write(path: Path | None, text: str) -> None:
         draft.replace(path)
 
 
-def _default_name(target: Target) -> str:
-    """A name for each host and kind of device, the same after a restart, so that the service recognises the worker."""
-    return re.sub(r"[^A-Za-z0-9_.:-]", "-", f"{socket.gethostname()}:{target.kind}")[:128]
+def _default_name(target: Target, asked: str) -> str:
+    """A name for each device of a host, the same after a restart, so that the service recognises the worker."""
+    _, _, ordinal = asked.partition(":")
+    device = f"{target.kind}:{ordinal}" if ordinal.isdigit() else target.kind
+    return re.sub(r"[^A-Za-z0-9_.:-]", "-", f"{socket.gethostname()}:{device}")[:128]
 
 
 def _configure_logs(level: str) -> None:

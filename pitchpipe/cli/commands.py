@@ -38,7 +38,8 @@ Inputs = Annotated[
     typer.Option("--input", help="of TorchScript, or of ONNX with open shapes, in order, as float32[1,3,224,224]"),
 ]
 Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
-TargetText = Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")]
+TARGET_HELP = "auto, a device of this machine (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
+TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
 
 jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
 schedules = typer.Typer(no_args_is_help=True, help="Schedules of the project.")
@@ -312,7 +313,7 @@ def list_models(url: Url = HERE, token: Token = "", as_json: Json = False) -> No
 def list_misses(
     url: Url = HERE,
     token: Token = "",
-    target: Annotated[str | None, typer.Option(help="only of this one; auto, or JSON")] = None,
+    target: Annotated[str | None, typer.Option(help=f"only of this one; {TARGET_HELP}")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     as_json: Json = False,
 ) -> None:

@@ -22,6 +22,7 @@ from pitchpipe.embedded import DEFAULT_SECONDS
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.places import default_database
+from pitchpipe.target_kind import hold_device
 from pitchpipe.wire.job import Budget
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ def tune_command(
     ],
     trials: Annotated[int | None, typer.Option(min=0, help="candidates to measure")] = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="seconds of tuning")] = None,
-    target: Annotated[str, typer.Option(help="auto, or JSON with TVM's attribute names")] = "auto",
+    target: commands.TargetText = "auto",
     database: Annotated[str | None, typer.Option(envvar="PITCHPIPE_DATABASE_URL", help="SQLAlchemy URL")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the search and the input data")] = 0,
     trust: commands.Trust = False,
@@ -50,7 +51,7 @@ def tune_command(
     options = TuneOptions(
         path=model,
         database=database or default_database(),
-        target=None if target == "auto" else detect_target(target),
+        target=None if target == "auto" else detect_target(hold_device(target)),
         budget=Budget(trials=trials, seconds=DEFAULT_SECONDS if trials is None and seconds is None else seconds),
         seed=seed,
         trust=trust,

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe.cli.commands import HERE, RETRY_SECS, Json, Token, Url
+from pitchpipe.cli.commands import HERE, RETRY_SECS, TARGET_HELP, Json, Token, Url
 from pitchpipe.cli.tables import show
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, MeasurementFailed
+from pitchpipe.model.local import detect_target
 from pitchpipe.target_kind import describe
 from pitchpipe.wire.measure import Failed, MeasureConfig, Measurement, Timed
 from pitchpipe.wire.record import RecordView
 from pitchpipe.wire.replayed import Replayed
-from pitchpipe.wire.target import Target
 
 LIMIT = 50
 RecordArgument = Annotated[
@@ -37,7 +37,7 @@ def list_records(
     url: Url = HERE,
     token: Token = "",
     workload: Annotated[str | None, typer.Option(help="digest: only records of it")] = None,
-    target: Annotated[str | None, typer.Option(help="JSON with TVM's attribute names: only records for it")] = None,
+    target: Annotated[str | None, typer.Option(help=f"only records for it; {TARGET_HELP}")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="only candidates that have no time")] = False,
     served: Annotated[
         str | None, typer.Option(metavar="JOB", help="in place of all: those served for a job's or model's workloads")
@@ -48,7 +48,7 @@ def list_records(
     """Measured candidates, failures included, newest first."""
     if served is not None and (failed or workload is not None):
         raise InvalidInput("--served names its own workloads, and what is served has a time")
-    wanted = None if target is None else Target.parse(target)
+    wanted = None if target is None else detect_target(target)
     with Client(url, token, retry_secs=RETRY_SECS) as client:
         if served is None:
             found = list(islice(client.records(workload, wanted, timed=False if failed else None), limit))

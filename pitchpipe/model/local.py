@@ -137,8 +137,8 @@ def _stablehlo(model: Any, example_inputs: Sequence[Any] | None) -> bytes | None
 
 
 def detect_target(value: str) -> Target:
-    """`auto` asks this machine; anything else is JSON with TVM's attribute names."""
-    if value != "auto":
+    """JSON with TVM's attribute names; `auto` and a device's name (`cpu`, `cuda`, `cuda:1`) ask this machine."""
+    if value.lstrip().startswith("{"):
         return Target.parse(value)
-    found: Target = step("detect_target")("auto")
+    found: Target = step("detect_target")(value)
     return found

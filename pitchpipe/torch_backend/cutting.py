@@ -16,7 +16,6 @@ from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import Identity, machine_key, read_json, versions, write_json
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import step
-from pitchpipe.target_kind import kind_of_device
 from pitchpipe.torch_backend.graph_text import decode, encode
 from pitchpipe.torch_backend.own_code import own_code
 from pitchpipe.torch_backend.partition import name_of, split
@@ -90,11 +89,7 @@ def cut_fx(
     model: bytes, _arrays: Mapping[str, Any], *, weights: list[str], device: str, target: str | None
 ) -> dict[str, Any]:
     """Step: what `cut` keeps, of an encoded graph."""
-    wanted = (
-        Target.parse(target)
-        if target is not None
-        else step("detect_target")(kind_of_device(device.partition(":")[0]).name)
-    )
+    wanted = Target.parse(target) if target is not None else step("detect_target")(device)
     unsupported = step("unsupported_fx")
 
     def reason(node: Any) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from pitchpipe.errors import InvalidInput
+from pitchpipe.model.local import detect_target
 from pitchpipe.wire.record import Tier
 from pitchpipe.wire.target import Target
 
@@ -73,7 +74,7 @@ def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
     if given.get("target") in (None, "auto"):
         given.pop("target", None)
     else:
-        given["target"] = Target.parse(given["target"])
+        given["target"] = given["target"] if isinstance(given["target"], Target) else detect_target(given["target"])
     for name, least in (("deadline_secs", 0), ("trials", 1)):
         value = given.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:

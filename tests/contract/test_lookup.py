@@ -108,6 +108,7 @@ COMPATIBLE = [
     (cpu("x86-64-v3", 2, "+avx512f"), cpu("x86-64-v3"), "has all its instructions"),
     (cpu("neoverse-v1"), cpu("neoverse-n1"), "neoverse-v1 has all its instructions"),
     (gpu("sm_90", 232448), gpu("sm_90"), "limits include its"),
+    (gpu("sm_90a"), gpu("sm_90"), "same architecture"),
 ]
 UNCERTAIN = [
     (cpu("haswell"), cpu("x86-64-v4"), "haswell lacks avx512bw"),
@@ -121,7 +122,6 @@ UNCERTAIN = [
     (gpu("sm_90"), cpu("znver5"), "a CPU schedule does not run on a CUDA device"),
     (cpu("znver5"), gpu("sm_90"), "a CUDA schedule does not run on a CPU device"),
     (gpu("sm_90"), gpu("sm_90a"), "sm_90 is another architecture"),
-    (gpu("sm_90a"), gpu("sm_90"), "sm_90a is another architecture"),
     (gpu("sm_90"), gpu("sm_80"), "another architecture"),
     (gpu("sm_90"), gpu("sm_90", 232448), "may use max_shared_memory_per_block 232448"),
     (gpu("sm_90"), gpu("sm_90", None), "max_shared_memory_per_block is not known of both"),

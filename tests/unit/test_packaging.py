@@ -29,6 +29,7 @@ LOCKS = {
     ],
     "deploy/server.lock": [*PROJECT["project"]["dependencies"], *EXTRAS["server"]],
     "deploy/worker.lock": [*PROJECT["project"]["dependencies"], *EXTRAS["compiler"]],
+    "deploy/worker-cuda.lock": [*PROJECT["project"]["dependencies"], *EXTRAS["compiler"], *EXTRAS["cuda"]],
     "deploy/coordinator.lock": [
         *PROJECT["project"]["dependencies"],
         *(entry for extra in ("server", "compiler", "dask") for entry in EXTRAS[extra]),

@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from pitchpipe.errors import InvalidTarget
-from pitchpipe.target_kind import HOST, TargetKind, describe, fit, kind_named, kind_of, kind_of_device, kinds
+from pitchpipe.errors import InvalidTarget, MeasurementFailed
+from pitchpipe.target_kind import (
+    HOST,
+    TargetKind,
+    describe,
+    fit,
+    hold_device,
+    kind_named,
+    kind_of,
+    kind_of_device,
+    kinds,
+    named_device,
+)
 from pitchpipe.wire.target import NEEDED, Target
 from tests.scene import OTHER_TARGET, TARGET
 
@@ -50,6 +61,28 @@ def test_a_kind_or_a_device_that_nobody_registered_is_named() -> None:
         kind_named("hexagon")
     with pytest.raises(InvalidTarget, match="'meta'"):
         kind_of_device("meta")
+
+
+def test_a_device_is_named_by_its_kind_or_as_pytorch_does_and_perhaps_by_a_number() -> None:
+    found = {text: named_device(text) for text in ("cpu", "llvm", "cuda", "cuda:1")}
+    assert {text: (kind.name, ordinal) for text, (kind, ordinal) in found.items()} == {
+        "cpu": ("llvm", 0),
+        "llvm": ("llvm", 0),
+        "cuda": ("cuda", 0),
+        "cuda:1": ("cuda", 1),
+    }
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1:2", "cuda:²", "cuda:1000", ""])
+def test_what_names_no_device_is_refused_with_what_would(text: str) -> None:
+    with pytest.raises(InvalidTarget, match=r"auto, cpu, cuda, llvm, .*JSON"):
+        named_device(text)
+
+
+def test_what_names_no_single_device_is_held_as_it_is() -> None:
+    assert [hold_device(text) for text in ("auto", "cpu", '{"kind": "cuda"}')] == ["auto", "llvm", '{"kind": "cuda"}']
+    with pytest.raises(MeasurementFailed, match="no CPU 1"):
+        hold_device("cpu:1")
 
 
 def sources() -> Iterator[Path]:

@@ -14,7 +14,6 @@ for byte.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -24,10 +23,10 @@ import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pitchpipe.target_kind import kind_named
+from tuner.measure import nvrtc
 from tuner.measure.build import parameters
 from tuner.measure.check import size_bytes
 from tuner.schedule.tensor_type import TensorType
@@ -257,11 +256,11 @@ class DeviceCompiler:
     def __init__(self, arch: str) -> None:
         """Raises NotCompiled when this machine has neither NVRTC with CUDA's headers nor nvcc."""
         self.arch = arch
-        self._nvrtc = _nvrtc()
+        self._nvrtc = nvrtc.library()
         if self._nvrtc is not None:
             self._options = [option.encode() for option in _options(arch)]
         elif shutil.which("nvcc") is None:
-            raise NotCompiled("neither NVRTC (the package cuda-bindings, and CUDA's headers) nor nvcc is here")
+            raise NotCompiled(f"neither NVRTC nor nvcc is here: {nvrtc.INSTALL}")
 
     @property
     def in_process(self) -> bool:
@@ -283,23 +282,23 @@ class DeviceCompiler:
         return self._nvcc(source, form) if self._nvrtc is None else self._run(for_nvrtc(source), form)
 
     def _run(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
-        nvrtc = self._nvrtc
-        program = _value(nvrtc.nvrtcCreateProgram(source.encode(), b"tvm_kernels.cu", 0, None, None))
+        library = self._nvrtc
+        program = _value(library.nvrtcCreateProgram(source.encode(), b"tvm_kernels.cu", 0, None, None))
         try:
-            (status,) = nvrtc.nvrtcCompileProgram(program, len(self._options), self._options)
+            (status,) = library.nvrtcCompileProgram(program, len(self._options), self._options)
             if int(status) != 0:
-                log = bytearray(_value(nvrtc.nvrtcGetProgramLogSize(program)))
-                nvrtc.nvrtcGetProgramLog(program, log)
+                log = bytearray(_value(library.nvrtcGetProgramLogSize(program)))
+                library.nvrtcGetProgramLog(program, log)
                 raise NotCompiled(_first_error(log.decode(errors="replace")))
             size, get = {
-                "cubin": (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
-                "ptx": (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
+                "cubin": (library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN),
+                "ptx": (library.nvrtcGetPTXSize, library.nvrtcGetPTX),
             }[form]
             code = bytearray(_value(size(program)))
             _value(get(program, code))
             return bytes(code)
         finally:
-            nvrtc.nvrtcDestroyProgram(program)
+            library.nvrtcDestroyProgram(program)
 
     def _nvcc(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
         try:
@@ -320,35 +319,6 @@ def _tvm_nvcc() -> Any:
     return importlib.import_module("tvm.support.nvcc")
 
 
-def _nvrtc() -> Any:
-    """The module cuda.bindings.nvrtc with a library behind it and headers beside it; None without them."""
-    if os.environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() != "nvrtc" or not _include_paths():
-        return None
-    try:
-        found: Any = importlib.import_module("cuda.bindings.nvrtc")
-        found.nvrtcVersion()
-    except Exception:  # noqa: BLE001 - ImportError, or the package's own way of saying that the library is missing
-        return None
-    return found
-
-
-def _include_paths() -> list[str]:
-    """Folders of CUDA's headers and of its standard library (CCCL); empty where they are not installed."""
-    roots = [Path(os.environ[name]) for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
-    if (nvcc := shutil.which("nvcc")) is not None:
-        roots.append(Path(nvcc).resolve().parents[1])
-    roots.append(Path("/usr/local/cuda"))
-    if (package := importlib.util.find_spec("nvidia")) is not None:
-        roots += [Path(place) / "cu13" for place in package.submodule_search_locations or ()]
-    for root in roots:
-        places = [root / "include", *(root / "targets").glob("*/include")]
-        places += [place / "cccl" for place in places]
-        found = [str(place) for place in places if place.is_dir()]
-        if any((Path(place) / name).is_file() for place in found for name in ("cuda_runtime.h",)):
-            return found
-    return []
-
-
 def _options(arch: str) -> list[str]:
     """TVM's own options, so that a deployment compiles the same machine code as was measured."""
     silent = [f"-D__NV_SILENCE_{kind}DEPRECATION_{end}=" for kind in ("", "HOST_") for end in ("BEGIN", "END")]
@@ -363,7 +333,7 @@ def _options(arch: str) -> list[str]:
         f"--gpu-architecture={arch}",
         "-default-device",
         "--device-int128",
-        *(f"-I{path}" for path in _include_paths()),
+        *(f"-I{path}" for path in nvrtc.include_folders()),
         *silent,
         *native,
         "--use_fast_math",

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pitchpipe.errors import InvalidTarget
+from pitchpipe.errors import InvalidTarget, MeasurementFailed
 from pitchpipe.target_kind import HOST, Fit, TargetKind
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.roofline import Roofline
@@ -33,11 +33,17 @@ class CpuKind(TargetKind):
         cores = "" if target.num_cores is None else f" on {target.num_cores} core{'s' if target.num_cores > 1 else ''}"
         return f"{target.mcpu}{''.join(target.mattr)}{cores}"
 
-    def detect(self) -> Target | None:
+    def detect(self, ordinal: int = 0) -> Target | None:
+        if ordinal:
+            return None
         from pitchpipe.processes.cores import usable_cores
         from tuner.target_kinds.compiler import compiler_here
 
         return Target.parse({"kind": self.name, "mcpu": compiler_here().mcpu, "num-cores": usable_cores()})
+
+    def hold(self, ordinal: int) -> None:
+        if ordinal:
+            raise MeasurementFailed(f"there is no CPU {ordinal}: all cores are one device")
 
     def fingerprint(self) -> DeviceFingerprint:
         from tuner.target_kinds.cpu import device

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import Fit, TargetKind
-from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.target import DeviceFingerprint, Target
 from pitchpipe.wire.task import Workload
 
 
@@ -30,10 +29,15 @@ class CudaKind(TargetKind):
     def describe(self, target: Target) -> str:
         return target.arch or self.name
 
-    def detect(self) -> Target | None:
+    def detect(self, ordinal: int = 0) -> Target | None:
         from tuner.target_kinds.cuda import device
 
-        return device.detect()
+        return device.detect(ordinal)
+
+    def hold(self, ordinal: int) -> None:
+        from tuner.target_kinds.cuda import device
+
+        device.hold(ordinal)
 
     def fingerprint(self) -> DeviceFingerprint:
         from tuner.target_kinds.cuda import device
@@ -46,11 +50,17 @@ class CudaKind(TargetKind):
         return device.identity()
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        from pitchpipe.processes.child import run_step
+        from tuner.measure import nvrtc
+        from tuner.target_kinds.cuda import device
 
-        if self.detect() is not None:
-            yield "GPU", lambda: "{0.model}, driver {0.driver}".format(self.fingerprint())
-            yield "GPU toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind=self.name)).key
+        found = device.visible()
+        if isinstance(found, str):
+            yield "GPU", lambda: f"none: {found}"
+            return
+        for ordinal, gpu in enumerate(found.devices):
+            yield f"GPU {ordinal}", lambda gpu=gpu: device.describe(gpu)  # type: ignore[misc]
+        yield "NVIDIA driver", lambda: found.driver or "its version is not told"
+        yield "NVRTC", nvrtc.describe
 
     def tvm_target(self, target: Target) -> Any:
         """With this machine as its host."""
@@ -60,12 +70,10 @@ class CudaKind(TargetKind):
         return tvm.target.Target(target.attributes(), host=host)
 
     def codegen(self) -> str:
-        try:
-            nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-        except ImportError:
-            return "CUDA without NVRTC"
-        _, major, minor = nvrtc.nvrtcVersion()
-        return f"CUDA {major}.{minor}"
+        from tuner.measure import nvrtc
+
+        version = nvrtc.version()
+        return "CUDA without NVRTC" if version is None else f"CUDA {version[0]}.{version[1]}"
 
     def load_intrinsics(self) -> None:
         from tuner.tvm_compat import load_cuda_intrinsics

@@ -1,8 +1,9 @@
 """Whether a schedule confirmed for one GPU can run on another.
 
-Only the very same architecture counts. Tensor cores, asynchronous copies and shared memory change with each; code for
-`sm_90a` runs on no other architecture by NVIDIA's own rule, not even on `sm_90`; and a schedule for an older one, though it
-could be compiled again, was tuned around units and capacities that the newer one does not have.
+Only the very same architecture counts. `sm_90a` has all that `sm_90` has, and features of its own: what was confirmed for
+`sm_90` can be compiled for `sm_90a`, and not the other way round. Tensor cores, asynchronous copies and shared memory change
+with each architecture; a schedule for an older one, though it could be compiled again, was tuned around units and capacities
+that the newer one does not have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _KNOWN = {"kind", "arch", "l2_cache_size_bytes", "thread_warp_size", *_LIMITS}
 
 def fit(asking: Target, stored: Target) -> Fit:
     """The reason completes "confirmed for X: ..."."""
-    if asking.arch != stored.arch:
+    if asking.arch not in (stored.arch, f"{stored.arch}a"):
         return Fit(fits=False, reason=f"{asking.arch} is another architecture, and CUDA schedules keep to theirs")
     for name in sorted({*asking.attributes(), *stored.attributes()} - _KNOWN):
         return Fit(fits=False, reason=f"nothing is known of {name} on a GPU")
@@ -31,5 +32,5 @@ def fit(asking: Target, stored: Target) -> Fit:
             return Fit(fits=False, reason=f"{name} is not known of both")
         if has is not None and needs is not None and has < needs:
             return Fit(fits=False, reason=f"it may use {name} {needs}, and there are {has}")
-    apart = sum(getattr(asking, name) != getattr(stored, name) for name in _LIMITS)
+    apart = sum(getattr(asking, name) != getattr(stored, name) for name in ("arch", *_LIMITS))
     return Fit(fits=True, reason="same architecture, whose limits include its", distance=(0.0, 0.0, float(apart)))
