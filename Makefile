@@ -26,7 +26,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # TVM assumes hyper-threads and uses half of the cores unless it is told how many there are.
 export TVM_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# Without its bytecode cache every process that a test starts would compile the sources anew.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile

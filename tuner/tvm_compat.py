@@ -12,10 +12,13 @@ What importing this module does, once per process, and why:
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,23 @@ def _import_tvm() -> Any:
     if hide_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]  # the import system's word for "not installed"
     try:
-        return importlib.import_module("tvm")
+        with _uncollected():
+            return importlib.import_module("tvm")
     finally:
         if hide_torch:
             del sys.modules["torch"]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which looks again and again through what an import makes, all of which stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 tvm: Any = _import_tvm()

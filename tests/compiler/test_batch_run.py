@@ -109,6 +109,38 @@ def test_a_candidate_timed_again_is_not_judged_by_its_own_first_time(
     assert host.told == [5.0, 5.0]
 
 
+@pytest.mark.parametrize(
+    ("noisy", "beats", "repeats"),
+    [
+        (False, [2.0, 2.0, 1.0], 1),
+        (False, [2.0] * 6, 2),
+        (True, [2.0, 2.0], 0),
+        (True, [1.0], 0),
+    ],
+)
+def test_what_is_timed_on_a_device_that_was_slow_before_is_not_timed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noisy: bool, beats: list[float], repeats: int
+) -> None:
+    monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr("workers.sandbox.cpu.batch._PAUSES_SECS", (0.0, 0.0))
+    host = ScriptedHost(secs=[3.0] * (repeats + 1), beats=beats)
+    batch = Batch(
+        candidates=(Candidate.of("0" * 64, BASELINE_TRACE),),
+        config=MeasureConfig(),
+        purpose=Purpose.SEARCH,
+        incumbent_secs=None,
+        usual_secs=1.0,
+        noisy=noisy,
+    )
+    run = BatchRun(cast(Host, host), cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch)
+    run.search()
+    (result,) = host.sent
+    assert isinstance(result, Timed)
+    assert result.reference_ratio == beats[-1]
+    assert host.repeats == repeats
+    assert run._most_repeats == (0 if beats[-1] > 1 else 2), "for the next phase"
+
+
 class _Scripted:
     """A child of a batch whose events come from a script."""
 

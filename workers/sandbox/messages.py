@@ -102,6 +102,8 @@ class Batch(Wire):
     incumbent_secs: float | None
     usual_secs: float | None
     """The usual beat of this device in seconds; None before the first."""
+    noisy: bool = False
+    """Whether its newest beat was too slow."""
 
 
 class Cancel(Wire):

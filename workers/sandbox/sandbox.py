@@ -191,6 +191,7 @@ class Sandbox:
                     purpose=purpose,
                     incumbent_secs=incumbent_secs,
                     usual_secs=self._drift.usual_secs,
+                    noisy=self.steadiness is not None and self.steadiness.noisy,
                 )
                 try:
                     task = self._task(workload, config)

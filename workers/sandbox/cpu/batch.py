@@ -4,7 +4,8 @@ A search goes in phases, because timing is exclusive on the host (tuner/measure/
 
     build   children build in parallel until enough of them wait for their turn; those still building are frozen
     time    one after another they are checked and timed, then the reference workload is (tuner/measure/heartbeat.py)
-    report  if its beat is too slow the whole phase is timed again; then the results are sent and the children ended
+    report  if its beat is too slow, and was not so before, the whole phase is timed again; then the results are sent and the
+            children ended
 
 A confirming run builds every candidate in CONFIRM_PROCESSES children, since processes differ in where their memory is
 placed. Then it takes one sample of each child in turn, forward and backward, between two beats.
@@ -37,7 +38,8 @@ _Stage = Literal["applying", "building", "built", "running"]
 _FEWEST_PER_PHASE = 16
 """Candidates of a phase, at least. Each waits in a process of its own, so a phase is not much larger."""
 MAX_REPEATS = 2
-"""Times that a phase is timed again because its beat was too slow. After that its results are sent with the beat's ratio."""
+"""Times that a phase is timed again because its beat was too slow. After that its results are sent with the beat's ratio.
+Further phases are then timed once, until a beat is as usual: what lasted for three phases will not end in a pause."""
 _BEAT_SECS = 20.0
 _PAUSES_SECS = (0.2, 1.0)
 """Pause before each repetition, in which most disturbances end."""
@@ -97,6 +99,7 @@ class BatchRun:
         self._built: list[_Trial] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
+        self._most_repeats = 0 if batch.noisy else MAX_REPEATS
         self._heartbeat: Child | None = None
         self._dismissed: list[Child] = []
         """Children that were killed. They are reaped while the next phase is built, since ending a process takes the kernel
@@ -197,12 +200,14 @@ class BatchRun:
 
     def _undisturbed(self, measure: Callable[[], _T]) -> tuple[_T, float | None]:
         """(result of `measure`, ratio of the beat after it to the usual one); `measure` is repeated, at most MAX_REPEATS
-        times, while that beat is too slow."""
+        times, while that beat is too slow, unless the one before was too slow already."""
         usual = self._usual_secs = self._usual_secs or self._beat()
         repeats = 0
         while True:
             result, ratio = measure(), believed_ratio(self._beat, usual)
-            if repeats == MAX_REPEATS or ratio is None or not drifted(ratio):
+            slow = ratio is not None and drifted(ratio)
+            if not slow or repeats >= self._most_repeats:
+                self._most_repeats = 0 if slow else MAX_REPEATS
                 return result, ratio
             self._host.repeated()
             self._pause(_PAUSES_SECS[repeats])

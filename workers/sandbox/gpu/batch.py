@@ -107,6 +107,7 @@ class GpuBatchRun:
         self._group: list[tuple[BuiltCandidate, Sampled]] = []
         self._incumbent_secs = batch.incumbent_secs
         self._usual_secs = batch.usual_secs
+        self._most_repeats = 0 if batch.noisy else MAX_REPEATS
         self._computing = ExitStack()
         self._turn: GpuTurn | None = None
 
@@ -288,7 +289,10 @@ class GpuBatchRun:
             return
         group, ratio = self._group, self._drift()
         self._group = []
-        again = [built for built, _ in group if ratio is not None and drifted(ratio) and built.repeats < MAX_REPEATS]
+        slow = ratio is not None and drifted(ratio)
+        again = [built for built, _ in group if slow and built.repeats < self._most_repeats]
+        if not again:
+            self._most_repeats = 0 if slow else MAX_REPEATS
         if again:
             self._host.repeated()
         for built, sampled in group:
@@ -343,7 +347,7 @@ class GpuBatchRun:
             if samples is None:
                 return False
             ratio = self._drift()
-            if repeats == MAX_REPEATS or ratio is None or not drifted(ratio):
+            if repeats >= self._most_repeats or ratio is None or not drifted(ratio):
                 break
             repeats += 1
             self._host.repeated()
