@@ -17,7 +17,7 @@ from tuner.ingest import parse_container
 from tuner.ingest.imported import ImportedWorkload, parse_imported
 from tuner.schedule.recurrence import find_recurrence
 from tuner.tvm_compat import ir, load_ir, save_ir, tirx, tvm, tvm_ffi
-from tuner.workload.compulsory import compulsory_bytes, least_flops
+from tuner.workload.compulsory import compulsory_bytes, flops_type, least_flops
 from tuner.workload.digest import workload_digest
 
 SMALL_CONTRACTION_FLOPS = 1e5
@@ -94,6 +94,7 @@ def _task(name: str, function: Any, digest: str, weight: int, target: Target) ->
         weight=weight,
         flops=signed.flops,
         least_flops=least_flops(function),
+        flops_type=flops_type(function),
         bytes=compulsory_bytes(function),
         group=f"{operators} {','.join(_iterators(block) for block in stages)}",
         baseline=of_kind.baseline_trace(workload, target),

@@ -70,6 +70,9 @@ class Task(Wire):
     least_flops: float = Field(
         default=0.0, ge=0, description="those that no schedule of a design space does without; 0 is unknown"
     )
+    flops_type: str = Field(
+        default="float32", pattern=r"^[a-z0-9_]{1,16}$", description="type of the factors of those operations"
+    )
     bytes: float = Field(ge=0, description="bytes of inputs and weights read once and outputs written once")
     group: str = Field(description="similarity group: same operator structure, other sizes")
     baseline: str = Field(

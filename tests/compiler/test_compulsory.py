@@ -8,7 +8,7 @@ import pytest
 
 from tests.compiler.programs import workload
 from tuner.tvm_compat import load_ir, relax, te
-from tuner.workload.compulsory import compulsory_bytes, least_flops, winograd_saving
+from tuner.workload.compulsory import compulsory_bytes, flops_type, least_flops, winograd_saving
 
 SIZE, CHANNELS, FILTERS = 14, 16, 32
 
@@ -72,9 +72,28 @@ def test_a_chain_of_reductions_counts_their_steps_and_reads_its_input_once() -> 
     assert compulsory_bytes(function) == 2 * 4 * 128 * 256
 
 
-@pytest.mark.parametrize(("dtype", "flops"), [("float32", 2 * 16 * 24 * 32), ("float16", 0)])
-def test_nothing_is_certain_of_numbers_with_faster_instructions(dtype: str, flops: int) -> None:
-    left, right = te.placeholder((16, 32), dtype), te.placeholder((32, 24), dtype)
+def product(left_type: str, right_type: str, sums: str) -> Any:
+    left, right = te.placeholder((16, 32), left_type), te.placeholder((32, 24), right_type)
     k = te.reduce_axis((0, 32))
-    product = te.compute((16, 24), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k))
-    assert least_flops(te.create_prim_func([left, right, product])) == flops
+    made = te.compute((16, 24), lambda i, j: te.sum(left[i, k].astype(sums) * right[k, j].astype(sums), axis=k))
+    return te.create_prim_func([left, right, made])
+
+
+@pytest.mark.parametrize(("dtype", "flops"), [("float32", 2 * 16 * 24 * 32), ("float16", 0)])
+def test_nothing_is_certain_of_sums_of_a_shorter_type(dtype: str, flops: int) -> None:
+    assert least_flops(product(dtype, dtype, dtype)) == flops
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        *((one, one, one) for one in ("float32", "float64", "float16", "bfloat16")),
+        ("float16", "float32", "float32"),
+        ("int8", "int8", "float32"),
+    ],
+)
+def test_the_type_of_the_factors_is_told_whatever_they_are_summed_in(left: str, right: str, found: str) -> None:
+    function = product(left, right, "float64" if "float64" in (left, right) else "float32")
+    assert flops_type(function) == found
+    if found != "float64":
+        assert least_flops(function) == 2 * 16 * 24 * 32

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitchpipe.wire.roofline import MemoryLevel, Roofline
+from pitchpipe.wire.roofline import MemoryLevel, Peak, Roofline
 from pitchpipe.wire.task import Task
 from tuner.tuning.testing import fake_task
 from tuner.workload.bound import bound_secs
@@ -44,6 +44,18 @@ def test_of_several_devices_the_fastest_bounds_and_one_unknown_device_leaves_not
     work = task(least_flops=1e3)
     assert bound_secs(work, [DEVICE, fast]) == 0.25
     assert [bound_secs(work, devices) for devices in ([], [None], [DEVICE, None], [DEVICE, single])] == [None] * 4
+
+
+def test_factors_of_another_type_have_the_peak_of_their_unit_or_none() -> None:
+    half = task(least_flops=1e3).model_copy(update={"flops_type": "float16"})
+    assert bound_secs(half, [DEVICE]) is None
+    tensor_cores = DEVICE.model_copy(update={"peaks": (Peak(type="float16", flops_per_sec=1e4),)})
+    assert bound_secs(half, [tensor_cores]) == 0.1
+
+
+def test_no_program_ends_before_it_has_started() -> None:
+    gpu = DEVICE.model_copy(update={"launch_secs": 0.25})
+    assert [bound_secs(task(least_flops=flops), [gpu]) for flops in (0.0, 100.0, 500.0)] == [0.25, 0.25, 0.5]
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))

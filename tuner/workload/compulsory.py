@@ -7,6 +7,7 @@ a constant. Where a program is not that simple, both counts are too low rather t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,14 +60,33 @@ def least_flops(function: Any) -> float:
     """FLOPs of the reductions, with a multiply-add as two; 0 where no number is certain.
 
     Element-wise arithmetic is not counted, as the compiler may hoist it out of loops. Nor are multiplications with the zeros
-    of a padding, nor those that Winograd's algorithm saves. Only for float32 and float64: shorter types may have faster
-    instructions than those by which the roofline was measured.
+    of a padding, nor those that Winograd's algorithm saves. Only for sums in float32 and float64; `flops_type` tells what is
+    summed.
     """
     if (layer := find_recurrence(function)) is not None:
         return 2.0 * layer.steps * layer.rows * layer.gates * layer.units**2
     blocks = _blocks(function)
     producers = {region.source: block for block in blocks for region in block.writes}
     return sum(_reduction_flops(block, producers) for block in blocks)
+
+
+def flops_type(function: Any) -> str:
+    """The element type of what the reductions multiply, before it is converted for the sum: of several the shortest.
+
+    Units such as tensor cores are faster for shorter types, and which unit a schedule uses is not known here.
+    """
+    types = [_factor_type(block) for block in _blocks(function) if any(map(_is_reduction, block.iter_vars))]
+    return min(types, key=lambda found: (int(re.sub(r"\D", "", found) or 8), found), default="float32")
+
+
+def _factor_type(block: Any) -> str:
+    products: list[Any] = []
+    tvm_ffi.structural_walk(block.body, (tirx.Mul, products.append))
+    floats = [product for product in products if "float" in str(product.ty.dtype)]
+    factors = [factor.value if isinstance(factor, tirx.Cast) else factor for p in floats for factor in (p.a, p.b)]
+    found = {str(factor.ty.dtype) for factor in factors if "float" in str(factor.ty.dtype)}
+    # A product of two types is computed in the longer one.
+    return max(found or {"float32"}, key=lambda each: int(re.sub(r"\D", "", each)))
 
 
 def winograd_saving(windows: Sequence[tuple[int, int, int]]) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import Fit, TargetKind
+from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target
 from pitchpipe.wire.task import Workload
 
@@ -123,6 +124,13 @@ class CudaKind(TargetKind):
         from tuner.measure.reference_program import on_all_cores
 
         return on_all_cores(module), cpu_target_of_host()
+
+    def roofline(self, target: Target) -> Roofline | None:
+        from tuner.measure import gpu_roofline
+        from tuner.target_kinds.cuda import device
+
+        assert target.arch is not None
+        return gpu_roofline.measure(target.arch, device.gpu().multiprocessors)
 
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import parameters
