@@ -4,6 +4,7 @@
     python benchmarks/latency.py --work build/latency --only resnet18 --phase tune
     python benchmarks/latency.py --work build/latency --only resnet18 --phase time --json
     python benchmarks/latency.py --models benchmarks/recurrent.py --json > benchmarks/results/recurrent.json
+    python benchmarks/latency.py --target cuda --json > benchmarks/results/latency_cuda.json     (latency_cuda.py says how)
 
 Models are those of models.py, or of the file that `--models` names: MODELS, name -> builder() -> (module, example inputs).
 
@@ -41,6 +42,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import latency_cuda
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
 from environment import environment, models_parser, show
@@ -223,9 +225,18 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, help=f"of tuning; default {SECONDS}, others {OTHERS_SECONDS}")
     arguments.add_argument("--stock-seconds", type=float, help="stock's own, longer tuning; default: as ours")
     arguments.add_argument("--threads", type=int, default=usable_cores(), help="of everybody")
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments.add_argument("--rounds", type=int, help=f"default {ROUNDS}, on a GPU {latency_cuda.ROUNDS}")
     arguments.add_argument("--peers", help="names, with commas between; default: all. Eager always takes part")
+    arguments.add_argument("--target", choices=("llvm", "cuda"), default="llvm")
+    arguments.add_argument("--dtypes", help="on a GPU: element types, with commas between; default: all")
+    arguments.add_argument("--batches", help="on a GPU: batch sizes, with commas between; default: 1,8")
     options = arguments.parse_args()
+    if options.target == "cuda":
+        known = list(runpy.run_path(str(options.models))["MODELS"])[:5]
+        names = options.only.split(",") if options.only else known[:1] if options.quick else known
+        latency_cuda.main(options, names)
+        return
+    options.rounds = options.rounds or ROUNDS
     peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else PEERS
     options.peers = {"eager", *peers} - {"ours", STOCK[1]}
     absent = sorted(peer for peer in options.peers & {*LIBRARIES} if find_spec(LIBRARIES[peer]) is None)

@@ -1,0 +1,301 @@
+"""Latency of whole models on a GPU, `benchmarks/latency.py --target cuda`: PyTorch eager, modes of torch.compile, ours.
+
+Each model runs in float16, bfloat16 and float32, with a batch of 1 and of 8 (`--dtypes`, `--batches`), each in a process of
+its own, in which all contestants are set up and then take turns. torch.compile has what its best user gives it: evaluation
+mode without gradients, frozen weights (batch norms are folded), images channels last, and inductor's own CUDA graphs in
+`reduce-overhead` and `max-autotune`; float32 has TF32 where PyTorch's defaults allow it. Ours is tuned through the SDK on an
+embedded service from an empty database within --seconds, export, service and confirming included, and called with GPU
+tensors.
+
+    wall     seconds of a call and of waiting for it, the median of a block
+    queued   seconds a call where the calls of a block are queued and waited for together: what the device takes
+    kernels  sum of the durations of all kernels of a call, and their number, from PyTorch's profiler
+
+Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| + s) with r from eager in float32 without
+TF32 and s its root mean square, for every contestant: eager's own says what the type costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from environment import environment, show
+from rounds import geometric_mean, orders, ratio_of, time_of
+
+DTYPES = ("float16", "bfloat16", "float32")
+BATCHES = (1, 8)
+PEERS = ("eager", "compile", "reduce-overhead", "max-autotune")
+QUICK_PEERS = ("eager", "reduce-overhead")
+SECONDS = 150.0
+ROUNDS, QUICK_ROUNDS = 12, 6
+BLOCK = 30
+"""Calls of a block."""
+SEED = 0
+FACTORS = {"float16": 4.0, "bfloat16": 4.0, "float32": 4.0}
+"""How many times eager's own error ours may have in the same type, and no less than LEAST_ERROR."""
+LEAST_ERROR = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-3}
+
+
+def main(options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Runs every case and prints the result."""
+    dtypes = options.dtypes.split(",") if options.dtypes else DTYPES[:1] if options.quick else DTYPES
+    batches = (
+        [int(text) for text in options.batches.split(",")] if options.batches else BATCHES[: 1 if options.quick else 2]
+    )
+    peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else PEERS
+    rounds = QUICK_ROUNDS if options.quick else options.rounds or ROUNDS
+    seconds = options.seconds or (40.0 if options.quick else SECONDS)
+    budget = {"seconds": seconds, "rounds": rounds, "block": BLOCK, "peers": list(peers)}
+    result: dict[str, Any] = {"environment": environment(gpu=True, **budget), "rows": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            for dtype in dtypes:
+                for batch in batches:
+                    case = {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds}
+                    case |= {"seconds": seconds, "models": str(options.models.absolute()), "scratch": scratch}
+                    row = in_child(case)
+                    result["rows"].append(row)
+                    print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
+    result["summary"] = summary(result["rows"])
+    show(
+        result if options.json else {**result, "rows": [{k: r.get(k) for k in SHOWN} for r in result["rows"]]},
+        options.json,
+    )
+    if not result["summary"]["outputs_within_tolerance"]:
+        raise SystemExit("an output of ours is out of tolerance, or a model did not run")
+
+
+SHOWN = (
+    "model",
+    "dtype",
+    "batch",
+    "wall_secs",
+    "queued_secs",
+    "kernel_secs",
+    "kernels",
+    "best_peer_over_ours",
+    "refused",
+)
+
+
+def in_child(case: dict[str, Any]) -> dict[str, Any]:
+    """The row of a case, or one with the reason for which it could not be made."""
+    path = Path(case["scratch"]) / "case.json"
+    path.write_text(json.dumps(case))
+    ended = subprocess.run([sys.executable, __file__, str(path)], stdout=subprocess.PIPE, text=True, check=False)
+    same = {key: case[key] for key in ("model", "dtype", "batch")}
+    if ended.returncode != 0:
+        return {**same, "refused": f"its process ended with {ended.returncode}"}
+    return {**same, **json.loads(ended.stdout.splitlines()[-1])}
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of all rows, and by type and batch."""
+    ran = [row for row in rows if not row.get("refused")]
+    groups = sorted({(row["dtype"], row["batch"]) for row in ran})
+    return {
+        "geomean_vs_best_peer": geometric_mean([row["best_peer_over_ours"] for row in ran]) if ran else None,
+        "worst_vs_best_peer": min((row["best_peer_over_ours"] for row in ran), default=None),
+        "worst_vs_eager": min((row["peers"]["eager"]["queued_over_ours"] for row in ran), default=None),
+        "worst_wall_over_kernels": max((row["wall_secs"] / row["kernel_secs"] for row in ran), default=None),
+        "refused": [
+            f"{row['model']} {row['dtype']} {row['batch']}: {row['refused']}" for row in rows if row.get("refused")
+        ],
+        "outputs_within_tolerance": len(ran) == len(rows) and all(row["within_tolerance"] for row in ran),
+        "geomean_vs_best_peer_by_group": {
+            f"{dtype} x{batch}": geometric_mean(
+                [row["best_peer_over_ours"] for row in ran if (row["dtype"], row["batch"]) == (dtype, batch)]
+            )
+            for dtype, batch in groups
+        },
+    }
+
+
+# -- the process of one case
+
+
+def run_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Sets all contestants up and lets them take turns."""
+    import torch
+
+    torch.set_grad_enabled(False)
+    dtype = getattr(torch, case["dtype"])
+    torch.manual_seed(SEED)
+    module, inputs = runpy.run_path(case["models"])["MODELS"][case["model"]]()
+    inputs = tuple(torch.cat([x] * case["batch"]) if x.dim() else x for x in inputs)
+    reference = reference_of(torch, module, inputs)
+    module = module.to("cuda", dtype)
+    inputs = tuple(x.to("cuda", dtype if x.is_floating_point() else x.dtype) for x in inputs)
+    images = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
+    lasting = module.to(memory_format=torch.channels_last) if any(x.dim() == 4 for x in inputs) else module
+
+    calls: dict[str, Callable[[], Any]] = {}
+    setup: dict[str, float] = {}
+    for peer in case["peers"]:
+        began = time.perf_counter()
+        calls[peer] = torch_call(torch, lasting, images, peer)
+        for _ in range(5):
+            calls[peer]()
+        torch.cuda.synchronize()
+        setup[peer] = time.perf_counter() - began
+    began = time.perf_counter()
+    ours, tuned = tuned_call(module, inputs, case)
+    calls["ours"] = ours
+    ours()
+    torch.cuda.synchronize()
+    setup["ours"] = time.perf_counter() - began
+
+    errors = {name: error_of(first(call()), reference) for name, call in calls.items()}
+    walls, queues = take_turns(torch, calls, case["rounds"])
+    kernels = {name: kernels_of(torch, call) for name, call in calls.items()}
+    rows: dict[str, dict[str, Any]] = {}
+    for name in calls:
+        wall, queued = time_of(walls[name]), time_of(queues[name])
+        over = ratio_of(queues[name], queues["ours"])
+        rows[name] = {
+            "wall_secs": wall.value,
+            "wall_secs_interval": [wall.low, wall.high],
+            "queued_secs": queued.value,
+            "queued_secs_interval": [queued.low, queued.high],
+            "queued_over_ours": over.value,
+            "queued_over_ours_interval": [over.low, over.high],
+            "wall_over_ours": ratio_of(walls[name], walls["ours"]).value,
+            "kernel_secs": kernels[name][0],
+            "kernels": kernels[name][1],
+            "error": errors[name],
+            "setup_secs": setup[name],
+        }
+    mine = rows.pop("ours")
+    best = min(rows, key=lambda peer: rows[peer]["queued_secs"])
+    allowed = max(LEAST_ERROR[case["dtype"]], FACTORS[case["dtype"]] * rows["eager"]["error"])
+    return {
+        **{key: value for key, value in mine.items() if "over_ours" not in key},
+        "within_tolerance": mine["error"] <= allowed,
+        "best_peer": best,
+        "best_peer_over_ours": rows[best]["queued_over_ours"],
+        "peers": rows,
+        **tuned,
+    }
+
+
+def reference_of(torch: Any, module: Any, inputs: tuple[Any, ...]) -> Any:
+    """The output of eager in float32 with products in float32."""
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    result = first(module.to("cuda", torch.float32)(*(x.to("cuda") for x in inputs))).float().cpu().numpy()
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    return result
+
+
+def first(output: Any) -> Any:
+    return output[0] if isinstance(output, (tuple, list)) else output
+
+
+def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> Callable[[], Any]:
+    """A call of the module as eager or in a mode of torch.compile."""
+    if peer == "eager":
+        return lambda: module(*inputs)
+    import torch._inductor.config
+
+    torch._inductor.config.freezing = True
+    compiled = torch.compile(module, mode=None if peer == "compile" else peer)
+    return lambda: compiled(*inputs)
+
+
+def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """Ours, tuned; and what the tuning cost."""
+    import pitchpipe
+    from pitchpipe.embedded import Embedded
+    from workers.device import detect_target
+
+    target = detect_target("cuda")
+    folder = Path(tempfile.mkdtemp(dir=case["scratch"]))
+    began = time.perf_counter()
+    with Embedded(f"sqlite:///{folder}/p.db", target) as client:
+        job = pitchpipe.submit(module, inputs, target=target, seconds=case["seconds"], client=client, cache=folder)
+        view = client.wait(job.id)
+        if view.state.value != "done":
+            raise SystemExit(f"{view.state.value}: {view.error}")
+        schedules = pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
+        tuning_secs = time.perf_counter() - began
+    model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
+    tasks = [
+        {
+            "name": task.name,
+            "kind": task.kind.value,
+            "weight": task.weight,
+            "flops": task.flops,
+            "bytes": task.bytes,
+            "trials": task.trials,
+            "untuned_secs": task.untuned_secs,
+            "secs": task.tuned_secs,
+            "bound_secs": task.bound_secs,
+        }
+        for task in view.tasks
+    ]
+    told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
+    return lambda: model(*inputs), {**told, "tasks": tasks}
+
+
+def take_turns(
+    torch: Any, calls: dict[str, Callable[[], Any]], rounds: int
+) -> tuple[dict[str, list[list[float]]], dict[str, list[list[float]]]]:
+    """By contestant and round: seconds of each call with a wait, and of each call of a queue."""
+    names = list(calls)
+    walls: dict[str, list[list[float]]] = {name: [] for name in names}
+    queues: dict[str, list[list[float]]] = {name: [] for name in names}
+    for order in orders(len(names), rounds):
+        for name in (names[place] for place in order):
+            call = calls[name]
+            call()
+            torch.cuda.synchronize()
+            block = []
+            for _ in range(BLOCK):
+                began = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                block.append(time.perf_counter() - began)
+            walls[name].append(block)
+            began = time.perf_counter()
+            for _ in range(BLOCK):
+                call()
+            torch.cuda.synchronize()
+            queues[name].append([(time.perf_counter() - began) / BLOCK])
+    return walls, queues
+
+
+def kernels_of(torch: Any, call: Callable[[], Any], calls: int = 5) -> tuple[float, float]:
+    """Seconds of all kernels and copies of a call, and how many there are."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    events = [event for event in found.events() if event.device_type.name == "CUDA"]
+    return sum(event.device_time for event in events) * 1e-6 / calls, len(events) / calls
+
+
+def error_of(output: Any, reference: Any) -> float:
+    """Largest |a_i - r_i| / (|r_i| + s); infinite for another shape or a number that is none."""
+    import numpy as np
+
+    found = output.float().cpu().numpy() if hasattr(output, "cpu") else np.asarray(output, np.float32)
+    if found.shape != reference.shape or not np.isfinite(found).all():
+        return float("inf")
+    r = reference.astype(np.float64)
+    return float((np.abs(found - r) / (np.abs(r) + np.sqrt(np.mean(r * r)))).max())
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    print(json.dumps(run_case(json.loads(Path(sys.argv[1]).read_text()))))
