@@ -125,6 +125,6 @@ class CudaKind(TargetKind):
         check_parameters(scheduled, parameters(module))
         tvm_target = to_tvm_target(target)
         yield "lowered", lower_kernels(scheduled, tvm_target).script()
-        _, _, source = lower(scheduled, tvm_target)
+        source = lower(scheduled, tvm_target).source
         yield "cuda", source
         yield "ptx", DeviceCompiler(target.arch).ptx(source)
