@@ -30,7 +30,7 @@ from pydantic import Field, ValidationError
 
 from pitchpipe import target_kind
 from pitchpipe.deploy import identity, lookup, signing
-from pitchpipe.deploy.artifact import Manifest, cache_dir, write
+from pitchpipe.deploy.artifact import Manifest, cache_dir, compiled_file, write
 from pitchpipe.deploy.building import BuildSpec, make
 from pitchpipe.deploy.evidence import Evidence, gather
 from pitchpipe.deploy.proof import proof_of
@@ -63,7 +63,7 @@ class MemberKind(StrEnum):
     ARTIFACT = "artifact"
     """The Manifest of the library."""
     LIBRARY = "library"
-    """A shared object."""
+    """The compiled model: a shared object, or a program for a GPU."""
     EXPECTED = "expected"
     """An input set of the model, and the outputs of its framework: an Expected, as it writes itself into a file."""
 
@@ -116,7 +116,7 @@ class Pack(lookup.Schedules):
                     file.write(chunk)
             return found
 
-        write(spec.folder(cache), export)
+        write(spec.folder(cache), self.manifest.target, export)
 
     def expected(self, model: LocalModel) -> Expected | None:
         """The framework's outputs, for a model with the weights that it had there. Raises IntegrityError."""
@@ -205,7 +205,7 @@ def create_pack(
         verdict = proof_of(folder)
         comparison = verdict.comparison if verdict is not None else None
         contents.append((MemberKind.ARTIFACT, (folder / "manifest.json").read_bytes()))
-        contents.append((MemberKind.LIBRARY, (folder / "model.so").read_bytes()))
+        contents.append((MemberKind.LIBRARY, compiled_file(folder, spec.target).read_bytes()))
     if isinstance(evidence, Evidence) and not evidence.expected.weights:
         contents.append((MemberKind.EXPECTED, _expected_bytes(evidence.expected.first())))
     now = datetime.now(UTC)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pitchpipe.client import Client
 from pitchpipe.deploy import background, identity, lookup, misses
-from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, linker
+from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, lacks_linker
 from pitchpipe.deploy.building import BuildSpec, failure
 from pitchpipe.deploy.evidence import leave
 from pitchpipe.deploy.lockfile import locked
@@ -143,6 +143,12 @@ class Opening:
             runs = misses.missed(schedules, known)
             misses.report_beside(lambda: lookup.service_of(self._client), schedules.target, [(self.model, runs)])
 
+    def _likely_target(self) -> Target | None:
+        """As far as it is known without asking a compiler."""
+        if self.schedules is not None:
+            return self.schedules.target
+        return identity.known_target(self.cache) if self._target == "auto" else self._given_target()
+
     def _given_target(self) -> Target:
         return lookup.resolve_target(self._target, self.cache)
 
@@ -163,7 +169,7 @@ class Opening:
     def _start(self) -> None:
         if self.folder is not None and (failed := failure(self.folder)) is not None:
             raise PitchpipeError(f"it could not be built at {failed.at:%H:%M}: {failed.detail}")
-        if linker() is None and not (self.folder is not None and intact(self.folder)):
+        if lacks_linker(self._likely_target()) and not (self.folder is not None and intact(self.folder)):
             raise PitchpipeError("no C++ compiler is there to link it")
         if self.schedules is None and self._lock is None:
             with lookup.source_of(self._client):

@@ -69,6 +69,7 @@ def _text(program: Program) -> bytes:
     head = {
         "buffers": [[buffer.place.value, buffer.dtype, list(buffer.shape)] for buffer in program.buffers],
         "codes": [len(code) for code in program.codes],
+        "in_tuple": program.in_tuple,
         "kernels": [[kernel.code, kernel.name] for kernel in program.kernels],
         "prepare": [_launch_told(launch) for launch in program.prepare],
         "run": [_launch_told(launch) for launch in program.run],
@@ -101,7 +102,7 @@ def _argument_told(one: Argument) -> list[Any]:
 
 
 def _program(head: Any, rest: bytes) -> Program:
-    if not isinstance(head, dict) or set(head) != {"buffers", "codes", "kernels", "prepare", "run"}:
+    if not isinstance(head, dict) or set(head) != {"buffers", "codes", "in_tuple", "kernels", "prepare", "run"}:
         raise InvalidProgram("the head of a program has other parts")
     buffers = tuple(_list(head["buffers"], _buffer))
     constants = [buffer.size_bytes for buffer in buffers if buffer.place is Place.CONSTANT]
@@ -120,6 +121,7 @@ def _program(head: Any, rest: bytes) -> Program:
         prepare=tuple(_list(head["prepare"], _launch)),
         run=tuple(_list(head["run"], _launch)),
         constants=tuple(parts[len(codes) :]),
+        in_tuple=_bool(head["in_tuple"]),
     )
 
 
@@ -135,8 +137,6 @@ def _kernel(told: Any) -> Kernel:
 
 def _launch(told: Any) -> Launch:
     kernel, arguments, grid, block, shared_bytes, cluster, programmatic, zeroed = _items(told, 8)
-    if not isinstance(programmatic, bool):
-        raise InvalidProgram("a flag of a launch is neither true nor false")
     return Launch(
         kernel=_int(kernel),
         arguments=tuple(_list(arguments, _argument)),
@@ -144,7 +144,7 @@ def _launch(told: Any) -> Launch:
         block=_three(block),
         shared_bytes=_int(shared_bytes),
         cluster=_three(cluster),
-        programmatic=programmatic,
+        programmatic=_bool(programmatic),
         zeroed=tuple(_list(zeroed, _span)),
     )
 
@@ -192,6 +192,12 @@ def _items(told: Any, count: int) -> list[Any]:
 def _int(told: Any) -> int:
     if type(told) is not int:
         raise InvalidProgram("a number of a program is no integer")
+    return told
+
+
+def _bool(told: Any) -> bool:
+    if not isinstance(told, bool):
+        raise InvalidProgram("a flag of a program is neither true nor false")
     return told
 
 

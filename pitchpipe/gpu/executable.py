@@ -38,17 +38,16 @@ class GpuModel:
         inputs: Sequence[Spec],
         params: Sequence[Spec],
         *,
-        in_tuple: bool,
         graphs: bool = True,
         using: Callable[[], Driver] = driver,
     ) -> None:
-        """inputs, params: of the program's inputs and weights, in their order. in_tuple: whether the results come as a
-        tuple even where there is one. graphs: whether launches are recorded as a graph.
+        """inputs, params: of the program's inputs and weights, in their order. graphs: whether launches are recorded as a
+        graph.
 
         Raises InvalidInput when the program takes other arrays, NoDevice where the driver is missing.
         """
         self.program, self._inputs, self._params = program, inputs, params
-        self._in_tuple, self._graphs, self._driver = in_tuple, graphs, using()
+        self._graphs, self._driver = graphs, using()
         self._outputs = program.at(Place.OUTPUT)
         self._loaded: dict[int, LoadedProgram] = {}
         self._lock = threading.RLock()
@@ -128,7 +127,7 @@ class GpuModel:
             results = self._run_on_host_arrays(arrays, places)
         else:
             results = self._run_on_gpu_arrays(arrays, places, ordinal, stream)
-        return tuple(results) if self._in_tuple or len(results) != 1 else results[0]
+        return tuple(results) if self.program.in_tuple or len(results) != 1 else results[0]
 
     def _run_on_gpu_arrays(
         self, arrays: Sequence[Any], places: Sequence[int | None], ordinal: int, stream: int | None

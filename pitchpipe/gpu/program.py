@@ -242,6 +242,8 @@ class Program:
     """Run once whenever weights are bound; they touch neither inputs nor outputs."""
     constants: tuple[bytes, ...] = ()
     """Contents of the constant buffers, in the order of `buffers`."""
+    in_tuple: bool = False
+    """Whether the caller gets the outputs as a tuple even where there is one."""
 
     def __post_init__(self) -> None:
         counts = (

@@ -149,7 +149,6 @@ def test_a_program_computes_what_the_model_does(name: str, monkeypatch: pytest.M
         decode(encode(program)),
         [Spec(spec.name, spec.dtype, tuple(spec.shape)) for spec in ingested.inputs],
         [Spec(spec.name, spec.dtype, tuple(spec.shape)) for spec in ingested.params],
-        in_tuple=flow.in_tuple,
         using=lambda: driver,
     )
     ours.bind(stripped.weights)
@@ -175,8 +174,7 @@ def test_a_whole_model_is_compiled_without_a_gpu(name: str) -> None:
     make, shape = MODELS[name]
     ingested = read_onnx(strip_onnx(make().SerializeToString()).data, IngestLimits())
     module = schedule_model(ingested, TARGET, {}).module
-    build = compile_gpu_model(module, TARGET)
-    program = build.program
+    program = compile_gpu_model(module, TARGET)
     assert decode(encode(program)) == program
     assert all(code[:4] == b"\x7fELF" for code in program.codes)
     assert len({kernel.name for kernel in program.kernels}) == len(program.kernels)
@@ -186,9 +184,9 @@ def test_a_whole_model_is_compiled_without_a_gpu(name: str) -> None:
     taken = {one.buffer for launch in program.run for one in launch.arguments if isinstance(one, Pointer)}
     for at in (*program.at(Place.OUTPUT), *program.at(Place.RESIDENT)):
         assert at in taken
-    assert build.in_tuple == (name == "awkward results")
+    assert program.in_tuple == (name == "awkward results")
     again = compile_gpu_model(schedule_model(ingested, TARGET, {}).module, TARGET)
-    assert encode(again.program) == encode(program), "equal models have equal programs"
+    assert encode(again) == encode(program), "equal models have equal programs"
 
 
 @pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
@@ -197,7 +195,7 @@ def test_equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
     weights = {f"w{n}": rng.normal(size=(16, 16)).astype(np.float32) for n in range(4)}
     nodes = [node("MatMul", [f"a{n}", f"w{n}"], [f"a{n + 1}"]) for n in range(4)]
     data = strip_onnx(model(nodes, {"a0": [16, 16]}, ["a4"], weights).SerializeToString()).data
-    program = compile_gpu_model(schedule_model(read_onnx(data, IngestLimits()), TARGET, {}).module, TARGET).program
+    program = compile_gpu_model(schedule_model(read_onnx(data, IngestLimits()), TARGET, {}).module, TARGET)
     assert (len(program.codes), len(program.run)) == (1, 4)
     (scratch,) = program.at(Place.SCRATCH)
     assert program.buffers[scratch].size_bytes == 2 * 16 * 16 * 4, "two buffers in turn"
@@ -310,7 +308,7 @@ def test_random_graphs_compute_the_same_in_planned_memory(found: tuple[Flow, dic
         [Spec(f"t{at}", "int64", program.buffers[at].shape) for at in program.at(place)]
         for place in (Place.INPUT, Place.WEIGHT)
     ]
-    ours = GpuModel(program, *specs, in_tuple=True, using=lambda: driver)
+    ours = GpuModel(program, *specs, using=lambda: driver)
     rng = np.random.default_rng(0)
     weights = {spec.name: rng.integers(0, 1000, spec.shape) for spec in specs[1]}
     ours.bind(weights)

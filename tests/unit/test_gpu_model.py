@@ -134,7 +134,7 @@ def model(driver: FakeDriver) -> Iterator[GpuModel]:
 
 
 def made_with(driver: FakeDriver, program: Program = PROGRAM, **more: Any) -> GpuModel:
-    return GpuModel(program, [Spec("x")], [Spec("w")], in_tuple=True, using=lambda: driver, **more)
+    return GpuModel(program, [Spec("x")], [Spec("w")], using=lambda: driver, **more)
 
 
 def random(seed: int = 0) -> Any:
@@ -392,15 +392,15 @@ def test_clusters_early_launches_and_tensor_maps_reach_the_driver(driver: FakeDr
 
 def test_a_program_of_other_tensors_than_its_manifest_is_refused(driver: FakeDriver) -> None:
     with pytest.raises(InvalidInput, match="input"):
-        GpuModel(PROGRAM, [Spec("x", shape=(4,))], [Spec("w")], in_tuple=True, using=lambda: driver)
+        GpuModel(PROGRAM, [Spec("x", shape=(4,))], [Spec("w")], using=lambda: driver)
     with pytest.raises(InvalidInput, match="weight"):
-        GpuModel(PROGRAM, [Spec("x")], [], in_tuple=True, using=lambda: driver)
+        GpuModel(PROGRAM, [Spec("x")], [], using=lambda: driver)
 
 
 def test_one_result_comes_alone_unless_it_came_in_a_tuple(driver: FakeDriver) -> None:
     one = replace(PROGRAM, run=PROGRAM.run[:3], buffers=(*PROGRAM.buffers[:SUM], PROGRAM.buffers[LAYING]), prepare=())
     for in_tuple, kind in ((False, np.ndarray), (True, tuple)):
-        made = GpuModel(one, [Spec("x")], [Spec("w")], in_tuple=in_tuple, using=lambda: driver)
+        made = made_with(driver, replace(one, in_tuple=in_tuple))
         made.bind({"w": WEIGHTS})
         assert isinstance(made(random()), kind)
 

@@ -114,6 +114,7 @@ def programs(draw: Any) -> Program:
         buffers=tuple(buffers),
         run=tuple(launch(tuple(Place)) for _ in range(draw(st.integers(0, 4)))),
         prepare=tuple(launch(inner) for _ in range(draw(st.integers(0, 2)))),
+        in_tuple=draw(st.booleans()),
         constants=tuple(
             draw(st.binary(min_size=buffer.size_bytes, max_size=buffer.size_bytes).map(bytes))
             for buffer in buffers
@@ -213,6 +214,7 @@ def packed(head: Any, rest: bytes, *, canonical: bool = True) -> bytes:
         ("run", 0, 7, [[1, 0, 4]]),
         ("prepare", 0, 1, 0, ["pointer", 0, 0]),
         ("prepare", 0, 1, 0, ["pointer", 1, 0]),
+        ("in_tuple", 1),
         ("more", 1),
     ],
     ids=str,

@@ -8,15 +8,14 @@ shares memory with anything.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import PitchpipeError, UnsupportedOperator
-from pitchpipe.gpu.encoding import encode
 from pitchpipe.gpu.program import (
     CALLER_ALIGNMENT,
     Buffer,
@@ -37,21 +36,11 @@ from tuner.graph.prepare import MAIN
 from tuner.measure.gpu_code import DeviceCompiler, KernelCall, Lowered, NotCompiled, lower
 from tuner.tvm_compat import IRModule, PrimFunc, te, to_tvm_target, tvm_ffi
 
-
-@dataclass(frozen=True, kw_only=True)
-class GpuBuild:
-    """A model compiled for a GPU."""
-
-    program: Program
-    in_tuple: bool
-    """Whether its results come as a tuple even where there is one."""
-
-    def save(self, path: Path) -> None:
-        """Raises OSError."""
-        path.write_bytes(encode(self.program))
+_lowering = threading.Lock()
+"""TVM's code generator is told by the environment not to compile at once (tuner/measure/gpu_code.py)."""
 
 
-def compile_gpu_model(module: Any, target: Target) -> GpuBuild:
+def compile_gpu_model(module: Any, target: Target) -> Program:
     """Compiles a module that `finish` made for a CUDA target.
 
     Raises UnsupportedOperator for what a list of launches cannot express, such as work that is left to the host, and
@@ -59,15 +48,15 @@ def compile_gpu_model(module: Any, target: Target) -> GpuBuild:
     """
     flow = read_flow(module)
     functions = {v.name_hint: function for v, function in module.functions.items() if isinstance(function, PrimFunc)}
-    settle(flow, lambda view: _copy(view, functions, target))
-    used = dict.fromkeys(step.function for step in (*flow.prepare, *flow.run))
-    lowered = _lowered({name: functions[name] for name in used}, target)
+    with _lowering:
+        settle(flow, lambda view: _copy(view, functions, target))
+        used = dict.fromkeys(step.function for step in (*flow.prepare, *flow.run))
+        lowered = _lowered({name: functions[name] for name in used}, target)
     codes = _compiled(lowered, target)
     try:
-        program = assemble(flow, lowered, codes)
+        return assemble(flow, lowered, codes)
     except InvalidProgram as error:
         raise UnsupportedOperator(f"a kernel cannot be launched on any device: {error}") from error
-    return GpuBuild(program=program, in_tuple=flow.in_tuple)
 
 
 def settle(flow: Flow, copying: Callable[[View], str]) -> None:
@@ -169,6 +158,7 @@ class _Assembly:
             prepare=prepare,
             run=run,
             constants=tuple(self._constants),
+            in_tuple=flow.in_tuple,
         )
 
     def _add(self, tensor: Tensor) -> None:

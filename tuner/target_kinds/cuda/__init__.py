@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidTrace
-from pitchpipe.target_kind import Fit, TargetKind
+from pitchpipe.errors import IntegrityError, InvalidTrace
+from pitchpipe.target_kind import Executable, Fit, TargetKind
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
 
@@ -19,8 +20,10 @@ class CudaKind(TargetKind):
     device = "cuda"
     title = "a CUDA"
     runs_unscheduled = False
-    records_graphs = True
     has_streams = True
+    artifact = "model.gpu"
+    needs_linker = False
+    needs_compiler = False
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cuda.fit import fit
@@ -51,6 +54,33 @@ class CudaKind(TargetKind):
         if self.detect() is not None:
             yield "GPU", lambda: "{0.model}, driver {0.driver}".format(self.fingerprint())
             yield "GPU toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind=self.name)).key
+
+    def load(self, path: Path, target: Target) -> Any:
+        from pitchpipe.gpu.encoding import decode
+        from pitchpipe.gpu.program import InvalidProgram
+
+        try:
+            return decode(path.read_bytes())
+        except (InvalidProgram, OSError) as error:
+            raise IntegrityError(f"{path.name}: {error}") from error
+
+    def executable(
+        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+    ) -> Executable:
+        from pitchpipe.gpu.executable import GpuModel
+
+        return GpuModel(compiled, inputs, params, graphs=graphs)
+
+    def compile(self, module: Any, target: Target) -> Any:
+        """A program: machine code, and the launches of a run."""
+        from tuner.deploy.gpu_model import compile_gpu_model
+
+        return compile_gpu_model(module, target)
+
+    def save(self, compiled: Any, path: Path) -> None:
+        from pitchpipe.gpu.encoding import encode
+
+        path.write_bytes(encode(compiled))
 
     def tvm_target(self, target: Target) -> Any:
         """With this machine as its host."""
