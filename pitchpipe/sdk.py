@@ -92,7 +92,9 @@ def load(
     if schedules is None and lock is not None:
         schedules = fetch(found, target=target, lock=lock, cache=folder)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
-    spec = BuildSpec(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
+    compiler = schedules.compiler if schedules is not None else None
+    traces = schedules.traces if schedules is not None else {}
+    spec = BuildSpec(model=found, target=wanted, traces=traces, compiler=compiler)
     bound = {**found.weights, **(weights or {})}
     try:
         return open_proved(spec.folder(folder), wanted, bound, source=found.source)

@@ -49,7 +49,12 @@ class BuildSpec:
 
     def folder(self, cache: Path) -> Path:
         """Where its artifact is or will be."""
-        return cache / "artifacts" / self.key
+        return artifact_folder(cache, self.key)
+
+
+def artifact_folder(cache: Path, key: str) -> Path:
+    """Where the artifact of the spec with that key is or will be."""
+    return cache / "artifacts" / key
 
 
 def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:

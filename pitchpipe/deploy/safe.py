@@ -117,7 +117,8 @@ class Opening:
                 return
             self.schedules = self._asked(known, target, left_secs)
             self._tell_misses(self.schedules, known)
-        spec = BuildSpec(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
+        given = self.schedules
+        spec = BuildSpec(model=self.model, target=given.target, traces=given.traces, compiler=given.compiler)
         self.folder = spec.folder(self.cache)
         if not self.folder.exists():
             self.schedules.install(spec, self.cache)
@@ -180,6 +181,7 @@ class Opening:
             format=self.model.format,
             target=None if self._target == "auto" else self._given_target(),
             traces=self.schedules.traces if self.schedules is not None else None,
+            compiler=self.schedules.compiler if self.schedules is not None else None,
             lock=str(self._lock.absolute()) if self._lock is not None and self.schedules is None else None,
             url=self._client.url if asks and self._client is not None else None,
             token=self._client.token if asks and self._client is not None else None,
