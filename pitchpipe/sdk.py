@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.client import Client
-from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, intact, linker
+from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, intact, lacks_linker
 from pitchpipe.deploy.building import BuildSpec, make
 from pitchpipe.deploy.evidence import Evidence, compared, gather
 from pitchpipe.deploy.fetch import fetch
@@ -81,9 +81,9 @@ def load(
     to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
     The result is called with NumPy or DLPack arrays.
 
-    Building happens in a child process, which needs a linker (`pitchpipe doctor` says whether there is one). Without one
-    the model is compiled in this process, anew each time. What was built is opened and run in another child before this
-    process opens it, once per machine, and compared there with the model's framework, where that is installed
+    Building happens in a child process, which for a CPU needs a linker (`pitchpipe doctor` says whether there is one).
+    Without one the model is compiled in this process, anew each time. What was built is opened and run in another child
+    before this process opens it, once per machine, and compared there with the model's framework, where that is installed
     (`CompiledModel.comparison` tells). Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
     that proof run fails, WrongResult when the outputs differ; `load_safely` runs something else instead.
     """
@@ -92,7 +92,9 @@ def load(
     if schedules is None and lock is not None:
         schedules = fetch(found, target=target, lock=lock, cache=folder)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
-    spec = BuildSpec(model=found, target=wanted, traces=schedules.traces if schedules is not None else {})
+    compiler = schedules.compiler if schedules is not None else None
+    traces = schedules.traces if schedules is not None else {}
+    spec = BuildSpec(model=found, target=wanted, traces=traces, compiler=compiler)
     bound = {**found.weights, **(weights or {})}
     try:
         return open_proved(spec.folder(folder), wanted, bound, source=found.source)
@@ -106,7 +108,7 @@ def load(
     def evidence() -> Evidence | Comparison:
         return gather(found, weights or {}, spare)
 
-    if linker() is None and not intact(spec.folder(folder)):
+    if lacks_linker(wanted) and not intact(spec.folder(folder)):
         return _built_here(spec, bound, evidence())
     alone = isinstance(found.source, NoSource) and spare is None
     try:
@@ -119,13 +121,13 @@ def load(
 def _built_here(spec: BuildSpec, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:
     """Compiled and compared in this process. Raises WrongResult."""
     with _compiling:
-        manifest, executable = step("build_here")(
+        manifest, compiled = step("build_here")(
             spec.model.data,
             model_format=spec.model.format.value,
             target=spec.target.key,
             traces=spec.traces,
         )
-    model = CompiledModel(Manifest.model_validate(manifest), executable, bound)
+    model = CompiledModel(Manifest.model_validate(manifest), compiled, bound)
     if isinstance(evidence, Evidence):
         model.bind(evidence.weights)
         found = compared(model, evidence)

@@ -11,10 +11,11 @@ Importing an implementation loads no compiler: its methods import what they need
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from pitchpipe.errors import InvalidTarget
 from pitchpipe.processes import plugins
@@ -37,6 +38,28 @@ class Fit:
     """Compared as a tuple; less is nearer: vector width (octaves), cores (octaves), features not made use of."""
 
 
+class Executable(Protocol):
+    """A compiled model on a device."""
+
+    def bind(self, weights: Mapping[str, Any]) -> None:
+        """Copies, transforms and keeps the weights (arrays by parameter name).
+
+        Raises InvalidInput for one that is missing or misshapen; the model then keeps the weights it had.
+        """
+
+    def __call__(self, *arrays: Any, stream: int | None = None) -> Any:
+        """Runs the model; one array, or a tuple of arrays where the model has several outputs. Raises InvalidInput.
+
+        stream: where the device has streams, the handle of the one that the run goes to.
+        """
+
+    def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
+        """Seconds of each of `repeats` runs, without moving inputs or outputs."""
+
+    def timed(self, *arrays: Any) -> Callable[[int], list[float]]:
+        """A function that runs the model so many times on these arrays and tells the seconds of each run."""
+
+
 class TargetKind(ABC):
     """A kind of target. Stateless: one object a process, shared by all threads."""
 
@@ -48,10 +71,14 @@ class TargetKind(ABC):
     """In a sentence, with its article."""
     runs_unscheduled: ClassVar[bool]
     """Whether a tensor function without any schedule can run on it: then that is the baseline of a workload."""
-    records_graphs: ClassVar[bool]
-    """Whether the launches of a model can be recorded once and replayed (CUDA graphs)."""
     has_streams: ClassVar[bool]
     """Whether work is queued on streams, so that a result is there only once its stream was waited for."""
+    artifact: ClassVar[str]
+    """Name of the file of a compiled model in the folder of its artifact."""
+    needs_linker: ClassVar[bool]
+    """Whether a compiled model is a shared library, which a linker makes."""
+    needs_compiler: ClassVar[bool]
+    """Whether a compiled model that was made elsewhere needs the compiler's own runtime where it runs."""
 
     # -- anywhere
 
@@ -94,7 +121,32 @@ class TargetKind(ABC):
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """What `pitchpipe doctor` looks at: a subject, and a function that tells what is found or raises."""
 
+    @abstractmethod
+    def load(self, path: Path, target: Target) -> Any:
+        """What `save` wrote. Raises IntegrityError for a file that holds none."""
+
+    @abstractmethod
+    def executable(
+        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+    ) -> Executable:
+        """A compiled model (`compile`, `load`) on this machine, to bind weights and run.
+
+        inputs, params: name, shape and NumPy dtype name of each. graphs: launches are recorded once and replayed together,
+        where the device can. Raises NoDevice where there is no such device.
+        """
+
     # -- with a compiler
+
+    @abstractmethod
+    def compile(self, module: Any, target: Target) -> Any:
+        """A module that `tuner.deploy.finish` made, compiled; threads may compile several at once.
+
+        Raises UnsupportedOperator for what cannot run on such devices, PitchpipeError when the compiler refuses.
+        """
+
+    @abstractmethod
+    def save(self, compiled: Any, path: Path) -> None:
+        """Writes what `compile` made into a file. Raises PitchpipeError when it cannot be linked, OSError."""
 
     @abstractmethod
     def tvm_target(self, target: Target) -> Any:

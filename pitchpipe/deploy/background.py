@@ -46,6 +46,8 @@ class Order(Wire):
     """None: this machine's."""
     traces: dict[str, str] | None
     """None: to be looked up, or resolved where there is a lock file."""
+    compiler: tuple[str, ...] | None = None
+    """As BuildSpec has it."""
     lock: str | None = None
     url: str | None = None
     """None: of the environment."""
@@ -173,7 +175,7 @@ def _fulfil(order: Order, data: bytes) -> Outcome:
         asked = order.target or "auto"
         found = fetch(model, target=asked, client=client, cache=cache, lock=order.lock, deadline_secs=LOOKUP_SECS)
         traces, response = found.traces, found.response
-    spec = BuildSpec(model=model, target=target, traces=traces)
+    spec = BuildSpec(model=model, target=target, traces=traces, compiler=order.compiler)
     if (failed := failure(spec.folder(cache))) is not None:
         raise PitchpipeError(failed.detail)
     left = Path(order.evidence) if order.evidence is not None else None

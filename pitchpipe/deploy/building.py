@@ -37,19 +37,24 @@ class BuildSpec:
     target: Target
     traces: Mapping[str, str]
     """By workload digest; a workload without one runs the baseline."""
-    cuda_graphs: bool = False
-    """Whether its kernels are recorded and replayed together, on a GPU."""
+    compiler: tuple[str, ...] | None = None
+    """Versions of what makes it; None: of what is installed here."""
 
     @property
     def key(self) -> str:
         """Equal specs have equal keys, on every machine with these versions of the compiler and of the code before it."""
         model = [sha256(self.model.data), self.model.format.value]
-        extra = ["cuda graphs"] if self.cuda_graphs else []
-        return json_digest([*model, self.target.key, sorted(self.traces.items()), versions(), preparation(), *extra])
+        compiler = versions() if self.compiler is None else list(self.compiler)
+        return json_digest([*model, self.target.key, sorted(self.traces.items()), compiler, preparation()])
 
     def folder(self, cache: Path) -> Path:
         """Where its artifact is or will be."""
-        return cache / "artifacts" / self.key
+        return artifact_folder(cache, self.key)
+
+
+def artifact_folder(cache: Path, key: str) -> Path:
+    """Where the artifact of the spec with that key is or will be."""
+    return cache / "artifacts" / key
 
 
 def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
@@ -61,15 +66,13 @@ def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, eviden
     """
     folder, model = spec.folder(cache), spec.model
     plan: dict[str, Any] = {"target": spec.target.key, "traces": dict(spec.traces)}
-    if spec.cuda_graphs:
-        plan["cuda_graphs"] = True
 
     def export(library: Path) -> Manifest:
         made = run_step("build", model.data, model_format=model.format.value, **plan, library=str(library))
         return Manifest.model_validate(made)
 
     try:
-        write(folder, export)
+        write(folder, spec.target, export)
     except PitchpipeError as error:
         write_json(_failure_file(folder), Failure(detail=error.detail[:1000], at=datetime.now(UTC)))
         raise

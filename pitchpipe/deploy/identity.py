@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pitchpipe.model.local import LocalModel, detect_target
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import MissingExtra
-from pitchpipe.target_kind import kinds
+from pitchpipe.target_kind import TargetKind, kinds
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
@@ -49,8 +49,25 @@ def versions() -> list[str]:
 
 @cache
 def machine_key() -> str:
-    """Digest of the device and the compiler as this process finds them: what a proof run here says something about."""
-    return json_digest([versions(), [kind.device_identity() for kind in kinds()]])
+    """Digest of the device and the compiler, if there is one, as this process finds them: what a proof run here says
+    something about."""
+    return json_digest([versions_here() or [], [_device_identity(kind) for kind in kinds()]])
+
+
+def _device_identity(kind: TargetKind) -> list[str]:
+    """Nothing for a kind that needs what is not installed here: no model of it runs here either."""
+    try:
+        return kind.device_identity()
+    except ImportError:
+        return []
+
+
+def versions_here() -> list[str] | None:
+    """The same as `versions`; None without a compiler."""
+    try:
+        return versions()
+    except MissingExtra:
+        return None
 
 
 def this_target(cache: Path) -> Target:

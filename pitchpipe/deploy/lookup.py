@@ -48,6 +48,11 @@ class Schedules:
         """Workload digest -> trace, for every workload that has a best."""
         return {answer.workload: answer.best.trace for answer in self.response.answers if answer.best is not None}
 
+    @property
+    def compiler(self) -> tuple[str, ...] | None:
+        """Versions of what made the artifact that came along, where nothing here could make one; else None."""
+        return None
+
     def install(self, spec: BuildSpec, cache: Path) -> None:
         """Puts the artifact of the spec into the cache, if it came along; a look-up brings none."""
 

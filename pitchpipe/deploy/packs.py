@@ -17,23 +17,23 @@ import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field, ValidationError
 
 from pitchpipe import target_kind
 from pitchpipe.deploy import identity, lookup, signing
-from pitchpipe.deploy.artifact import Manifest, cache_dir, write
-from pitchpipe.deploy.building import BuildSpec, make
+from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, compiled_file, write
+from pitchpipe.deploy.building import BuildSpec, artifact_folder, make
 from pitchpipe.deploy.evidence import Evidence, gather
-from pitchpipe.deploy.proof import proof_of
+from pitchpipe.deploy.proof import check, open_proved, proof_of, prove
 from pitchpipe.deploy.verify import weights_digest
 from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget
 from pitchpipe.model.local import LocalModel
@@ -63,7 +63,7 @@ class MemberKind(StrEnum):
     ARTIFACT = "artifact"
     """The Manifest of the library."""
     LIBRARY = "library"
-    """A shared object."""
+    """The compiled model: a shared object, or a program for a GPU."""
     EXPECTED = "expected"
     """An input set of the model, and the outputs of its framework: an Expected, as it writes itself into a file."""
 
@@ -102,11 +102,35 @@ class Pack(lookup.Schedules):
     path: Path
     manifest: PackManifest
 
-    def install(self, spec: BuildSpec, cache: Path) -> None:
-        """Puts the library into the cache if it is the one that the spec asks for. Raises IntegrityError."""
-        if spec.key != self.manifest.recipe:
-            return
+    @property
+    def compiler(self) -> tuple[str, ...] | None:
+        """Of the pack's maker, where no compiler is installed and what the pack holds runs without one."""
+        alone = self.manifest.recipe is not None and not target_kind.kind_of(self.target).needs_compiler
+        return self.manifest.compiler if alone and identity.versions_here() is None else None
 
+    def install(self, spec: BuildSpec, cache: Path) -> None:
+        """Puts the compiled model into the cache if it is the one that the spec asks for. Raises IntegrityError."""
+        if spec.key == self.manifest.recipe:
+            self._unpack(spec.folder(cache))
+
+    def load(self, weights: Mapping[str, Any], *, cache: Path | None = None) -> CompiledModel:
+        """The compiled model that the pack holds, with these weights (by parameter name); the model itself is not needed.
+
+        It is tried in a child first, once per machine, and compared with the outputs in the pack if the weights are those
+        with which they were made. A model for a GPU needs NVIDIA's driver and no compiler.
+
+        Raises InvalidInput for a pack without objects, IntegrityError, and what `pitchpipe.load` raises for what was built.
+        """
+        if self.manifest.recipe is None:
+            raise InvalidInput("the pack holds schedules, and no compiled model")
+        folder = artifact_folder(cache or cache_dir(), self.manifest.recipe)
+        self._unpack(folder)
+        expected = self._expected() if weights_digest(weights) == self.manifest.weights else None
+        evidence = Evidence(expected=expected, weights=weights) if expected is not None else None
+        check(prove(folder, evidence=(lambda: evidence) if evidence is not None else None), folder)
+        return open_proved(folder, self.target, weights)
+
+    def _unpack(self, folder: Path) -> None:
         def export(library: Path) -> Manifest:
             found = Manifest.model_validate_json(_read(self.path, self.manifest, MemberKind.ARTIFACT))
             if found.target != self.manifest.target:
@@ -116,12 +140,15 @@ class Pack(lookup.Schedules):
                     file.write(chunk)
             return found
 
-        write(spec.folder(cache), export)
+        write(folder, self.manifest.target, export)
 
     def expected(self, model: LocalModel) -> Expected | None:
         """The framework's outputs, for a model with the weights that it had there. Raises IntegrityError."""
         if self.manifest.weights is None or weights_digest(model.weights) != self.manifest.weights:
             return None
+        return self._expected()
+
+    def _expected(self) -> Expected:
         with tempfile.TemporaryDirectory(prefix="pitchpipe-pack-") as scratch:
             path = Path(scratch) / "expected.npz"
             path.write_bytes(_read(self.path, self.manifest, MemberKind.EXPECTED))
@@ -205,7 +232,7 @@ def create_pack(
         verdict = proof_of(folder)
         comparison = verdict.comparison if verdict is not None else None
         contents.append((MemberKind.ARTIFACT, (folder / "manifest.json").read_bytes()))
-        contents.append((MemberKind.LIBRARY, (folder / "model.so").read_bytes()))
+        contents.append((MemberKind.LIBRARY, compiled_file(folder, spec.target).read_bytes()))
     if isinstance(evidence, Evidence) and not evidence.expected.weights:
         contents.append((MemberKind.EXPECTED, _expected_bytes(evidence.expected.first())))
     now = datetime.now(UTC)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,7 +212,8 @@ def _try(folder: Path, evidence: Evidence | None) -> dict[str, Any]:
 def _zeros(tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     import numpy as np
 
-    importlib.import_module("ml_dtypes")  # gives NumPy the dtypes that it has no name for, such as bfloat16
+    with suppress(ImportError):
+        importlib.import_module("ml_dtypes")  # gives NumPy the dtypes that it has no name for, such as bfloat16
     return {tensor.name: np.zeros(tensor.shape, np.dtype(tensor.dtype)) for tensor in tensors}
 
 

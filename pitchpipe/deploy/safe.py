@@ -18,7 +18,7 @@ from typing import Any
 
 from pitchpipe.client import Client
 from pitchpipe.deploy import background, identity, lookup, misses
-from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, linker
+from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, lacks_linker
 from pitchpipe.deploy.building import BuildSpec, failure
 from pitchpipe.deploy.evidence import leave
 from pitchpipe.deploy.lockfile import locked
@@ -117,7 +117,8 @@ class Opening:
                 return
             self.schedules = self._asked(known, target, left_secs)
             self._tell_misses(self.schedules, known)
-        spec = BuildSpec(model=self.model, target=self.schedules.target, traces=self.schedules.traces)
+        given = self.schedules
+        spec = BuildSpec(model=self.model, target=given.target, traces=given.traces, compiler=given.compiler)
         self.folder = spec.folder(self.cache)
         if not self.folder.exists():
             self.schedules.install(spec, self.cache)
@@ -143,6 +144,12 @@ class Opening:
             runs = misses.missed(schedules, known)
             misses.report_beside(lambda: lookup.service_of(self._client), schedules.target, [(self.model, runs)])
 
+    def _likely_target(self) -> Target | None:
+        """As far as it is known without asking a compiler."""
+        if self.schedules is not None:
+            return self.schedules.target
+        return identity.known_target(self.cache) if self._target == "auto" else self._given_target()
+
     def _given_target(self) -> Target:
         return lookup.resolve_target(self._target, self.cache)
 
@@ -163,7 +170,7 @@ class Opening:
     def _start(self) -> None:
         if self.folder is not None and (failed := failure(self.folder)) is not None:
             raise PitchpipeError(f"it could not be built at {failed.at:%H:%M}: {failed.detail}")
-        if linker() is None and not (self.folder is not None and intact(self.folder)):
+        if lacks_linker(self._likely_target()) and not (self.folder is not None and intact(self.folder)):
             raise PitchpipeError("no C++ compiler is there to link it")
         if self.schedules is None and self._lock is None:
             with lookup.source_of(self._client):
@@ -174,6 +181,7 @@ class Opening:
             format=self.model.format,
             target=None if self._target == "auto" else self._given_target(),
             traces=self.schedules.traces if self.schedules is not None else None,
+            compiler=self.schedules.compiler if self.schedules is not None else None,
             lock=str(self._lock.absolute()) if self._lock is not None and self.schedules is None else None,
             url=self._client.url if asks and self._client is not None else None,
             token=self._client.token if asks and self._client is not None else None,

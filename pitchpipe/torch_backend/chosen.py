@@ -283,7 +283,7 @@ class Chosen:
 
     def _file(self, found: Bucket, types: Sequence[str]) -> Path:
         """Of the verdict on calls with arguments of such types."""
-        specs = sorted(part.spec.key for part in found.parts if part.spec is not None)
+        specs = sorted(part.key for part in found.parts if part.key is not None)
         return paired_benchmark.verdict_file(cache_dir(), "program", self._code, types, self._stepping, specs)
 
     def _sides(self, found: Bucket, rehearsal: Rehearsal) -> tuple[Any, Any, Any]:

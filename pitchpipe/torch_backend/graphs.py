@@ -15,7 +15,7 @@ import torch
 from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import LocalModel
-from pitchpipe.target_kind import kind_of, kind_of_device
+from pitchpipe.target_kind import kind_of_device
 from pitchpipe.torch_backend.beside import in_native_code
 from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
@@ -144,8 +144,7 @@ class Graph:
             report.reason = f"none of its schedules is there: {found.source}"
             return report, None
         traces = {workload: best.trace for workload, best in used.items()}
-        graphs = options.cuda_graphs and kind_of(target).records_graphs
-        return report, BuildSpec(model=_model(piece), target=target, traces=traces, cuda_graphs=graphs)
+        return report, BuildSpec(model=_model(piece), target=target, traces=traces)
 
     def _part(
         self, eager: Any, piece: Piece, spec: BuildSpec | None, report: PartitionReport, device: Any, alone: bool
@@ -161,7 +160,7 @@ class Graph:
             self._trials,
             is_weight=[name in piece.weights for name in names],
             results=results,
-            device=device,
+            graphs=self._options.cuda_graphs and kind_of_device(device.type).has_streams,
             training=self._kind != "inference",
             alone=alone,
             otherwise="inductor" if self._options.on_miss == "inductor" else "eager",

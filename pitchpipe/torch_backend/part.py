@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from pitchpipe.deploy.artifact import cache_dir, linker, open_library
+from pitchpipe.deploy.artifact import cache_dir, lacks_linker, open_library
 from pitchpipe.deploy.building import BuildSpec, failure, make
 from pitchpipe.deploy.identity import write_json
 from pitchpipe.errors import PitchpipeError
+from pitchpipe.target_kind import kind_of
 from pitchpipe.torch_backend.beside import in_native_code, process_ends
 from pitchpipe.torch_backend.paired_benchmark import Outcome, PairedBenchmark, Verdict, known, turn_of, verdict_file
 from pitchpipe.torch_backend.report import PartitionReport
@@ -44,19 +45,20 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         *,
         is_weight: Sequence[bool],
         results: Sequence[Any],
-        device: Any,
+        graphs: bool,
         training: bool,
         alone: bool,
         otherwise: str,
     ) -> None:
         """spec: None where the partition is not to be compiled by us; `otherwise`, eager or inductor, runs it then.
 
-        training: weights change with every call. alone: it is all of its graph, which is tried as a whole.
+        graphs: on a GPU, a run is one CUDA graph. training: weights change with every call. alone: it is all of its graph,
+        which is tried as a whole.
         """
         super().__init__()
         self._eager = [eager]  # in a list: not a submodule
         self.spec, self.report, self._trials = spec, report, trials
-        self._is_weight, self._results, self._device = is_weight, results, device
+        self._is_weight, self._results, self._graphs = is_weight, results, graphs
         self._stepping, self._alone, self._otherwise = training, alone, otherwise
         (output,) = eager.graph.find_nodes(op="output")
         self._one = not isinstance(output.args[0], (tuple, list))
@@ -78,6 +80,13 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     @property
     def decided(self) -> bool:
         return self._run is not None
+
+    @property
+    def key(self) -> str | None:
+        """Of what is compiled and how it is run; None where nothing is."""
+        if self.spec is None:
+            return None
+        return f"{self.spec.key} graphs" if self._graphs else self.spec.key
 
     def forget_weights(self) -> None:
         """The weights are laid out again at the next call, as after a step of an optimiser."""
@@ -115,8 +124,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._run = self._by_eager(str(error))
 
     def _verdict_file(self) -> Any:
-        assert self.spec is not None
-        return verdict_file(cache_dir(), "partition", self.spec.key, self._stepping)
+        return verdict_file(cache_dir(), "partition", self.key, self._stepping)
 
     def _try(self, tensors: Sequence[Any]) -> None:
         """Goes on with the paired benchmark while there is time, unless another thread or process does."""
@@ -161,14 +169,18 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         folder = self.spec.folder(cache_dir())
         if (failed := failure(folder)) is not None:
             raise PitchpipeError(failed.detail)
-        if linker() is None and not folder.exists():
+        if lacks_linker(self.spec.target) and not folder.exists():
             raise PitchpipeError("no linker was found, and the cache holds no library")
         made = make(self.spec, cache_dir())
         with in_native_code():
+            manifest, library = open_library(made, self.spec.target)
+            if kind_of(self.spec.target).has_streams:
+                from pitchpipe.torch_backend.run_on_gpu import GpuRunner
+
+                return GpuRunner(manifest, library, self._is_weight, self._results, graphs=self._graphs)
             from pitchpipe.torch_backend.run import Runner
 
-            manifest, library = open_library(made, self.spec.target)
-            return Runner(manifest, library, self._device, self._is_weight, self._results, self.spec.cuda_graphs)
+            return Runner(manifest, library, self._is_weight, self._results)
 
     def _guarded(self, *tensors: Any) -> Any:
         runner = self._runner

@@ -1,16 +1,15 @@
-"""Running a compiled library on torch tensors: memory is shared both ways, weights are laid out once per version.
+"""Running a compiled library on torch tensors on a CPU: memory is shared both ways, weights are laid out once per version.
 
 A weight's layout transforms run when a library is first called, and again when a weight is another tensor, lies elsewhere or
 has another version, which is what in-place changes and `load_state_dict` leave behind. A change through `.data` leaves
-nothing of that behind: it is seen in a sample of the weights' elements, on a CPU. One that misses the sample, or is made on
-a GPU, where looking would wait for the device, is seen after `recompile()`.
+nothing of that behind: it is seen in a sample of the weights' elements. One that misses the sample is seen after
+`recompile()`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,11 +18,10 @@ import tvm_ffi
 from tvm.relax import VirtualMachine
 
 from pitchpipe.deploy.artifact import Manifest
-from pitchpipe.target_kind import kind_of_device
+from pitchpipe.torch_backend.tensors import copied_out, stamps, unusual_stride
 
 ALIGNMENT = 64
 """Bytes; what compiled code relies on."""
-_VERSION = attrgetter("_version")
 SAMPLED = 16
 """Elements of a weight that are looked at in every call: a line of the cache or two."""
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -31,7 +29,7 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Runner:
-    """A library bound to a device. Thread-safe: calls take turns, since an executable reuses its buffers.
+    """A library. Thread-safe: calls take turns, since an executable reuses its buffers.
 
     Called with the tensors of a partition's placeholders; gives a tuple of the tensors of its outputs.
     """
@@ -40,21 +38,15 @@ class Runner:
         self,
         manifest: Manifest,
         library: Any,
-        device: Any,
         is_weight: Sequence[bool],
         results: Sequence[Any],
-        recorded: bool = False,
     ) -> None:
-        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. recorded: the
-        library replays CUDA graphs, which read weights where they lay when they were recorded."""
-        self._device, self._place = device, tvm.device(device.type, device.index or 0)
-        self._machine = VirtualMachine(library, self._place)
+        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept."""
+        self._machine = VirtualMachine(library, tvm.cpu())
         self._main = self._machine["main"]
         self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
         self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
-        self._strides = [_unusual_stride(result) for result in results]
-        self._recorded = recorded
-        self._on_gpu = kind_of_device(device.type).has_streams
+        self._strides = [unusual_stride(result) for result in results]
         self._lock = threading.Lock()
         self._bound: tuple[list[int], list[Any]] | None = None
         self._aliases: list[Any] = []
@@ -62,21 +54,16 @@ class Runner:
         self._must_copy = True
         self._params: list[Any] = []
         self._copied: list[bool] | None = None
-        self._stream: Any = None
         if (len(self._inputs_at), len(self._weights_at)) != (len(manifest.inputs), len(manifest.params)):
             raise ValueError("the library takes other tensors than the graph")
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         with self._lock:
-            if self._on_gpu:
-                with self._on_current_stream():
-                    results = self._results(tensors)
-            else:
-                results = self._results(tensors)
+            results = self._results(tensors)
         if not self._must_copy:
             return tuple(results)
         return tuple(
-            _copied_out(result, copied, stride)
+            copied_out(result, copied, stride)
             for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
         )
 
@@ -103,33 +90,10 @@ class Runner:
         self._bound = None
         with torch.no_grad():
             aliases = [weight.detach() for weight in weights]
-        laid = list(self._machine["main_transform_params"]([adopted(one) for one in aliases])) if aliases else []
-        if not self._recorded:
-            self._params = laid
-        elif not self._params:  # own memory: what was not transformed is still the program's
-            self._params = [one.copyto(one.device) for one in laid]
-        else:
-            for own, new in zip(self._params, laid, strict=True):
-                new.copyto(own)
-        self._sample = None if self._on_gpu else Sample(aliases)
+        transform = self._machine["main_transform_params"]
+        self._params = list(transform([adopted(one) for one in aliases])) if aliases else []
+        self._sample = Sample(aliases)
         self._aliases, self._bound = aliases, stamps(weights)
-
-    def _on_current_stream(self) -> Any:
-        """Kernels go to torch's current stream, in whose order memory of both sides is reused."""
-        stream = torch.cuda.current_stream(self._device)
-        if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
-            self._stream.synchronize()  # TVM's pool knows no streams: what the last one still reads must not be given away
-        self._stream = stream
-        return tvm_ffi.use_raw_stream(self._place, stream.cuda_stream)
-
-
-def stamps(weights: Sequence[Any]) -> tuple[list[int], list[Any]]:
-    """Addresses and versions; what has no version (made in inference mode) never compares equal. Some hundred tensors in
-    every call: this is all that a call costs beside the compiled code."""
-    try:
-        return list(map(torch.Tensor.data_ptr, weights)), list(map(_VERSION, weights))
-    except RuntimeError:
-        return list(map(torch.Tensor.data_ptr, weights)), [object()]
 
 
 class Sample:
@@ -195,21 +159,3 @@ def shared(results: Sequence[Any], given: Sequence[Any]) -> list[bool]:
 def _range(tensor: Any) -> tuple[int, int]:
     start = tensor.data_ptr()
     return start, start + tensor.numel() * tensor.element_size()
-
-
-def _unusual_stride(result: Any) -> tuple[int, ...] | None:
-    """The stride that a result must have, if it is dense and not the usual one."""
-    if result.is_contiguous():
-        return None
-    expected = 1
-    for stride, extent in sorted(zip(result.stride(), result.shape, strict=True)):
-        if extent != 1 and stride != expected:
-            return None
-        expected *= extent
-    return tuple(result.stride())
-
-
-def _copied_out(result: Any, copied: bool, stride: tuple[int, ...] | None) -> Any:
-    if stride is not None:
-        return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device).copy_(result)
-    return result.clone() if copied else result

@@ -373,7 +373,7 @@ def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
     raises: Exception, kind: FailureKind, spent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = (SimpleNamespace(close=lambda: None, secs=(1e-3,), raises=each) for each in (None, raises))
-    monkeypatch.setattr(gpu_children, "GpuProgram", SimpleNamespace(from_bytes=lambda data: bytes(data)))
+    monkeypatch.setattr(gpu_children, "decode", bytes)
     monkeypatch.setattr(gpu_children, "DeviceProgram", lambda device, data: {b"good": good, b"bad": bad}[data])
     monkeypatch.setattr(gpu_children, "Measuring", MadeUpMeasuring)
     device: Any = SimpleNamespace(bench=None, beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9))

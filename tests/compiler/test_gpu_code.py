@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from pitchpipe.gpu.encoding import decode, encode
+from pitchpipe.gpu.program import Place
 from pitchpipe.target_kind import kind_of
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
-from tuner.measure.build import parameters
+from tuner.measure.check import inspect
 from tuner.measure.gpu_code import (
     DeviceCompiler,
-    GpuProgram,
-    Launch,
     NotCompiled,
     compile_program,
     for_nvrtc,
@@ -41,24 +41,25 @@ def test_every_tensor_core_schedule_becomes_one_launch() -> None:
     """Four in five do not with TVM's StorageRewrite: see `CudaKind.pass_config`."""
     target = to_tvm_target(TARGET)
     for schedule in schedules(workload(product(128, 128, 128)), 2):
-        launches, workspaces, source = lower(schedule.mod, target)
-        (launch,) = launches
+        lowered = lower(schedule.mod, target)
+        (launch,) = lowered.calls
         assert launch.kernel == "main_kernel"
-        assert launch.buffers == (0, 1, 2)
+        assert launch.arguments == (0, 1, 2)
         assert launch.block[0] == 32, "a warp"
         assert launch.grid[0] * launch.grid[1] >= 1
         assert launch.shared_bytes > 0
-        assert workspaces == ()
-        assert "wmma" in source or "mma.sync" in source
+        assert lowered.workspaces == ()
+        assert "wmma" in lowered.source or "mma.sync" in lowered.source
 
 
 def test_kernels_that_hand_data_on_share_a_workspace() -> None:
     of = workload(relu_of_product(32, 16, 8))
     mod = apply_trace(load_ir(of.ir), kind_of(TARGET).baseline_trace(of, TARGET)).mod
-    (first, second), workspaces, _ = lower(mod, to_tvm_target(TARGET))
-    assert workspaces == (32 * 16 * 4,)
-    assert first.buffers == (0, 1, 3), "two inputs and, after the three parameters, the workspace"
-    assert set(second.buffers) == {2, 3}
+    lowered = lower(mod, to_tvm_target(TARGET))
+    first, second = lowered.calls
+    assert lowered.workspaces == (32 * 16 * 4,)
+    assert first.arguments == (0, 1, 3), "two inputs and, after the three parameters, the workspace"
+    assert set(second.arguments) == {2, 3}
     assert first.shared_bytes == second.shared_bytes == 0
 
 
@@ -80,21 +81,21 @@ def test_a_schedule_that_changes_the_parameters_is_refused() -> None:
     of = workload(product(32, 32, 32))
     schedule = Schedule(load_ir(of.ir))
     schedule.transform_layout(schedule.get_sblock("C"), ("read", 0), lambda i, j: (j, i // 4, i % 4))
-    params = parameters(load_ir(of.ir))
+    properties = inspect(load_ir(of.ir))
     with pytest.raises(NotCompiled, match="parameters"):
-        compile_program(schedule.mod, to_tvm_target(TARGET), params, NoCompiler())
+        compile_program(schedule.mod, to_tvm_target(TARGET), properties, NoCompiler())
 
 
-def test_a_program_survives_as_bytes() -> None:
-    launch = Launch(kernel="k", buffers=(0, 2), grid=(4, 1, 1), block=(32, 2, 1), shared_bytes=49152)
-    program = GpuProgram(launches=(launch, launch), workspaces=(12, 1 << 33), code=bytes(range(256)))
-    assert GpuProgram.from_bytes(program.to_bytes()) == program
-
-
-@pytest.mark.parametrize("data", [b"", b"\0\0\0\2{}", b"\0\0\0\2[]", b"\xff\xff\xff\xff", b"\0\0\0\x04null"])
-def test_what_is_no_program_is_refused(data: bytes) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError)):
-        GpuProgram.from_bytes(data)
+def test_a_candidate_is_a_program_of_its_parameters_and_workspaces() -> None:
+    of = workload(relu_of_product(32, 16, 8))
+    mod = load_ir(of.ir)
+    scheduled = apply_trace(mod, kind_of(TARGET).baseline_trace(of, TARGET)).mod
+    program = compile_program(scheduled, to_tvm_target(TARGET), inspect(mod), NoCompiler())
+    places = [Place.INPUT, Place.INPUT, Place.OUTPUT, Place.SCRATCH]
+    assert [buffer.place for buffer in program.buffers] == places
+    assert [buffer.size_bytes for buffer in program.buffers] == [512, 256, 2048, 2048]
+    assert [program.kernels[launch.kernel].name for launch in program.run] == ["main_kernel", "main_kernel_1"]
+    assert decode(encode(program)) == program
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_program_is_compiled_without_a_gpu() -> None:
     candidate = gpu_programs.candidates(of, 1)[0]
     mod = load_ir(of.ir)
     scheduled = apply_trace(mod, candidate.trace).mod
-    program = compile_program(scheduled, to_tvm_target(TARGET), parameters(mod), compiler())
-    assert program.code[:4] == b"\x7fELF"
+    program = compile_program(scheduled, to_tvm_target(TARGET), inspect(mod), compiler())
+    assert program.codes[0][:4] == b"\x7fELF"
     with pytest.raises(NotCompiled, match="error"):
         compiler().compile("this is no CUDA")

@@ -144,7 +144,7 @@ def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]
         assert bool(whole) == (getattr(layer, "proj_size", 0) == 0)
         assert all(task.kind is TaskKind.FIXED or task in whole for task in tasks if task.flops < 1e5)
         traces = {task.workload.digest: task.fixed for task in whole}
-        runner = _Runner(schedule_model(model, TARGET, traces), [weights[one.name] for one in model.params])
+        runner = _Runner(schedule_model(model, TARGET, traces), model, [weights[one.name] for one in model.params])
         y, states = layer(x)  # type: ignore[operator]
         expected = [one.detach().numpy() for one in (y, *(states if isinstance(states, tuple) else (states,)))]
         assert largest_error(runner.outputs([x.numpy()]), expected) < 1e-5, layer

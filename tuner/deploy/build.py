@@ -19,7 +19,7 @@ from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
-from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, toolchain, tvm
+from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, toolchain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +72,12 @@ def schedule_model(
     return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned), refused=refused)
 
 
-def compile_scheduled(scheduled: Scheduled, *, cuda_graphs: bool = False) -> Any:
-    """The executable, with VM functions `main` and `main_transform_params`; threads may compile several at once.
+def compile_scheduled(scheduled: Scheduled) -> Any:
+    """The compiled model, as its target's kind makes it; threads may compile several at once.
 
-    cuda_graphs: kernels that read neither inputs nor outputs are recorded at the first call and replayed later, with the
-    weights where they lay then. Raises PitchpipeError when the compiler refuses.
+    Raises UnsupportedOperator for what cannot run on such devices, PitchpipeError when the compiler refuses.
     """
-    kind, target = kind_of(scheduled.target), to_tvm_target(scheduled.target)
-    module = kind.before_codegen(scheduled.module)
-    config = kind.pass_config() | ({"relax.backend.use_cuda_graph": True} if cuda_graphs else {})
-    try:
-        with target, tvm.transform.PassContext(config=config):
-            return tvm.compile(module, target=target)
-    except tvm.error.InternalError as error:
-        raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
+    return kind_of(scheduled.target).compile(scheduled.module, scheduled.target)
 
 
 def identify(
@@ -118,28 +110,20 @@ def build(
     target: str,
     traces: dict[str, str],
     library: str,
-    cuda_graphs: bool = False,
 ) -> dict[str, Any]:
-    """Step: compiles the model into the shared library `library`; returns what the artifact's manifest needs.
+    """Step: compiles the model into the file `library`; returns what the artifact's manifest needs.
 
-    Raises PitchpipeError when the library cannot be linked.
+    Raises PitchpipeError when a shared library cannot be linked.
     """
-    manifest, executable = build_here(
-        model, model_format=model_format, target=target, traces=traces, cuda_graphs=cuda_graphs
-    )
-    try:
-        executable.export_library(library)
-    except (RuntimeError, OSError) as error:
-        raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
-    if not Path(library).exists():
-        raise PitchpipeError("the library could not be linked")
+    manifest, compiled = build_here(model, model_format=model_format, target=target, traces=traces)
+    kind_of(Target.parse(target)).save(compiled, Path(library))
     return manifest
 
 
 def build_here(
-    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str], cuda_graphs: bool = False
+    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str]
 ) -> tuple[dict[str, Any], Any]:
-    """Step for the calling process, where there is no linker: what the manifest needs, and the executable.
+    """Step for the calling process, where there is no linker: what the manifest needs, and the compiled model.
 
     A schedule that the compiler refuses on this target is left out too. One thread at a time.
     """
@@ -147,12 +131,12 @@ def build_here(
     ingested = ingest(model, ModelFormat(model_format))
     scheduled = schedule_model(ingested, wanted, traces)
     try:
-        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
+        compiled = compile_scheduled(scheduled)
     except PitchpipeError as error:
         # Rare, so it may cost a second compilation; which of the schedules it was, the compiler does not say.
         refused = dict.fromkeys(scheduled.tuned, f"not used: {error.detail}"[:300])
         scheduled = replace(schedule_model(ingested, wanted, {}), refused={**scheduled.refused, **refused})
-        executable = compile_scheduled(scheduled, cuda_graphs=cuda_graphs)
+        compiled = compile_scheduled(scheduled)
     manifest = {
         "target": wanted.attributes(),
         "inputs": [asdict(spec) for spec in ingested.inputs],
@@ -162,7 +146,7 @@ def build_here(
         "refused": dict(scheduled.refused),
         "toolchain": toolchain(wanted.kind).model_dump(),
     }
-    return manifest, executable
+    return manifest, compiled
 
 
 def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,6 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
 from tuner.ingest import IngestedModel, TensorSpec, ingest
-from tuner.tvm_compat import relax, tvm
 
 TIMING_SECS = 2.0
 """The two builds run in turn until so many seconds are spent on them."""
@@ -65,13 +64,13 @@ def evaluate(
     if traces is None:
         if source is None:
             return {"incomparable": incomparable}
-        default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), weights)
+        default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), ingested, weights)
         found = [default.outputs(one) for one in source.inputs]
         return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
     scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
     with ThreadPoolExecutor(2) as threads:
-        baseline, tuned = threads.map(lambda ready: _Runner(ready, weights), scheduled)
+        baseline, tuned = threads.map(lambda ready: _Runner(ready, ingested, weights), scheduled)
     outputs = source.outputs if source is not None else [baseline.outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
     judged = agreement(found, outputs, steps=source.steps if source is not None else ())
@@ -106,37 +105,28 @@ def _timed(baseline: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray]) -> t
 class _Runner:
     """A build with its weights bound."""
 
-    def __init__(self, scheduled: Scheduled, weights: Sequence[np.ndarray]) -> None:
-        executable = compile_scheduled(scheduled)
-        self._device = tvm.device(kind_of(scheduled.target).device, 0)
-        self._machine = relax.VirtualMachine(executable, self._device)
-        tensors = [tvm.runtime.tensor(array, self._device) for array in weights]
-        self._params = list(self._machine["main_transform_params"](tensors)) if tensors else []
+    def __init__(self, scheduled: Scheduled, ingested: IngestedModel, weights: Sequence[np.ndarray]) -> None:
+        compiled, kind = compile_scheduled(scheduled), kind_of(scheduled.target)
+        self._running = kind.executable(compiled, ingested.inputs, ingested.params, scheduled.target)
+        self._running.bind({spec.name: array for spec, array in zip(ingested.params, weights, strict=True)})
+        self._secs: Callable[[int], list[float]] | None = None
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [part.numpy() for part in _flat(self._machine["main"](*self._tensors(inputs), *self._params))]
+        return list(_flat(self._running(*inputs)))
 
     def bind(self, inputs: Sequence[np.ndarray]) -> None:
         """Sets what `secs` runs on."""
-        self._machine.set_input("main", *self._tensors(inputs), *self._params)
+        self._secs = self._running.timed(*inputs)
 
     def secs(self, runs: int) -> list[float]:
-        """Wall seconds of each run, the device's queue emptied."""
-        found = []
-        for _ in range(runs):
-            started = time.perf_counter()
-            self._machine.invoke_stateful("main")
-            self._device.sync()
-            found.append(time.perf_counter() - started)
-        return found
-
-    def _tensors(self, inputs: Sequence[np.ndarray]) -> list[Any]:
-        return [tvm.runtime.tensor(np.asarray(array, order="C"), self._device) for array in inputs]
+        """Seconds of each run."""
+        assert self._secs is not None
+        return self._secs(runs)
 
 
-def _flat(result: Any) -> Iterator[Any]:
-    """Every tensor of a result, which is one, or a tuple of results."""
-    if hasattr(result, "numpy"):
+def _flat(result: Any) -> Iterator[np.ndarray]:
+    """Every array of a result, which is one, or a tuple of results."""
+    if isinstance(result, np.ndarray):
         yield result
     else:
         for part in result:

@@ -1,4 +1,4 @@
-"""The part of CUDA's driver API that measuring needs, called directly: memory, modules, launches, events, errors.
+"""The GPU of a runner: memory, programs, events and errors, through the driver's API (`pitchpipe/gpu/driver.py`).
 
 TVM's runtime is not used: a runner launches kernels that another process compiled, must tell a refused launch from a dead
 context by the error code, and must not spend time in an interpreter between two launches. There is one context, one stream
@@ -9,151 +9,65 @@ that failed.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-_STICKY = {
-    700: "illegal address",
-    702: "launch timeout",
-    709: "context destroyed",
-    710: "assertion",
-    714: "hardware stack error",
-    715: "illegal instruction",
-    716: "misaligned address",
-    717: "invalid address space",
-    718: "invalid program counter",
-    719: "launch failure",
-    720: "cooperative launch too large",
-}
-"""Sticky errors: after one of these the context answers every call with the same error."""
-_DEVICE = {3, 4, 36, 46, 100, 101, 102, 214, 220, 226, 227, 802, 803, 804, 805, 999}
-"""Errors that no kernel causes: no device, memory errors that the hardware could not correct, a broken link or driver."""
-_OUT_OF_MEMORY = 2
-_MAX_SHARED, _L2_BYTES = 8, 38
-_SPIN = 1
+from pitchpipe.gpu.driver import CudaError, Driver
+from pitchpipe.gpu.launches import Code, Launches
+from pitchpipe.gpu.program import Program
 
+__all__ = ["Clock", "Cuda", "CudaError"]
 
-class CudaError(Exception):
-    """A call of the driver failed."""
-
-    def __init__(self, call: str, code: int, reason: str) -> None:
-        super().__init__(f"{call}: {reason} ({code})")
-        self.code = code
-
-    @property
-    def sticky(self) -> bool:
-        """Whether the context cannot be used any more."""
-        return self.code in _STICKY or self.of_device
-
-    @property
-    def of_device(self) -> bool:
-        """Whether the device or the driver is at fault, and not what was launched."""
-        return self.code in _DEVICE
-
-
-class Kernel:
-    """A launch of a kernel with its arguments marshalled, for `Cuda.launch` to queue any number of times."""
-
-    def __init__(
-        self,
-        function: ctypes.c_void_p,
-        pointers: Sequence[int],
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-    ) -> None:
-        self._values = [ctypes.c_uint64(pointer) for pointer in pointers]
-        self._array = (ctypes.c_void_p * max(1, len(pointers)))(
-            *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in self._values)
-        )
-        self.arguments = (function, *grid, *block, shared_bytes, None, self._array, None)
+_L2_BYTES = 38
+_STREAM = 0
 
 
 class Cuda:
     """The first visible device with its primary context. The driver starts threads: never make one before a fork.
 
-    Raises CudaError when there is no such device, OSError when there is no driver.
+    Raises CudaError when there is no such device, NoDevice when there is no driver.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-        self._call("cuInit", 0)
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
-        self._device = device
-        self._call("cuDevicePrimaryCtxSetFlags_v2", device, _SPIN)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
-        self._launch = self._library.cuLaunchKernel
-        self._launch.argtypes = [
-            ctypes.c_void_p,
-            *[ctypes.c_uint] * 7,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-        ]
-        self._start, self._end = ctypes.c_void_p(), ctypes.c_void_p()
-        for event in (self._start, self._end):
-            self._call("cuEventCreate", ctypes.byref(event), 0)
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            raise self._error(name, code)
-
-    def _error(self, call: str, code: int) -> CudaError:
-        texts = []
-        for ask in (self._library.cuGetErrorString, self._library.cuGetErrorName):
-            text = ctypes.c_char_p()
-            ask(code, ctypes.byref(text))
-            texts.append((text.value or b"unknown error").decode())
-        return CudaError(call, code, ", ".join(texts))
+        self.driver, self._ordinal = Driver(), ordinal
+        self.driver.spin(ordinal)
+        self.driver.push(self.driver.primary_context(ordinal))
+        self._start, self._end = (self.driver.create_event(timing=True) for _ in range(2))
 
     # -- the device
 
     @property
     def uuid(self) -> str:
         """UUID of the physical device, 32 hexadecimal digits."""
-        found = (ctypes.c_ubyte * 16)()
-        self._call("cuDeviceGetUuid", found, self._device)
-        return bytes(found).hex()
+        return self.driver.uuid(self._ordinal)
 
     @property
     def l2_bytes(self) -> int:
         """Bytes of the L2 cache, the device's last level."""
-        return self._attribute(_L2_BYTES)
-
-    def _attribute(self, number: int) -> int:
-        found = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(found), number, self._device)
-        return found.value
+        return self.driver.attribute(self._ordinal, _L2_BYTES)
 
     # -- memory
 
     def allocate(self, size: int) -> int:
         """The device address of `size` new bytes (of one, where it is 0)."""
-        address = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, size)))
-        return address.value
+        return self.driver.allocate(size)
 
     def free(self, address: int) -> None:
-        self._call("cuMemFree_v2", ctypes.c_uint64(address))
+        self.driver.free(address)
 
     def write(self, address: int, array: np.ndarray[Any, Any]) -> None:
         """Copies an array to the device."""
         data = np.ascontiguousarray(array)
-        if data.nbytes:
-            pointer = ctypes.c_void_p(data.ctypes.data)
-            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), pointer, ctypes.c_size_t(data.nbytes))
+        self.driver.upload(address, data.ctypes.data, data.nbytes, _STREAM)
+        self.wait()
 
     def read(self, address: int, array: np.ndarray[Any, Any]) -> None:
         """Copies from the device into a contiguous array, after all kernels that were launched before have ended."""
-        if array.nbytes:
-            pointer = ctypes.c_void_p(array.ctypes.data)
-            self._call("cuMemcpyDtoH_v2", pointer, ctypes.c_uint64(address), ctypes.c_size_t(array.nbytes))
+        self.driver.download(array.ctypes.data, address, array.nbytes, _STREAM)
+        self.wait()
 
     def fill(self, address: int, size: int, pattern: bytes) -> None:
         """Repeats a pattern of 1, 2 or 4 bytes over `size` bytes, in stream order."""
@@ -161,58 +75,37 @@ class Cuda:
         name, kind = kinds.get(len(pattern), ("cuMemsetD32_v2", ctypes.c_uint))
         value = kind(int.from_bytes(pattern, "little"))
         if size:
-            self._call(name, ctypes.c_uint64(address), value, ctypes.c_size_t(size // len(pattern)))
+            self.driver.call(name, ctypes.c_uint64(address), value, ctypes.c_size_t(size // len(pattern)))
 
     # -- code
 
-    def load(self, code: bytes) -> ctypes.c_void_p:
-        """Loads machine code (a cubin) as a module."""
-        module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), code)
-        return module
+    def load(self, program: Program) -> Code:
+        """Loads a program's machine code."""
+        return Code(self.driver, program)
 
-    def unload(self, module: ctypes.c_void_p) -> None:
-        self._call("cuModuleUnload", module)
+    def launches(self, program: Program, code: Code, addresses: Mapping[int, int]) -> Launches:
+        """The launches of a run, with the addresses of the program's buffers."""
+        return Launches(self.driver, program.run, code.functions, addresses)
 
-    def kernel(
-        self,
-        module: ctypes.c_void_p,
-        name: str,
-        pointers: Sequence[int],
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-    ) -> Kernel:
-        """A launch of the module's function `name`, with `shared_bytes` of dynamic shared memory allowed for it."""
-        function = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-        if shared_bytes:
-            self._call("cuFuncSetAttribute", function, _MAX_SHARED, shared_bytes)
-        return Kernel(function, pointers, grid, block, shared_bytes)
-
-    def launch(self, kernel: Kernel) -> None:
-        """Queues the launch and returns before the kernel has run."""
-        code = self._launch(*kernel.arguments)
-        if code:
-            raise self._error("cuLaunchKernel", code)
+    def launch(self, launches: Launches) -> None:
+        """Queues one run, and returns before it has ended."""
+        launches.queue(_STREAM)
 
     def wait(self) -> None:
         """Waits until everything queued has run."""
-        self._call("cuCtxSynchronize")
+        self.driver.synchronize(_STREAM)
 
     # -- time
 
     def start(self) -> None:
         """Records the event from which `stop` measures, in stream order."""
-        self._call("cuEventRecord", self._start, None)
+        self.driver.record(self._start, _STREAM)
 
     def stop(self) -> float:
         """Waits for the stream, and returns the device's seconds since `start`; their resolution is half a microsecond."""
-        self._call("cuEventRecord", self._end, None)
-        self._call("cuEventSynchronize", self._end)
-        milliseconds = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(milliseconds), self._start, self._end)
-        return milliseconds.value * 1e-3
+        self.driver.record(self._end, _STREAM)
+        self.driver.synchronize_event(self._end)
+        return self.driver.elapsed_secs(self._start, self._end)
 
 
 class Clock:

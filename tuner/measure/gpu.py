@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from pitchpipe.gpu.launches import Launches
+from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS, numpy_dtype, poison, size_bytes
-from tuner.measure.cuda_driver import Clock, Cuda, Kernel
-from tuner.measure.gpu_code import GpuProgram
+from tuner.measure.cuda_driver import Clock, Cuda
 from tuner.schedule.tensor_type import TensorType
 
 HEARTBEAT_SOURCE = """
@@ -39,7 +40,7 @@ _LEAST_FLUSH_BYTES = 32 << 20
 class GpuDevice:
     """The first visible GPU with the inputs of every set, the outputs, and the heartbeat kernel.
 
-    Belongs to one process and ends with it. Raises CudaError or OSError.
+    Belongs to one process and ends with it. Raises CudaError or NoDevice.
     """
 
     def __init__(self, bench: Bench, heartbeat: bytes) -> None:
@@ -56,11 +57,8 @@ class GpuDevice:
         self.outputs = [self.cuda.allocate(size_bytes(found)) for found in bench.output_types]
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, self.cuda.l2_bytes)
         self._flush = self.cuda.allocate(self._flush_bytes)
-        out = self.cuda.allocate(4)
-        module = self.cuda.load(heartbeat)
-        self._heartbeat = self.cuda.kernel(
-            module, "heartbeat", [out], (_HEARTBEAT_BLOCKS, 1, 1), (_HEARTBEAT_THREADS, 1, 1), 0
-        )
+        beat = _heartbeat_program(heartbeat)
+        self._heartbeat = self.cuda.launches(beat, self.cuda.load(beat), {0: self.cuda.allocate(4)})
 
     def _put(self, tensor: Any) -> int:
         array = tensor.numpy()
@@ -86,57 +84,52 @@ class GpuDevice:
 class DeviceProgram:
     """A candidate's program loaded on a GPU, for `Measuring` to check and time. `close` frees its memory."""
 
-    def __init__(self, device: GpuDevice, program: GpuProgram) -> None:
+    def __init__(self, device: GpuDevice, program: Program) -> None:
+        """Raises ValueError for a program of another workload."""
         self._device, self._cuda, self._bench = device, device.cuda, device.bench
         self._program = program
-        self._module = self._cuda.load(program.code)
-        self._sizes = program.workspaces
-        self._workspaces = [self._cuda.allocate(size) for size in program.workspaces]
+        params = self._bench.properties.params
+        found = [(buffer.dtype, buffer.shape) for buffer in program.buffers[: len(params)]]
+        if found != [(param.dtype, param.shape) for param in params] or program.prepare:
+            raise ValueError("the program is not one of this workload")
+        scratch = [at for at in program.at(Place.SCRATCH) if at >= len(params)]
+        if len(params) + len(scratch) != len(program.buffers):
+            raise ValueError("the program of a workload has scratch memory beside its parameters, and nothing else")
+        self._code = self._cuda.load(program)
+        self._sizes = {at: program.buffers[at].size_bytes for at in scratch}
+        self._workspaces = {at: self._cuda.allocate(size) for at, size in self._sizes.items()}
         self._types = self._bench.output_types
         self._poisons = [_pattern(found) for found in self._types]
         self._arrays = [np.empty(found.shape, numpy_dtype(found.dtype)) for found in self._types]
-        self._kernels: dict[str, list[Kernel]] = {}
+        self._runs: dict[str, Launches] = {}
 
     def close(self) -> None:
         """Frees its workspaces and unloads its code."""
         self._cuda.wait()
-        for address in self._workspaces:
+        for address in self._workspaces.values():
             self._cuda.free(address)
-        self._cuda.unload(self._module)
+        self._code.close()
 
-    def _prepared(self, name: str) -> list[Kernel]:
-        """The launches of one call on the set, in order."""
-        if name not in self._kernels:
+    def _prepared(self, name: str) -> Launches:
+        """One call on the set."""
+        if name not in self._runs:
             properties = self._bench.properties
-            pointers = [0] * len(properties.params)
-            for index, address in zip(properties.inputs, self._device.inputs[name], strict=True):
-                pointers[index] = address
-            for index, address in zip(properties.outputs, self._device.outputs, strict=True):
-                pointers[index] = address
-            pointers += self._workspaces
-            self._kernels[name] = [
-                self._cuda.kernel(
-                    self._module,
-                    launch.kernel,
-                    [pointers[index] for index in launch.buffers],
-                    launch.grid,
-                    launch.block,
-                    launch.shared_bytes,
-                )
-                for launch in self._program.launches
-            ]
-        return self._kernels[name]
+            inputs = zip(properties.inputs, self._device.inputs[name], strict=True)
+            outputs = zip(properties.outputs, self._device.outputs, strict=True)
+            self._runs[name] = self._cuda.launches(
+                self._program, self._code, {**dict(inputs), **dict(outputs), **self._workspaces}
+            )
+        return self._runs[name]
 
     def run(self, name: str) -> float:
         """Poisons outputs and workspaces, runs once on the set, and returns the device's seconds."""
-        kernels = self._prepared(name)
+        launches = self._prepared(name)
         for address, found, pattern in zip(self._device.outputs, self._types, self._poisons, strict=True):
             self._cuda.fill(address, size_bytes(found), pattern)
-        for address, size in zip(self._workspaces, self._sizes, strict=True):
-            self._cuda.fill(address, size // 4 * 4, _SPOILED)
+        for at, address in self._workspaces.items():
+            self._cuda.fill(address, self._sizes[at] // 4 * 4, _SPOILED)
         self._cuda.start()
-        for kernel in kernels:
-            self._cuda.launch(kernel)
+        self._cuda.launch(launches)
         return self._cuda.stop()
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
@@ -147,14 +140,21 @@ class DeviceProgram:
 
     def call(self, calls: int) -> float:
         """Device seconds of `calls` calls in a row on the first set, the first of them with a cold cache."""
-        kernels = self._prepared(next(iter(self._device.inputs)))
+        launches = self._prepared(next(iter(self._device.inputs)))
         launch = self._cuda.launch
         self._device.flush()
         self._cuda.start()
         for _ in range(calls):
-            for kernel in kernels:
-                launch(kernel)
+            launch(launches)
         return self._cuda.stop()
+
+
+def _heartbeat_program(code: bytes) -> Program:
+    launch = Launch(
+        kernel=0, arguments=(Pointer(buffer=0),), grid=(_HEARTBEAT_BLOCKS, 1, 1), block=(_HEARTBEAT_THREADS, 1, 1)
+    )
+    out = Buffer(place=Place.OUTPUT, dtype="float32", shape=(1,))
+    return Program(codes=(code,), kernels=(Kernel(code=0, name="heartbeat"),), buffers=(out,), run=(launch,))
 
 
 def _pattern(found: TensorType) -> bytes:

@@ -1,9 +1,9 @@
 """From a scheduled module to a GPU program that is plain data: no GPU, no driver, no host code.
 
-A `GpuProgram` is the machine code of the kernels (a cubin) and the list of their launches. The host function that TVM
-would generate around them is never compiled: with static shapes it launches kernels one after another on buffers that
-are its parameters or its own workspaces, and the list of launches is extracted from the lowered module. So one process can
-compile while another, which holds the GPU, loads and runs programs, and no code of a candidate runs on the host.
+A program (`pitchpipe/gpu/program.py`) is the machine code of the kernels (a cubin) and the list of their launches. The host
+function that TVM would generate around them is never compiled: with static shapes it launches kernels one after another on
+buffers that are its parameters or its own workspaces, and the list of launches is extracted from the lowered module. So one
+process can compile while another, which holds the GPU, loads and runs programs, and no code of a candidate runs on the host.
 
 Device code is compiled by NVRTC where `cuda-bindings` is installed, with TVM's own options, else by nvcc. TVM's preamble for
 NVRTC includes two headers of the C++ standard library, which take 0.4 s to parse: three quarters of the compilation of a
@@ -14,27 +14,27 @@ for byte.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shlex
 import shutil
-import struct
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.target_kind import kind_named
 from tuner.measure import nvrtc
 from tuner.measure.build import parameters
-from tuner.measure.check import size_bytes
+from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, codegen_build, tirx, tvm
 
 MAX_CODE_BYTES = 8 << 20
 """Largest machine code of one program; tensor-core kernels have 50 to 600 KiB."""
-_LENGTH = struct.Struct("!I")
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 _SHARED = "tirx.use_dyn_shared_memory"
 
@@ -62,12 +62,12 @@ class NotCompiled(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One kernel's launch."""
+class KernelCall:
+    """A launch as the host function of one workload writes it."""
 
     kernel: str
-    buffers: tuple[int, ...]
-    """The kernel's arguments: indices into the program's parameters, and after them its workspaces."""
+    arguments: tuple[int | bytes, ...]
+    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them."""
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
@@ -75,56 +75,50 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuProgram:
-    """A candidate compiled for a GPU."""
+class Lowered:
+    """A scheduled tensor function, taken apart."""
 
-    launches: tuple[Launch, ...]
+    calls: tuple[KernelCall, ...]
+    """In their order."""
     workspaces: tuple[int, ...]
     """Bytes of each buffer that carries intermediate results from one kernel to another."""
-    code: bytes
-    """The cubin that `cuModuleLoadData` takes."""
-
-    def to_bytes(self) -> bytes:
-        head = json.dumps(
-            {"launches": [asdict(launch) for launch in self.launches], "workspaces": self.workspaces}
-        ).encode()
-        return _LENGTH.pack(len(head)) + head + self.code
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> GpuProgram:
-        """What `to_bytes` encoded. Raises ValueError, KeyError or TypeError when the data is no program."""
-        if len(data) < _LENGTH.size:
-            raise ValueError("a program that has no head")
-        (size,) = _LENGTH.unpack(data[: _LENGTH.size])
-        head = json.loads(data[_LENGTH.size : _LENGTH.size + size])
-        launches = tuple(
-            Launch(
-                kernel=str(launch["kernel"]),
-                buffers=tuple(int(index) for index in launch["buffers"]),
-                grid=_three(launch["grid"]),
-                block=_three(launch["block"]),
-                shared_bytes=int(launch["shared_bytes"]),
-            )
-            for launch in head["launches"]
-        )
-        workspaces = tuple(int(size) for size in head["workspaces"])
-        return cls(launches=launches, workspaces=workspaces, code=data[_LENGTH.size + size :])
+    source: str
+    """CUDA C++ of the kernels."""
 
 
-def _three(values: Sequence[Any]) -> tuple[int, int, int]:
-    x, y, z = (int(value) for value in values)
-    return x, y, z
-
-
-def compile_program(mod: Any, target: Any, params: Sequence[TensorType], compiler: DeviceCompiler) -> GpuProgram:
+def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compiler: DeviceCompiler) -> Program:
     """Lowers a scheduled module for a CUDA target and compiles its kernels.
 
-    params: the types of the workload's parameters, which the scheduled function must have too. Raises NotCompiled, or
-    whatever TVM's lowering raises.
+    properties: of the workload, whose parameters the scheduled function must have too. They are the program's first
+    buffers. Raises NotCompiled, or whatever TVM's lowering raises.
     """
-    check_parameters(mod, params)
-    launches, workspaces, source = lower(mod, target)
-    return GpuProgram(launches=launches, workspaces=workspaces, code=compiler.compile(source))
+    check_parameters(mod, properties.params)
+    lowered = lower(mod, target)
+    names = tuple(dict.fromkeys(call.kernel for call in lowered.calls))
+    places = [Place.OUTPUT if at in properties.outputs else Place.INPUT for at in range(len(properties.params))]
+    return Program(
+        codes=(compiler.compile(lowered.source),),
+        kernels=tuple(Kernel(code=0, name=name) for name in names),
+        buffers=(
+            *(
+                Buffer(place=place, dtype=found.dtype, shape=found.shape)
+                for place, found in zip(places, properties.params, strict=True)
+            ),
+            *(Buffer(place=Place.SCRATCH, dtype="uint8", shape=(size,)) for size in lowered.workspaces),
+        ),
+        run=tuple(
+            Launch(
+                kernel=names.index(call.kernel),
+                arguments=tuple(
+                    Scalar(data=one) if isinstance(one, bytes) else Pointer(buffer=one) for one in call.arguments
+                ),
+                grid=call.grid,
+                block=call.block,
+                shared_bytes=call.shared_bytes,
+            )
+            for call in lowered.calls
+        ),
+    )
 
 
 def check_parameters(mod: Any, params: Sequence[TensorType]) -> None:
@@ -140,13 +134,13 @@ def lower_kernels(mod: Any, target: Any) -> Any:
         return _lower(mod, target)[1]
 
 
-def lower(mod: Any, target: Any) -> tuple[tuple[Launch, ...], tuple[int, ...], str]:
-    """(launches in order, bytes of each workspace, CUDA C++ of the kernels) of a scheduled module."""
+def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
+    """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split, device = _lower(mod, target)
-        launches, workspaces = _launches(split["main"])
-        return launches, workspaces, _source(device, target)
+        calls, workspaces = _calls(split[name])
+        return Lowered(calls=calls, workspaces=workspaces, source=_source(device, target))
 
 
 def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
@@ -182,13 +176,15 @@ def _source(device: Any, target: Any) -> str:
         del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
 
 
-def _launches(function: Any) -> tuple[tuple[Launch, ...], tuple[int, ...]]:
+def _calls(function: Any) -> tuple[tuple[KernelCall, ...], tuple[int, ...]]:
     """The launches of a host function in order, and the bytes of each workspace. Raises NotCompiled."""
     places: list[tuple[Any, int]] = [(param, index) for index, param in enumerate(function.params)]
     workspaces: list[int] = []
-    launches: list[Launch] = []
+    calls: list[KernelCall] = []
 
-    def place(expression: Any) -> int:
+    def place(expression: Any) -> int | bytes:
+        if isinstance(expression, (tirx.IntImm, tirx.FloatImm)):
+            return scalar_bytes(str(expression.ty.dtype), expression.value)
         if getattr(getattr(expression, "op", None), "name", "") == "tirx.buffer_data":
             for buffer, index in places:
                 if expression.args[0].same_as(buffer):
@@ -205,23 +201,34 @@ def _launches(function: Any) -> tuple[tuple[Launch, ...], tuple[int, ...]]:
             places.append((statement.buffer, len(function.params) + len(workspaces)))
             workspaces.append(size_bytes(TensorType.of(statement.buffer)))
         elif isinstance(statement, tirx.DeclBuffer):
-            places.append((statement.buffer, place(statement.data)))
+            places.append((statement.buffer, _index(place(statement.data))))
         elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
-            launches.append(_launch(statement.value, place))
+            calls.append(_call(statement.value, place))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise NotCompiled(f"the host function does more than launch kernels: {str(statement)[:80]}")
 
     visit(function.body)
-    if not launches:
+    if not calls:
         raise NotCompiled("nothing runs on the GPU")
-    return tuple(launches), tuple(workspaces)
+    return tuple(calls), tuple(workspaces)
+
+
+def _index(place: int | bytes) -> int:
+    if isinstance(place, bytes):
+        raise NotCompiled("a buffer lies at a fixed address")
+    return place
+
+
+def scalar_bytes(dtype: str, value: float) -> bytes:
+    """A number as the device reads it."""
+    return np.asarray(value, numpy_dtype(dtype)).tobytes()
 
 
 def _is_launch(value: Any) -> bool:
     return getattr(getattr(value, "op", None), "name", "") == "tirx.call_ffi_kernel"
 
 
-def _launch(call: Any, place: Any) -> Launch:
+def _call(call: Any, place: Any) -> KernelCall:
     tags = [str(tag) for tag in call.attrs.launch_params]
     name, *arguments = call.args
     split = len(arguments) - len(tags)
@@ -237,13 +244,18 @@ def _launch(call: Any, place: Any) -> Launch:
             sizes[kind][axis] = int(extent)
         else:
             raise NotCompiled(f"a launch with {tag} is not known here")
-    return Launch(
+    return KernelCall(
         kernel=str(name.value),
-        buffers=tuple(place(argument) for argument in arguments[:split]),
+        arguments=tuple(place(argument) for argument in arguments[:split]),
         grid=_three(sizes["block"]),
         block=_three(sizes["thread"]),
         shared_bytes=shared_bytes,
     )
+
+
+def _three(values: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = values
+    return x, y, z
 
 
 class DeviceCompiler:

@@ -17,6 +17,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pitchpipe.gpu.launches import Launches
+from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.wire.roofline import MemoryLevel, Peak, Roofline
 from tuner.measure.cuda_driver import Cuda
 from tuner.measure.gpu_code import DeviceCompiler
@@ -85,7 +87,7 @@ def tensor_types(arch: str) -> tuple[TensorType, ...]:
 
 class _Device:
     def __init__(self, cuda: Cuda, code: bytes, multiprocessors: int) -> None:
-        self._cuda, self._module = cuda, cuda.load(code)
+        self._cuda, self._code = cuda, code
         self._blocks = multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self._out = cuda.allocate(1 << 20)
 
@@ -119,17 +121,27 @@ class _Device:
 
     def _fastest(self, name: str, pointers: Sequence[int], vectors: int | None = None) -> float:
         """Seconds of the fastest of several runs."""
-        blocks = self._blocks
-        arguments = [*pointers, *([] if vectors is None else [vectors])]
-        kernel = self._cuda.kernel(self._module, name, arguments, (blocks, 1, 1), (_THREADS, 1, 1), 0)
-        self._cuda.launch(kernel)
+        launches = self._launches(name, pointers, vectors)
+        self._cuda.launch(launches)
 
         def run() -> float:
             self._cuda.start()
-            self._cuda.launch(kernel)
+            self._cuda.launch(launches)
             return self._cuda.stop()
 
         return fastest(run)
+
+    def _launches(self, name: str, pointers: Sequence[int], vectors: int | None) -> Launches:
+        """One launch of a kernel that takes the pointers and, unless it is None, a number of vectors."""
+        arguments: list[Pointer | Scalar] = [Pointer(buffer=at) for at in range(len(pointers))]
+        if vectors is not None:
+            arguments.append(Scalar(data=vectors.to_bytes(8, "little")))
+        launch = Launch(kernel=0, arguments=tuple(arguments), grid=(self._blocks, 1, 1), block=(_THREADS, 1, 1))
+        buffer = Buffer(place=Place.OUTPUT, dtype="float32", shape=(1,))
+        program = Program(
+            codes=(self._code,), kernels=(Kernel(code=0, name=name),), buffers=(buffer,) * len(pointers), run=(launch,)
+        )
+        return self._cuda.launches(program, self._cuda.load(program), dict(enumerate(pointers)))
 
 
 def fastest(run: Callable[[], float]) -> float:

@@ -166,11 +166,13 @@ def attempt(parts: Sequence[Part], target: Target, *, wall_secs: float = WALL_SE
         say("build")
         with to_tvm_target(target):
             module = finish(prepared, target)
-        executable = compile_scheduled(Scheduled(module=module, target=target, tuned=(), untuned=(), refused={}))
-        bound = [np.asarray(weights[spec.name]) for spec in model.params]
+        compiled = compile_scheduled(Scheduled(module=module, target=target, tuned=(), untuned=(), refused={}))
+        running = kind_of(target).executable(compiled, model.inputs, model.params, target)
+        running.bind({spec.name: np.asarray(weights[spec.name]) for spec in model.params})
         for at, part in enumerate(parts):
             say(f"run {at}")
-            told = part.difference(run(executable, part.inputs, bound, kind=target.kind))
+            found = running(*(np.asarray(array) for array in part.inputs))
+            told = part.difference(list(found) if isinstance(found, tuple) else [found])
             if told is not None:
                 return told
         return ""
@@ -202,12 +204,10 @@ def _outcome_of(ended: Ended, crash: FindingKind, wall_secs: float) -> Outcome:
     return Outcome(kind=crash, detail=f"the process was ended by {name}{words}", stage=ended.stage)
 
 
-def run(
-    executable: Any, inputs: Sequence[Any], weights: Sequence[Any], *, kind: str = HOST, transform: bool = True
-) -> list[np.ndarray]:
-    """What a compiled model computes: main(*inputs, *main_transform_params(weights)), or without it main(*inputs,
-    *weights)."""
-    device = tvm.device(kind_named(kind).device, 0)
+def run(executable: Any, inputs: Sequence[Any], weights: Sequence[Any], *, transform: bool = True) -> list[np.ndarray]:
+    """What an executable for the host computes: main(*inputs, *main_transform_params(weights)), or without it
+    main(*inputs, *weights)."""
+    device = tvm.device(kind_named(HOST).device, 0)
     machine = relax.VirtualMachine(executable, device)
     tensors = [tvm.runtime.tensor(np.array(array, order="C"), device) for array in (*inputs, *weights)]
     given, bound = tensors[: len(inputs)], tensors[len(inputs) :]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidTarget, MeasurementFailed
-from pitchpipe.target_kind import HOST, Fit, TargetKind
+from pitchpipe.errors import InvalidTarget, MeasurementFailed, PitchpipeError
+from pitchpipe.target_kind import HOST, Executable, Fit, TargetKind
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
@@ -21,8 +22,10 @@ class CpuKind(TargetKind):
     device = "cpu"
     title = "a CPU"
     runs_unscheduled = True
-    records_graphs = False
     has_streams = False
+    artifact = "model.so"
+    needs_linker = True
+    needs_compiler = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cpu import isa
@@ -58,6 +61,38 @@ class CpuKind(TargetKind):
 
         yield "device", lambda: self.fingerprint().model
         yield "toolchain", lambda: Toolchain.model_validate(run_step("describe_toolchain", kind=self.name)).key
+
+    def load(self, path: Path, target: Target) -> Any:
+        from pitchpipe.vm import load_library
+
+        return load_library(path, target)
+
+    def executable(
+        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+    ) -> Executable:
+        from pitchpipe.vm import MachineModel
+
+        return MachineModel(compiled, inputs, params, target)
+
+    def compile(self, module: Any, target: Target) -> Any:
+        """TVM's executable, with the functions `main` and `main_transform_params` of its virtual machine."""
+        from tuner.tvm_compat import to_tvm_target, tvm
+
+        module, tvm_target = self.before_codegen(module), to_tvm_target(target)
+        try:
+            with tvm_target, tvm.transform.PassContext(config=self.pass_config()):
+                return tvm.compile(module, target=tvm_target)
+        except tvm.error.InternalError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise PitchpipeError(f"the compiler refused the model: {last}") from error
+
+    def save(self, compiled: Any, path: Path) -> None:
+        try:
+            compiled.export_library(str(path))
+        except (RuntimeError, OSError) as error:
+            raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
+        if not path.exists():
+            raise PitchpipeError("the library could not be linked")
 
     def tvm_target(self, target: Target) -> Any:
         from tuner.tvm_compat import tvm

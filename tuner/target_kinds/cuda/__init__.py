@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidTrace
-from pitchpipe.target_kind import Fit, TargetKind
+from pitchpipe.errors import IntegrityError, InvalidTrace
+from pitchpipe.target_kind import Executable, Fit, TargetKind
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target
 from pitchpipe.wire.task import Workload
@@ -19,8 +20,10 @@ class CudaKind(TargetKind):
     device = "cuda"
     title = "a CUDA"
     runs_unscheduled = False
-    records_graphs = True
     has_streams = True
+    artifact = "model.gpu"
+    needs_linker = False
+    needs_compiler = False
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cuda.fit import fit
@@ -62,6 +65,33 @@ class CudaKind(TargetKind):
             yield f"GPU {ordinal}", lambda gpu=gpu: device.describe(gpu)  # type: ignore[misc]
         yield "NVIDIA driver", lambda: found.driver or "its version is not told"
         yield "NVRTC", nvrtc.describe
+
+    def load(self, path: Path, target: Target) -> Any:
+        from pitchpipe.gpu.encoding import decode
+        from pitchpipe.gpu.program import InvalidProgram
+
+        try:
+            return decode(path.read_bytes())
+        except (InvalidProgram, OSError) as error:
+            raise IntegrityError(f"{path.name}: {error}") from error
+
+    def executable(
+        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+    ) -> Executable:
+        from pitchpipe.gpu.executable import GpuModel
+
+        return GpuModel(compiled, inputs, params, graphs=graphs)
+
+    def compile(self, module: Any, target: Target) -> Any:
+        """A program: machine code, and the launches of a run."""
+        from tuner.deploy.gpu_model import compile_gpu_model
+
+        return compile_gpu_model(module, target)
+
+    def save(self, compiled: Any, path: Path) -> None:
+        from pitchpipe.gpu.encoding import encode
+
+        path.write_bytes(encode(compiled))
 
     def tvm_target(self, target: Target) -> Any:
         """With this machine as its host."""
@@ -141,6 +171,6 @@ class CudaKind(TargetKind):
         check_parameters(scheduled, parameters(module))
         tvm_target = to_tvm_target(target)
         yield "lowered", lower_kernels(scheduled, tvm_target).script()
-        _, _, source = lower(scheduled, tvm_target)
+        source = lower(scheduled, tvm_target).source
         yield "cuda", source
         yield "ptx", DeviceCompiler(target.arch).ptx(source)

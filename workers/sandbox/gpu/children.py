@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from mmap import mmap
 
-from pitchpipe.errors import InvalidTrace
+from pitchpipe.errors import InvalidTrace, NoDevice
+from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.build import apply
 from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from tuner.measure.gpu import DeviceProgram, GpuDevice
-from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, GpuProgram, compile_program
+from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, compile_program
 from workers.sandbox.messages import Applied, Broken, Compiled, Fault, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
@@ -55,7 +56,7 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
             return
         line.send(Applied())
         try:
-            data = compile_program(mod, bench.tvm_target, bench.properties.params, compiler).to_bytes()
+            data = encode(compile_program(mod, bench.tvm_target, bench.properties, compiler))
             slot[: len(data)] = data
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
             line.send(Fault(kind=FailureKind.BUILD_ERROR, detail=last_line(error)))
@@ -80,7 +81,7 @@ def runner_body(
         try:
             device = GpuDevice(bench, heartbeat)
             device.beat()
-        except (CudaError, OSError) as error:
+        except (CudaError, NoDevice) as error:
             line.send(Broken(reason=last_line(error)))
             return
         runner = _Runner(device, config, inbox, programs)
@@ -120,7 +121,7 @@ class _Runner:
 
     def _trial(self) -> Sampled:
         size, incumbent_secs = REQUEST.unpack(self._inbox[: REQUEST.size])
-        program = GpuProgram.from_bytes(self._inbox[REQUEST.size : REQUEST.size + size])
+        program = decode(self._inbox[REQUEST.size : REQUEST.size + size])
         running = DeviceProgram(self._device, program)
         measuring = Measuring(self._device.bench, running)
         try:
@@ -143,7 +144,7 @@ class _Runner:
         )
 
     def _make_warm(self, number: int) -> Warmed:
-        running = DeviceProgram(self._device, GpuProgram.from_bytes(self._programs[number]))
+        running = DeviceProgram(self._device, decode(self._programs[number]))
         measuring = Measuring(self._device.bench, running)
         calls = measuring.warm(self._config, one_set=False)
         self._warm[number] = measuring, calls
