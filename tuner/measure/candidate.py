@@ -31,7 +31,7 @@ from tuner.measure.check import (
     size_bytes,
     verdict,
 )
-from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, Sampled, calls_per_sample, sample
+from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
 
@@ -96,9 +96,13 @@ class Bench:
         """Bytes of all outputs together, for one input set."""
         return sum(size_bytes(found) for found in self.output_types)
 
+    def constant(self) -> frozenset[int]:
+        """Indices of the parameters that hold weights, which are the same in every run of a model."""
+        return frozenset(int(i) for i in (self.mod["main"].attrs or {}).get("layout_free_buffers", []))
+
     def cold(self) -> tuple[int, ...]:
         """Indices of the parameters that are in no cache near a core when the workload runs in a model."""
-        constant = {int(i) for i in (self.mod["main"].attrs or {}).get("layout_free_buffers", [])}
+        constant = self.constant()
         sizes = [size_bytes(found) for found in self.properties.params]
         limits = [_COLD_WEIGHT_BYTES if i in constant else _COLD_ACTIVATION_BYTES for i in range(len(sizes))]
         return tuple(i for i, size in enumerate(sizes) if size > limits[i])
@@ -140,6 +144,8 @@ class Bench:
 
 class Running:
     """A compiled candidate on the CPU with its arguments. Belongs to one process."""
+
+    most_calls = MAX_CALLS
 
     def __init__(self, bench: Bench, program: CpuProgram) -> None:
         self._bench, self._program = bench, program
@@ -220,6 +226,9 @@ class Running:
 class Runnable(Protocol):
     """A compiled candidate with its arguments, on any kind of device."""
 
+    most_calls: int
+    """Of a sample."""
+
     def run(self, name: str) -> float:
         """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
 
@@ -278,6 +287,7 @@ class Measuring:
             first_secs=first_secs,
             promising=promising,
             limit_secs=limit_secs - first_secs * (1 + len(rest)),
+            most_calls=self._running.most_calls,
         )
         if checked:  # Once more after many calls: a race between threads does not show in every run.
             self.check([first])
@@ -295,7 +305,7 @@ class Measuring:
             return 1
         calls = 1
         for _ in range(_WARM_SAMPLES):  # The first ones are cold.
-            calls = max(calls, calls_per_sample(longer, self._running.call(calls) / calls))
+            calls = max(calls, calls_per_sample(longer, self._running.call(calls) / calls, self._running.most_calls))
         return calls
 
     def warmed_sample(self, calls: int) -> float:

@@ -1,16 +1,17 @@
-"""The GPU of a runner: memory, programs, events and errors, through the driver's API (`pitchpipe/gpu/driver.py`).
+"""The GPU of a runner: memory, programs, graphs, events and errors, through the driver's API (`pitchpipe/gpu/driver.py`).
 
 TVM's runtime is not used: a runner launches kernels that another process compiled, must tell a refused launch from a dead
 context by the error code, and must not spend time in an interpreter between two launches. There is one context, one stream
-(the default one) and one thread. Every call that fails raises CudaError; so does the next synchronisation after a kernel
+and one thread. Every call that fails raises CudaError; so does the next synchronisation after a kernel
 that failed.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ from pitchpipe.gpu.program import Program
 __all__ = ["Clock", "Cuda", "CudaError"]
 
 _L2_BYTES = 38
-_STREAM = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A captured graph and the instance of it that runs."""
+
+    graph: int
+    instance: int
 
 
 class Cuda:
@@ -31,10 +39,12 @@ class Cuda:
     Raises CudaError when there is no such device, NoDevice when there is no driver.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
-        self.driver, self._ordinal = Driver(), ordinal
+    def __init__(self, ordinal: int = 0, driver: Driver | None = None) -> None:
+        """`driver` is for tests; without it NVIDIA's."""
+        self.driver, self._ordinal = driver or Driver(), ordinal
         self.driver.spin(ordinal)
         self.driver.push(self.driver.primary_context(ordinal))
+        self._stream = self.driver.create_stream()  # Work on the default one cannot be captured.
         self._start, self._end = (self.driver.create_event(timing=True) for _ in range(2))
 
     # -- the device
@@ -61,21 +71,31 @@ class Cuda:
     def write(self, address: int, array: np.ndarray[Any, Any]) -> None:
         """Copies an array to the device."""
         data = np.ascontiguousarray(array)
-        self.driver.upload(address, data.ctypes.data, data.nbytes, _STREAM)
+        self.driver.upload(address, data.ctypes.data, data.nbytes, self._stream)
         self.wait()
 
     def read(self, address: int, array: np.ndarray[Any, Any]) -> None:
         """Copies from the device into a contiguous array, after all kernels that were launched before have ended."""
-        self.driver.download(array.ctypes.data, address, array.nbytes, _STREAM)
+        self.driver.download(array.ctypes.data, address, array.nbytes, self._stream)
         self.wait()
 
     def fill(self, address: int, size: int, pattern: bytes) -> None:
         """Repeats a pattern of 1, 2 or 4 bytes over `size` bytes, in stream order."""
-        kinds = {1: ("cuMemsetD8_v2", ctypes.c_ubyte), 2: ("cuMemsetD16_v2", ctypes.c_ushort)}
-        name, kind = kinds.get(len(pattern), ("cuMemsetD32_v2", ctypes.c_uint))
+        kinds = {1: ("cuMemsetD8Async", ctypes.c_ubyte), 2: ("cuMemsetD16Async", ctypes.c_ushort)}
+        name, kind = kinds.get(len(pattern), ("cuMemsetD32Async", ctypes.c_uint))
         value = kind(int.from_bytes(pattern, "little"))
         if size:
-            self.driver.call(name, ctypes.c_uint64(address), value, ctypes.c_size_t(size // len(pattern)))
+            self.driver.call(
+                name,
+                ctypes.c_uint64(address),
+                value,
+                ctypes.c_size_t(size // len(pattern)),
+                ctypes.c_void_p(self._stream),
+            )
+
+    def copy(self, to: int, address: int, size: int) -> None:
+        """Copies within the device, in stream order."""
+        self.driver.copy(to, address, size, self._stream)
 
     # -- code
 
@@ -89,21 +109,42 @@ class Cuda:
 
     def launch(self, launches: Launches) -> None:
         """Queues one run, and returns before it has ended."""
-        launches.queue(_STREAM)
+        launches.queue(self._stream)
+
+    def capture(self, runs: Sequence[Launches]) -> Graph:
+        """A graph of runs one after another, each kernel after the one before."""
+        self.driver.begin_capture(self._stream)
+        try:
+            for launches in runs:
+                launches.queue(self._stream)
+        except BaseException:
+            with suppress(CudaError):
+                self.driver.end_capture(self._stream)
+            raise
+        graph = self.driver.end_capture(self._stream)
+        return Graph(graph=graph, instance=self.driver.instantiate(graph))
+
+    def replay(self, graph: Graph) -> None:
+        """Queues the graph, and returns before it has run."""
+        self.driver.launch_graph(graph.instance, self._stream)
+
+    def destroy(self, graph: Graph) -> None:
+        """Frees a graph that has run."""
+        self.driver.destroy(graph.graph, graph.instance)
 
     def wait(self) -> None:
         """Waits until everything queued has run."""
-        self.driver.synchronize(_STREAM)
+        self.driver.synchronize(self._stream)
 
     # -- time
 
     def start(self) -> None:
         """Records the event from which `stop` measures, in stream order."""
-        self.driver.record(self._start, _STREAM)
+        self.driver.record(self._start, self._stream)
 
     def stop(self) -> float:
         """Waits for the stream, and returns the device's seconds since `start`; their resolution is half a microsecond."""
-        self.driver.record(self._end, _STREAM)
+        self.driver.record(self._end, self._stream)
         self.driver.synchronize_event(self._end)
         return self.driver.elapsed_secs(self._start, self._end)
 

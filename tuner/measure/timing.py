@@ -109,9 +109,9 @@ def later_interval(low: float, high: float) -> tuple[float, float]:
     return low / (1 + MOMENT), high * (1 + MOMENT)
 
 
-def calls_per_sample(config: MeasureConfig, call_secs: float) -> int:
-    """Number of calls, of `call_secs` each, that fill a sample."""
-    return max(1, min(MAX_CALLS, math.ceil(config.target_sample_secs / max(call_secs, 1e-9))))
+def calls_per_sample(config: MeasureConfig, call_secs: float, most: int = MAX_CALLS) -> int:
+    """Number of calls, of `call_secs` each, that fill a sample; at most `most`."""
+    return max(1, min(most, math.ceil(config.target_sample_secs / max(call_secs, 1e-9))))
 
 
 def hopeless(first_secs: float, incumbent_secs: float | None) -> bool:
@@ -157,6 +157,7 @@ def sample(
     first_secs: float | None = None,
     promising: Callable[[], None] = lambda: None,
     limit_secs: float = math.inf,
+    most_calls: int = MAX_CALLS,
 ) -> Sampled:
     """Times a candidate; at least one sample is taken.
 
@@ -164,6 +165,7 @@ def sample(
     promising: called once, when the first `min_samples` samples did not show the candidate to be slow, or time runs out
     before them: the place for expensive checks. What it raises ends the timing.
     limit_secs: bounds the seconds spent in `call`, even before `min_samples` samples are taken.
+    most_calls: of a sample.
     """
     spent = 0.0
 
@@ -183,15 +185,15 @@ def sample(
     if first > limit_secs / (config.min_samples + 1):
         promising()
         return ended([first], Stop.SPENT)
-    calls = calls_per_sample(config, first)
+    calls = calls_per_sample(config, first, most_calls)
     if calls > 1 or first < config.target_sample_secs * 10:
         # The first call was cold: the number of calls follows from warm ones.
-        calls = calls_per_sample(config, timed(calls))
+        calls = calls_per_sample(config, timed(calls), most_calls)
     samples: list[float] = []
     told = False
     while True:
         samples.append(timed(calls))
-        if len(samples) == 1 and (better := calls_per_sample(config, samples[0])) > 2 * calls:
+        if len(samples) == 1 and (better := calls_per_sample(config, samples[0], most_calls)) > 2 * calls:
             calls = better
             samples.clear()
             continue
