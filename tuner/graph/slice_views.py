@@ -22,17 +22,23 @@ def slice_views(mod: Any) -> Any:
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for variable, call in def_use.calls("relax.strided_slice"):
-        offset = _offset(def_use, call)
-        if offset is None or not isinstance(variable, relax.DataflowVar):
+        if not is_view(def_use, variable):
             continue
         user = def_use.last_users.get(variable) if def_use.has_one_use(variable) else None
         is_reshaped = isinstance(user, relax.DataflowVar) and op_name(def_use.values[user]) == "relax.reshape"
         last = def_use.values[user] if is_reshaped else call
-        replacements[last] = _view(call, offset, static_shape(last))
+        replacements[last] = _view(call, _offset(def_use, call), static_shape(last))
     return replace_calls(mod, replacements)
 
 
-def _view(call: Any, offset: int, shape: list[int] | None) -> Replacement:
+def is_view(def_use: DefUse, variable: Any) -> bool:
+    """Whether a variable is bound to a slice that becomes a view."""
+    call = def_use.values.get(variable)
+    is_slice = op_name(call) == "relax.strided_slice" and isinstance(variable, relax.DataflowVar)
+    return is_slice and _offset(def_use, call) is not None
+
+
+def _view(call: Any, offset: int | None, shape: list[int] | None) -> Replacement:
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         part = relax.op.memory.view(current(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
         return relax.op.memory.ensure_zero_offset(builder.emit(part))

@@ -1,0 +1,162 @@
+"""Graph preparation for a GPU: few calls, none that only moves, and results as before. All of it runs on this processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.compiler.graphs import GPU, Graph, check, kernels, linear, run_here
+from tuner.graph.prepare import call_counts, prepare
+from tuner.tvm_compat import relax, tirx, tvm, tvm_ffi
+
+Emit = Callable[[Any], Any]
+
+
+def stages(function: Any) -> list[Any]:
+    """The blocks of a tensor function in order, without its root."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tvm.s_tir.SBlock, found.append))
+    return sorted(
+        (each for each in found if each.iter_vars), key=lambda each: int(each.name_hint.removeprefix("stage"))
+    )
+
+
+def reduces(stage: Any) -> bool:
+    return any(axis.iter_type == tirx.IterVar.CommReduce for axis in stage.iter_vars)
+
+
+def form(prepared: Any, name: str = "attention") -> str:
+    """The stages of the one function of that name: P a product, R another reduction, E element-wise."""
+    (function,) = (prepared[each] for each in call_counts(prepared) if name in each)
+    return "".join("E" if not reduces(each) else "R" if len(each.reads) == 1 else "P" for each in stages(function))
+
+
+ATTENTION = "PERERE" + "P"
+"""Product, scale and mask, maximum, exponential, sum, division, product."""
+
+
+def by_head(emit: Emit, x: Any, batch: int, heads: int, size: int) -> Any:
+    return emit(relax.op.permute_dims(emit(relax.op.reshape(x, [batch, -1, heads, size])), [0, 2, 1, 3]))
+
+
+def read(emit: Emit, scores: Any, value: Any, shape: list[int]) -> Any:
+    mixed = emit(relax.op.matmul(emit(relax.op.nn.softmax(scores)), value))
+    return emit(relax.op.reshape(emit(relax.op.permute_dims(mixed, [0, 2, 1, 3])), shape))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("mask", ["none", "added", "chosen", "causal", "causal, chosen"])
+def test_self_attention_is_one_projection_one_function_and_one_product(batch: int, mask: str) -> None:
+    rows, heads, size = 8, 2, 16
+    width = heads * size
+    graph = Graph()
+    x, padding = graph.tensor(batch, rows, width), graph.tensor(batch, 1, 1, rows)
+    weights = [(graph.tensor(width, width), graph.tensor(width)) for _ in range(4)]
+    low = np.finfo(np.float32).min
+
+    def make(emit: Emit) -> Any:
+        q, k, v = (by_head(emit, linear(emit, x, *pair), batch, heads, size) for pair in weights[:3])
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
+        scores = emit(relax.op.divide(scores, relax.const(4.0, "float32")))
+        lower = np.tri(rows, dtype=bool)[None, None]
+        if mask == "added":
+            scores = emit(relax.op.add(scores, padding))
+        elif mask == "chosen":
+            hidden = emit(relax.op.greater(padding, relax.const(0.3, "float32")))
+            scores = emit(relax.op.where(hidden, relax.const(-1e9, "float32"), scores))
+        elif mask == "causal":
+            scores = emit(relax.op.add(scores, relax.const(np.where(lower, 0, low).astype(np.float32))))
+        elif mask == "causal, chosen":
+            scores = emit(relax.op.where(relax.const(lower), scores, relax.const(-np.inf, "float32")))
+        y = read(emit, scores, v, [batch, rows, width])
+        return emit(relax.op.add(linear(emit, y, *weights[3]), x))
+
+    prepared = check(graph, make, inputs=2, target=GPU)
+    names = kernels(prepared)
+    assert sum("attention" in name for name in names) == 1
+    assert len(names) == 3 + (mask == "chosen")  # the comparison with the inputs is made once for all layers
+    assert form(prepared) == ATTENTION
+    (function,) = (prepared[name] for name in call_counts(prepared) if "attention" in name)
+    assert len(function.params) == 4 + (mask in ("added", "chosen"))  # a causal mask is not read
+
+
+def test_grouped_queries_read_the_keys_that_they_share() -> None:
+    rows, columns, heads, shared, size = 4, 6, 4, 2, 8
+    graph = Graph()
+    q = graph.tensor(1, rows, heads * size)
+    k, v = (graph.tensor(1, columns, shared * size) for _ in range(2))
+
+    def make(emit: Emit) -> Any:
+        def repeated(x: Any) -> Any:
+            wide = emit(relax.op.expand_dims(by_head(emit, x, 1, shared, size), 2))
+            wide = emit(relax.op.broadcast_to(wide, [1, shared, heads // shared, columns, size]))
+            return emit(relax.op.reshape(wide, [1, heads, columns, size]))
+
+        scores = emit(
+            relax.op.matmul(by_head(emit, q, 1, heads, size), emit(relax.op.permute_dims(repeated(k), [0, 1, 3, 2])))
+        )
+        return read(emit, scores, repeated(v), [1, rows, heads * size])
+
+    prepared = check(graph, make, inputs=3, target=GPU)
+    assert kernels(prepared) == ["attention"]
+    assert form(prepared) == "PRERE" + "P"
+
+
+def test_a_scale_of_the_queries_is_one_of_the_scores() -> None:
+    rows, heads, size = 6, 2, 8
+    width = heads * size
+    graph = Graph()
+    x = graph.tensor(1, rows, width)
+    weights = [(graph.tensor(width, width), graph.tensor(width)) for _ in range(3)]
+
+    def make(emit: Emit) -> Any:
+        q, k, v = (linear(emit, x, *pair) for pair in weights)
+        q = emit(relax.op.multiply(q, relax.const(0.25, "float32")))
+        q, k, v = (by_head(emit, each, 1, heads, size) for each in (q, k, v))
+        return read(emit, emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2])))), v, [1, rows, width])
+
+    prepared = check(graph, make, target=GPU)
+    assert sum("matmul" in name for name in kernels(prepared)) == 1
+    assert len(kernels(prepared)) == 2
+    assert form(prepared) == ATTENTION
+
+
+def test_attention_whose_probabilities_are_an_output_stays_as_it_is() -> None:
+    graph = Graph()
+    q, k, v = (graph.tensor(2, 5, 8) for _ in range(3))
+
+    def make(emit: Emit) -> list[Any]:
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 2, 1]))))
+        probabilities = emit(relax.op.nn.softmax(scores))
+        return [probabilities, emit(relax.op.matmul(probabilities, v))]
+
+    assert kernels(check(graph, make, inputs=3, target=GPU)) == ["einsum", "matmul", "softmax"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_in_half_precision_sums_in_float32(dtype: str) -> None:
+    rows, size = 8, 512
+    graph = Graph()
+    q, k, v = (graph.tensor(1, 1, rows, size, dtype=dtype) for _ in range(3))
+
+    def make(emit: Emit) -> Any:
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
+        return emit(
+            relax.op.matmul(emit(relax.op.nn.softmax(emit(relax.op.multiply(scores, relax.const(0.05, dtype))))), v)
+        )
+
+    prepared = prepare(graph.module(make, 3), GPU)
+    assert kernels(prepared) == ["attention"]
+    (found,) = run_here(prepared, graph.values, [])
+    a, b, c = (value.astype(np.float64)[0, 0] for value in graph.values)
+    scores = np.exp((scores := a @ b.T * 0.05) - scores.max(-1, keepdims=True))
+    expected = scores / scores.sum(-1, keepdims=True) @ c
+    step = 2.0**-11 if dtype == "float16" else 2.0**-8
+    np.testing.assert_allclose(found[0, 0].astype(np.float64), expected, rtol=0, atol=6 * step)
+    function = prepared[next(iter(call_counts(prepared)))]
+    assert all(
+        str(write.source.ty.dtype) == "float32" for each in stages(function) if reduces(each) for write in each.writes
+    )
