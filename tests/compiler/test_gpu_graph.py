@@ -160,3 +160,102 @@ def test_attention_in_half_precision_sums_in_float32(dtype: str) -> None:
     assert all(
         str(write.source.ty.dtype) == "float32" for each in stages(function) if reduces(each) for write in each.writes
     )
+
+
+def test_keys_that_are_joined_to_a_cache_are_read_where_they_lie() -> None:
+    heads, cached, size = 2, 6, 16
+    graph = Graph()
+    q, k, v = (graph.tensor(1, heads, 1, size) for _ in range(3))
+    caches = [graph.tensor(3, 1, heads, cached, size) for _ in range(2)]
+
+    def make(emit: Emit) -> Any:
+        def joined(cache: Any, new: Any) -> Any:
+            layer = emit(relax.op.take(cache, relax.const(1, "int64"), axis=0, mode="clip"))
+            return emit(relax.op.concat([layer, new], axis=2))
+
+        keys, values = joined(caches[0], k), joined(caches[1], v)
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))))
+        return read(emit, scores, values, [1, 1, heads * size])
+
+    prepared = check(graph, make, inputs=5, target=GPU)
+    assert kernels(prepared) == ["attention"]
+    assert form(prepared) == "PRERE" + "P"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_norm_that_is_spelled_out_is_one_function(dtype: str) -> None:
+    graph = Graph()
+    x, weight = graph.tensor(3, 5, 16, dtype=dtype), graph.tensor(16, dtype=dtype)
+
+    def make(emit: Emit) -> Any:
+        wide = emit(relax.op.astype(x, "float32")) if dtype != "float32" else x
+        mean = emit(relax.op.mean(emit(relax.op.power(wide, relax.const(2.0, "float32"))), -1, keepdims=True))
+        root = emit(relax.op.rsqrt(emit(relax.op.add(mean, relax.const(1e-6, "float32")))))
+        scaled = emit(relax.op.multiply(wide, root))
+        if dtype != "float32":
+            scaled = emit(relax.op.astype(scaled, dtype))
+        return emit(relax.op.multiply(weight, scaled))
+
+    prepared = prepare(graph.module(make, 1), GPU)
+    assert len(kernels(prepared)) == 1
+    (found,) = run_here(prepared, graph.values[:1], graph.values[1:])
+    a, b = (value.astype(np.float64) for value in graph.values)
+    expected = a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * b
+    np.testing.assert_allclose(found.astype(np.float64), expected, atol=1e-5 if dtype == "float32" else 2e-3)
+
+
+def test_the_sum_before_a_norm_belongs_to_the_product_if_it_follows_one() -> None:
+    graph = Graph()
+    x, other = graph.tensor(6, 32), graph.tensor(6, 16)
+    weight, bias, gamma, beta = graph.tensor(16, 32), graph.tensor(16), graph.tensor(16), graph.tensor(16)
+
+    def make(emit: Emit) -> list[Any]:
+        of_product = emit(relax.op.add(linear(emit, x, weight, bias), other))
+        alone = emit(relax.op.add(emit(relax.op.nn.gelu(other)), beta))
+        return [emit(relax.op.nn.layer_norm(each, gamma, beta, axes=[-1])) for each in (of_product, alone)]
+
+    names = kernels(check(graph, make, inputs=2, target=GPU))
+    assert names == ["gelu_add_layer_norm", "layer_norm", "matmul_add_add"]
+
+
+def test_a_group_ends_where_a_value_is_read_elsewhere_too() -> None:
+    graph = Graph()
+    x, gamma, beta = graph.tensor(4, 8), graph.tensor(8), graph.tensor(8)
+
+    def make(emit: Emit) -> list[Any]:
+        total = emit(relax.op.add(x, gamma))
+        normed = emit(relax.op.nn.layer_norm(total, gamma, beta, axes=[-1]))
+        centred = emit(relax.op.subtract(x, emit(relax.op.mean(x, -1, keepdims=True))))
+        square = emit(relax.op.mean(emit(relax.op.multiply(centred, centred)), -1, keepdims=True))
+        return [total, normed, emit(relax.op.divide(centred, emit(relax.op.sqrt(square))))]
+
+    names = kernels(check(graph, make, target=GPU))
+    assert names == ["add", "layer_norm", "mean_subtract_multiply_mean_sqrt_divide"]
+
+
+def test_parts_of_a_projection_are_not_copied() -> None:
+    rows, heads, size = 6, 2, 8
+    width = heads * size
+    graph = Graph()
+    x, weight, bias = graph.tensor(1, rows, width), graph.tensor(3 * width, width), graph.tensor(3 * width)
+
+    def make(emit: Emit) -> Any:
+        parts = emit(relax.op.split(linear(emit, x, weight, bias), 3, axis=-1))
+        q, k, v = (by_head(emit, emit(relax.TupleGetItem(parts, part)), 1, heads, size) for part in range(3))
+        return read(emit, emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2])))), v, [1, rows, width])
+
+    assert kernels(check(graph, make, target=GPU)) == ["attention", "matmul_add"]
+
+
+def test_embeddings_are_one_function_from_the_tokens_on() -> None:
+    graph = Graph()
+    tokens = relax.Var("tokens", relax.TensorType((1, 6), "int64"))
+    graph.variables.append(tokens)
+    graph.values.append(np.array([[0, 3, 19, 7, 7, 1]]))
+    table, places = graph.tensor(20, 16), graph.tensor(6, 16)
+
+    def make(emit: Emit) -> Any:
+        found = emit(relax.op.take(table, emit(relax.op.reshape(tokens, [6])), axis=0, mode="clip"))
+        return emit(relax.op.multiply(emit(relax.op.add(found, places)), relax.const(4.0, "float32")))
+
+    assert len(kernels(check(graph, make, target=GPU))) == 1

@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tuner.graph.def_use import DefUse, op_name, reshaped, static_shape
+from tuner.graph.def_use import DefUse, op_name, static_shape
 from tuner.graph.fold_constants import constant_value
-from tuner.graph.one_function import call_of
-from tuner.graph.slice_views import is_view
+from tuner.graph.one_function import HALF, SUMS, again, call_of, cast, dtype_of
+from tuner.graph.reads import Reads
 from tuner.tvm_compat import relax, te, tirx
-
-HALF = frozenset(("float16", "bfloat16"))
-SUMS = "float32"
-"""The type in which products and softmax of half precision are computed."""
-_SCALES = frozenset(("relax.divide", "relax.multiply"))
-_MOVEMENTS = frozenset(f"relax.{name}" for name in ("broadcast_to", "permute_dims", "reshape", "strided_slice"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,141 +33,82 @@ class Attention:
     """Of the whole."""
 
     def __call__(self, builder: Any, current: Callable[[Any], Any]) -> Any:
-        reads = _Reads(self)
-        operands = [reshaped(current(source), shape) for source, shape in reads.operands]
-        operands = [builder.emit(each) if isinstance(each, relax.Call) else each for each in operands]
-        return call_of(builder, "attention", operands, _Writer(self, reads).write)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """How the function reads an operand."""
-
-    place: int
-    """Of the source among the operands of the function."""
-    steps: tuple[Any, ...]
-    """Calls that move its elements, in order."""
-    scales: tuple[Any, ...]
-    """Calls that multiply or divide it by a number, which are done to the product instead."""
-
-
-class _Reads:
-    """The operands of the function, (expression, shape) without repetition, and how the attention reads them."""
-
-    def __init__(self, attention: Attention) -> None:
-        self.operands: list[tuple[Any, list[int]]] = []
-        self._reads: dict[Any, _Read] = {}
-        def_use = attention.def_use
-        inside = {*attention.scores, attention.read, *attention.tail}
-        products = (attention.scores[0], attention.read)
-        for variable in (*attention.scores, attention.read, *attention.tail):
-            for argument in def_use.values[variable].args:
-                if _is_tensor(argument) and argument not in inside and _mask(def_use, argument) is None:
-                    self._reads[argument] = self._read(def_use, argument, strips_scales=variable in products)
-
-    def __getitem__(self, argument: Any) -> _Read:
-        return self._reads[argument]
-
-    def _read(self, def_use: DefUse, argument: Any, *, strips_scales: bool) -> _Read:
-        steps: list[Any] = []
-        scales: list[Any] = []
-        x = argument
-        while not def_use.from_weights(x):
-            call = def_use.definition(x)
-            if strips_scales and op_name(call) in _SCALES and _is_scaled(call):
-                scales.insert(0, call)
-            elif op_name(call) in _MOVEMENTS and static_shape(call.args[0]) is not None and not is_view(def_use, x):
-                steps.insert(0, call)
-            else:
-                break
-            x = call.args[0]
-        shape = static_shape(x) or []
-        while steps and op_name(steps[0]) == "relax.reshape":  # a view
-            shape = static_shape(steps.pop(0)) or []
-        known = (n for n, (source, extents) in enumerate(self.operands) if source.same_as(x) and extents == shape)
-        place = next(known, len(self.operands))
-        if place == len(self.operands):
-            self.operands.append((x, shape))
-        return _Read(place=place, steps=tuple(steps), scales=tuple(scales))
+        writer = _Writer(self)
+        return call_of(builder, "attention", [current(each) for each in writer.reads.operands], writer.write)
 
 
 class _Writer:
-    """Writes the calls of an attention again, on other operands."""
+    """Writes the calls of an attention again."""
 
-    def __init__(self, attention: Attention, reads: _Reads) -> None:
+    def __init__(self, attention: Attention) -> None:
         self.attention = attention
         self.calls = attention.def_use.values
-        self.reads = reads
+        self.reads = Reads(attention.def_use)
+        self.scales: dict[Any, list[Any]] = {}
+        """Product -> the calls that multiply or divide its operands by numbers, which are done to its result."""
+        inside = (*attention.scores, attention.read, *attention.tail)
+        for variable in inside:
+            outer = [each for each in self.calls[variable].args if each not in inside and dtype_of(each)]
+            outer = [each for each in outer if _mask(attention.def_use, each) is None]
+            scaled = variable in (attention.scores[0], attention.read)
+            self.scales[variable] = [scale for each in outer for scale in self.reads.add(each, scaled=scaled)]
 
     def write(self, builder: Any, variables: Any) -> Any:
         """The result, in a function whose parameters are `variables`."""
         self.builder, self.emit, self.variables = builder, builder.emit, variables
         self.written: dict[Any, Any] = {}
-        first, *steps = self.attention.scores
+        attention = self.attention
+        first, *steps = attention.scores
         self.written[first] = self._product(first, tuple(range(len(static_shape(first) or ()))))
         for each in steps:
-            call = self.calls[each]
-            if op_name(call) == "relax.nn.softmax":
-                self.written[each] = self._softmax(call)
-            else:
-                self.written[each] = self._again(call, [self._value(argument) for argument in call.args])
-        axes, y = self.attention.axes, self.attention.read
-        self.written[y] = self._product(y, axes)
-        for each in self.attention.tail:
-            call = self.calls[each]
-            arguments = [
-                self.written[argument] if argument in self.written else self._permuted(self._value(argument), axes)
-                for argument in call.args
-            ]
-            self.written[each] = self._again(call, arguments)
-            y = each
-        return self.written[y]
+            self.written[each] = self._step(each, self._value)
+        self.written[attention.read] = self._product(attention.read, attention.axes)
+        last = attention.read
+        for last in attention.tail:
+            self.written[last] = self._step(last, lambda x: self._permuted(self._value(x)))
+        return cast(builder, self.written[last], dtype_of(last))
 
-    def _again(self, call: Any, arguments: list[Any]) -> Any:
-        return self.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args))
+    def _step(self, variable: Any, value: Callable[[Any], Any]) -> Any:
+        """An element-wise call, or the softmax. `value` gives an argument that comes from outside."""
+        call = self.calls[variable]
+        return again(
+            self.builder, call, [self.written[each] if each in self.written else value(each) for each in call.args]
+        )
 
     def _value(self, argument: Any) -> Any:
-        """An argument of one of the calls."""
-        if argument in self.written:
-            return self.written[argument]
-        if not _is_tensor(argument):
+        """An argument that comes from outside."""
+        if not dtype_of(argument):
             return argument
         if (mask := _mask(self.attention.def_use, argument)) is not None:
-            dtype = str(argument.ty.dtype)
+            dtype = SUMS if dtype_of(argument) in HALF else dtype_of(argument)
             made = relax.TensorType(mask.shape, dtype)
             return self.emit(relax.call_tir(self.builder.add_func(mask.function(dtype), "mask"), (), made))
-        read = self.reads[argument]
-        y = self.variables[read.place]
-        for step in read.steps:
-            y = self._again(step, [y, *step.args[1:]])
-        return y
+        return self.reads.write(self.builder, self.variables, argument)
 
     def _product(self, variable: Any, axes: tuple[int, ...]) -> Any:
-        """The product that a variable is bound to, its axes in that order."""
+        """The product that a variable is bound to, its axes in that order; of half precision in float32."""
         call = self.calls[variable]
-        dtype, of_operands = str(call.ty.dtype), str(call.args[0].ty.dtype)
-        sums = SUMS if of_operands in HALF else dtype
-        left, right = (self._value(argument) for argument in call.args)
+        dtype = dtype_of(call.args[0])
+        sums = SUMS if dtype in HALF else dtype_of(call)
+        left, right = (
+            cast(self.builder, self.written[each], dtype)
+            if each in self.written
+            else self.reads.write(self.builder, self.variables, each, scaled=True)
+            for each in call.args
+        )
         out = [(static_shape(call) or [])[axis] for axis in axes]
-        function = _product(left, right, out, axes, sums)
-        result = relax.TensorType(out, sums)
-        y = self.emit(relax.call_tir(self.builder.add_func(function, "product"), (left, right), result))
-        scales = [scale for each in call.args if each not in self.written for scale in self.reads[each].scales]
-        for scale in scales:
+        function = self.builder.add_func(_product(left, right, out, axes, sums), "product")
+        y = self.emit(relax.call_tir(function, (left, right), relax.TensorType(out, sums)))
+        for scale in self.scales[variable]:
             number = constant_value(scale.args[1])
             assert number is not None
-            y = self._again(scale, [y, relax.const(number.reshape(()).astype(sums), sums)])
-        return y if sums == dtype else self.emit(relax.op.astype(y, dtype))
+            y = again(self.builder, scale, [y, relax.const(number.reshape(()).astype(sums), sums)])
+        return y
 
-    def _softmax(self, call: Any) -> Any:
-        x, dtype = self._value(call.args[0]), str(call.ty.dtype)
-        if dtype not in HALF:
-            return self._again(call, [x])
-        return self.emit(relax.op.astype(self._again(call, [self.emit(relax.op.astype(x, SUMS))]), dtype))
-
-    def _permuted(self, x: Any, axes: tuple[int, ...]) -> Any:
-        shape = static_shape(x) or []
-        if math.prod(shape) == 1:
+    def _permuted(self, x: Any) -> Any:
+        """An argument of a step behind the second product, in the order of that product's axes."""
+        axes, shape = self.attention.axes, static_shape(x) or []
+        if not dtype_of(x) or math.prod(shape) == 1:
             return x
         wide = self.emit(relax.op.reshape(x, [1] * (len(axes) - len(shape)) + shape))
         return self.emit(relax.op.permute_dims(wide, list(axes)))
@@ -239,13 +174,3 @@ def _mask(def_use: DefUse, argument: Any) -> _Mask | None:
     ):
         return None
     return _Mask(shape=values.shape, before=before.item(), behind=behind.item(), offset=offset)
-
-
-def _is_tensor(expr: Any) -> bool:
-    return isinstance(getattr(expr, "ty", None), relax.TensorType)
-
-
-def _is_scaled(call: Any) -> bool:
-    """Whether a call multiplies or divides a tensor by a constant number."""
-    values = constant_value(call.args[1])
-    return values is not None and values.size == 1 and static_shape(call) == static_shape(call.args[0])

@@ -6,8 +6,9 @@ With q [batch..., rows, size] and k, v that have `columns` in place of rows,
     y = softmax(scores) v, then any element-wise steps, and a permutation
 
 becomes one function of a product, an element-wise stage, maximum, exponential, sum, division, and a product. No row of it
-depends on another one, so that one kernel can compute it. The arithmetic is the graph's, with two exceptions: products and
-softmax of half precision are computed in float32, and a number that multiplies or divides q or k does so to the scores.
+depends on another one, so that one kernel can compute it. The arithmetic is the graph's, with two exceptions: half precision
+is computed in float32, and rounded only for the operands of the second product and in the result; and a number that
+multiplies or divides q or k does so to the scores.
 
 * What only moves elements on the way to q, k, v or a mask (a permutation, a slice that is no view, keys repeated for grouped
   queries) becomes index arithmetic, and so does the permutation behind the second product.

@@ -69,6 +69,8 @@ class Rewrites:
     """Before the conversion of layouts."""
     layout: Sequence[Rewrite]
     """After it."""
+    fusion: Sequence[Rewrite] = ()
+    """When operators are tensor functions with TVM's patterns, before they are fused."""
 
 
 def prepare(
@@ -106,6 +108,7 @@ def prepare(
         transform.LegalizeOps(),
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
+        *of_kind.fusion,
         transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),
