@@ -259,3 +259,57 @@ def test_embeddings_are_one_function_from_the_tokens_on() -> None:
         return emit(relax.op.multiply(emit(relax.op.add(found, places)), relax.const(4.0, "float32")))
 
     assert len(kernels(check(graph, make, target=GPU))) == 1
+
+
+def test_weights_that_are_repeated_for_every_image_are_read_once() -> None:
+    graph = Graph()
+    x, weight, bias = graph.tensor(6, 1, 16), graph.tensor(32, 16), graph.tensor(32)
+
+    def make(emit: Emit) -> Any:
+        repeated = emit(relax.op.broadcast_to(emit(relax.op.permute_dims(weight, [1, 0])), [6, 16, 32]))
+        return emit(relax.op.add(emit(relax.op.matmul(x, repeated)), bias))
+
+    prepared = check(graph, make, target=GPU)
+    (function,) = (prepared[name] for name in call_counts(prepared))
+    assert [list(map(int, each.ty.shape)) for each in function.params] == [[6, 16], [16, 32], [32], [6, 32]]
+
+
+def test_projections_are_merged_if_some_have_no_bias() -> None:
+    graph = Graph()
+    x, weights, bias = graph.tensor(8, 32), [graph.tensor(16, 32) for _ in range(3)], graph.tensor(16)
+
+    def make(emit: Emit) -> list[Any]:
+        plain = emit(relax.op.matmul(x, emit(relax.op.permute_dims(weights[2], [1, 0]))))
+        return [*(linear(emit, x, weight, bias) for weight in weights[:2]), plain]
+
+    names = kernels(check(graph, make, target=GPU))
+    assert [name for name in names if "add" in name] == ["matmul_add"]
+
+
+def test_an_activation_behind_a_reshape_follows_its_convolution() -> None:
+    graph = Graph()
+    x, weight = graph.tensor(1, 8, 6, 6), graph.tensor(8, 1, 3, 3)
+
+    def make(emit: Emit) -> Any:
+        y = emit(relax.op.nn.conv2d(x, weight, padding=1, groups=8))
+        tokens = emit(relax.op.permute_dims(emit(relax.op.reshape(y, [1, 8, 36])), [0, 2, 1]))
+        return emit(relax.op.nn.gelu(tokens))
+
+    assert kernels(check(graph, make, target=GPU)) == ["conv2d_gelu", "transpose"]
+
+
+def test_tokens_are_added_to_an_image_where_both_lie() -> None:
+    graph = Graph()
+    x, kernel = graph.tensor(1, 8, 4, 6), graph.tensor(16, 8, 3, 3)
+    weight, bias, last = graph.tensor(16, 16), graph.tensor(16), graph.tensor(16, 16, 1, 1)
+
+    def make(emit: Emit) -> Any:
+        image = emit(relax.op.nn.conv2d(x, kernel, padding=1))
+        tokens = emit(relax.op.permute_dims(emit(relax.op.reshape(image, [16, 24])), [1, 0]))
+        tokens = emit(relax.op.permute_dims(linear(emit, tokens, weight, bias), [1, 0]))
+        total = emit(relax.op.add(image, emit(relax.op.reshape(tokens, [1, 16, 4, 6]))))
+        y = emit(relax.op.nn.relu(emit(relax.op.nn.conv2d(total, last))))
+        return emit(relax.op.mean(y, [2, 3]))
+
+    names = kernels(check(graph, make, target=GPU))
+    assert names == ["conv2d", "conv2d_relu", "matmul_add_add", "mean"]
