@@ -8,74 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compiler.programs import TARGET
-from tuner.deploy.finish import finish
-from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
+from tests.compiler.graphs import Graph, check, kernels, linear
+from tuner.graph.prepare import workload_module
 from tuner.graph.reshape_transpose import followed
 from tuner.space.tiles import find_contraction
 from tuner.tasks import workload_functions
-from tuner.tvm_compat import Schedule, relax, to_tvm_target, tvm
-
-RNG = np.random.default_rng(0)
-
-
-class Graph:
-    """A graph being built: inputs first, then weights, in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self.variables: list[Any] = []
-        self.values: list[np.ndarray] = []
-        self.steps: list[tuple[Any, Any]] = []
-
-    def tensor(self, *shape: int) -> Any:
-        self.variables.append(relax.Var(f"a{len(self.variables)}", relax.TensorType(shape, "float32")))
-        self.values.append(RNG.normal(0, 0.5, shape).astype(np.float32))
-        return self.variables[-1]
-
-    def module(self, make: Any, inputs: int) -> Any:
-        """main of what `make` emits; it asks for its tensors first."""
-        builder = relax.BlockBuilder()
-        with builder.function(MAIN, self.variables, attrs={"num_input": inputs}):
-            with builder.dataflow():
-                made = make(builder.emit)
-                outputs = [builder.emit_output(value) for value in (made if isinstance(made, list) else [made])]
-            builder.emit_func_output(outputs if len(outputs) > 1 else outputs[0])
-        return builder.get()
-
-
-def results(machine: Any, *arguments: Any) -> list[np.ndarray]:
-    found = machine[MAIN](*arguments)
-    return [found.numpy()] if hasattr(found, "numpy") else [value.numpy() for value in found]
-
-
-def check(graph: Graph, make: Any, inputs: int = 1) -> Any:
-    """The prepared module, after it computed what the module itself computes."""
-    module = graph.module(make, inputs)
-    prepared = prepare(module, TARGET)
-    target = to_tvm_target(TARGET)
-    tensors = [tvm.runtime.tensor(value) for value in graph.values]
-    with target:
-        plain = relax.VirtualMachine(tvm.compile(relax.transform.LegalizeOps()(module), target=target), tvm.cpu())
-        ours = relax.VirtualMachine(tvm.compile(finish(prepared, TARGET), target=target), tvm.cpu())
-    bound = ours[TRANSFORM](tensors[inputs:])
-    for got, expected in zip(results(ours, *tensors[:inputs], *bound), results(plain, *tensors), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    return prepared
-
-
-def kernels(prepared: Any) -> list[str]:
-    """Operators of what main calls, in order and as often."""
-    names = [
-        "_".join(part.rstrip("0123456789") for part in name.removeprefix("fused_").split("_"))
-        for name, count in call_counts(prepared).items()
-        for _ in range(count)
-    ]
-    return sorted(names)
-
-
-def linear(emit: Any, x: Any, weight: Any, bias: Any) -> Any:
-    """As torch exports it: the weight as [out, in]."""
-    return emit(relax.op.add(emit(relax.op.matmul(x, emit(relax.op.permute_dims(weight, [1, 0])))), bias))
+from tuner.tvm_compat import Schedule, relax
 
 
 @pytest.mark.parametrize("batch", [1, 3])

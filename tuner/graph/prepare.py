@@ -7,13 +7,13 @@
    graph is simplified (simplify/).
 2. Batch norms are folded into convolutions (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are
    constants; here they are arguments.
-3. For a CPU, products are brought into the layouts in which they are read: sums with weights are reassociated
-   (reassociate.py), patch embeddings become products (patch_embedding.py), the head split is folded into weights
-   (fold_head_split.py), matmuls that share an input are merged (merge_matmuls.py), and transposes are folded into
-   products (fold_transposes.py).
+3. Products are brought into the layouts in which they are read: sums with weights are reassociated (reassociate.py), patch
+   embeddings become products (patch_embedding.py), the head split is folded into weights (fold_head_split.py), matmuls
+   that share an input are merged (merge_matmuls.py). For a GPU, attention becomes one tensor function
+   (group_attention.py). Transposes are folded into products (fold_transposes.py).
 4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
-   contiguous slices become views on a CPU (slice_views.py).
+   contiguous slices become views (slice_views.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Operators are lowered to tensor functions, which are fused; reshapes that were not fused become views; buffers that
    hold weights are marked, so that a schedule may change their layout.
@@ -69,6 +69,8 @@ class Rewrites:
     """Before the conversion of layouts."""
     layout: Sequence[Rewrite]
     """After it."""
+    fusion: Sequence[Rewrite] = ()
+    """When operators are tensor functions with TVM's patterns, before they are fused."""
 
 
 def prepare(
@@ -106,6 +108,7 @@ def prepare(
         transform.LegalizeOps(),
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
+        *of_kind.fusion,
         transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),

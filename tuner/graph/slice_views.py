@@ -19,20 +19,48 @@ ALIGNMENT = 64
 
 def slice_views(mod: Any) -> Any:
     """The module in which contiguous slices of tensors that main computes are views. Bindings must be canonical."""
+    return _with_views(mod, of_inputs=False)
+
+
+def slice_views_of_inputs(mod: Any) -> Any:
+    """The same, with contiguous slices of inputs, too: a GPU's memory is aligned, whoever allocates it."""
+    return _with_views(mod, of_inputs=True)
+
+
+def _with_views(mod: Any, *, of_inputs: bool) -> Any:
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for variable, call in def_use.calls("relax.strided_slice"):
-        offset = _offset(def_use, call)
-        if offset is None or not isinstance(variable, relax.DataflowVar):
+        if not is_view(def_use, variable, of_inputs=of_inputs):
             continue
         user = def_use.last_users.get(variable) if def_use.has_one_use(variable) else None
         is_reshaped = isinstance(user, relax.DataflowVar) and op_name(def_use.values[user]) == "relax.reshape"
         last = def_use.values[user] if is_reshaped else call
-        replacements[last] = _view(call, offset, static_shape(last))
+        replacements[last] = _view(call, _offset(def_use, call), static_shape(last))
     return replace_calls(mod, replacements)
 
 
-def _view(call: Any, offset: int, shape: list[int] | None) -> Replacement:
+def is_view(def_use: DefUse, variable: Any, *, of_inputs: bool) -> bool:
+    """Whether a variable is bound to a slice that becomes a view; of inputs, too, if so."""
+    call: Any = def_use.values.get(variable)
+    if op_name(call) != "relax.strided_slice" or not isinstance(variable, relax.DataflowVar):
+        return False
+    if isinstance(def_use.definition(call.args[0]), relax.Var) and not (of_inputs and _stays_inside(def_use, variable)):
+        return False
+    return _offset(def_use, call) is not None
+
+
+def _stays_inside(def_use: DefUse, variable: Any) -> bool:
+    """Whether no result of main is a reshape of a variable: what is returned must not lie in an input."""
+    return not any(
+        op_name(value) == "relax.reshape"
+        and value.args[0].same_as(variable)
+        and not isinstance(other, relax.DataflowVar)
+        for other, value in def_use.values.items()
+    )
+
+
+def _view(call: Any, offset: int | None, shape: list[int] | None) -> Replacement:
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         part = relax.op.memory.view(current(call.args[0]), shape, str(call.ty.dtype), relax.prim_value(offset))
         return relax.op.memory.ensure_zero_offset(builder.emit(part))
@@ -41,13 +69,13 @@ def _view(call: Any, offset: int, shape: list[int] | None) -> Replacement:
 
 
 def _offset(def_use: DefUse, call: Any) -> int | None:
-    """The offset in bytes of a contiguous, aligned slice of a tensor that main computes; None for any other slice."""
+    """The offset in bytes of a contiguous, aligned slice of an input or a computed tensor; None for any other slice."""
     source = call.args[0]
     shape, out = static_shape(source), static_shape(call)
     if (
         shape is None
         or out is None
-        or not isinstance(def_use.definition(source), relax.Call)
+        or not isinstance(def_use.definition(source), (relax.Call, relax.Var))
         or def_use.from_weights(source)
     ):
         return None

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from tuner.graph.align_layouts import align_layouts
+from tuner.graph.constant_takes import constant_takes
+from tuner.graph.even_biases import even_biases
+from tuner.graph.fold_head_split import fold_head_split
+from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
+from tuner.graph.gathers import mark_gathers
+from tuner.graph.group_attention import group_attention
+from tuner.graph.group_rows import group_rows
+from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, Rewrites
+from tuner.graph.reassociate import reassociate
+from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
+from tuner.graph.sink_reshapes import sink_reshapes
+from tuner.graph.slice_views import slice_views_of_inputs
+from tuner.graph.split_slices import split_slices
 
-REWRITES = Rewrites(always=ALWAYS, products=(), layout=(simplify,))
+REWRITES = Rewrites(
+    always=ALWAYS,
+    products=(
+        *(split_slices, constant_takes, shared_weights, simplify, even_biases),
+        *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),
+    ),
+    layout=(simplify, align_layouts, sink_reshapes, simplify, fold_input_transpose, slice_views_of_inputs, group_rows),
+    fusion=(mark_gathers,),
+)

@@ -1,0 +1,315 @@
+"""Graph preparation for a GPU: few calls, none that only moves, and results as before. All of it runs on this processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.compiler.graphs import GPU, Graph, check, kernels, linear, run_here
+from tuner.graph.prepare import call_counts, prepare
+from tuner.tvm_compat import relax, tirx, tvm, tvm_ffi
+
+Emit = Callable[[Any], Any]
+
+
+def stages(function: Any) -> list[Any]:
+    """The blocks of a tensor function in order, without its root."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tvm.s_tir.SBlock, found.append))
+    return sorted(
+        (each for each in found if each.iter_vars), key=lambda each: int(each.name_hint.removeprefix("stage"))
+    )
+
+
+def reduces(stage: Any) -> bool:
+    return any(axis.iter_type == tirx.IterVar.CommReduce for axis in stage.iter_vars)
+
+
+def form(prepared: Any, name: str = "attention") -> str:
+    """The stages of the one function of that name: P a product, R another reduction, E element-wise."""
+    (function,) = (prepared[each] for each in call_counts(prepared) if name in each)
+    return "".join("E" if not reduces(each) else "R" if len(each.reads) == 1 else "P" for each in stages(function))
+
+
+ATTENTION = "PERERE" + "P"
+"""Product, scale and mask, maximum, exponential, sum, division, product."""
+
+
+def by_head(emit: Emit, x: Any, batch: int, heads: int, size: int) -> Any:
+    return emit(relax.op.permute_dims(emit(relax.op.reshape(x, [batch, -1, heads, size])), [0, 2, 1, 3]))
+
+
+def read(emit: Emit, scores: Any, value: Any, shape: list[int]) -> Any:
+    mixed = emit(relax.op.matmul(emit(relax.op.nn.softmax(scores)), value))
+    return emit(relax.op.reshape(emit(relax.op.permute_dims(mixed, [0, 2, 1, 3])), shape))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("mask", ["none", "added", "chosen", "causal", "causal, chosen"])
+def test_self_attention_is_one_projection_one_function_and_one_product(batch: int, mask: str) -> None:
+    rows, heads, size = 8, 2, 16
+    width = heads * size
+    graph = Graph()
+    x, padding = graph.tensor(batch, rows, width), graph.tensor(batch, 1, 1, rows)
+    weights = [(graph.tensor(width, width), graph.tensor(width)) for _ in range(4)]
+    low = np.finfo(np.float32).min
+
+    def make(emit: Emit) -> Any:
+        q, k, v = (by_head(emit, linear(emit, x, *pair), batch, heads, size) for pair in weights[:3])
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
+        scores = emit(relax.op.divide(scores, relax.const(4.0, "float32")))
+        lower = np.tri(rows, dtype=bool)[None, None]
+        if mask == "added":
+            scores = emit(relax.op.add(scores, padding))
+        elif mask == "chosen":
+            hidden = emit(relax.op.greater(padding, relax.const(0.3, "float32")))
+            scores = emit(relax.op.where(hidden, relax.const(-1e9, "float32"), scores))
+        elif mask == "causal":
+            scores = emit(relax.op.add(scores, relax.const(np.where(lower, 0, low).astype(np.float32))))
+        elif mask == "causal, chosen":
+            scores = emit(relax.op.where(relax.const(lower), scores, relax.const(-np.inf, "float32")))
+        y = read(emit, scores, v, [batch, rows, width])
+        return emit(relax.op.add(linear(emit, y, *weights[3]), x))
+
+    prepared = check(graph, make, inputs=2, target=GPU)
+    names = kernels(prepared)
+    assert sum("attention" in name for name in names) == 1
+    assert len(names) == 3 + (mask == "chosen")  # the comparison with the inputs is made once for all layers
+    assert form(prepared) == ATTENTION
+    (function,) = (prepared[name] for name in call_counts(prepared) if "attention" in name)
+    assert len(function.params) == 4 + (mask in ("added", "chosen"))  # a causal mask is not read
+
+
+def test_grouped_queries_read_the_keys_that_they_share() -> None:
+    rows, columns, heads, shared, size = 4, 6, 4, 2, 8
+    graph = Graph()
+    q = graph.tensor(1, rows, heads * size)
+    k, v = (graph.tensor(1, columns, shared * size) for _ in range(2))
+
+    def make(emit: Emit) -> Any:
+        def repeated(x: Any) -> Any:
+            wide = emit(relax.op.expand_dims(by_head(emit, x, 1, shared, size), 2))
+            wide = emit(relax.op.broadcast_to(wide, [1, shared, heads // shared, columns, size]))
+            return emit(relax.op.reshape(wide, [1, heads, columns, size]))
+
+        scores = emit(
+            relax.op.matmul(by_head(emit, q, 1, heads, size), emit(relax.op.permute_dims(repeated(k), [0, 1, 3, 2])))
+        )
+        return read(emit, scores, repeated(v), [1, rows, heads * size])
+
+    prepared = check(graph, make, inputs=3, target=GPU)
+    assert kernels(prepared) == ["attention"]
+    assert form(prepared) == "PRERE" + "P"
+
+
+def test_a_scale_of_the_queries_is_one_of_the_scores() -> None:
+    rows, heads, size = 6, 2, 8
+    width = heads * size
+    graph = Graph()
+    x = graph.tensor(1, rows, width)
+    weights = [(graph.tensor(width, width), graph.tensor(width)) for _ in range(3)]
+
+    def make(emit: Emit) -> Any:
+        q, k, v = (linear(emit, x, *pair) for pair in weights)
+        q = emit(relax.op.multiply(q, relax.const(0.25, "float32")))
+        q, k, v = (by_head(emit, each, 1, heads, size) for each in (q, k, v))
+        return read(emit, emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2])))), v, [1, rows, width])
+
+    prepared = check(graph, make, target=GPU)
+    assert sum("matmul" in name for name in kernels(prepared)) == 1
+    assert len(kernels(prepared)) == 2
+    assert form(prepared) == ATTENTION
+
+
+def test_attention_whose_probabilities_are_an_output_stays_as_it_is() -> None:
+    graph = Graph()
+    q, k, v = (graph.tensor(2, 5, 8) for _ in range(3))
+
+    def make(emit: Emit) -> list[Any]:
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 2, 1]))))
+        probabilities = emit(relax.op.nn.softmax(scores))
+        return [probabilities, emit(relax.op.matmul(probabilities, v))]
+
+    assert kernels(check(graph, make, inputs=3, target=GPU)) == ["einsum", "matmul", "softmax"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_in_half_precision_sums_in_float32(dtype: str) -> None:
+    rows, size = 8, 512
+    graph = Graph()
+    q, k, v = (graph.tensor(1, 1, rows, size, dtype=dtype) for _ in range(3))
+
+    def make(emit: Emit) -> Any:
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
+        return emit(
+            relax.op.matmul(emit(relax.op.nn.softmax(emit(relax.op.multiply(scores, relax.const(0.05, dtype))))), v)
+        )
+
+    prepared = prepare(graph.module(make, 3), GPU)
+    assert kernels(prepared) == ["attention"]
+    (found,) = run_here(prepared, graph.values, [])
+    a, b, c = (value.astype(np.float64)[0, 0] for value in graph.values)
+    scores = np.exp((scores := a @ b.T * 0.05) - scores.max(-1, keepdims=True))
+    expected = scores / scores.sum(-1, keepdims=True) @ c
+    step = 2.0**-11 if dtype == "float16" else 2.0**-8
+    np.testing.assert_allclose(found[0, 0].astype(np.float64), expected, rtol=0, atol=6 * step)
+    function = prepared[next(iter(call_counts(prepared)))]
+    assert all(
+        str(write.source.ty.dtype) == "float32" for each in stages(function) if reduces(each) for write in each.writes
+    )
+
+
+def test_keys_that_are_joined_to_a_cache_are_read_where_they_lie() -> None:
+    heads, cached, size = 2, 6, 16
+    graph = Graph()
+    q, k, v = (graph.tensor(1, heads, 1, size) for _ in range(3))
+    caches = [graph.tensor(3, 1, heads, cached, size) for _ in range(2)]
+
+    def make(emit: Emit) -> Any:
+        def joined(cache: Any, new: Any) -> Any:
+            layer = emit(relax.op.take(cache, relax.const(1, "int64"), axis=0, mode="clip"))
+            return emit(relax.op.concat([layer, new], axis=2))
+
+        keys, values = joined(caches[0], k), joined(caches[1], v)
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))))
+        return read(emit, scores, values, [1, 1, heads * size])
+
+    prepared = check(graph, make, inputs=5, target=GPU)
+    assert kernels(prepared) == ["attention"]
+    assert form(prepared) == "PRERE" + "P"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_norm_that_is_spelled_out_is_one_function(dtype: str) -> None:
+    graph = Graph()
+    x, weight = graph.tensor(3, 5, 16, dtype=dtype), graph.tensor(16, dtype=dtype)
+
+    def make(emit: Emit) -> Any:
+        wide = emit(relax.op.astype(x, "float32")) if dtype != "float32" else x
+        mean = emit(relax.op.mean(emit(relax.op.power(wide, relax.const(2.0, "float32"))), -1, keepdims=True))
+        root = emit(relax.op.rsqrt(emit(relax.op.add(mean, relax.const(1e-6, "float32")))))
+        scaled = emit(relax.op.multiply(wide, root))
+        if dtype != "float32":
+            scaled = emit(relax.op.astype(scaled, dtype))
+        return emit(relax.op.multiply(weight, scaled))
+
+    prepared = prepare(graph.module(make, 1), GPU)
+    assert len(kernels(prepared)) == 1
+    (found,) = run_here(prepared, graph.values[:1], graph.values[1:])
+    a, b = (value.astype(np.float64) for value in graph.values)
+    expected = a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * b
+    np.testing.assert_allclose(found.astype(np.float64), expected, atol=1e-5 if dtype == "float32" else 2e-3)
+
+
+def test_the_sum_before_a_norm_belongs_to_the_product_if_it_follows_one() -> None:
+    graph = Graph()
+    x, other = graph.tensor(6, 32), graph.tensor(6, 16)
+    weight, bias, gamma, beta = graph.tensor(16, 32), graph.tensor(16), graph.tensor(16), graph.tensor(16)
+
+    def make(emit: Emit) -> list[Any]:
+        of_product = emit(relax.op.add(linear(emit, x, weight, bias), other))
+        alone = emit(relax.op.add(emit(relax.op.nn.gelu(other)), beta))
+        return [emit(relax.op.nn.layer_norm(each, gamma, beta, axes=[-1])) for each in (of_product, alone)]
+
+    names = kernels(check(graph, make, inputs=2, target=GPU))
+    assert names == ["gelu_add_layer_norm", "layer_norm", "matmul_add_add"]
+
+
+def test_a_group_ends_where_a_value_is_read_elsewhere_too() -> None:
+    graph = Graph()
+    x, gamma, beta = graph.tensor(4, 8), graph.tensor(8), graph.tensor(8)
+
+    def make(emit: Emit) -> list[Any]:
+        total = emit(relax.op.add(x, gamma))
+        normed = emit(relax.op.nn.layer_norm(total, gamma, beta, axes=[-1]))
+        centred = emit(relax.op.subtract(x, emit(relax.op.mean(x, -1, keepdims=True))))
+        square = emit(relax.op.mean(emit(relax.op.multiply(centred, centred)), -1, keepdims=True))
+        return [total, normed, emit(relax.op.divide(centred, emit(relax.op.sqrt(square))))]
+
+    names = kernels(check(graph, make, target=GPU))
+    assert names == ["add", "layer_norm", "mean_subtract_multiply_mean_sqrt_divide"]
+
+
+def test_parts_of_a_projection_are_not_copied() -> None:
+    rows, heads, size = 6, 2, 8
+    width = heads * size
+    graph = Graph()
+    x, weight, bias = graph.tensor(1, rows, width), graph.tensor(3 * width, width), graph.tensor(3 * width)
+
+    def make(emit: Emit) -> Any:
+        parts = emit(relax.op.split(linear(emit, x, weight, bias), 3, axis=-1))
+        q, k, v = (by_head(emit, emit(relax.TupleGetItem(parts, part)), 1, heads, size) for part in range(3))
+        return read(emit, emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2])))), v, [1, rows, width])
+
+    assert kernels(check(graph, make, target=GPU)) == ["attention", "matmul_add"]
+
+
+def test_embeddings_are_one_function_from_the_tokens_on() -> None:
+    graph = Graph()
+    tokens = relax.Var("tokens", relax.TensorType((1, 6), "int64"))
+    graph.variables.append(tokens)
+    graph.values.append(np.array([[0, 3, 19, 7, 7, 1]]))
+    table, places = graph.tensor(20, 16), graph.tensor(6, 16)
+
+    def make(emit: Emit) -> Any:
+        found = emit(relax.op.take(table, emit(relax.op.reshape(tokens, [6])), axis=0, mode="clip"))
+        return emit(relax.op.multiply(emit(relax.op.add(found, places)), relax.const(4.0, "float32")))
+
+    assert len(kernels(check(graph, make, target=GPU))) == 1
+
+
+def test_weights_that_are_repeated_for_every_image_are_read_once() -> None:
+    graph = Graph()
+    x, weight, bias = graph.tensor(6, 1, 16), graph.tensor(32, 16), graph.tensor(32)
+
+    def make(emit: Emit) -> Any:
+        repeated = emit(relax.op.broadcast_to(emit(relax.op.permute_dims(weight, [1, 0])), [6, 16, 32]))
+        return emit(relax.op.add(emit(relax.op.matmul(x, repeated)), bias))
+
+    prepared = check(graph, make, target=GPU)
+    (function,) = (prepared[name] for name in call_counts(prepared))
+    assert [list(map(int, each.ty.shape)) for each in function.params] == [[6, 16], [16, 32], [32], [6, 32]]
+
+
+def test_projections_are_merged_if_some_have_no_bias() -> None:
+    graph = Graph()
+    x, weights, bias = graph.tensor(8, 32), [graph.tensor(16, 32) for _ in range(3)], graph.tensor(16)
+
+    def make(emit: Emit) -> list[Any]:
+        plain = emit(relax.op.matmul(x, emit(relax.op.permute_dims(weights[2], [1, 0]))))
+        return [*(linear(emit, x, weight, bias) for weight in weights[:2]), plain]
+
+    names = kernels(check(graph, make, target=GPU))
+    assert [name for name in names if "add" in name] == ["matmul_add"]
+
+
+def test_an_activation_behind_a_reshape_follows_its_convolution() -> None:
+    graph = Graph()
+    x, weight = graph.tensor(1, 8, 6, 6), graph.tensor(8, 1, 3, 3)
+
+    def make(emit: Emit) -> Any:
+        y = emit(relax.op.nn.conv2d(x, weight, padding=1, groups=8))
+        tokens = emit(relax.op.permute_dims(emit(relax.op.reshape(y, [1, 8, 36])), [0, 2, 1]))
+        return emit(relax.op.nn.gelu(tokens))
+
+    assert kernels(check(graph, make, target=GPU)) == ["conv2d_gelu", "transpose"]
+
+
+def test_tokens_are_added_to_an_image_where_both_lie() -> None:
+    graph = Graph()
+    x, kernel = graph.tensor(1, 8, 4, 6), graph.tensor(16, 8, 3, 3)
+    weight, bias, last = graph.tensor(16, 16), graph.tensor(16), graph.tensor(16, 16, 1, 1)
+
+    def make(emit: Emit) -> Any:
+        image = emit(relax.op.nn.conv2d(x, kernel, padding=1))
+        tokens = emit(relax.op.permute_dims(emit(relax.op.reshape(image, [16, 24])), [1, 0]))
+        tokens = emit(relax.op.permute_dims(linear(emit, tokens, weight, bias), [1, 0]))
+        total = emit(relax.op.add(image, emit(relax.op.reshape(tokens, [1, 16, 4, 6]))))
+        y = emit(relax.op.nn.relu(emit(relax.op.nn.conv2d(total, last))))
+        return emit(relax.op.mean(y, [2, 3]))
+
+    names = kernels(check(graph, make, target=GPU))
+    assert names == ["conv2d", "conv2d_relu", "matmul_add_add", "mean"]

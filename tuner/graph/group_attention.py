@@ -1,0 +1,126 @@
+"""Attention as one tensor function: from its two products of computed tensors to the layout that the next product reads.
+
+With q [batch..., rows, size] and k, v that have `columns` in place of rows,
+
+    scores = q k^T, then any element-wise steps: a scale, a mask that is added or that chooses (where), casts
+    y = softmax(scores) v, then any element-wise steps, and a permutation
+
+becomes one function of a product, an element-wise stage, maximum, exponential, sum, division, and a product. No row of it
+depends on another one, so that one kernel can compute it. The arithmetic is the graph's, with two exceptions: half precision
+is computed in float32, and rounded only for the operands of the second product and in the result; and a number that
+multiplies or divides q or k does so to the scores.
+
+* What only moves elements on the way to q, k, v or a mask (a permutation, a slice that is no view, keys repeated for grouped
+  queries) becomes index arithmetic, and so does the permutation behind the second product.
+* A constant mask that is one value up to a diagonal and another one behind it, as for causal attention, follows from the
+  indices: nothing is read.
+
+Where something else reads one of the values in between, too, the graph is left as it is: a function has one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tuner.graph.attention_function import Attention
+from tuner.graph.def_use import DefUse, Replacement, op_name, permutation, replace_calls, static_shape
+from tuner.graph.epilogue import ELEMENTWISE, MAX_EPILOGUE
+
+
+def group_attention(mod: Any) -> Any:
+    """The module with every such attention of main as a call of one tensor function. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for softmax, _ in def_use.calls("relax.nn.softmax"):
+        if (found := _found(def_use, softmax)) is not None:
+            replacements[def_use.values[found.last]] = found
+    return replace_calls(mod, replacements)
+
+
+def _found(def_use: DefUse, softmax: Any) -> Attention | None:
+    """The attention around the softmax that a variable is bound to; None where there is none."""
+    call = def_use.values[softmax]
+    shape = static_shape(call)
+    if shape is None or int(call.attrs.axis) not in (-1, len(shape) - 1):
+        return None
+    before = _back_to_product(def_use, call.args[0], MAX_EPILOGUE)
+    after = _on_to_product(def_use, softmax)
+    if not before or not after:
+        return None
+    *steps, read = after
+    tail = list(_tail(def_use, read))
+    axes = permutation(def_use.values[tail[-1]]) if tail else []
+    last = tail.pop() if axes else read
+    return Attention(
+        def_use=def_use,
+        scores=(*before, softmax, *steps),
+        read=read,
+        tail=tuple(tail) if axes else (),
+        axes=tuple(axes) or tuple(range(len(static_shape(read) or ()))),
+        last=last,
+    )
+
+
+def _is_of_matrices(def_use: DefUse, call: Any) -> bool:
+    """Whether a call is a product of two computed tensors of two dimensions or more."""
+    if op_name(call) != "relax.matmul" or static_shape(call) is None or any(map(def_use.from_weights, call.args)):
+        return False
+    return all(len(static_shape(each) or ()) > 1 for each in call.args)
+
+
+def _keeps_rows(call: Any) -> bool:
+    """Whether a call is a reshape of other dimensions than the last two."""
+    shape, source = static_shape(call), static_shape(call.args[0])
+    is_reshape = op_name(call) == "relax.reshape" and shape is not None and source is not None
+    return is_reshape and len(shape or ()) > 1 and (shape or [])[-2:] == (source or [])[-2:]
+
+
+def _back_to_product(def_use: DefUse, x: Any, steps: int) -> list[Any]:
+    """The variables from a product to x, in order, of which each is read by the next one alone; none where there is none."""
+    if not steps or not def_use.has_one_use(x):
+        return []
+    call: Any = def_use.values.get(x)
+    if _is_of_matrices(def_use, call):
+        return [x]
+    sources = []
+    if op_name(call) in ELEMENTWISE and static_shape(call) is not None:
+        sources = [each for each in call.args if static_shape(each) == static_shape(call)]
+    elif op_name(call) and _keeps_rows(call):
+        sources = [call.args[0]]
+    for source in sources:
+        if found := _back_to_product(def_use, source, steps - 1):
+            return [*found, x]
+    return []
+
+
+def _on_to_product(def_use: DefUse, x: Any) -> list[Any]:
+    """The variables behind x up to the product whose left operand comes from x, in order; none where there is none."""
+    found: list[Any] = []
+    while len(found) < MAX_EPILOGUE and def_use.has_one_use(x):
+        user = def_use.last_users[x]
+        call: Any = def_use.values.get(user)
+        if op_name(call) == "relax.matmul":
+            is_left = call.args[0].same_as(x) and _is_of_matrices(def_use, call)
+            return [*found, user] if is_left else []
+        is_elementwise = op_name(call) in ELEMENTWISE and static_shape(call) == static_shape(x)
+        if not is_elementwise and not (op_name(call) and _keeps_rows(call)):
+            return []
+        found.append(user)
+        x = user
+    return []
+
+
+def _tail(def_use: DefUse, read: Any) -> Iterator[Any]:
+    """The variables of element-wise calls behind a product, and that of a permutation if one follows, in order."""
+    x = read
+    for _ in range(MAX_EPILOGUE):
+        user = def_use.last_users[x] if def_use.has_one_use(x) else None
+        call = def_use.values.get(user)
+        if permutation(call):
+            yield user
+            return
+        if op_name(call) not in ELEMENTWISE or static_shape(call) != static_shape(read):
+            return
+        yield user
+        x = user
