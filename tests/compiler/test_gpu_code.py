@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pitchpipe.target_kind import kind_of
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
 from tuner.measure.build import parameters
@@ -54,7 +53,7 @@ def test_every_tensor_core_schedule_becomes_one_launch() -> None:
 
 def test_kernels_that_hand_data_on_share_a_workspace() -> None:
     of = workload(relu_of_product(32, 16, 8))
-    mod = apply_trace(load_ir(of.ir), kind_of(TARGET).baseline_trace(of, TARGET)).mod
+    mod = apply_trace(load_ir(of.ir), gpu_programs.one_thread_an_element(of)).mod
     (first, second), workspaces, _ = lower(mod, to_tvm_target(TARGET))
     assert workspaces == (32 * 16 * 4,)
     assert first.buffers == (0, 1, 3), "two inputs and, after the three parameters, the workspace"
