@@ -73,7 +73,7 @@ from tvm import ir, relax, sym, te, tirx, topi  # noqa: E402
 from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
-from tvm.s_tir.schedule import Trace  # noqa: E402
+from tvm.s_tir.schedule import ScheduleError, Trace  # noqa: E402
 from tvm.script import ir_builder  # noqa: E402
 from tvm.script.ir_builder import tirx as tir_script  # noqa: E402
 from tvm.tirx.build import codegen_build  # noqa: E402
@@ -87,6 +87,7 @@ __all__ = [
     "PrimFunc",
     "PyExprMutator",
     "Schedule",
+    "ScheduleError",
     "Trace",
     "codegen_build",
     "dlight",

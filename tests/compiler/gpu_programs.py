@@ -10,7 +10,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.schedule.trace import encode_trace
 from tuner.space.metaschedule import generate
-from tuner.tvm_compat import IRModule, save_ir, te, tirx
+from tuner.tvm_compat import IRModule, dlight, load_ir, save_ir, te, tirx, to_tvm_target
 from tuner.workload.digest import workload_digest
 
 TARGET = Target.parse(
@@ -82,3 +82,10 @@ def schedules(of: Workload, count: int, *, seed: int = 1, draws: int = 200) -> l
 
 def candidates(of: Workload, count: int, *, seed: int = 1) -> list[Candidate]:
     return [Candidate.of(of.digest, encode_trace(schedule.trace)) for schedule in schedules(of, count, seed=seed)]
+
+
+def one_thread_an_element(of: Workload) -> str:
+    """The trace of TVM's own default schedule."""
+    target = to_tvm_target(TARGET)
+    with target:
+        return encode_trace(dlight.gpu.Fallback().apply(load_ir(of.ir)["main"], target, False).trace)

@@ -9,7 +9,6 @@ import pytest
 
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.gpu.program import Place
-from pitchpipe.target_kind import kind_of
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
 from tuner.measure.check import inspect
@@ -54,7 +53,7 @@ def test_every_tensor_core_schedule_becomes_one_launch() -> None:
 
 def test_kernels_that_hand_data_on_share_a_workspace() -> None:
     of = workload(relu_of_product(32, 16, 8))
-    mod = apply_trace(load_ir(of.ir), kind_of(TARGET).baseline_trace(of, TARGET)).mod
+    mod = apply_trace(load_ir(of.ir), gpu_programs.one_thread_an_element(of)).mod
     lowered = lower(mod, to_tvm_target(TARGET))
     first, second = lowered.calls
     assert lowered.workspaces == (32 * 16 * 4,)
@@ -89,7 +88,7 @@ def test_a_schedule_that_changes_the_parameters_is_refused() -> None:
 def test_a_candidate_is_a_program_of_its_parameters_and_workspaces() -> None:
     of = workload(relu_of_product(32, 16, 8))
     mod = load_ir(of.ir)
-    scheduled = apply_trace(mod, kind_of(TARGET).baseline_trace(of, TARGET)).mod
+    scheduled = apply_trace(mod, gpu_programs.one_thread_an_element(of)).mod
     program = compile_program(scheduled, to_tvm_target(TARGET), inspect(mod), NoCompiler())
     places = [Place.INPUT, Place.INPUT, Place.OUTPUT, Place.SCRATCH]
     assert [buffer.place for buffer in program.buffers] == places

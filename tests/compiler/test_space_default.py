@@ -130,7 +130,7 @@ def test_the_baseline_of_a_cpu_is_the_workload_itself() -> None:
     assert kind_of(programs.TARGET).baseline_trace(programs.conv(), programs.TARGET) == BASELINE_TRACE
 
 
-def test_the_baseline_of_a_gpu_binds_every_stage_to_threads() -> None:
+def test_the_baseline_of_a_gpu_is_its_default_schedule() -> None:
     cuda = Target.parse(
         {
             "kind": "cuda",
@@ -142,7 +142,7 @@ def test_the_baseline_of_a_gpu_binds_every_stage_to_threads() -> None:
     )
     trace = kind_of(cuda).baseline_trace(programs.conv(), cuda)
     assert decode_trace(trace) == trace
-    assert trace.count('"blockIdx.x"') == trace.count('"threadIdx.x"') >= 2
+    assert '"blockIdx.x"' in trace
     mod = load_ir(programs.conv().ir)
     assert apply_trace(mod, trace).mod.script() == apply_trace(mod, trace).mod.script()
     assert kind_of(cuda).default_trace(programs.conv(), cuda) == trace

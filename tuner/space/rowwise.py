@@ -16,23 +16,24 @@ and it is vectorised along the axis in which memory is contiguous:
 
 Stages are fused by merging their parallel loops rather than by compute_at: TVM 0.27's compute_at drops the guard of a
 split that does not divide (a reduction of 197 elements in vectors of 16 then reads past its end). `merge` does not check
-dependences, so `_shared_parallel_axes` does: every intermediate value must be written and read in the same iteration.
+dependences, so `shared_parallel_axes` does: every intermediate value must be written and read in the same iteration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, spatial_axes, strides
+from tuner.space.access import MIN_LANES, dividing_lanes, element_bits, in_last_only, strides
+from tuner.space.chain import Stage, is_plain_nest, parallel_candidates, shared_parallel_axes, stage_of
 from tuner.space.inlining import inline_producers, is_reduction, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.refusals import tell_refused
 from tuner.space.tiles import find_contraction
-from tuner.tvm_compat import Schedule, loop_bindings, tirx, uses
+from tuner.tvm_compat import Schedule, uses
 
 ACCUMULATORS = 2
 """Vectors of partial results that a default schedule splits a reduction into: more hide more of an addition's latency, and
@@ -42,19 +43,6 @@ MAX_ITERATIONS_PER_CHUNK = 64
 PARALLEL_MIN_VECTORS = 1 << 12
 """Vector operations, at about one a nanosecond, below which waking a second thread (about 5 us) takes longer than it
 saves."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A block of the chain. Axes are positions in its iteration."""
-
-    block: Any
-    parallel: tuple[int, ...]
-    """Which of its axes are the chain's parallel axes, in the chain's order."""
-    others: tuple[int, ...]
-    """Its other spatial axes."""
-    reduction: tuple[int, ...]
-    extents: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,85 +95,16 @@ def find_chain(schedule: Any) -> Chain | None:
     reductions = [block for block in blocks if is_reduction(schedule, block)]
     if not reductions:
         return None
-    parallel = _shared_parallel_axes(
-        schedule, blocks, min(reductions, key=lambda block: len(_parallel_candidates(schedule, block)))
+    parallel = shared_parallel_axes(
+        schedule, blocks, min(reductions, key=lambda block: len(parallel_candidates(schedule, block)))
     )
     if parallel is None:
         return None
-    stages = tuple(_stage(schedule, block, axes) for block, axes in zip(blocks, parallel, strict=True))
+    stages = tuple(stage_of(schedule, block, axes) for block, axes in zip(blocks, parallel, strict=True))
     directions = {_along_parallel(schedule, stage) for stage in stages if stage.reduction}
-    if len(directions) != 1 or None in directions or not all(_is_plain_nest(schedule, block) for block in blocks):
+    if len(directions) != 1 or None in directions or not all(is_plain_nest(schedule, block) for block in blocks):
         return None
     return Chain(stages=stages, along_parallel=directions == {True}, bits=element_bits(schedule.get(blocks[-1])))
-
-
-def _parallel_candidates(schedule: Any, block: Any) -> list[Any]:
-    """The spatial axes of a block that are longer than one."""
-    return [axis.var for axis in spatial_axes(schedule.get(block)) if int(axis.dom.extent) > 1]
-
-
-def _shared_parallel_axes(schedule: Any, blocks: Sequence[Any], first: Any) -> list[tuple[Any, ...]] | None:
-    """For each block its parallel axes, where the spatial axes of the block `first` are the parallel axes of the chain.
-
-    The axes are followed from a stage to a buffer (the dimensions that they index) and from a buffer to a stage (the axes
-    that index those dimensions). None where a stage reads a value of another iteration, or is not reached.
-    """
-    accesses = [_accesses(schedule, block) for block in blocks]
-    written = {region.source for block in blocks for region in schedule.get(block).writes}
-    shared = {buffer for buffer in written if sum(buffer in access for access in accesses) > 1}
-    known: dict[int, tuple[Any, ...]] = {blocks.index(first): tuple(_parallel_candidates(schedule, first))}
-    dims: dict[Any, tuple[int, ...]] = {}
-    waiting = [blocks.index(first)]
-    while waiting:
-        number = waiting.pop()
-        for buffer, places in accesses[number].items():
-            if buffer not in shared:
-                continue
-            for indices in places:
-                at = tuple(_position(indices, axis) for axis in known[number])
-                if None in at or dims.setdefault(buffer, at) != at:  # type: ignore[arg-type]
-                    return None
-            for other, access in enumerate(accesses):
-                for indices in access.get(buffer, ()):
-                    axes = tuple(indices[dim] for dim in dims[buffer])
-                    candidates = _parallel_candidates(schedule, blocks[other])
-                    if not all(any(axis.same_as(c) for c in candidates) for axis in axes):
-                        return None
-                    if other not in known:
-                        known[other] = axes
-                        waiting.append(other)
-                    elif not all(a.same_as(b) for a, b in zip(known[other], axes, strict=True)):
-                        return None
-    return [known[number] for number in range(len(blocks))] if len(known) == len(blocks) else None
-
-
-def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
-    """Buffer -> the indices of every access to it. A dimension that is accessed over a range stands there as its extent, so
-    that it equals no axis."""
-    found: dict[Any, list[list[Any]]] = {}
-    definition = schedule.get(block)
-    for region in [*definition.reads, *definition.writes]:
-        found.setdefault(region.source, []).append(
-            [dim.min if getattr(dim.extent, "value", None) == 1 else dim.extent for dim in region.region]
-        )
-    return found
-
-
-def _position(indices: Sequence[Any], axis: Any) -> int | None:
-    return next((dim for dim, index in enumerate(indices) if index.same_as(axis)), None)
-
-
-def _stage(schedule: Any, block: Any, parallel: Sequence[Any]) -> Stage:
-    axes = list(schedule.get(block).iter_vars)
-    at = tuple(next(i for i, axis in enumerate(axes) if axis.var.same_as(var)) for var in parallel)
-    spatial = [i for i, axis in enumerate(axes) if int(axis.iter_type) == tirx.IterVar.DataPar]
-    return Stage(
-        block=block,
-        parallel=at,
-        others=tuple(i for i in spatial if i not in at),
-        reduction=tuple(i for i in range(len(axes)) if i not in spatial),
-        extents=tuple(int(axis.dom.extent) for axis in axes),
-    )
 
 
 def _along_parallel(schedule: Any, stage: Stage) -> bool | None:
@@ -203,18 +122,6 @@ def _along_parallel(schedule: Any, stage: Stage) -> bool | None:
     if any(s[-1] == 1 for s in read) and all(in_last_only(s) for s in read):
         return False
     return None
-
-
-def _is_plain_nest(schedule: Any, block: Any) -> bool:
-    """Whether the block has one loop per axis, in the order of the axes."""
-    bound = loop_bindings(schedule, block)
-    loops = schedule.get_loops(block)
-    kinds = {int(axis.iter_type) for axis in schedule.get(block).iter_vars}
-    return (
-        kinds <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}
-        and len(bound) == len(loops)
-        and all(schedule.get(loop).loop_var.same_as(value) for loop, value in zip(loops, bound, strict=True))
-    )
 
 
 # -- the loop nest

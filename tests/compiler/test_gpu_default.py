@@ -1,0 +1,157 @@
+"""Default schedules on a GPU: right for any shape and type, within the limits, and of the kernels that they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tests.compiler.gpu_cases import Spec, check, functions
+from tests.compiler.gpu_programs import TARGET
+from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.schedule.trace import apply_trace
+from tuner.target_kinds.cuda.default import default_trace
+from tuner.tvm_compat import relax, save_ir, to_tvm_target
+from tuner.workload.digest import workload_digest
+
+op = relax.op
+HOPPER = Target.parse({**TARGET.attributes(), "arch": "sm_90a", "max_shared_memory_per_block": 232448})
+
+F, H, B = "float32", "float16", "bfloat16"
+
+
+def layer_norm(b: Any, x: Any, g: Any, s: Any) -> Any:
+    return op.nn.layer_norm(x, g, s, axes=[-1])
+
+
+def group_norm(b: Any, x: Any, g: Any, s: Any) -> Any:
+    return op.nn.group_norm(x, g, s, num_groups=8, channel_axis=1, axes=[2, 3])
+
+
+def depthwise(b: Any, x: Any, w: Any) -> Any:
+    channels = int(x.ty.shape[3])
+    y = b.emit(op.nn.conv2d(x, w, padding=1, groups=channels, data_layout="NHWC", kernel_layout="HWOI"))
+    return op.clip(y, 0, 6)
+
+
+def cast_softmax(b: Any, x: Any) -> Any:
+    return op.astype(b.emit(op.nn.softmax(b.emit(op.astype(x, F)))), str(x.ty.dtype))
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
+    # name: (what, arguments, kernels)
+    "gelu": (lambda b, x: op.nn.gelu(x), (((64, 768), H),), 1),
+    "addition of odd width": (lambda b, x, y: op.add(x, y), (((7, 511), F), ((7, 511), F)), 1),
+    "one element": (lambda b, x: op.exp(x), (((1,), F),), 1),
+    "comparison": (lambda b, x, y: op.less(x, y), (((33, 64), F), ((33, 64), F)), 1),
+    "sum of integers": (lambda b, x: op.sum(x, axis=[1]), (((33, 300), "int64"),), 1),
+    "bytes": (lambda b, x, y: op.add(x, y), (((16, 128), "int8"), ((16, 128), "int8")), 1),
+    "broadcast": (lambda b, x, y: op.multiply(x, y), (((8, 5, 64), H), ((5, 1), H)), 1),
+    "concatenation": (lambda b, x, y: op.concat([x, y], axis=1), (((3, 10, 8), B), ((3, 6, 8), B)), 1),
+    "transpose": (lambda b, x: op.permute_dims(x, [0, 2, 1]), (((3, 197, 99), H),), 1),
+    "transpose of heads": (lambda b, x: op.permute_dims(x, [0, 2, 1, 3]), (((2, 33, 4, 64), F),), 1),
+    "images to channels last": (lambda b, x: op.permute_dims(x, [0, 2, 3, 1]), (((2, 40, 14, 14), H),), 1),
+    "softmax": (lambda b, x: op.nn.softmax(x), (((12, 64, 128), F),), 1),
+    "softmax in half precision": (cast_softmax, (((24, 197), H),), 1),
+    "softmax of bfloat16": (cast_softmax, (((50, 512), B),), 1),
+    "softmax of short rows": (lambda b, x: op.nn.softmax(x), (((50, 10), F),), 1),
+    "softmax over channels": (lambda b, x: op.nn.softmax(x, axis=1), (((1, 21, 32, 63), F),), 1),
+    "layer norm": (layer_norm, (((50, 768), F), ((768,), F), ((768,), F)), 1),
+    "layer norm of 1000": (layer_norm, (((32, 1000), H), ((1000,), H), ((1000,), H)), 1),
+    "rms norm": (lambda b, x, g: op.nn.rms_norm(x, g, axes=[-1]), (((64, 512), H), ((512,), H)), 1),
+    "group norm": (group_norm, (((40, 32, 8, 8), F), ((32,), F), ((32,), F)), 1),
+    "one long row": (layer_norm, (((1, 100003), F), ((100003,), F), ((100003,), F)), 5),
+    "sum of everything": (lambda b, x: op.sum(x), (((1 << 18,), F),), 2),
+    "sum to a scalar": (lambda b, x: op.sum(x), (((1000,), F),), 1),
+    "largest position": (lambda b, x: op.argmax(x, axis=-1), (((64, 250), F),), 1),
+    "mean over space": (lambda b, x: op.mean(x, axis=[1, 2]), (((2, 7, 7, 512), H),), 1),
+    "mean of columns": (lambda b, x: op.mean(x, axis=[0]), (((3001, 96), F),), 2),
+    "max pooling": (
+        lambda b, x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1), layout="NHWC"),
+        (((2, 28, 28, 64), H),),
+        1,
+    ),
+    "average pooling, channels first": (
+        lambda b, x: op.nn.avg_pool2d(x, (2, 2), strides=(2, 2)),
+        (((1, 13, 28, 28), F),),
+        1,
+    ),
+    "depthwise convolution": (depthwise, (((1, 28, 28, 96), H), ((3, 3, 96, 1), H)), 1),
+    "product with a vector": (lambda b, x, w: op.matmul(x, w), (((1, 768), F), ((768, 320), F)), 2),
+    "embedding": (lambda b, i, t: op.take(t, i, axis=0, mode="clip"), (((3, 40), "int64"), ((10, 96), H)), 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_a_default_computes_what_the_workload_computes(name: str) -> None:
+    make, specs, kernels = CASES[name]
+    made = functions(make, *specs)
+    launched = 0
+    for mod in made:
+        scheduled = apply_trace(mod, check(mod, HOPPER)).mod
+        launched += len(lower(scheduled, to_tvm_target(HOPPER))[0])
+    assert launched - len(made) + 1 == kernels
+
+
+def sizes(most: int) -> st.SearchStrategy[int]:
+    return st.one_of(st.sampled_from([1, 2, 31, 32, 33, 64, 127, 197, 256, 1000]), st.integers(1, most)).filter(
+        lambda n: n <= most
+    )
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "relu": lambda b, x: op.nn.relu(x),
+    "softmax": lambda b, x: op.nn.softmax(x),
+    "softmax over the middle": lambda b, x: op.nn.softmax(x, axis=1),
+    "sum of rows": lambda b, x: op.sum(x, axis=[2]),
+    "sum of columns": lambda b, x: op.sum(x, axis=[0, 1]),
+    "largest in the middle": lambda b, x: op.max(x, axis=[1]),
+    "transpose": lambda b, x: op.permute_dims(x, [2, 0, 1]),
+    "turn": lambda b, x: op.permute_dims(x, [0, 2, 1]),
+    "variance": lambda b, x: op.variance(x, axis=[-1], keepdims=True),
+}
+
+
+def in_single(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator in single precision, between conversions, as half precision is summed."""
+    return lambda b, x: op.astype(b.emit(make(b, b.emit(op.astype(x, F)))), str(x.ty.dtype))
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    name=st.sampled_from(sorted(OPERATORS)),
+    shape=st.tuples(sizes(9), sizes(64), sizes(300)),
+    dtype=st.sampled_from([F, F, H, B, "int32"]),
+)
+def test_any_shape_and_type_is_right(name: str, shape: tuple[int, ...], dtype: str) -> None:
+    sums = name in ("softmax", "softmax over the middle", "sum of rows", "sum of columns", "variance")
+    for mod in functions(in_single(OPERATORS[name]) if sums else OPERATORS[name], (shape, dtype)):
+        check(mod, TARGET)
+
+
+def compilers() -> dict[str, DeviceCompiler]:
+    try:
+        return {arch: DeviceCompiler(arch) for arch in ("sm_80", "sm_90a", "sm_100a")}
+    except NotCompiled:
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not compilers(), reason="needs NVRTC or nvcc")
+def test_defaults_compile_for_each_architecture() -> None:
+    names = ["transpose", "softmax of bfloat16", "layer norm of 1000", "max pooling", "bytes"]
+    for name in names:
+        make, specs, _ = CASES[name]
+        for mod in functions(make, *specs):
+            for arch, compiler in compilers().items():
+                target = Target.parse({**HOPPER.attributes(), "arch": arch})
+                workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
+                scheduled = apply_trace(mod, default_trace(workload, target)).mod
+                assert compiler.compile(lower(scheduled, to_tvm_target(target))[2])[:4] == b"\x7fELF"

@@ -1,0 +1,348 @@
+"""One kernel for a chain of stages that share their parallel iterations: reductions, softmax, norms, pooling, means,
+depthwise convolutions, products with few rows.
+
+A parallel iteration is a row here, and what a stage does in it, reduced or not, are its columns. A block of threads has
+several rows, and every row has one or more threads, of which each takes every so-many-th vector of the columns:
+
+    block of rows
+      first stage                 thread: partial result over its columns, then one result of all threads of the row
+      second stage ...            the same columns for the same threads
+      last stage                  writes
+
+The input is read from memory by the first stage, and from the L1 cache, in vectors, by those that follow: the rows of a
+block are few enough for that. Neighbouring threads take what lies side by side in memory:
+
+* columns (a softmax over the last axis): threads of a row are threadIdx.x, mostly a warp, and rows threadIdx.y;
+* rows (pooling channels last, a mean over space): rows are threadIdx.x, and where these are few, the columns of each are
+  divided among threadIdx.y.
+
+The partial results of threads are stages of their own (rfactor), so that loads are vectors and loops that do not divide
+keep their guards. Loops of stages are merged, not moved: TVM 0.27's compute_at loses such guards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.space.chain import parallel_candidates, shared_parallel_axes
+from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, power_of_two
+from tuner.space.gpu.stages import axis_loops, fused, reduction_axes
+from tuner.space.gpu.vectors import lanes_of, step
+from tuner.space.inlining import is_reduction
+from tuner.tvm_compat import ScheduleError
+
+THREAD_VECTORS = 4
+"""Vectors of columns that a thread takes, at most, where a row may have more threads."""
+SHORT_ROW = 16
+"""Columns up to which one thread does a row alone."""
+MAX_UNROLL = 8
+"""Turns of a thread's loop over its columns up to which the loop is unrolled, so that its loads are in flight together."""
+WINDOW = 32
+"""Columns up to which a thread does its rows alone where rows lie side by side: windows of pooling and of depthwise
+convolutions."""
+SHUFFLED = {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)} | {"float16"}
+"""Types that threads of a warp exchange through registers. Of others TVM 0.27 reduces a warp's values in shared memory below
+a barrier that half of the warp does not reach, which CUDA leaves undefined: every thread of the row combines them itself."""
+FULL = MULTIPROCESSORS * 1024
+"""Threads that keep the device half full: enough where each has several loads in flight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A block of the chain."""
+
+    block: Any
+    rows: tuple[Any, ...]
+    """The variables of its row axes, in the order of the chain."""
+    reduces: bool
+    columns: int
+    """1 where it has no axes but the rows."""
+    lanes: int
+    """Of a vector of columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Stages that share their rows."""
+
+    stages: tuple[Stage, ...]
+    rows: int
+    side_by_side: bool
+    """Whether rows lie side by side in memory, else columns do."""
+    lanes: int
+    """Of a vector of rows; 1 unless rows lie side by side."""
+
+    @property
+    def columns(self) -> int:
+        return max(stage.columns for stage in self.stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """How the rows and columns of a chain meet threads."""
+
+    rows: int
+    """Threads of a block along rows."""
+    threads: int
+    """Threads of a row."""
+    lanes: int
+    """Rows of a thread, in a vector."""
+
+
+def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
+    """The blocks as one chain with a reduction. None where they share no rows, or where a stage that reduces has axes that
+    are neither rows nor reduced, or where one writes a result of the workload that another reads.
+    """
+    reductions = [block for block in blocks if is_reduction(schedule, block)]
+    if not reductions or any(axis_loops(schedule, block) is None for block in blocks):
+        return None
+    first = min(reductions, key=lambda block: len(parallel_candidates(schedule, block)))
+    shared = shared_parallel_axes(schedule, blocks, first)
+    if shared is None:
+        return None
+    definitions = [schedule.get(block) for block in blocks]
+    for number, definition in enumerate(definitions):
+        later = {region.source for other in definitions[number + 1 :] for region in other.reads}
+        read_later = [region.source for region in definition.writes if region.source in later]
+        if read_later and (_is_result(schedule, read_later) or not is_reduction(schedule, blocks[number])):
+            return None
+        reduced = reduction_axes(definition)
+        if reduced and _extent(definition, [*shared[number], *(axis.var for axis in reduced)]) != _extent(definition):
+            return None
+    order = _order(definitions, shared)
+    shared = [tuple(axes[i] for i in order) for axes in shared]
+    side_by_side = _side_by_side(definitions, shared)
+    stages = tuple(
+        Stage(
+            block=block,
+            rows=axes,
+            reduces=is_reduction(schedule, block),
+            columns=_extent(definition) // _extent(definition, axes),
+            lanes=_column_lanes(definition, axes),
+        )
+        for block, definition, axes in zip(blocks, definitions, shared, strict=True)
+    )
+    return Chain(
+        stages=stages,
+        rows=_extent(definitions[0], shared[0]),
+        side_by_side=side_by_side,
+        lanes=min(map(_row_lanes, definitions, shared)) if side_by_side else 1,
+    )
+
+
+def mapping_of(chain: Chain, limits: Limits) -> Mapping:
+    """Enough threads a row for few vectors each, and enough rows a block for few idle threads."""
+    if chain.side_by_side:
+        return _side_by_side_mapping(chain, limits)
+    vectors = max(-(-stage.columns // stage.lanes) for stage in chain.stages)
+    threads = 1
+    if chain.columns > SHORT_ROW:
+        # Every thread has a vector of every stage: what it sums up is initialised with the first.
+        most = min(min(stage.columns // stage.lanes for stage in chain.stages if stage.columns > 1), limits.threads)
+        threads = min(power_of_two(-(-vectors // THREAD_VECTORS)), 1 << most.bit_length() - 1)
+        while 2 * threads <= most and (threads < limits.warp or chain.rows * threads < FULL):
+            threads *= 2
+    wanted = max(min(BLOCK_THREADS, limits.threads) // threads, 1)
+    while wanted > 1 and wanted * threads > limits.warp and chain.rows < wanted * 2 * MULTIPROCESSORS:
+        wanted //= 2
+    # Barriers stand in no guard, so rows of several threads are divided without remainder.
+    rows = wanted if threads == 1 else max(n for n in range(1, wanted + 1) if chain.rows % n == 0)
+    return Mapping(rows=rows, threads=threads, lanes=1)
+
+
+def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
+    width, lanes, threads = limits.warp, chain.lanes, 1
+    if chain.columns > WINDOW and chain.rows < FULL and chain.rows % width == 0:
+        while threads < limits.threads // width and 4 * threads < chain.columns and chain.rows * threads < FULL:
+            threads *= 2
+        return Mapping(rows=width, threads=threads, lanes=1)
+    while lanes > 1 and chain.rows // lanes < 2 * MULTIPROCESSORS * limits.warp:
+        lanes //= 2
+    while width < min(BLOCK_THREADS, limits.threads) and chain.rows // lanes >= 4 * width * MULTIPROCESSORS:
+        width *= 2
+    return Mapping(rows=width, threads=1, lanes=lanes)
+
+
+def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
+    """Makes the chain one kernel."""
+    for stage in chain.stages[:-1]:
+        written = schedule.get(stage.block).writes
+        if not _is_result(schedule, [region.source for region in written]):
+            for index in range(len(written)):
+                schedule.set_scope(stage.block, index, "local")
+    row, column = ("threadIdx.x", "threadIdx.y") if chain.side_by_side else ("threadIdx.y", "threadIdx.x")
+    nests = [nest for stage in chain.stages for nest in _nests(schedule, stage, chain, mapping, column)]
+    if len(nests) > 1:
+        schedule.merge(*(schedule.get_loops(nest.block)[1] for nest in nests))
+    blocks, rows = list(schedule.get_loops(nests[0].block))[:2]
+    schedule.bind(blocks, "blockIdx.x")
+    schedule.bind(rows, row if mapping.threads > 1 else "threadIdx.x")
+    for nest in nests:
+        _finish(schedule, nest)
+
+
+# -- what is found
+
+
+def _extent(definition: Any, axes: Sequence[Any] | None = None) -> int:
+    """Iterations of the axes with these variables; of all axes without them."""
+    return math.prod(
+        int(axis.dom.extent)
+        for axis in definition.iter_vars
+        if axes is None or any(axis.var.same_as(var) for var in axes)
+    )
+
+
+def _is_result(schedule: Any, buffers: Sequence[Any]) -> bool:
+    """Whether one of the buffers is a parameter of the function."""
+    params = list(schedule.mod["main"].params)
+    return any(buffer.same_as(param) for buffer in buffers for param in params)
+
+
+def _order(definitions: Sequence[Any], shared: Sequence[Sequence[Any]]) -> list[int]:
+    """The order of row axes in which the last is one along which the largest read is contiguous, if any is."""
+    order = list(range(len(shared[0])))
+    best = 0
+    last = None
+    for definition, axes in zip(definitions, shared, strict=True):
+        for read in definition.reads:
+            size = math.prod(int(extent) for extent in read.source.shape)
+            for number in order:
+                (axis,) = (a for a in definition.iter_vars if a.var.same_as(axes[number]))
+                if size > best and step(definition, read, [axis], 2) == 1:
+                    best, last = size, number
+    return order if last is None else [number for number in order if number != last] + [last]
+
+
+def _side_by_side(definitions: Sequence[Any], shared: Sequence[Sequence[Any]]) -> bool:
+    """Whether more elements are read along the last row axis than along the last reduced axis."""
+    along_rows = along_columns = 0
+    for definition, rows in zip(definitions, shared, strict=True):
+        reduced = reduction_axes(definition)
+        if not reduced:
+            continue
+        for read in definition.reads:
+            size = math.prod(int(extent) for extent in read.source.shape)
+            if rows:
+                (last,) = (a for a in definition.iter_vars if a.var.same_as(rows[-1]))
+                along_rows += size if step(definition, read, [last], 2) == 1 else 0
+            along_columns += size if step(definition, read, reduced[-1:], 2) == 1 else 0
+    return along_rows > along_columns
+
+
+def _column_axes(definition: Any, rows: Sequence[Any]) -> list[Any]:
+    return [axis for axis in definition.iter_vars if not any(axis.var.same_as(row) for row in rows)]
+
+
+def _column_lanes(definition: Any, rows: Sequence[Any]) -> int:
+    axes = _column_axes(definition, rows)
+    if not axes or ((reduced := reduction_axes(definition)) and len(definition.writes) > 2):
+        return 1
+    return lanes_of(definition, axes, reads_decide=bool(reduced))
+
+
+def _row_lanes(definition: Any, rows: Sequence[Any]) -> int:
+    """1 for reductions of several values at once: TVM does not vectorise them."""
+    axes = [axis for row in rows for axis in definition.iter_vars if axis.var.same_as(row)]
+    return 1 if not axes or len(definition.writes) > 1 else lanes_of(definition, axes)
+
+
+# -- the loop nests
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nest:
+    """A block with loops of its own: blocks, rows, threads of a row, turns, vector."""
+
+    block: Any
+    vector: bool = False
+    turn: int | None = None
+    """Place of the loop over a thread's turns, from outside."""
+    turns: int = 1
+    reduces: bool = False
+    """Whether it is initialised before that loop."""
+
+
+def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_threads: str) -> list[_Nest]:
+    """Orders the loops of a stage; what a reduction by several threads becomes are two nests."""
+    loops = axis_loops(schedule, stage.block)
+    assert loops is not None
+    definition = schedule.get(stage.block)
+    places = {i: axis.var for i, axis in enumerate(definition.iter_vars)}
+    rows = [loops[i] for row in stage.rows for i, var in places.items() if var.same_as(row)]
+    columns = [loop for loop in loops if loop is not None and not any(loop.same_as(row) for row in rows)]
+    if len(order := [*rows, *columns]) > 1:
+        schedule.reorder(*order)
+    column = fused(schedule, stage.block, columns) if columns else None
+    row = fused(schedule, stage.block, rows)
+    inner: list[Any] = []
+    if mapping.lanes > 1:
+        row, vector = schedule.split(row, [None, mapping.lanes])
+        inner = [vector]
+    outer = list(schedule.split(row, [None, mapping.rows]))
+    if column is None:
+        if inner:
+            schedule.reorder(*outer, *inner)
+        return [_Nest(block=stage.block, vector=bool(inner))]
+    lanes = 1 if chain.side_by_side or (stage.reduces and mapping.threads == 1) else stage.lanes
+    if lanes > 1:
+        column, vector = schedule.split(column, [None, lanes])
+        inner = [vector]
+    if mapping.threads == 1:
+        schedule.reorder(*outer, column, *inner)
+        turns = stage.columns // lanes
+        return [_Nest(block=stage.block, vector=bool(inner), turn=2, turns=turns, reduces=stage.reduces)]
+    turn, thread = schedule.split(column, [None, mapping.threads])
+    turns = -(-stage.columns // (lanes * mapping.threads))
+    if not stage.reduces:
+        schedule.reorder(*outer, thread, turn, *inner)
+        schedule.bind(thread, column_threads)
+        return [_Nest(block=stage.block, vector=bool(inner), turn=3, turns=turns)]
+    rank = len(definition.writes[0].region)
+    schedule.reorder(*outer, turn, thread, *inner)
+    partial = schedule.rfactor(schedule.fuse(thread, *inner) if inner else thread, rank)
+    shuffled = chain.side_by_side or all(str(region.source.dtype) in SHUFFLED for region in definition.writes)
+    for index in range(len(schedule.get(partial).writes)):
+        schedule.set_scope(partial, index, "local" if shuffled else "shared")
+    *_, turn, thread = schedule.get_loops(partial)
+    together = list(schedule.get_loops(stage.block))[-1]
+    inner = []
+    if lanes > 1:
+        thread, vector = schedule.split(thread, [None, lanes])
+        together, lane = schedule.split(together, [None, lanes])
+        schedule.unroll(lane)
+        inner = [vector]
+    schedule.reorder(thread, turn, *inner)
+    schedule.bind(thread, column_threads)
+    if shuffled:
+        schedule.bind(together, column_threads)
+    return [
+        _Nest(block=partial, vector=bool(inner), turn=3, turns=turns, reduces=True),
+        _Nest(block=stage.block),
+    ]
+
+
+def _finish(schedule: Any, nest: _Nest) -> None:
+    """Unrolls and vectorises a nest, and initialises its reduction before the loop over turns where TVM allows it.
+
+    TVM 0.27 takes a second guarded reduction below merged loops for none. It is then initialised in the first turn, whose
+    guard holds for every thread.
+    """
+    loops = list(schedule.get_loops(nest.block))
+    if nest.vector:
+        schedule.vectorize(loops[-1])
+    if nest.turn is None:
+        return
+    if nest.turns <= MAX_UNROLL:
+        schedule.unroll(loops[nest.turn])
+    if not nest.reduces:
+        return
+    try:
+        start = schedule.decompose_reduction(nest.block, loops[nest.turn])
+    except ScheduleError:
+        return
+    if nest.vector:
+        schedule.vectorize(schedule.get_loops(start)[-1])

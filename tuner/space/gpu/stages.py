@@ -1,0 +1,73 @@
+"""Which stages of a workload are computed where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tuner.space.inlining import is_reduction, root_blocks
+from tuner.tvm_compat import ir, loop_bindings, tirx
+
+
+def inline_stages(schedule: Any) -> list[Any]:
+    """Inlines every stage but reductions and results into those that use it; returns the blocks that are left.
+
+    Computing an element again costs a thread less than a kernel and two accesses to memory cost. A reshape at the end
+    would hide the rows of the stage before it, so that stage takes its place.
+    """
+    for block in root_blocks(schedule):
+        if is_reduction(schedule, block) or not (users := schedule.get_consumers(block)):
+            continue
+        at_end = len(users) == 1 and not schedule.get_consumers(users[0]) and _copies(schedule, users[0])
+        if at_end and _tried(schedule.reverse_compute_inline, users[0]):
+            break
+        _tried(schedule.compute_inline, block)
+    return root_blocks(schedule)
+
+
+def is_opaque(schedule: Any, block: Any) -> bool:
+    """Whether a block has axes that are neither data-parallel nor reductions (a sort, a running sum), or loops within."""
+    definition = schedule.get(block)
+    kinds = {int(axis.iter_type) for axis in definition.iter_vars}
+    return not kinds <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce} or not isinstance(
+        definition.body, tirx.BufferStore | tirx.SeqStmt
+    )
+
+
+def reduction_axes(definition: Any) -> list[Any]:
+    """The axes of a block that it reduces, in order."""
+    return [axis for axis in definition.iter_vars if int(axis.iter_type) == tirx.IterVar.CommReduce]
+
+
+def axis_loops(schedule: Any, block: Any) -> list[Any] | None:
+    """The loop of each axis of a block, None for an axis of one iteration that has none; None in place of the list where
+    some axis is not one loop, or some loop no axis."""
+    loops = list(schedule.get_loops(block))
+    found: list[Any] = []
+    for axis, value in zip(schedule.get(block).iter_vars, loop_bindings(schedule, block), strict=True):
+        at = next((loop for loop in loops if schedule.get(loop).loop_var.same_as(value)), None)
+        if at is None and int(axis.dom.extent) > 1:
+            return None
+        found.append(at)
+    return found if len([loop for loop in found if loop is not None]) == len(loops) else None
+
+
+def fused(schedule: Any, block: Any, loops: list[Any]) -> Any:
+    """The loops as one; a loop of one iteration around all loops of the block where there are none."""
+    if not loops:
+        around = list(schedule.get_loops(block))
+        return schedule.add_unit_loop(around[0] if around else block)
+    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def _copies(schedule: Any, block: Any) -> bool:
+    body = schedule.get(block).body
+    return isinstance(body, tirx.BufferStore) and isinstance(body.value, ir.TensorLoad)
+
+
+def _tried(step: Callable[[Any], None], block: Any) -> bool:
+    try:
+        step(block)
+    except Exception:  # noqa: BLE001 - not of the form that TVM can substitute; then it stays as it is
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""Which elements one thread may load and store at once.
+
+Notation: the loops over some axes are fused into one of `f`; a thread takes f = lanes * vector + lane for all lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.space.gpu.limits import VECTOR_BYTES
+from tuner.tvm_compat import ir, sym, tirx, tvm, tvm_ffi
+
+MAX_LANES = 8
+"""TVM 0.27 has no CUDA vector of more than eight floats."""
+MAX_INTEGER_LANES = 4
+"""Nor one of more than four 32-bit integers, to which indices and narrow integers are often converted."""
+
+
+def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False) -> int:
+    """Lanes of the widest vectors along the fused axes of a block, 1 where accesses are not contiguous along them.
+
+    All writes have to be contiguous, and some access that moves with the axes; an element that stays the same is broadcast.
+    reads_decide: writes may stay the same, as those of a reduction over the axes do.
+    """
+    extent = math.prod(int(axis.dom.extent) for axis in axes)
+    types = [tvm.runtime.DataType(str(r.source.dtype)) for r in [*definition.reads, *definition.writes]]
+    lanes = min(MAX_LANES, VECTOR_BYTES // max((int(data.bits) + 7) // 8 for data in types))
+    if not all(str(data).startswith(("float", "bfloat")) for data in types):
+        lanes = min(lanes, MAX_INTEGER_LANES)
+    while lanes > 1:
+        if extent % lanes == 0:
+            writes = [step(definition, region, axes, lanes) for region in definition.writes]
+            reads = [step(definition, region, axes, lanes) for region in definition.reads]
+            moves = 1 in reads or (not any(reads) and not reads_decide)
+            if moves and (reads_decide or all(found == 1 for found in writes)):
+                return lanes
+        lanes //= 2
+    return 1
+
+
+def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int) -> int | None:
+    """How far apart in memory, in elements, an access's neighbouring lanes are: 0, 1, or None for anything else."""
+    if any(getattr(dim.extent, "value", None) != 1 for dim in region.region):
+        return None
+    analyzer = sym.Analyzer()
+    for other in definition.iter_vars:
+        analyzer.bind(other.var, other.dom)
+    dtype = axes[-1].var.ty.dtype
+    vector, lane = tirx.Var("vector", dtype), tirx.Var("lane", dtype)
+    total = math.prod(int(axis.dom.extent) for axis in axes)
+    analyzer.bind(vector, ir.Range(0, max(total // lanes, 1)))
+    analyzer.bind(lane, ir.Range(0, lanes))
+    places: dict[Any, Any] = {}
+    inner = 1
+    for axis in reversed(axes):
+        extent = int(axis.dom.extent)
+        position = vector * lanes + lane
+        position = tirx.floordiv(position, tirx.const(inner, dtype)) if inner > 1 else position
+        places[axis.var] = tirx.floormod(position, tirx.const(extent, dtype)) if inner * extent < total else position
+        inner *= extent
+    offset: Any = tirx.const(0, dtype)
+    for dim, size in zip(region.region, region.source.shape, strict=True):
+        offset = offset * size.astype(dtype) + dim.min.astype(dtype)
+    moved = analyzer.simplify(tvm_ffi.structural_map(offset, (tirx.Var, lambda found: places.get(found, found))))
+    start = tvm_ffi.structural_map(moved, (tirx.Var, lambda v: tirx.const(0, dtype) if v.same_as(lane) else v))
+    apart = analyzer.simplify(moved - analyzer.simplify(start))
+    if analyzer.can_prove_equal(apart, 0):
+        return 0
+    return 1 if analyzer.can_prove_equal(apart, lane) else None

@@ -1,0 +1,72 @@
+"""Default schedules on a GPU: what a task that gets no trials runs, chosen without measuring.
+
+A default schedule is a trace, so it is stored, replayed and checked like any other candidate. What a rule of tuner/space/gpu
+makes counts only if its trace, applied anew, gives the same program, and if TVM makes CUDA C++ of it within the limits of
+the target; else the next rule is asked. TVM's own rule, one thread for each output element, takes what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
+from tuner.measure.gpu_code import lower
+from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.space.gpu.limits import Limits
+from tuner.space.gpu.plan import NoSchedule, schedule_memory_bound
+from tuner.space.refusals import tell_refused
+from tuner.tvm_compat import Schedule, dlight, load_ir, to_tvm_target, tvm_ffi
+
+KEPT = 1024
+"""Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
+RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (("memory bound", schedule_memory_bound),)
+"""Name of a rule, and the function that schedules a workload or raises; in the order in which they are asked."""
+
+
+@lru_cache(maxsize=KEPT)
+def default_trace(workload: Workload, target: Target) -> str:
+    """The default schedule of a workload. Raises InvalidTrace where not even TVM's own rule applies."""
+    return _chosen(load_ir(workload.ir), target)
+
+
+def default_schedule(mod: Any, target: Target) -> Any:
+    """A module of one function, `main`, with its default schedule; as it is where no rule applies."""
+    try:
+        return apply_trace(mod, _chosen(mod, target), checked=False).mod
+    except InvalidTrace:
+        return mod
+
+
+def _chosen(mod: Any, target: Target) -> str:
+    tvm_target, limits = to_tvm_target(target), Limits.of(target)
+    for name, rule in RULES:
+        try:
+            schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
+            rule(schedule, limits)
+            trace = encode_trace(schedule.trace)
+            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod) and runs(schedule.mod, target):
+                return trace
+        except NoSchedule:
+            continue
+        except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the next rule may apply
+            tell_refused("gpu default", error, choice=name)
+    with tvm_target:
+        schedule = dlight.gpu.Fallback().apply(mod["main"], tvm_target, False)
+    if schedule is None:
+        raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
+    return encode_trace(schedule.trace)
+
+
+def runs(scheduled: Any, target: Target) -> bool:
+    """Whether TVM makes CUDA C++ of a scheduled module within the target's limits. Raises whatever TVM raises."""
+    calls = lower(scheduled, to_tvm_target(target)).calls
+    limits = Limits.of(target)
+    return all(
+        launch.block[0] * launch.block[1] * launch.block[2] <= limits.threads
+        and launch.shared_bytes <= limits.shared_bytes
+        for launch in calls
+    )
