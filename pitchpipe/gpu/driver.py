@@ -438,7 +438,9 @@ class Driver:
 
     def end_capture(self, stream: int) -> int:
         """The graph of what was queued there."""
-        return self._handle("cuStreamEndCapture", stream)
+        found = c_void_p()
+        self.call("cuStreamEndCapture", stream, byref(found))
+        return found.value or 0
 
     def last_node(self, stream: int) -> int:
         """The node of what was queued last on a stream that is captured."""
