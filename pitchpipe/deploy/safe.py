@@ -24,6 +24,7 @@ from pitchpipe.deploy.evidence import leave
 from pitchpipe.deploy.lockfile import locked
 from pitchpipe.deploy.proof import open_proved
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, NotReady, PitchpipeError
+from pitchpipe.gpu.arrays import ordinal_of
 from pitchpipe.model.local import LocalModel, local_model
 from pitchpipe.model.reference import NoSource
 from pitchpipe.model.reference.expected import FEWEST
@@ -201,7 +202,8 @@ class Opening:
 
 
 class SafeModel:
-    """Called like a CompiledModel, with the same results: one NumPy array, or a tuple of them.
+    """Called like a CompiledModel, with the same results: one array, or a tuple of them; NumPy's, or on the GPU where
+    arguments lie there.
 
     It runs the tuned build once that is there, else the fallback. Not safe for concurrent calls.
     """
@@ -226,7 +228,7 @@ class SafeModel:
                 self.compiled, self.reason = None, f"a run failed: {_cause(error)}"
         if self.compiled is None:
             self._warn()
-        return _as_arrays(self._fallback(*arrays))
+        return _as_arrays(self._fallback(*arrays), on_gpu=any(ordinal_of(array) is not None for array in arrays))
 
     def wait(self, timeout_secs: float) -> bool:
         """Waits for what is built beside this program; whether the tuned build runs from now on."""
@@ -325,9 +327,11 @@ def _module_runner(module: Any) -> Callable[..., Any]:
     return run
 
 
-def _as_arrays(result: Any) -> Any:
+def _as_arrays(result: Any, *, on_gpu: bool) -> Any:
     """What a fallback gave, in the form in which a CompiledModel gives it."""
     if isinstance(result, (tuple, list)):
-        parts = tuple(_as_arrays(part) for part in result)
+        parts = tuple(_as_arrays(part, on_gpu=on_gpu) for part in result)
         return parts[0] if len(parts) == 1 else parts
-    return result.detach().cpu().numpy() if hasattr(result, "detach") else result
+    if not hasattr(result, "detach"):
+        return result
+    return result.detach() if on_gpu else result.detach().cpu().numpy()

@@ -10,14 +10,17 @@ import gc
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pitchpipe.errors import InvalidInput, NoDevice
-from pitchpipe.gpu import dlpack
+from pitchpipe.gpu import arrays, dlpack, executable
+from pitchpipe.gpu.arrays import one_ordinal
 from pitchpipe.gpu.driver import CudaError, Driver
 from pitchpipe.gpu.executable import GpuModel
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar, Span, Swizzle, TensorMap
@@ -234,6 +237,139 @@ def test_a_capture_of_somebody_else_takes_arrays_of_torch_alone(model: GpuModel,
         model._on(0).run_captured(addresses, scratch, 5)
     assert {name for name, *_ in calls} == {"launch", "zero"}, "no event from outside, no graph of ours"
     check(model(given), random())
+
+
+class FakeTorch:
+    """As much of torch as a model asks for, on the fake's memory. `current` is torch's current stream."""
+
+    float32, uint8 = "float32", "uint8"
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.current = 0
+        self.allocated_on: list[int] = []
+        torch = self
+
+        class Tensor:
+            def __init__(
+                self, shape: Any, dtype: str, *, ordinal: int = 0, dense: bool = True, offset: int = 0
+            ) -> None:
+                self.shape, self.dtype, self.is_cuda, self._dense = tuple(shape), f"torch.{dtype}", True, dense
+                self.device = SimpleNamespace(index=ordinal)
+                torch.allocated_on.append(torch.current)
+                self._address = driver._new(4096) + offset
+
+            def detach(self) -> Any:
+                return self
+
+            def is_conj(self) -> bool:
+                return False
+
+            is_neg = is_conj
+
+            def is_contiguous(self) -> bool:
+                return self._dense
+
+            def resolve_conj(self) -> Any:
+                return self
+
+            resolve_neg = resolve_conj
+
+            def contiguous(self) -> Any:
+                return Tensor(self.shape, self.dtype.removeprefix("torch."))
+
+            clone = contiguous
+
+            def data_ptr(self) -> int:
+                return self._address
+
+        @contextmanager
+        def on(stream: Any) -> Iterator[None]:
+            before, torch.current = torch.current, stream
+            yield
+            torch.current = before
+
+        self.Tensor = Tensor
+        self.cuda = SimpleNamespace(
+            is_initialized=lambda: True,
+            current_device=lambda: 0,
+            current_stream=lambda ordinal: SimpleNamespace(cuda_stream=torch.current),
+            ExternalStream=lambda stream, device: stream,
+            stream=on,
+        )
+
+    def device(self, kind: str, ordinal: int) -> int:
+        return ordinal
+
+    def empty(self, shape: Any, *, dtype: str, device: int) -> Any:
+        return self.Tensor(shape, dtype, ordinal=device)
+
+    def of(self, driver: FakeDriver, values: Any, **more: Any) -> Any:
+        found = self.Tensor(values.shape, str(values.dtype), **more)
+        driver._write(found.data_ptr(), values.tobytes())
+        return found
+
+
+@pytest.fixture
+def torch(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    made = FakeTorch(driver)
+    for module in (arrays, executable):
+        monkeypatch.setattr(module, "torch_here", lambda: made)
+    return made
+
+
+def values_of(driver: FakeDriver, results: Any) -> list[Any]:
+    return [floats(driver, result.data_ptr()) for result in results]
+
+
+def test_tensors_of_torch_s_give_tensors_of_torch_s_on_its_current_stream(
+    model: GpuModel, driver: FakeDriver, torch: FakeTorch
+) -> None:
+    given = torch.of(driver, random())
+    torch.current = 44
+    with driver.watched() as calls:
+        results = model(given)
+    assert all(isinstance(result, torch.Tensor) for result in results)
+    assert ("launch_graph", 44) in calls
+    assert not (WAITS | {"allocate", "allocate_from"}) & {name for name, *_ in calls}
+    for found, right in zip(values_of(driver, results), expected(random()), strict=True):
+        np.testing.assert_array_equal(found, right)
+    torch.allocated_on.clear()
+    with driver.watched() as calls:
+        model(given, stream=55)
+    assert ("launch_graph", 55) in calls
+    assert torch.allocated_on == [55, 55], "torch's memory belongs to the stream that the run goes to"
+    assert torch.current == 44
+
+
+def test_a_capture_by_torch_gets_the_launches_and_scratch_memory_of_its_own(
+    model: GpuModel, driver: FakeDriver, torch: FakeTorch
+) -> None:
+    given = torch.of(driver, random())
+    model(given)
+    torch.current = 66
+    driver.foreign_captures.add(66)
+    torch.allocated_on.clear()
+    with driver.watched() as calls:
+        model(given)
+    assert {name for name, *_ in calls} == {"launch", "zero"}
+    assert [stream for name, _, stream in calls if name == "launch"] == [66] * 4
+    assert torch.allocated_on == [66] * 3, "two results and the scratch memory"
+    with pytest.raises(InvalidInput, match="captured"):
+        model(OnGpu(driver, random()), stream=66)
+
+
+def test_a_tensor_of_torch_s_that_lies_in_another_way_is_copied_by_torch(
+    model: GpuModel, driver: FakeDriver, torch: FakeTorch
+) -> None:
+    model(torch.of(driver, random()))
+    for more in ({"dense": False}, {"offset": 4}):
+        torch.allocated_on.clear()
+        model(torch.of(driver, random(), **more))
+        assert len(torch.allocated_on) == 4, "the tensor, its copy and two results"
+    with pytest.raises(InvalidInput, match=r"x must be float32\[8\], not float16\[8\]"):
+        model(torch.of(driver, random().astype(np.float16)))
+    with pytest.raises(InvalidInput, match="different GPUs"):
+        one_ordinal([Spec("a"), Spec("b")], [torch.of(driver, random(), ordinal=n) for n in range(2)])
 
 
 def test_results_hold_their_memory_as_long_as_anybody_holds_them(model: GpuModel, driver: FakeDriver) -> None:
