@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pitchpipe.errors import InvalidInput
@@ -36,7 +37,7 @@ class Spec(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Given:
     """An array that fits its spec."""
 
@@ -56,7 +57,7 @@ def ordinal_of(array: Any) -> int | None:
     """Of the GPU on which an array lies; None of one on the host."""
     torch = torch_here()
     if torch is not None and isinstance(array, torch.Tensor):
-        return int(array.device.index or 0) if array.is_cuda else None
+        return array.device.index or 0 if array.is_cuda else None
     if not hasattr(array, "__dlpack_device__"):
         return None
     kind, ordinal = array.__dlpack_device__()
@@ -82,17 +83,24 @@ def given(spec: Spec, array: Any, ordinal: int | None, stream: int) -> Given:
 
 
 def _of_torch(spec: Spec, tensor: Any, ordinal: int) -> Given:
-    _check(spec, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-    tensor = tensor.detach()
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    if tensor.data_ptr() % CALLER_ALIGNMENT:
-        tensor = tensor.clone()
-    return Given(address=tensor.data_ptr(), ordinal=ordinal, owner=tensor)
+    _check(spec, _name_of(tensor.dtype), tensor.shape)
+    if not tensor.is_contiguous() or tensor.is_neg():
+        tensor = tensor.detach().resolve_neg().contiguous()
+    address = tensor.data_ptr()
+    if address % CALLER_ALIGNMENT:
+        tensor = tensor.detach().clone()
+        address = tensor.data_ptr()
+    return Given(address=address, ordinal=ordinal, owner=tensor)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    """NumPy's name of torch's element type."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _check(spec: Spec, dtype: str, shape: tuple[int, ...]) -> None:
-    if (dtype, shape) != (spec.dtype, tuple(spec.shape)):
+    if dtype != spec.dtype or shape != spec.shape:
         raise InvalidInput(f"{spec.name} must be {spec.dtype}{list(spec.shape)}, not {dtype}{list(shape)}")
 
 
@@ -216,8 +224,13 @@ class DeviceArray:
 def one_ordinal(specs: Sequence[Spec], arrays: Sequence[Any]) -> tuple[list[int | None], int | None]:
     """Where each array lies, and the one GPU on which any of them does. Raises InvalidInput where there are two."""
     found = [ordinal_of(array) for array in arrays]
-    gpus = sorted({one for one in found if one is not None})
-    if len(gpus) > 1:
-        named = ", ".join(f"{spec.name} on {at}" for spec, at in zip(specs, found, strict=True) if at is not None)
-        raise InvalidInput(f"the arrays lie on different GPUs: {named}")
-    return found, gpus[0] if gpus else None
+    gpu = None
+    for one in found:
+        if one is not None and one != gpu:
+            if gpu is not None:
+                named = ", ".join(
+                    f"{spec.name} on {at}" for spec, at in zip(specs, found, strict=True) if at is not None
+                )
+                raise InvalidInput(f"the arrays lie on different GPUs: {named}")
+            gpu = one
+    return found, gpu

@@ -122,6 +122,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetUuid": (_OUT, c_int),
     "cuDevicePrimaryCtxRetain": (_OUT, c_int),
     "cuDevicePrimaryCtxSetFlags_v2": (c_int, c_uint),
+    "cuCtxGetCurrent": (_OUT,),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (_OUT,),
     "cuModuleLoadData": (_OUT, c_char_p),
@@ -284,6 +285,10 @@ class Driver:
     def primary_context(self, ordinal: int) -> int:
         """The context that every library in this process shares on the device; kept until the process ends."""
         return self._handle("cuDevicePrimaryCtxRetain", self.device(ordinal))
+
+    def current(self) -> int:
+        """The context that is current in this thread; 0 where none is."""
+        return self._handle("cuCtxGetCurrent")
 
     def push(self, context: int) -> None:
         """Makes the context current in this thread, until `pop`."""

@@ -48,7 +48,8 @@ class GpuModel:
         """
         self.program, self._inputs, self._params = program, inputs, params
         self._graphs, self._driver = graphs, using()
-        self._outputs = program.at(Place.OUTPUT)
+        self._inputs_at, self._outputs_at = program.at(Place.INPUT), program.at(Place.OUTPUT)
+        self._weights_at = program.at(Place.WEIGHT)
         self._loaded: dict[int, LoadedProgram] = {}
         self._lock = threading.RLock()
         self._bound_on: int | None = None
@@ -77,7 +78,7 @@ class GpuModel:
             ]
             self._wait_for_torch(loaded, taken)
             with loaded.binding() as addresses:
-                for at, one in zip(self.program.at(Place.WEIGHT), taken, strict=True):
+                for at, one in zip(self._weights_at, taken, strict=True):
                     self._copy_in(addresses[at], one, self.program.buffers[at].size_bytes, loaded.stream)
             self._bound_on = loaded.ordinal
             for other in self._loaded.values():
@@ -137,26 +138,25 @@ class GpuModel:
         stream = current if stream is None else stream
         taken = [given(spec, array, at, stream) for spec, array, at in zip(self._inputs, arrays, places, strict=True)]
         of_torch = torch is not None and any(isinstance(array, torch.Tensor) and array.is_cuda for array in arrays)
-        captured = self._is_capturing(loaded, stream)
-        if captured and not (of_torch and None not in places):
-            raise InvalidInput("a run that is captured takes tensors of torch's that lie on the GPU")
-        buffers, outputs = self.program.buffers, self._outputs
-        with loaded.lock:
+        buffers, outputs = self.program.buffers, self._outputs_at
+        with loaded.lock, loaded.current():
+            captured = self._driver.is_capturing(stream)
+            if captured and not (of_torch and None not in places):
+                raise InvalidInput("a run that is captured takes tensors of torch's that lie on the GPU")
             addresses = {
                 at: one.address if one.ordinal is not None else self._staged(loaded, at, one, stream)
-                for at, one in zip(self.program.at(Place.INPUT), taken, strict=True)
+                for at, one in zip(self._inputs_at, taken, strict=True)
             }
             if not of_torch:
-                with loaded.current():
-                    results: list[Any] = [DeviceArray(loaded, buffers[at], stream) for at in outputs]
+                results: list[Any] = [DeviceArray(loaded, buffers[at], stream) for at in outputs]
                 addresses |= {at: one.address for at, one in zip(outputs, results, strict=True)}
-                loaded.run(addresses, stream, graph=self._graphs)
+                loaded.queue(addresses, stream, graph=self._graphs)
                 return results
             with on_stream(torch, stream, ordinal) if stream != current else nullcontext():
                 results = [torch_empty(torch, buffers[at], ordinal) for at in outputs]
                 addresses |= {at: one.data_ptr() for at, one in zip(outputs, results, strict=True)}
                 if not captured:
-                    loaded.run(addresses, stream, graph=self._graphs)
+                    loaded.queue(addresses, stream, graph=self._graphs)
                     return results
                 scratch = {at: torch_empty(torch, buffers[at], ordinal) for at in loaded.scratch}
                 loaded.run_captured(addresses, {at: one.data_ptr() for at, one in scratch.items()}, stream)
@@ -166,11 +166,11 @@ class GpuModel:
         loaded = self._on(self._default_ordinal())
         stream, buffers = loaded.stream, self.program.buffers
         taken = [given(spec, array, at, stream) for spec, array, at in zip(self._inputs, arrays, places, strict=True)]
-        results = [host_array(buffers[at]) for at in self._outputs]
+        results = [host_array(buffers[at]) for at in self._outputs_at]
         with loaded.lock, loaded.current():
             addresses = self._stage(loaded, taken)
             loaded.run(addresses, stream, graph=self._graphs)
-            for at, one in zip(self._outputs, results, strict=True):
+            for at, one in zip(self._outputs_at, results, strict=True):
                 self._driver.download(one.ctypes.data, addresses[at], one.nbytes, stream)
             self._driver.synchronize(stream)
         return results
@@ -197,15 +197,11 @@ class GpuModel:
             return 0
         return int(torch.cuda.current_stream(ordinal).cuda_stream)
 
-    def _is_capturing(self, loaded: LoadedProgram, stream: int) -> bool:
-        with loaded.current():
-            return self._driver.is_capturing(stream)
-
     def _stage(self, loaded: LoadedProgram, taken: Sequence[Given]) -> dict[int, int]:
         """Memory of our own for all inputs and outputs, and the inputs in it."""
-        for at, one in zip(self.program.at(Place.INPUT), taken, strict=True):
+        for at, one in zip(self._inputs_at, taken, strict=True):
             self._staged(loaded, at, one, loaded.stream)
-        return {at: loaded.staging(at) for at in (*self.program.at(Place.INPUT), *self._outputs)}
+        return {at: loaded.staging(at) for at in (*self._inputs_at, *self._outputs_at)}
 
     def _staged(self, loaded: LoadedProgram, at: int, one: Given, stream: int) -> int:
         """The address of a copy in memory of our own, once earlier runs have read what was there."""

@@ -37,6 +37,25 @@ class Graph:
     nodes: tuple[int, ...]
 
 
+class Current:
+    """A context manager that makes a CUDA context current, where it is not."""
+
+    __slots__ = ("_context", "_driver", "_pushed")
+
+    def __init__(self, driver: Driver, context: int) -> None:
+        self._driver, self._context, self._pushed = driver, context, False
+
+    def __enter__(self) -> None:
+        if self._driver.current() != self._context:
+            self._driver.push(self._context)
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            self._driver.pop()
+            self._pushed = False
+
+
 class LoadedProgram:
     """Thread-safe: calls take turns. Raises CudaError whenever the driver does."""
 
@@ -63,14 +82,9 @@ class LoadedProgram:
         self._launches: Launches | None = None
         self._direct: Launches | None = None
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """The device's context is current in this thread."""
-        self.driver.push(self.context)
-        try:
-            yield
-        finally:
-            self.driver.pop()
+    def current(self) -> Current:
+        """A context manager in which the device's context is current in this thread."""
+        return Current(self.driver, self.context)
 
     def _fill_constants(self) -> None:
         for at, data in zip(self.program.at(Place.CONSTANT), self.program.constants, strict=True):
@@ -122,17 +136,21 @@ class LoadedProgram:
         graph: False queues launch by launch.
         """
         with self.lock, self.current():
-            driver = self.driver
-            if stream != self._last_stream:
-                driver.wait_for(self.done, stream)
-                self._last_stream = stream
-            if graph and len(self.program.run) >= LEAST_NODES:
-                self._run_graph(addresses, stream)
-            else:
-                direct = self._direct = self._direct or self._made(addresses)
-                direct.place(addresses)
-                direct.queue(stream)
-            driver.record(self.done, stream)
+            self.queue(addresses, stream, graph=graph)
+
+    def queue(self, addresses: Mapping[int, int], stream: int, *, graph: bool = True) -> None:
+        """The same for who holds the lock, with the device's context current."""
+        driver = self.driver
+        if stream != self._last_stream:
+            driver.wait_for(self.done, stream)
+            self._last_stream = stream
+        if graph and len(self.program.run) >= LEAST_NODES:
+            self._run_graph(addresses, stream)
+        else:
+            direct = self._direct = self._direct or self._made(addresses)
+            direct.place(addresses)
+            direct.queue(stream)
+        driver.record(self.done, stream)
 
     def run_captured(self, addresses: Mapping[int, int], scratch: Mapping[int, int], stream: int) -> None:
         """Queues one run on a stream that its caller captures, on scratch memory of the caller's graph."""

@@ -96,6 +96,9 @@ class FakeDriver(Driver):
             raise CudaError("cuDeviceGet", 101, "invalid device ordinal")
         return 0xC0 + ordinal
 
+    def current(self) -> int:
+        return self.contexts[-1] if self.contexts else 0
+
     def push(self, context: int) -> None:
         self.contexts.append(context)
 

@@ -16,6 +16,7 @@ import torch
 from pitchpipe.deploy.artifact import Manifest
 from pitchpipe.target_kind import kind_of
 from pitchpipe.torch_backend.tensors import copied_out, stamps, unusual_stride
+from pitchpipe.torch_operators.arrays import to_tensor
 
 
 class GpuRunner:
@@ -35,6 +36,7 @@ class GpuRunner:
         self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
         self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
         self._strides = [unusual_stride(result) for result in results]
+        self._device = results[0].device if results else None
         self._lock = threading.Lock()
         self._bound: tuple[list[int], list[Any]] | None = None
         self._aliases: list[Any] = []
@@ -48,7 +50,14 @@ class GpuRunner:
                 self._bind(weights)
             found = self._model(*(tensors[at] for at in self._inputs_at))
         results = found if isinstance(found, tuple) else (found,)
-        return tuple(copied_out(result, False, stride) for result, stride in zip(results, self._strides, strict=True))
+        return tuple(
+            copied_out(self._there(result), False, stride)
+            for result, stride in zip(results, self._strides, strict=True)
+        )
+
+    def _there(self, result: Any) -> Any:
+        """The result on the GPU: one that takes no tensor there was computed for the host."""
+        return result if isinstance(result, torch.Tensor) else to_tensor(result).to(self._device)
 
     def forget(self) -> None:
         """The weights are bound again at the next call."""

@@ -10,6 +10,8 @@
 
 static size_t nodes;
 static CUgraphNode last[1];
+static CUcontext contexts[64];
+static int depth;
 
 CUresult cuInit(unsigned flags) { OK; }
 CUresult cuGetErrorString(CUresult code, const char **text) { *text = "text"; OK; }
@@ -21,8 +23,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute number, CUdevice de
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) { memset(uuid->bytes, 0xA0 + device, 16); OK; }
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) { SAY("flags %d %u", device, flags); OK; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) { *context = (CUcontext)(0xC0L + device); OK; }
-CUresult cuCtxPushCurrent(CUcontext context) { OK; }
-CUresult cuCtxPopCurrent(CUcontext *context) { OK; }
+CUresult cuCtxGetCurrent(CUcontext *context) { *context = depth ? contexts[depth - 1] : NULL; OK; }
+CUresult cuCtxPushCurrent(CUcontext context) { contexts[depth++] = context; OK; }
+CUresult cuCtxPopCurrent(CUcontext *context) { *context = contexts[--depth]; OK; }
 CUresult cuModuleLoadData(CUmodule *module, const void *image) { SAY("load %s", (const char *)image); *module = (CUmodule)7; OK; }
 CUresult cuModuleUnload(CUmodule module) { OK; }
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) { *function = (CUfunction)strdup(name); OK; }
