@@ -119,6 +119,17 @@ def find_chain(schedule: Any) -> Chain | None:
     return Chain(stages=stages, along_parallel=directions == {True}, bits=element_bits(schedule.get(blocks[-1])))
 
 
+def parallel_iterations(schedule: Any) -> int | None:
+    """Iterations of the axes that all stages share and none reduces; None where a stage reads a value of another one."""
+    blocks = root_blocks(schedule)
+    first = min(blocks, key=lambda block: len(_parallel_candidates(schedule, block)))
+    parallel = _shared_parallel_axes(schedule, blocks, first)
+    if parallel is None:
+        return None
+    extents = {axis.var: int(axis.dom.extent) for axis in spatial_axes(schedule.get(first))}
+    return math.prod(extents[axis] for axis in parallel[blocks.index(first)])
+
+
 def _parallel_candidates(schedule: Any, block: Any) -> list[Any]:
     """The spatial axes of a block that are longer than one."""
     return [axis.var for axis in spatial_axes(schedule.get(block)) if int(axis.dom.extent) > 1]
