@@ -7,11 +7,13 @@ iteration: `shared_parallel_axes` checks that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuner.space.access import spatial_axes
+from tuner.space.inlining import root_blocks
 from tuner.tvm_compat import loop_bindings, tirx
 
 
@@ -31,6 +33,17 @@ class Stage:
 def parallel_candidates(schedule: Any, block: Any) -> list[Any]:
     """The spatial axes of a block that are longer than one."""
     return [axis.var for axis in spatial_axes(schedule.get(block)) if int(axis.dom.extent) > 1]
+
+
+def parallel_iterations(schedule: Any) -> int | None:
+    """Iterations of the axes that all stages share and none reduces; None where a stage reads a value of another one."""
+    blocks = root_blocks(schedule)
+    first = min(blocks, key=lambda block: len(parallel_candidates(schedule, block)))
+    parallel = shared_parallel_axes(schedule, blocks, first)
+    if parallel is None:
+        return None
+    extents = {axis.var: int(axis.dom.extent) for axis in spatial_axes(schedule.get(first))}
+    return math.prod(extents[axis] for axis in parallel[blocks.index(first)])
 
 
 def shared_parallel_axes(schedule: Any, blocks: Sequence[Any], first: Any) -> list[tuple[Any, ...]] | None:
