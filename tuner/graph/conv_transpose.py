@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
+from tuner.graph.half_precision import HALF, SUM
 from tuner.tvm_compat import relax, te, tirx, topi
 
 LAYOUTS = {"relax.nn.conv1d_transpose": ["NWC", "WIO"], "relax.nn.conv2d_transpose": ["NHWC", "HWIO"]}
@@ -46,13 +47,16 @@ def _decomposed(call: Any) -> Replacement:
         result = _sum(placeholders[0], placeholders[1], static_shape(call) or [], call.attrs)
         function = te.create_prim_func([*placeholders, result], index_dtype_override="int64")
         function = function.without_attr("global_symbol").with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
-        return relax.call_tir(builder.add_func(function, name), (x, weight), call.ty)
+        sums = relax.call_tir(
+            builder.add_func(function, name), (x, weight), relax.TensorType(call.ty.shape, result.dtype)
+        )
+        return sums if result.dtype == call.ty.dtype else relax.op.astype(builder.emit(sums), call.ty.dtype)
 
     return replacement
 
 
 def _sum(x: Any, weight: Any, shape: list[int], attrs: Any) -> Any:
-    """The output tensor, of a window that is flipped already."""
+    """The output tensor, of a window that is flipped already; of half precision in float32."""
     *window, inputs, outputs = (int(extent) for extent in weight.shape)
     strides, dilation = ([int(step) for step in steps] for steps in (attrs.strides, attrs.dilation))
     # Zeros in front of the first input, where inputs lie a stride apart. A negative count means that outputs are cropped.
@@ -83,6 +87,8 @@ def _sum(x: Any, weight: Any, shape: list[int], attrs: Any) -> Any:
         read = padded[(image, *(i // stride for i, stride in zip(at, strides, strict=True)), from_channel)]
         hits = [i % stride == 0 for i, stride in zip(at, strides, strict=True) if stride > 1]
         data = tirx.if_then_else(tirx.all(*hits), read, zero) if hits else read
-        return te.sum(data * weight[(*taps, from_channel, to)], axis=[*taps, channel])
+        factors = data, weight[(*taps, from_channel, to)]
+        left, right = (each.astype(SUM) for each in factors) if str(x.dtype) in HALF else factors
+        return te.sum(left * right, axis=[*taps, channel])
 
     return te.compute(tuple(shape), product, name="transposed")

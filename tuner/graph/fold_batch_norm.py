@@ -4,6 +4,8 @@ With s = gamma / sqrt(variance + epsilon) and t = beta - mean * s, a batch norm 
 If x is the result of a convolution (plus, perhaps, a bias b per channel) that has no other use, then
 y = conv(x', w * s) + (b * s + t): the scale moves into the weights. All arithmetic on parameters is lifted out of the
 model later (tuner/graph/prepare.py).
+
+A batch norm of half precision is computed in float32, and so are s and t; w * s is rounded to the weights' type.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.graph.def_use import DefUse, op_name
+from tuner.graph.half_precision import SUM, is_half
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 
@@ -30,22 +33,27 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def visit_call_(self, call: Any) -> Any:
         if op_name(call) != "relax.nn.batch_norm":
             return self.visit_expr_post_order(call)
-        data = call.args[0]
-        call = self.visit_expr_post_order(call)
-        _, gamma, beta, mean, variance = call.args
-        dtype = str(gamma.ty.dtype)
+        data, given = call.args[0], [self.visit_expr(each) for each in call.args]
         emit = self.builder_.emit
+        dtype = SUM if is_half(call.args[0]) else str(data.ty.dtype)
+        x, gamma, beta, mean, variance = (self._cast(each, dtype) for each in given)
         deviation = emit(relax.op.sqrt(emit(relax.op.add(variance, relax.const(float(call.attrs.epsilon), dtype)))))
         scale = emit(relax.op.divide(gamma if call.attrs.scale else relax.const(1.0, dtype), deviation))
         shift = emit(relax.op.negative(emit(relax.op.multiply(mean, scale))))
         if call.attrs.center:
             shift = emit(relax.op.add(beta, shift))
-        return relax.Tuple([self._scaled(data, call, scale, shift), mean, variance])
+        found = self._scaled(data, x, call, scale, shift)
+        return relax.Tuple([self._cast(found, str(data.ty.dtype)), *given[3:]])
 
-    def _scaled(self, data: Any, call: Any, scale: Any, shift: Any) -> Any:
-        """x * scale + shift, with the scale folded into the weights of a convolution where x is the result of one."""
+    def _cast(self, x: Any, dtype: str) -> Any:
+        return x if str(x.ty.dtype) == dtype else self.builder_.emit(relax.op.astype(x, dtype))
+
+    def _scaled(self, data: Any, x: Any, call: Any, scale: Any, shift: Any) -> Any:
+        """x * scale + shift, with the scale folded into the weights of a convolution where x is the result of one.
+
+        `data` is what `call` reads, and x the same in the rewritten function, in the type of scale and shift.
+        """
         emit = self.builder_.emit
-        x = call.args[0]
         channels = int(call.args[1].ty.shape[0])
         rank = len(x.ty.shape)
         axis = int(call.attrs.axis) % rank
@@ -56,10 +64,13 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return emit(relax.op.add(x, emit(relax.op.reshape(shift, along))))
         source, weight = (self.visit_expr(argument) for argument in conv.args)
         per_output = [channels] + [1] * (len(weight.ty.shape) - 1)
-        weight = emit(relax.op.multiply(weight, emit(relax.op.reshape(scale, per_output))))
-        y = emit(relax.Call(conv.op, [source, weight], conv.attrs, conv.ty_args))
+        stored, dtype = str(weight.ty.dtype), str(scale.ty.dtype)
+        weight = emit(relax.op.multiply(self._cast(weight, dtype), emit(relax.op.reshape(scale, per_output))))
+        weight = self._cast(weight, stored)
+        y = self._cast(emit(relax.Call(conv.op, [source, weight], conv.attrs, conv.ty_args)), dtype)
         if bias is not None:
-            bias = emit(relax.op.multiply(emit(relax.op.reshape(self.visit_expr(bias), [channels])), scale))
+            bias = self._cast(self.visit_expr(bias), dtype)
+            bias = emit(relax.op.multiply(emit(relax.op.reshape(bias, [channels])), scale))
             shift = emit(relax.op.add(bias, shift))
         return emit(relax.op.add(y, emit(relax.op.reshape(shift, along))))
 
@@ -67,6 +78,8 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         """The convolution whose only use is this batch norm, and its bias or None; (None, None) if x is no such result."""
         bias = None
         found = self._bound(data)
+        if op_name(found) == "relax.astype" and is_half(found.args[0]):
+            found = self._bound(found.args[0])
         if op_name(found) == "relax.add":
             left, right = found.args
             if [int(extent) for extent in right.ty.shape] != along:

@@ -52,7 +52,7 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
 
     None where an operand is no constant, where the operator is not known here, or where the result is too large.
     """
-    if math.prod(shape) > MAX_ELEMENTS or dtype == "bfloat16" or not isinstance(call.op, ir.Op):
+    if math.prod(shape) > MAX_ELEMENTS or not isinstance(call.op, ir.Op):
         return None
     name, operands = str(call.op.name), list(call.args)
     if len(operands) and isinstance(operands[-1], relax.Tuple) and name in ("relax.concat", "relax.index_tensor"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, permutation, replace_calls, reshaped, static_shape
+from tuner.graph.half_precision import SUM, is_half
 from tuner.tvm_compat import Schedule, relax, te, topi
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -110,6 +111,7 @@ def _convolution_of(call: Any, permuted: Any) -> Replacement:
         x, weight = permuted.args[0], current(call.args[1])
         placeholders = [te.placeholder(static_shape(each), str(each.ty.dtype)) for each in (x, weight)]
         attrs = call.attrs
+        dtype = SUM if is_half(call) else str(call.ty.dtype)
         result = topi.nn.conv2d(
             topi.transpose(placeholders[0], permutation(permuted)),
             placeholders[1],
@@ -118,11 +120,12 @@ def _convolution_of(call: Any, permuted: Any) -> Replacement:
             dilation=[int(step) for step in attrs.dilation],
             data_layout="NHWC",
             kernel_layout="HWIO",
-            out_dtype=attrs.out_dtype or None,
+            out_dtype=dtype,
         )
         schedule = Schedule(te.create_prim_func([*placeholders, result], index_dtype_override="int64"))
         schedule.compute_inline("T_transpose")
         function = schedule.mod["main"].without_attr("global_symbol")
-        return relax.call_tir(builder.add_func(function, "conv2d"), (x, weight), call.ty)
+        sums = relax.call_tir(builder.add_func(function, "conv2d"), (x, weight), relax.TensorType(call.ty.shape, dtype))
+        return relax.op.astype(builder.emit(sums), call.ty.dtype) if is_half(call) else sums
 
     return replacement

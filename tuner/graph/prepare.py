@@ -35,6 +35,7 @@ from tuner.graph import conv_transpose
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
+from tuner.graph.half_precision import compute_in_float32
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
@@ -103,6 +104,7 @@ def prepare(
         *of_kind.layout,
     ]
     lower: list[Rewrite] = [
+        compute_in_float32,
         transform.LiftTransformParams(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),

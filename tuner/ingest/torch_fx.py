@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tuner.graph.half_precision import compute_in_float32
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
 from tuner.ingest.finalize import finalize
@@ -150,8 +151,8 @@ def _tried(node: Any) -> str | None:
     if any(result is not node and result.target is not operator.getitem for result in results):
         return f"{name} gives a tuple that is used as a whole"
     try:
-        module = module_of_graph(graph_of(node))
-        lowered = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(module))
+        module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph_of(node)))
+        lowered = relax.transform.LegalizeOps()(compute_in_float32(module))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
     found = lowered["main"].ret_ty

@@ -30,7 +30,7 @@ class ElementwiseRules(Rewriter):
         x, low, high = call.args
         dtype = str(x.ty.dtype)
         bounds = [float(getattr(bound, "value", bound)) for bound in (low, high)]
-        if not dtype.startswith("float") or not all(math.isfinite(bound) for bound in bounds):
+        if "float" not in dtype or not all(math.isfinite(bound) for bound in bounds):
             return self.unary(call)
         y = self.simplified(relax.op.maximum(x, relax.const(bounds[0], dtype)))
         return self.simplified(relax.op.minimum(y, relax.const(bounds[1], dtype)))

@@ -8,6 +8,7 @@ from tuner.ingest.aten.binary import clamp
 from tuner.ingest.aten.emitter import (
     Emitter,
     converter,
+    dtype_of,
     elementwise,
     is_float,
     shape_of,
@@ -41,15 +42,16 @@ def gelu(to: Emitter, x: Any, approximate: str) -> Any:
 
 @converter("hardsigmoid.default")
 def hardsigmoid(to: Emitter, x: Any) -> Any:
-    dtype = wide(to.dtype)
-    return smooth(to, lambda v: op.divide(op.clip(op.add(v, to.const(3, dtype)), 0, 6), to.const(6, dtype)), x)
+    def make(v: Any) -> Any:
+        return op.divide(op.clip(op.add(v, to.const(3, dtype_of(v))), 0, 6), to.const(6, dtype_of(v)))
+
+    return smooth(to, make, x)
 
 
 @converter("hardswish.default")
 def hardswish(to: Emitter, x: Any) -> Any:
-    dtype = wide(to.dtype)
-
     def make(v: Any) -> Any:
+        dtype = dtype_of(v)
         return op.multiply(v, op.divide(op.clip(op.add(v, to.const(3, dtype)), 0, 6), to.const(6, dtype)))
 
     return smooth(to, make, x)

@@ -33,8 +33,9 @@ def promoted(to: Emitter) -> str:
 
 
 def arithmetic(to: Emitter, make: Callable[..., Any], x: Any, other: Any) -> Any:
-    """make of both in the result's type."""
-    return to.emit(make(to.tensor(x, to.dtype), to.tensor(other, to.dtype)))
+    """make of both in the result's type, whose numbers PyTorch does not round to half precision."""
+    dtype = to.working(x, other)
+    return to.cast(to.emit(make(to.tensor(x, dtype), to.tensor(other, dtype))), to.dtype)
 
 
 @converter("add.Tensor", "add.Scalar")

@@ -111,6 +111,14 @@ class Emitter:
         """Whether a result, of several, is read by anyone."""
         return any(user.args[1] == index for user in self.node.users)
 
+    def working(self, *arguments: Any) -> str:
+        """The type of an element-wise operator's operands: the result's. Operators on half precision are computed in float32
+        all the same (tuner/graph/half_precision.py), but a number that half precision cannot hold has to be in float32."""
+        dtype = self.dtype
+        if dtype in HALF and not all(is_tensor(each) or _holds(dtype, each) for each in arguments):
+            return wide(dtype)
+        return dtype
+
     # Relax
 
     def emit(self, expr: Any) -> Any:
@@ -157,6 +165,12 @@ class Emitter:
             )
 
         return self.te(name, function, *tensors)
+
+
+def _holds(dtype: str, number: float) -> bool:
+    """Whether a type of half precision holds a number."""
+    given = torch.tensor(number, dtype=torch.float64)
+    return bool(torch.equal(given.to(getattr(torch, dtype)).double(), given))
 
 
 def tvm_array(value: Any, dtype: str) -> Any:

@@ -1,9 +1,10 @@
-"""Batch, group and layer norms with all their results. Computed in float32 for half precision."""
+"""Batch, group and layer norms with all their results. Those of half precision are computed in float32
+(tuner/graph/half_precision.py)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,17 @@ op = relax.op
 def _affine(to: Emitter, given: Any, shape: Sequence[int], default: float, dtype: str) -> Any:
     """A weight or bias in the type computed in, or ones or zeros."""
     return relax.const(np.full(tuple(shape), default), dtype) if given is None else to.cast(given, dtype)
+
+
+LAYER_NORM = frozenset(("bfloat16", "float16", "float32", "float64"))
+GROUP_NORM = LAYER_NORM - {"bfloat16"}
+"""Types that Relax's operators take."""
+
+
+def _computed(to: Emitter, takes: Collection[str], x: Any, *affine: Any) -> str:
+    """The type of a norm's operands: the result's where they have it and `takes` it, else float32 for half precision."""
+    same = all(each is None or dtype_of(each) == to.dtype for each in (x, *affine))
+    return to.dtype if same and to.dtype in takes else wide(to.dtype)
 
 
 def _statistics(to: Emitter, x: Any, axes: Sequence[int], eps: float, at: int, shape: Sequence[int]) -> tuple[Any, Any]:
@@ -33,19 +45,19 @@ def _statistics(to: Emitter, x: Any, axes: Sequence[int], eps: float, at: int, s
 def layer_norm(
     to: Emitter, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float, **_: Any
 ) -> Any:
-    dtype = wide(to.dtype)
-    x = to.cast(x, dtype)
+    dtype = _computed(to, LAYER_NORM, x, weight, bias)
     axes = list(range(-len(normalized_shape), 0))
     gamma, beta = (_affine(to, each, normalized_shape, n, dtype) for each, n in ((weight, 1.0), (bias, 0.0)))
-    found = to.cast(to.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=eps)), to.dtype)
+    found = to.cast(to.emit(op.nn.layer_norm(to.cast(x, dtype), gamma, beta, axes=axes, epsilon=eps)), to.dtype)
     if len(to.results) == 1:
         return found
+    x = to.cast(x, wide(to.dtype))
     return (found, *_statistics(to, x, axes, eps, 1, [int(n) for n in to.results[1].shape]))
 
 
 @converter("native_group_norm.default")
 def group_norm(to: Emitter, x: Any, weight: Any, bias: Any, N: int, C: int, group: int, eps: float, **_: Any) -> Any:
-    dtype = wide(to.dtype)
+    dtype = _computed(to, GROUP_NORM, x, weight, bias)
     x = to.cast(x, dtype)
     shape = shape_of(x)
     gamma, beta = (_affine(to, each, [C], n, dtype) for each, n in ((weight, 1.0), (bias, 0.0)))
@@ -59,7 +71,7 @@ def group_norm(to: Emitter, x: Any, weight: Any, bias: Any, N: int, C: int, grou
     found = to.cast(to.reshape(to.emit(normed), shape), to.dtype)
     if not (to.reads(1) or to.reads(2)):
         return found, None, None
-    grouped = to.reshape(x, [N, group, math.prod(shape) // (N * group)])
+    grouped = to.reshape(to.cast(x, wide(to.dtype)), [N, group, math.prod(shape) // (N * group)])
     return (found, *_statistics(to, grouped, [2], eps, 1, [N, group]))
 
 

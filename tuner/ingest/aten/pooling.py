@@ -1,4 +1,4 @@
-"""Pools over windows of the last axes. Means of half precision are summed in float32."""
+"""Pools over windows of the last axes. Those of half precision are computed in float32."""
 
 from __future__ import annotations
 
@@ -111,7 +111,6 @@ def _max_pool(rank: int) -> Callable[..., Any]:
         step = _each(stride, rank) if stride not in (None, [], ()) else kernel
         pad, spread = _each(padding, rank), _each(dilation, rank)
         result = to.dtype
-        x = to.cast(x, wide(result))
         several = len(to.results) > 1
         if not (several and to.reads(1)) and is_float(result) and not ceil_mode:
             make = MAXIMA[rank]
@@ -121,8 +120,8 @@ def _max_pool(rank: int) -> Callable[..., Any]:
                 rank,
                 lambda v: make(v, pool_size=kernel, strides=step, padding=pad, dilation=spread, ceil_mode=False),
             )
-            found = to.cast(found, result)
             return (found, None) if several else found
+        x = to.cast(x, wide(result))
         values, places = _arg_max(to, x, _regular(x, rank, kernel, step, pad), spread, to.shape)
         values = to.cast(values, result)
         return (values, places) if several else values
@@ -164,17 +163,17 @@ def _avg_pool(rank: int) -> Callable[..., Any]:
         step = _each(stride, rank) if stride not in (None, [], ()) else kernel
         pad = _each(padding, rank)
         result = to.dtype
-        dtype = wide(result) if is_float(result) else result
-        x = to.cast(x, dtype)
+        x = to.cast(x, result)
         if is_float(result) and not ceil_mode and divisor_override is None and (count_include_pad or not any(pad)):
             make = MEANS[rank]
-            found = _batched(
+            return _batched(
                 to,
                 x,
                 rank,
                 lambda v: make(v, pool_size=kernel, strides=step, padding=pad, count_include_pad=count_include_pad),
             )
-            return to.cast(found, result)
+        dtype = wide(result)
+        x = to.cast(x, dtype)
         windows = _regular(x, rank, kernel, step, pad)
         total = _window_sum(to, x, windows, to.shape)
 
@@ -221,10 +220,8 @@ def _window_sum(to: Emitter, x: Any, windows: Windows, shape: Sequence[int]) -> 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Any]:
     def convert(to: Emitter, x: Any, output_size: Any) -> Any:
-        result = to.dtype
         sizes = _each(output_size, rank)
-        found = _batched(to, to.cast(x, wide(result)), rank, lambda v: ADAPTIVE[rank](v, sizes))
-        return to.cast(found, result)
+        return _batched(to, to.cast(x, to.dtype), rank, lambda v: ADAPTIVE[rank](v, sizes))
 
     return convert
 

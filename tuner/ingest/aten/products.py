@@ -1,11 +1,11 @@
-"""Matrix products and convolutions. Half precision is multiplied as it is; Relax sums such products in float32."""
+"""Matrix products and convolutions. Those of half precision are summed in float32 (tuner/graph/half_precision.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.ingest.aten.emitter import HALF, Emitter, converter, dtype_of, is_float, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_float, shape_of, wide
 from tuner.ingest.aten.reductions import sum_over
 from tuner.tvm_compat import relax, te, tirx
 
@@ -40,11 +40,9 @@ def addmm(to: Emitter, x: Any, beta: Any = 1, alpha: Any = 1, **operands: Any) -
     left, right = operands.values()
     if to.dtype == "bool":
         raise NotImplementedError("booleans")
-    half = to.dtype in HALF and (alpha != 1 or beta != 1)
-    if half:
-        left, right, x = (to.cast(one, "float32") for one in (left, right, x))
-    dtype = dtype_of(left)
-    found = matmul(to, left, right) if alpha != 0 else None
+    dtype = to.dtype if alpha == beta == 1 else wide(to.dtype)
+    x = to.cast(x, dtype)
+    found = to.cast(matmul(to, left, right), dtype) if alpha != 0 else None
     if found is not None and alpha != 1:
         found = to.emit(op.multiply(found, to.const(alpha, dtype)))
     if beta != 0:
@@ -78,13 +76,12 @@ def convolution(
     groups: int,
 ) -> Any:
     rank = len(shape_of(x))
-    result = to.dtype
-    dtype = wide(result)
-    x, weight = to.cast(x, dtype), to.cast(weight, dtype)
-    if not transposed and not is_float(result):
+    dtype = to.dtype
+    if not transposed and not is_float(dtype):
         found = _plain(to, x, weight, stride, padding, dilation, groups)
     elif transposed and not _has_transposed(rank, dtype, stride, output_padding):
-        found = _transposed(to, x, weight, stride, padding, dilation, groups)
+        x, weight = to.cast(x, wide(dtype)), to.cast(weight, wide(dtype))
+        found = to.cast(_transposed(to, x, weight, stride, padding, dilation, groups), dtype)
     else:
         make, layout, kernel_layout = (TRANSPOSED if transposed else PLAIN)[rank]
         more = {"output_padding": list(output_padding)} if transposed else {}
@@ -103,9 +100,9 @@ def convolution(
             )
         )
     if bias is not None:
-        channels = op.reshape(to.cast(bias, dtype), [1, -1, *[1] * (rank - 2)])
+        channels = op.reshape(bias, [1, -1, *[1] * (rank - 2)])
         found = to.emit(op.add(found, channels))
-    return to.cast(found, result)
+    return found
 
 
 def _plain(

@@ -1,4 +1,5 @@
-"""Sums, products, extrema, norms and counts along axes. Half precision is summed in float32."""
+"""Sums, products, extrema, norms and counts along axes. Those of half precision are computed in float32
+(tuner/graph/half_precision.py)."""
 
 from __future__ import annotations
 
@@ -34,9 +35,14 @@ def reduced(to: Emitter, make: Callable[..., Any], x: Any, dim: Any, keepdim: bo
     return to.cast(found, to.dtype)
 
 
+def _summed(to: Emitter, x: Any) -> str:
+    """The type of a reduction's argument: half precision of half precision, which is reduced in float32."""
+    return to.dtype if dtype_of(x) == to.dtype else wide(to.dtype)
+
+
 @converter("sum.default", "sum.dim_IntList")
 def sum_(to: Emitter, x: Any, dim: Any = None, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
-    return reduced(to, op.sum, x, dims if dim is None else dim, keepdim, wide(to.dtype))
+    return reduced(to, op.sum, x, dims if dim is None else dim, keepdim, _summed(to, x))
 
 
 @converter("nansum.default")
@@ -48,18 +54,18 @@ def nansum(to: Emitter, x: Any, dim: Any = None, keepdim: bool = False, **_: Any
 
 @converter("mean.default", "mean.dim")
 def mean(to: Emitter, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
-    return reduced(to, op.mean, x, dim, keepdim, wide(to.dtype))
+    return reduced(to, op.mean, x, dim, keepdim, _summed(to, x))
 
 
 @converter("prod.default", "prod.dim_int")
 def prod(to: Emitter, x: Any, dim: Any = None, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
-    return reduced(to, op.prod, x, dims if dim is None else dim, keepdim, wide(to.dtype))
+    return reduced(to, op.prod, x, dims if dim is None else dim, keepdim, _summed(to, x))
 
 
 def _extremum(make: Callable[..., Any]) -> Callable[..., Any]:
     def convert(to: Emitter, x: Any, dim: Any = None, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
         have = dtype_of(x)
-        work = "int8" if have == "bool" else wide(have)
+        work = "int8" if have == "bool" else have
         return reduced(to, make, x, dims if dim in (None, []) else dim, keepdim, work)
 
     return convert
@@ -135,10 +141,10 @@ def log_softmax(to: Emitter, x: Any, dim: int, **_: Any) -> Any:
 
 
 def _along(to: Emitter, make: Callable[..., Any], x: Any, dim: int) -> Any:
-    x = to.cast(x, wide(to.dtype))
+    x = to.cast(x, to.dtype)
     if not to.shape:
-        return to.cast(to.reshape(to.emit(make(to.reshape(x, [1]), 0)), []), to.dtype)
-    return to.cast(to.emit(make(x, dim)), to.dtype)
+        return to.reshape(to.emit(make(to.reshape(x, [1]), 0)), [])
+    return to.emit(make(x, dim))
 
 
 # Where the extremum stands

@@ -59,8 +59,6 @@ def _exact(make: Callable[[Any], Any]) -> Callable[..., Any]:
     def convert(to: Emitter, x: Any) -> Any:
         if dtype_of(x) == "bool" or (make in (op.ceil, op.floor, op.trunc) and not is_float(dtype_of(x))):
             return x
-        if dtype_of(x) in HALF and make in (op.ceil, op.floor, op.trunc, op.sign):
-            return to.cast(to.emit(make(to.cast(x, "float32"))), to.dtype)
         return to.emit(make(to.cast(x, to.dtype)))
 
     return convert
@@ -68,7 +66,8 @@ def _exact(make: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def smooth(to: Emitter, make: Callable[..., Any], *arguments: Any) -> Any:
     """make of tensors or numbers in the type that PyTorch computes in, in the type that it gives."""
-    return to.cast(to.emit(make(*(to.tensor(argument, wide(to.dtype)) for argument in arguments))), to.dtype)
+    dtype = to.working(*arguments)
+    return to.cast(to.emit(make(*(to.tensor(argument, dtype) for argument in arguments))), to.dtype)
 
 
 def _smooth(make: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -124,8 +123,8 @@ def log10(to: Emitter, x: Any) -> Any:
 
 
 def _log_of_base(to: Emitter, x: Any, log_base: float) -> Any:
-    dtype = wide(to.dtype)
-    return smooth(to, lambda value: op.divide(op.log(value), to.const(log_base, dtype)), x)
+    x = to.cast(x, wide(to.dtype))
+    return to.cast(to.emit(op.divide(op.log(x), to.const(log_base, dtype_of(x)))), to.dtype)
 
 
 @converter("log1p.default")
