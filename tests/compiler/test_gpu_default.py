@@ -43,6 +43,25 @@ def cast_softmax(b: Any, x: Any) -> Any:
     return op.astype(b.emit(op.nn.softmax(b.emit(op.astype(x, F)))), str(x.ty.dtype))
 
 
+def convolution(layout: str, kernel: str, stride: int = 1, padding: int = 1) -> Callable[..., Any]:
+    """A convolution that sums in single precision, with what is added to it, and a ReLU."""
+
+    def make(b: Any, x: Any, w: Any, *others: Any) -> Any:
+        options = {"data_layout": layout, "kernel_layout": kernel, "out_dtype": F}
+        y = b.emit(op.nn.conv2d(x, w, padding=padding, strides=stride, **options))
+        y = b.emit(op.astype(y, str(x.ty.dtype))) if str(x.ty.dtype) != F else y
+        for other in others:
+            y = b.emit(op.add(y, other))
+        return op.nn.relu(y)
+
+    return make
+
+
+def dense(b: Any, x: Any, w: Any, bias: Any) -> Any:
+    y = b.emit(op.matmul(x, w, out_dtype=F))
+    return op.nn.gelu(b.emit(op.add(b.emit(op.astype(y, str(x.ty.dtype))), bias)))
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     # name: (what, arguments, kernels)
     "gelu": (lambda b, x: op.nn.gelu(x), (((64, 768), H),), 1),
@@ -83,6 +102,20 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     ),
     "depthwise convolution": (depthwise, (((1, 28, 28, 96), H), ((3, 3, 96, 1), H)), 1),
     "product with a vector": (lambda b, x, w: op.matmul(x, w), (((1, 768), F), ((768, 320), F)), 2),
+    "product": (dense, (((1, 64, 128), F), ((128, 192), F), ((192,), F)), 1),
+    "product of odd sizes": (dense, (((67, 99), F), ((99, 101), F), ((101,), F)), 1),
+    "product with a long sum": (dense, (((1, 64, 1024), B), ((1024, 64), B), ((64,), B)), 2),
+    "batched product": (lambda b, x, y: op.matmul(x, y), (((12, 40, 64), F), ((12, 64, 50), F)), 1),
+    "convolution": (
+        convolution("NHWC", "OHWI", 2),
+        (((1, 14, 14, 256), F), ((32, 3, 3, 256), F), ((1, 1, 1, 32), F), ((1, 7, 7, 32), F)),
+        2,
+    ),
+    "convolution, channels first": (
+        convolution("NCHW", "OIHW", 2, 3),
+        (((1, 3, 32, 32), F), ((32, 3, 7, 7), F), ((1, 32, 1, 1), F)),
+        1,
+    ),
     "embedding": (lambda b, i, t: op.take(t, i, axis=0, mode="clip"), (((3, 40), "int64"), ((10, 96), H)), 1),
 }
 

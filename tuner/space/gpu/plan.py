@@ -36,6 +36,11 @@ def schedule_memory_bound(schedule: Any, limits: Limits) -> None:
     blocks = inline_stages(schedule)
     if not blocks or any(is_opaque(schedule, block) or axis_loops(schedule, block) is None for block in blocks):
         raise NoSchedule("a stage is neither a reduction nor one statement for each element")
+    schedule_in_order(schedule, blocks, limits)
+
+
+def schedule_in_order(schedule: Any, blocks: list[Any], limits: Limits) -> None:
+    """Makes kernels of consecutive blocks; raises NoSchedule."""
     while blocks:
         if not is_reduction(schedule, blocks[0]):
             schedule_elementwise(schedule, blocks.pop(0), limits)

@@ -18,12 +18,16 @@ from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space.gpu.limits import Limits
 from tuner.space.gpu.plan import NoSchedule, schedule_memory_bound
+from tuner.space.gpu.product import schedule_product
 from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule, dlight, load_ir, to_tvm_target, tvm_ffi
 
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
-RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (("memory bound", schedule_memory_bound),)
+RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (
+    ("product", schedule_product),
+    ("memory bound", schedule_memory_bound),
+)
 """Name of a rule, and the function that schedules a workload or raises; in the order in which they are asked."""
 
 
@@ -48,7 +52,8 @@ def _chosen(mod: Any, target: Target) -> str:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
             rule(schedule, limits)
             trace = encode_trace(schedule.trace)
-            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod) and runs(schedule.mod, target):
+            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
+                check_limits(schedule.mod, target)
                 return trace
         except NoSchedule:
             continue
@@ -61,12 +66,14 @@ def _chosen(mod: Any, target: Target) -> str:
     return encode_trace(schedule.trace)
 
 
-def runs(scheduled: Any, target: Target) -> bool:
-    """Whether TVM makes CUDA C++ of a scheduled module within the target's limits. Raises whatever TVM raises."""
+def check_limits(scheduled: Any, target: Target) -> None:
+    """Has TVM make CUDA C++ of a scheduled module. Raises InvalidTrace beyond the target's limits, else what TVM raises."""
     launches, _, _ = lower(scheduled, to_tvm_target(target))
     limits = Limits.of(target)
-    return all(
-        launch.block[0] * launch.block[1] * launch.block[2] <= limits.threads
-        and launch.shared_bytes <= limits.shared_bytes
-        for launch in launches
-    )
+    for launch in launches:
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        if threads > limits.threads or launch.shared_bytes > limits.shared_bytes:
+            raise InvalidTrace(
+                f"{threads} threads and {launch.shared_bytes} bytes of shared memory a block, where there are"
+                f" {limits.threads} and {limits.shared_bytes}"
+            )
