@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     "product": (dense, (((1, 64, 128), F), ((128, 192), F), ((192,), F)), 1),
     "product of odd sizes": (dense, (((67, 99), F), ((99, 101), F), ((101,), F)), 1),
     "product with a long sum": (dense, (((1, 64, 1024), B), ((1024, 64), B), ((64,), B)), 2),
+    "product of half precision": (dense, (((1, 64, 128), H), ((128, 96), H), ((96,), H)), 1),
+    "product of bfloat16, odd sizes": (dense, (((1, 97, 100), B), ((100, 71), B), ((71,), B)), 1),
+    "convolution of half precision": (
+        convolution("NHWC", "OHWI", 2),
+        (((1, 14, 14, 64), H), ((64, 3, 3, 64), H), ((1, 1, 1, 64), H), ((1, 7, 7, 64), H)),
+        2,
+    ),
     "batched product": (lambda b, x, y: op.matmul(x, y), (((12, 40, 64), F), ((12, 64, 50), F)), 1),
     "convolution": (
         convolution("NHWC", "OHWI", 2),
@@ -130,6 +138,16 @@ def test_a_default_computes_what_the_workload_computes(name: str) -> None:
         scheduled = apply_trace(mod, check(mod, HOPPER)).mod
         launched += len(lower(scheduled, to_tvm_target(HOPPER))[0])
     assert launched - len(made) + 1 == kernels
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["product of half precision", "product of bfloat16, odd sizes", "convolution of half precision"]
+)
+def test_products_of_half_precision_use_tensor_cores_and_sum_in_single_precision(name: str) -> None:
+    make, specs, _ = CASES[name]
+    (mod,) = functions(make, *specs)
+    assert re.search(r"wmma_sync_16x16x16_(f16f16|bf16bf16)f32", trace_of(mod, HOPPER))
 
 
 def sizes(most: int) -> st.SearchStrategy[int]:
@@ -169,6 +187,10 @@ def test_any_shape_and_type_is_right(name: str, shape: tuple[int, ...], dtype: s
         check(mod, TARGET)
 
 
+def trace_of(mod: Any, target: Target) -> str:
+    return default_trace(Workload(digest=workload_digest(mod), ir=save_ir(mod)), target)
+
+
 def compilers() -> dict[str, DeviceCompiler]:
     try:
         return {arch: DeviceCompiler(arch) for arch in ("sm_80", "sm_90a", "sm_100a")}
@@ -179,12 +201,18 @@ def compilers() -> dict[str, DeviceCompiler]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not compilers(), reason="needs NVRTC or nvcc")
 def test_defaults_compile_for_each_architecture() -> None:
-    names = ["transpose", "softmax of bfloat16", "layer norm of 1000", "max pooling", "bytes"]
+    names = [
+        "product of bfloat16, odd sizes",
+        "transpose",
+        "softmax of bfloat16",
+        "layer norm of 1000",
+        "max pooling",
+        "bytes",
+    ]
     for name in names:
         make, specs, _ = CASES[name]
         for mod in functions(make, *specs):
             for arch, compiler in compilers().items():
                 target = Target.parse({**HOPPER.attributes(), "arch": arch})
-                workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
-                scheduled = apply_trace(mod, default_trace(workload, target)).mod
+                scheduled = apply_trace(mod, trace_of(mod, target)).mod
                 assert compiler.compile(lower(scheduled, to_tvm_target(target))[2])[:4] == b"\x7fELF"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.space.gpu.elementwise import schedule_elementwise
-from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits
+from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, NoSchedule
 from tuner.space.gpu.rows import Chain, find_chain, mapping_of, schedule_chain
 from tuner.space.gpu.stages import axis_loops, fused, inline_stages, is_opaque
 from tuner.space.inlining import is_reduction
@@ -24,10 +24,6 @@ ONE_LAUNCH = 1 << 16
 """Elements up to which one block of threads reads them in about the time of a launch."""
 PART = 4 * BLOCK_THREADS
 """Elements of a part of a row, at least."""
-
-
-class NoSchedule(Exception):
-    """No rule takes the workload."""
 
 
 def schedule_memory_bound(schedule: Any, limits: Limits) -> None:

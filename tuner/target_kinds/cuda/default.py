@@ -16,11 +16,11 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
-from tuner.space.gpu.limits import Limits
-from tuner.space.gpu.plan import NoSchedule, schedule_memory_bound
+from tuner.space.gpu.limits import Limits, NoSchedule
+from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_product
 from tuner.space.refusals import tell_refused
-from tuner.tvm_compat import Schedule, dlight, load_ir, to_tvm_target, tvm_ffi
+from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to_tvm_target, tvm_ffi
 
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
@@ -46,6 +46,7 @@ def default_schedule(mod: Any, target: Target) -> Any:
 
 
 def _chosen(mod: Any, target: Target) -> str:
+    load_cuda_intrinsics()
     tvm_target, limits = to_tvm_target(target), Limits.of(target)
     for name, rule in RULES:
         try:
