@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import Spec, check, functions
 from tests.compiler.gpu_programs import TARGET
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.schedule.trace import apply_trace
 from tuner.target_kinds.cuda.default import default_trace
-from tuner.tvm_compat import relax, save_ir, to_tvm_target
+from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target
 from tuner.workload.digest import workload_digest
 
 op = relax.op
@@ -148,6 +149,26 @@ def test_products_of_half_precision_use_tensor_cores_and_sum_in_single_precision
     make, specs, _ = CASES[name]
     (mod,) = functions(make, *specs)
     assert re.search(r"wmma_sync_16x16x16_(f16f16|bf16bf16)f32", trace_of(mod, HOPPER))
+
+
+ATTENTIONS = {
+    # name: (attention, whether tensor cores are used)
+    "half precision": (lambda: attention(1, 2, 64, 64, 32), True),
+    "bfloat16, keys that no tile divides": (lambda: attention(1, 2, 64, 200, 64, dtype=B), True),
+    "single precision with a mask": (lambda: attention(2, 1, 33, 47, 24, dtype=F, mask=True), False),
+    "rows that no tile divides": (lambda: attention(1, 2, 49, 49, 32, mask=True), False),
+    "one row": (lambda: attention(1, 2, 1, 64, 32), False),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_is_three_kernels_one_of_them_its_softmax(name: str) -> None:
+    make, tensor_cores = ATTENTIONS[name]
+    mod = load_ir(make().ir)
+    trace = check(mod, HOPPER)
+    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER))[0]) == 3
+    assert ("wmma_sync" in trace) is tensor_cores
 
 
 def sizes(most: int) -> st.SearchStrategy[int]:

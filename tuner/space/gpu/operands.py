@@ -42,13 +42,13 @@ def kinds_of(definition: Any) -> dict[Any, str]:
 
 
 def stages_after(schedule: Any, block: Any) -> list[Any]:
-    """The stages after a block, which have to be one after another."""
+    """The element-wise stages after a block, one after another, which use nothing else that is computed."""
     found: list[Any] = []
-    while users := schedule.get_consumers(found[-1] if found else block):
-        if len(users) > 1:
-            raise NoSchedule("several stages use the product")
+    while True:
+        users = schedule.get_consumers(found[-1] if found else block)
+        if len(users) != 1 or is_reduction(schedule, users[0]) or len(schedule.get_producers(users[0])) != 1:
+            return found
         found.append(users[0])
-    return found
 
 
 def normal_form(schedule: Any, main: Any, i: int, j: int, k: int, *, rows_first: bool) -> bool:
@@ -96,7 +96,7 @@ def spread_copy(
     bits = int(tvm.runtime.DataType(str(definition.writes[0].source.dtype)).bits)
     wanted = [n for n in (128 // bits, 64 // bits) if n > 1 and extent % (n * threads) == 0]
     regions = [*definition.reads, *definition.writes]
-    lanes = next((n for n in wanted if all(distance(definition, r, last, n) in (0, 1) for r in regions)), 1)
+    lanes = next((n for n in wanted if all(distance(definition, r, last, n, aligned=True) == 1 for r in regions)), 1)
     factors = [None, *(size for _, size in axes), *([lanes] if lanes > 1 else [])]
     _, *inner = schedule.split(schedule.fuse(*loops), factors)
     for loop, (name, _) in zip(inner, axes, strict=False):
@@ -107,18 +107,18 @@ def spread_copy(
 
 
 def inline_following(schedule: Any, block: Any) -> None:
-    """Computes the stages after a block where it writes its result, up to a reduction."""
+    """Computes the element-wise stages after a block where it writes its result."""
     for stage in stages_after(schedule, block):
-        if is_reduction(schedule, stage):
-            break
         schedule.reverse_compute_inline(stage)
 
 
 def _before(schedule: Any, block: Any) -> Iterator[Any]:
-    """The stages before a block, in their order."""
+    """The stages before a block that are no kernels yet, in their order."""
     for producer in schedule.get_producers(block):
-        yield from _before(schedule, producer)
-        yield producer
+        is_kernel = any(schedule.get(loop).thread_binding is not None for loop in schedule.get_loops(producer))
+        if not is_kernel and not is_reduction(schedule, producer):
+            yield from _before(schedule, producer)
+            yield producer
 
 
 def _contiguous(definition: Any, read: Any) -> str:

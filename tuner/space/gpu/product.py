@@ -14,7 +14,7 @@ Where there are fewer tiles than multiprocessors, k is divided among blocks, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,15 +105,45 @@ class Product:
     k: int
 
 
-def schedule_product(schedule: Any, limits: Limits) -> None:
-    """Schedules a workload with one product among element-wise stages; raises NoSchedule for any other."""
-    main = _main(schedule)
+def schedule_products(schedule: Any, limits: Limits, *, tensor_cores: bool = True) -> None:
+    """Schedules a workload that has products worth tiles; raises NoSchedule for any other.
+
+    What a product reads is computed while its operands are copied, unless it depends on a reduction: the softmax of an
+    attention is a kernel of its own, row by row, between the kernels of two products.
+    """
+    blocks = root_blocks(schedule)
+    products = {_name(schedule, block) for block in blocks if _is_product(schedule, block)}
+    if not products:
+        raise NoSchedule("no product is large enough for tiles")
+    for block in blocks:
+        users = schedule.get_consumers(block)
+        if users and not is_reduction(schedule, block) and not any(_name(schedule, user) in products for user in users):
+            schedule.compute_inline(block)
+    rest: list[list[Any]] = [[]]
+    tiled: list[Any] = []
+    absorbed: set[str] = set()
+    for block in root_blocks(schedule):
+        if _name(schedule, block) in products:
+            tiled.append(block)
+            rest.append([])
+            absorbed |= {_name(schedule, stage) for stage in stages_after(schedule, block)}
+        elif _name(schedule, block) not in absorbed and not _is_copied(schedule, block, products):
+            rest[-1].append(block)
+    for blocks in rest:
+        schedule_in_order(schedule, blocks, limits)
+    # The last comes first: TVM moves no stage any more once some stage reads what a product with guards has written.
+    unfinished = [_schedule_product(schedule, block, limits, tensor_cores) for block in reversed(tiled)]
+    for finish in unfinished:
+        finish()
+
+
+def _schedule_product(schedule: Any, main: Any, limits: Limits, tensor_cores: bool) -> Callable[[], None]:
+    """Makes a product one kernel, or two; returns what is to be done once all stages have their places."""
     definition = schedule.get(main)
     kinds, found = kinds_of(definition), _product(definition)
-    tile = best_tile(found, limits, TENSOR_TILES if tensor_type(definition) else TILES)
+    tile = best_tile(found, limits, TENSOR_TILES if tensor_cores and tensor_type(definition) else TILES)
     if tile.parts == 1:
-        _tiled(schedule, main, tile)
-        return
+        return _tiled(schedule, main, tile)
     # Axes of one iteration go first: once a loop is split, TVM binds them to no loop, and takes such a block for no product.
     variables = [axis.var for axis in definition.iter_vars]
     order = [*(v for v in variables if kinds.get(v, "k") != "k"), *(v for v in variables if kinds.get(v) == "k")]
@@ -122,8 +152,9 @@ def schedule_product(schedule: Any, limits: Limits) -> None:
     part, _ = schedule.split(fused(schedule, main, summed), [tile.parts, None])
     parts = schedule.rfactor(part, 0)
     schedule.reorder(*(axis_loops(schedule, parts) or ()))
-    _tiled(schedule, parts, tile)
+    finish = _tiled(schedule, parts, tile)
     schedule_in_order(schedule, [main, *stages_after(schedule, main)], limits)
+    return finish
 
 
 def best_tile(product: Product, limits: Limits, tiles: Sequence[Tile] = TILES) -> Tile:
@@ -155,23 +186,26 @@ def _cycles(product: Product, tile: Tile, step: int) -> float:
 # -- what is found
 
 
-def _main(schedule: Any) -> Any:
-    """The only reduction. What follows it becomes one stage, and what is beside the way to it is inlined there."""
-    blocks = root_blocks(schedule)
-    mains = [block for block in blocks if is_reduction(schedule, block)]
-    if len(mains) != 1:
-        raise NoSchedule(f"{len(mains)} reductions")
-    (main,) = mains
-    for block in blocks:
-        if block is not main and schedule.get_consumers(block) and not _leads_to(schedule, block, main):
-            schedule.compute_inline(block)
-    return main
+def _name(schedule: Any, block: Any) -> str:
+    return str(schedule.get(block).name_hint)
 
 
-def _leads_to(schedule: Any, block: Any, main: Any) -> bool:
-    name = schedule.get(main).name_hint
+def _is_product(schedule: Any, block: Any) -> bool:
+    try:
+        return is_reduction(schedule, block) and bool(_product(schedule.get(block)))
+    except NoSchedule:
+        return False
+
+
+def _is_copied(schedule: Any, block: Any, products: set[str]) -> bool:
+    """Whether a stage is computed where products copy it: it depends on inputs alone."""
     users = schedule.get_consumers(block)
-    return any(schedule.get(user).name_hint == name or _leads_to(schedule, user, main) for user in users)
+    return (
+        bool(users)
+        and all(_name(schedule, user) in products for user in users)
+        and not is_reduction(schedule, block)
+        and not schedule.get_producers(block)
+    )
 
 
 def _product(definition: Any) -> Product:
@@ -188,12 +222,11 @@ def _product(definition: Any) -> Product:
 # -- the kernel
 
 
-def _tiled(schedule: Any, main: Any, tile: Tile) -> None:
+def _tiled(schedule: Any, main: Any, tile: Tile) -> Callable[[], None]:
     """Makes the product, with what comes before it and, unless a second kernel follows, after it, one kernel."""
     if tile.warps:
         transposed = normal_form(schedule, main, tile.i, tile.j, WIDE_STEP, rows_first=True)
-        tiled_for_tensor_cores(schedule, main, tile.i, tile.j, WIDE_STEP, tile.warps, transposed)
-        return
+        return tiled_for_tensor_cores(schedule, main, tile.i, tile.j, WIDE_STEP, tile.warps, transposed)
     normal_form(schedule, main, tile.i, tile.j, STEP, rows_first=False)
     s, i, j, k = schedule.get_loops(main)
     bi, ti, ri = schedule.split(i, [None, tile.i // tile.rows, tile.rows])
@@ -216,12 +249,14 @@ def _tiled(schedule: Any, main: Any, tile: Tile) -> None:
     if tile.columns % 4 == 0 and _may_be_vector(schedule.get(result)):
         schedule.vectorize(schedule.split(columns, [None, 4])[1])
     schedule.decompose_reduction(main, ko)
+    return lambda: None
 
 
 def _may_be_vector(definition: Any) -> bool:
     last = [definition.iter_vars[-1]]
-    return all(distance(definition, region, last, 4) == 1 for region in definition.writes) and all(
-        distance(definition, region, last, 4) is not None for region in definition.reads
+    return all(
+        distance(definition, region, last, 4, aligned=True) in (0, 1)
+        for region in [*definition.writes, *definition.reads]
     )
 
 

@@ -10,6 +10,7 @@ block: a tile of i x j
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tuner.space.gpu.limits import NoSchedule
@@ -47,10 +48,11 @@ def shared_bytes(i: int, j: int, k: int) -> int:
 
 def tiled_for_tensor_cores(
     schedule: Any, main: Any, i: int, j: int, k: int, warps: tuple[int, int], transposed: bool
-) -> None:
+) -> Callable[[], None]:
     """Schedules a product in normal form, tiles of i x j, k at a time; `transposed`: B is [s, j, k].
 
-    Raises NoSchedule for operands that tensor cores do not take.
+    Returns what is to be done last: after it, TVM moves no stage of the workload into loops any more. Raises NoSchedule for
+    operands that tensor cores do not take.
     """
     kind = INTRINSICS.get(tensor_type(schedule.get(main)) or "")
     if kind is None:
@@ -87,30 +89,41 @@ def tiled_for_tensor_cores(
     for block in (sums, result):
         schedule.reverse_compute_at(block, warp)
     start = schedule.decompose_reduction(outer, ko)
-    schedule.tensorize(schedule.get_loops(schedule.get_child_blocks(start)[0])[-2], "wmma_fill_16x16x16_f32")
     turned = "_trans" if transposed else ""
+    found = [(schedule.get_loops(schedule.get_child_blocks(start)[0])[-2], "wmma_fill_16x16x16_f32")]
     for fragment, name in zip(fragments, ("a", f"b{turned}"), strict=True):
-        _by_fragments(schedule, fragment, f"wmma_load_16x16x16_{kind}_{name}_shared_dyn")
-    _by_fragments(schedule, sums, "wmma_store_16x16x16_f32_shared_dyn")
-    schedule.tensorize(schedule.get_loops(main)[-3], f"wmma_sync_16x16x16_{kind}{kind}f32{turned}")
+        found.append((_by_fragments(schedule, fragment), f"wmma_load_16x16x16_{kind}_{name}_shared_dyn"))
+    found.append((_by_fragments(schedule, sums), "wmma_store_16x16x16_f32_shared_dyn"))
+    found.append((schedule.get_loops(main)[-3], f"wmma_sync_16x16x16_{kind}{kind}f32{turned}"))
     inline_following(schedule, result)
-    last = [schedule.get(result).iter_vars[-1]]
-    regions = [*schedule.get(result).reads, *schedule.get(result).writes]
-    lanes = 4 if all(step(schedule.get(result), region, last, 4) in (0, 1) for region in regions) else 1
-    _, lane, *vector = schedule.split(
-        schedule.fuse(*schedule.get_loops(result)[-2:]), [None, WARP, *([lanes] if lanes > 1 else [])]
-    )
+
+    def finish() -> None:
+        for loop, intrinsic in found:
+            schedule.tensorize(loop, intrinsic)
+        _write(schedule, result)
+
+    return finish
+
+
+def _write(schedule: Any, result: Any) -> None:
+    """A warp writes its part of the tile in vectors."""
+    definition = schedule.get(result)
+    last = [definition.iter_vars[-1]]
+    regions = [*definition.reads, *definition.writes]
+    lanes = 4 if all(step(definition, region, last, 4, aligned=True) in (0, 1) for region in regions) else 1
+    factors = [None, WARP, lanes] if lanes > 1 else [None, WARP]
+    _, lane, *vector = schedule.split(schedule.fuse(*schedule.get_loops(result)[-2:]), factors)
     schedule.bind(lane, "threadIdx.x")
     for loop in vector:
         schedule.vectorize(loop)
 
 
-def _by_fragments(schedule: Any, block: Any, intrinsic: str) -> None:
-    """Moves a tile fragment by fragment."""
+def _by_fragments(schedule: Any, block: Any) -> Any:
+    """Divides the two innermost loops of a move of a tile into fragments; the loop over a fragment's rows."""
     loop_i, loop_j = schedule.get_loops(block)[-2:]
     oi, ii = schedule.split(loop_i, [None, SIDE])
     oj, ij = schedule.split(loop_j, [None, SIDE])
     schedule.reorder(oi, oj, ii, ij)
     schedule.unroll(oi)
     schedule.unroll(oj)
-    schedule.tensorize(ii, intrinsic)
+    return ii

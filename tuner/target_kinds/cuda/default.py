@@ -8,7 +8,7 @@ the target; else the next rule is asked. TVM's own rule, one thread for each out
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
@@ -18,14 +18,15 @@ from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.plan import schedule_memory_bound
-from tuner.space.gpu.product import schedule_product
+from tuner.space.gpu.product import schedule_products
 from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to_tvm_target, tvm_ffi
 
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
 RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (
-    ("product", schedule_product),
+    ("products", schedule_products),
+    ("products on plain cores", partial(schedule_products, tensor_cores=False)),
     ("memory bound", schedule_memory_bound),
 )
 """Name of a rule, and the function that schedules a workload or raises; in the order in which they are asked."""
