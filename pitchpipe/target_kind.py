@@ -176,6 +176,14 @@ class TargetKind(ABC):
     def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
         """Design spaces beside MetaSchedule's: (module, target) -> sketches, the best first."""
 
+    replays_candidates: ClassVar[bool] = False
+    """Whether `replayed` finds faults often enough to be asked before a candidate is issued."""
+
+    def replayed(self, module: Any, trace: str, target: Target) -> None:  # noqa: B027 - most kinds build what applies
+        """Applies a candidate's trace to the workload's module as a worker does, and looks at what can be seen without
+        machine code. Raises PitchpipeError, or whatever the compiler raises, where it would not be built.
+        """
+
     def vector_unit(self, target: Target, element_bits: int) -> Any:
         """A `tuner.space.processor.VectorUnit` where candidates are to fill the vectors of one, else None."""
         return None

@@ -355,8 +355,9 @@ class _Kernel:
     def _move(self, name: str, arguments: list[Any], mask: np.ndarray, first: np.ndarray, warps: np.ndarray) -> None:
         buffer, _, _, _, index, pointer, stride, layout = arguments
         tile = self._tile(buffer, index, mask, first, warps)
-        memory = self.memory[pointer.args[1].args[0] if isinstance(pointer.args[1], ir.Call) else pointer.args[1]]
-        start = np.broadcast_to(self.value(pointer.args[2], mask), (self.threads,))[first]
+        (element,) = pointer.args
+        memory = self.memory[element.source]
+        start = np.broadcast_to(self.value(element.indices[0], mask), (self.threads,))[first]
         pitch = int(self.value(stride, mask))
         i, j = np.divmod(np.arange(256), 16)
         offsets = i * pitch + j if str(layout.value) == "row_major" else j * pitch + i

@@ -174,6 +174,19 @@ def load_cuda_intrinsics() -> None:
         description, implementation = defined[name]
         parsed = description()
         register(name, parsed, parsed if implementation is description else implementation())
+    _register_bfloat16(sys.modules["tvm.s_tir.tensor_intrin.cuda"], register)
+
+
+def _register_bfloat16(defining: Any, register: Any) -> None:
+    """The same products of bfloat16, of which TVM defines none: operands from shared memory, sums in single precision."""
+    for turned in (False, True):
+        end = "_trans" if turned else ""
+        for is_b, part in ((False, "a"), (True, f"b{end}")):
+            if is_b or not turned:
+                made = defining.get_wmma_load_intrin(16, 16, 16, "bfloat16", "shared.dyn", is_b, turned)
+                register(f"wmma_load_16x16x16_bf16_{part}_shared_dyn", *made)
+        made = defining.get_wmma_sync_intrin(16, 16, 16, "bfloat16", "float32", turned)
+        register(f"wmma_sync_16x16x16_bf16bf16f32{end}", *made)
 
 
 def generate_unchecked(mod: Any, target: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import Spec, check, functions
 from tests.compiler.gpu_programs import TARGET
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.schedule.trace import apply_trace
 from tuner.target_kinds.cuda.default import default_trace
-from tuner.tvm_compat import relax, save_ir, to_tvm_target
+from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target
 from tuner.workload.digest import workload_digest
 
 op = relax.op
@@ -41,6 +43,25 @@ def depthwise(b: Any, x: Any, w: Any) -> Any:
 
 def cast_softmax(b: Any, x: Any) -> Any:
     return op.astype(b.emit(op.nn.softmax(b.emit(op.astype(x, F)))), str(x.ty.dtype))
+
+
+def convolution(layout: str, kernel: str, stride: int = 1, padding: int = 1) -> Callable[..., Any]:
+    """A convolution that sums in single precision, with what is added to it, and a ReLU."""
+
+    def make(b: Any, x: Any, w: Any, *others: Any) -> Any:
+        options = {"data_layout": layout, "kernel_layout": kernel, "out_dtype": F}
+        y = b.emit(op.nn.conv2d(x, w, padding=padding, strides=stride, **options))
+        y = b.emit(op.astype(y, str(x.ty.dtype))) if str(x.ty.dtype) != F else y
+        for other in others:
+            y = b.emit(op.add(y, other))
+        return op.nn.relu(y)
+
+    return make
+
+
+def dense(b: Any, x: Any, w: Any, bias: Any) -> Any:
+    y = b.emit(op.matmul(x, w, out_dtype=F))
+    return op.nn.gelu(b.emit(op.add(b.emit(op.astype(y, str(x.ty.dtype))), bias)))
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
@@ -83,6 +104,27 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     ),
     "depthwise convolution": (depthwise, (((1, 28, 28, 96), H), ((3, 3, 96, 1), H)), 1),
     "product with a vector": (lambda b, x, w: op.matmul(x, w), (((1, 768), F), ((768, 320), F)), 2),
+    "product": (dense, (((1, 64, 128), F), ((128, 192), F), ((192,), F)), 1),
+    "product of odd sizes": (dense, (((67, 99), F), ((99, 101), F), ((101,), F)), 1),
+    "product with a long sum": (dense, (((1, 64, 1024), B), ((1024, 64), B), ((64,), B)), 2),
+    "product of half precision": (dense, (((1, 64, 128), H), ((128, 96), H), ((96,), H)), 1),
+    "product of bfloat16, odd sizes": (dense, (((1, 97, 100), B), ((100, 71), B), ((71,), B)), 1),
+    "convolution of half precision": (
+        convolution("NHWC", "OHWI", 2),
+        (((1, 14, 14, 64), H), ((64, 3, 3, 64), H), ((1, 1, 1, 64), H), ((1, 7, 7, 64), H)),
+        2,
+    ),
+    "batched product": (lambda b, x, y: op.matmul(x, y), (((12, 40, 64), F), ((12, 64, 50), F)), 1),
+    "convolution": (
+        convolution("NHWC", "OHWI", 2),
+        (((1, 14, 14, 256), F), ((32, 3, 3, 256), F), ((1, 1, 1, 32), F), ((1, 7, 7, 32), F)),
+        2,
+    ),
+    "convolution, channels first": (
+        convolution("NCHW", "OIHW", 2, 3),
+        (((1, 3, 32, 32), F), ((32, 3, 7, 7), F), ((1, 32, 1, 1), F)),
+        1,
+    ),
     "embedding": (lambda b, i, t: op.take(t, i, axis=0, mode="clip"), (((3, 40), "int64"), ((10, 96), H)), 1),
 }
 
@@ -97,6 +139,36 @@ def test_a_default_computes_what_the_workload_computes(name: str) -> None:
         scheduled = apply_trace(mod, check(mod, HOPPER)).mod
         launched += len(lower(scheduled, to_tvm_target(HOPPER))[0])
     assert launched - len(made) + 1 == kernels
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["product of half precision", "product of bfloat16, odd sizes", "convolution of half precision"]
+)
+def test_products_of_half_precision_use_tensor_cores_and_sum_in_single_precision(name: str) -> None:
+    make, specs, _ = CASES[name]
+    (mod,) = functions(make, *specs)
+    assert re.search(r"wmma_sync_16x16x16_(f16f16|bf16bf16)f32", trace_of(mod, HOPPER))
+
+
+ATTENTIONS = {
+    # name: (attention, whether tensor cores are used)
+    "half precision": (lambda: attention(1, 2, 64, 64, 32), True),
+    "bfloat16, keys that no tile divides": (lambda: attention(1, 2, 64, 200, 64, dtype=B), True),
+    "single precision with a mask": (lambda: attention(2, 1, 33, 47, 24, dtype=F, mask=True), False),
+    "rows that no tile divides": (lambda: attention(1, 2, 49, 49, 32, mask=True), False),
+    "one row": (lambda: attention(1, 2, 1, 64, 32), False),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_is_three_kernels_one_of_them_its_softmax(name: str) -> None:
+    make, tensor_cores = ATTENTIONS[name]
+    mod = load_ir(make().ir)
+    trace = check(mod, HOPPER)
+    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER))[0]) == 3
+    assert ("wmma_sync" in trace) is tensor_cores
 
 
 def sizes(most: int) -> st.SearchStrategy[int]:
@@ -136,6 +208,10 @@ def test_any_shape_and_type_is_right(name: str, shape: tuple[int, ...], dtype: s
         check(mod, TARGET)
 
 
+def trace_of(mod: Any, target: Target) -> str:
+    return default_trace(Workload(digest=workload_digest(mod), ir=save_ir(mod)), target)
+
+
 def compilers() -> dict[str, DeviceCompiler]:
     try:
         return {arch: DeviceCompiler(arch) for arch in ("sm_80", "sm_90a", "sm_100a")}
@@ -146,12 +222,18 @@ def compilers() -> dict[str, DeviceCompiler]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not compilers(), reason="needs NVRTC or nvcc")
 def test_defaults_compile_for_each_architecture() -> None:
-    names = ["transpose", "softmax of bfloat16", "layer norm of 1000", "max pooling", "bytes"]
+    names = [
+        "product of bfloat16, odd sizes",
+        "transpose",
+        "softmax of bfloat16",
+        "layer norm of 1000",
+        "max pooling",
+        "bytes",
+    ]
     for name in names:
         make, specs, _ = CASES[name]
         for mod in functions(make, *specs):
             for arch, compiler in compilers().items():
                 target = Target.parse({**HOPPER.attributes(), "arch": arch})
-                workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
-                scheduled = apply_trace(mod, default_trace(workload, target)).mod
+                scheduled = apply_trace(mod, trace_of(mod, target)).mod
                 assert compiler.compile(lower(scheduled, to_tvm_target(target))[2])[:4] == b"\x7fELF"

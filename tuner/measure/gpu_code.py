@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import shutil
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from tuner.tvm_compat import IRModule, codegen_build, tirx, tvm
 MAX_CODE_BYTES = 8 << 20
 """Largest machine code of one program; tensor-core kernels have 50 to 600 KiB."""
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
+_GENERATING = threading.Lock()
 _SHARED = "tirx.use_dyn_shared_memory"
 
 _PREAMBLE = (
@@ -167,13 +169,14 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
 
 
 def _source(device: Any, target: Any) -> str:
-    """CUDA C++ of the kernels."""
-    # Otherwise TVM would compile at once, and hold the result in a module that needs a GPU.
-    os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
-    try:
-        return str(codegen_build(device, target).inspect_source("cuda"))
-    finally:
-        del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
+    """CUDA C++ of the kernels. One thread at a time, since an environment variable says that nothing is to be compiled."""
+    with _GENERATING:
+        # Otherwise TVM would compile at once, and hold the result in a module that needs a GPU.
+        os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
+        try:
+            return str(codegen_build(device, target).inspect_source("cuda"))
+        finally:
+            del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
 
 
 def _calls(function: Any) -> tuple[tuple[KernelCall, ...], tuple[int, ...]]:

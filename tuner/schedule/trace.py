@@ -25,6 +25,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.ids import canonical_json
+from tuner.schedule.index_type import with_index_type
 
 MAX_BYTES = 1 << 20
 """Length of a trace's text, at most; also the limit of the wire type. MetaSchedule's traces have 2 to 60 KiB."""
@@ -186,7 +187,7 @@ def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
         mod = rewritten(mod, name)
     schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
     try:
-        Trace.apply_json_to_schedule(value, schedule)
+        Trace.apply_json_to_schedule(with_index_type(value, mod), schedule)
     except Exception as error:  # TVM raises whatever its C++ side met: ScheduleError, ValueError, KeyError, ...
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidTrace(f"the trace does not apply to the workload: {reason[-1][:300]}") from error

@@ -40,6 +40,7 @@ from tuner.schedule.trace import decode_trace, encode_trace
 from tuner.search.candidates import KNOWN, Draw, Individual, Refused
 from tuner.search.cost_model import CostModel, pack_features, target_of, unpack_features
 from tuner.search.population import families_of, family_of, identified, parent_of
+from tuner.search.replays import Replays
 from tuner.search.requests import Proposal, ProposeRequest
 from tuner.search.transfer import refitted
 from tuner.space import space_of
@@ -121,6 +122,7 @@ class _Round:
         self.explored: list[Individual] = []
         self.refused: list[str] = []
         """Errors of candidates that failed where a design space should give valid ones."""
+        self.replays = Replays(self.space.mod, request.target, parallel)
         self.transferred: dict[str, str] = {}
         """Key of a re-fitted candidate -> digest of the workload whose schedule it was."""
 
@@ -144,9 +146,9 @@ class _Round:
             chosen = self._choose()
             if len(chosen) == n:
                 break
-        if self.refused:
-            kind, count = FailureKind.INVALID_SCHEDULE.value, len(self.refused)
-            log.warning("candidates refused", kind=kind, count=count, error=min(self.refused))
+        if refused := [*self.refused, *self.replays.refused]:
+            kind, count = FailureKind.INVALID_SCHEDULE.value, len(refused)
+            log.warning("candidates refused", kind=kind, count=count, error=min(refused))
         return chosen
 
     def _fill(self, wanted: int) -> None:
@@ -348,6 +350,7 @@ class _Round:
             (n, drawn, n),
             (n, ranked, n),
         ):
+            self.replays.prepare([individual for _, individual in queue[: limit - len(chosen)]])
             for score, individual in queue:
                 if len(chosen) >= limit:
                     break
@@ -359,9 +362,7 @@ class _Round:
         return sorted(chosen.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest))
 
     def _proposal(self, score: float, individual: Individual) -> Proposal | None:
-        try:
-            trace = encode_trace(individual.schedule.trace)
-        except InvalidTrace:
+        if (trace := self.replays.trace(individual)) is None:
             return None
         predicted = score if self.model is not None else None
         candidate = Candidate.of(self.request.workload.digest, trace, predicted)

@@ -21,6 +21,7 @@ from pitchpipe.wire.task import Workload
 from tuner.schedule.packing import without_packings
 from tuner.schedule.trace import REWRITE, rewritten
 from tuner.space.code_size import is_unrolled_too_far
+from tuner.space.fetch import with_working_fetches
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
 from tuner.space.vector_tile import wastes_vectors, with_full_vectors
@@ -112,6 +113,8 @@ class Space:
             trace.apply_to_schedule(schedule, True, None if decide is None else decide(schedule))
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met; such a draw is no candidate
             return None
+        if self._unit is None and (working := with_working_fetches(schedule)) is not None:
+            return self.applied(working, seed)
         return schedule
 
     def postprocessed(self, schedule: Any) -> bool:

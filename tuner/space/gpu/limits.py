@@ -15,6 +15,10 @@ BLOCK_THREADS = 256
 """Threads of a block where nothing else decides: eight blocks fill a multiprocessor."""
 
 
+class NoSchedule(Exception):
+    """A rule does not take the workload."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Of a thread block on a target."""

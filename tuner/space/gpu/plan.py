@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.space.gpu.elementwise import schedule_elementwise
-from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits
+from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, NoSchedule
 from tuner.space.gpu.rows import Chain, find_chain, mapping_of, schedule_chain
 from tuner.space.gpu.stages import axis_loops, fused, inline_stages, is_opaque
 from tuner.space.inlining import is_reduction
@@ -26,16 +26,17 @@ PART = 4 * BLOCK_THREADS
 """Elements of a part of a row, at least."""
 
 
-class NoSchedule(Exception):
-    """No rule takes the workload."""
-
-
 def schedule_memory_bound(schedule: Any, limits: Limits) -> None:
     """Schedules every stage of a workload; raises NoSchedule for one that has a stage of another kind (a sort, a running
     sum)."""
     blocks = inline_stages(schedule)
     if not blocks or any(is_opaque(schedule, block) or axis_loops(schedule, block) is None for block in blocks):
         raise NoSchedule("a stage is neither a reduction nor one statement for each element")
+    schedule_in_order(schedule, blocks, limits)
+
+
+def schedule_in_order(schedule: Any, blocks: list[Any], limits: Limits) -> None:
+    """Makes kernels of consecutive blocks; raises NoSchedule."""
     while blocks:
         if not is_reduction(schedule, blocks[0]):
             schedule_elementwise(schedule, blocks.pop(0), limits)

@@ -21,8 +21,9 @@ MAX_INTEGER_LANES = 4
 def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False) -> int:
     """Lanes of the widest vectors along the fused axes of a block, 1 where accesses are not contiguous along them.
 
-    All writes have to be contiguous, and some access that moves with the axes; an element that stays the same is broadcast.
-    reads_decide: writes may stay the same, as those of a reduction over the axes do.
+    All writes have to be contiguous, and reads of 16 bits or less, of which TVM 0.27 makes no vector element by element; an
+    element that stays the same is broadcast. reads_decide: writes may stay the same, as those of a reduction over the axes
+    do, but some read has to be contiguous.
     """
     extent = math.prod(int(axis.dom.extent) for axis in axes)
     types = [tvm.runtime.DataType(str(r.source.dtype)) for r in [*definition.reads, *definition.writes]]
@@ -31,17 +32,21 @@ def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False
         lanes = min(lanes, MAX_INTEGER_LANES)
     while lanes > 1:
         if extent % lanes == 0:
-            writes = [step(definition, region, axes, lanes) for region in definition.writes]
-            reads = [step(definition, region, axes, lanes) for region in definition.reads]
-            moves = 1 in reads or (not any(reads) and not reads_decide)
-            if moves and (reads_decide or all(found == 1 for found in writes)):
+            writes = [step(definition, region, axes, lanes, aligned=True) for region in definition.writes]
+            reads = [step(definition, region, axes, lanes, aligned=True) for region in definition.reads]
+            narrow = [int(tvm.runtime.DataType(str(read.source.dtype)).bits) < 32 for read in definition.reads]
+            works = not any(found is None and small for found, small in zip(reads, narrow, strict=True))
+            if works and (1 in reads if reads_decide else all(found == 1 for found in writes)):
                 return lanes
         lanes //= 2
     return 1
 
 
-def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int) -> int | None:
-    """How far apart in memory, in elements, an access's neighbouring lanes are: 0, 1, or None for anything else."""
+def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, aligned: bool = False) -> int | None:
+    """How far apart in memory, in elements, an access's neighbouring lanes are: 0, 1, or None for anything else.
+
+    aligned: neighbours that do not begin at a multiple of `lanes` elements count as anything else.
+    """
     if any(getattr(dim.extent, "value", None) != 1 for dim in region.region):
         return None
     analyzer = sym.Analyzer()
@@ -68,4 +73,7 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int) -> int |
     apart = analyzer.simplify(moved - analyzer.simplify(start))
     if analyzer.can_prove_equal(apart, 0):
         return 0
-    return 1 if analyzer.can_prove_equal(apart, lane) else None
+    if not analyzer.can_prove_equal(apart, lane):
+        return None
+    first = analyzer.simplify(tirx.floormod(analyzer.simplify(start), tirx.const(lanes, dtype)))
+    return 1 if not aligned or analyzer.can_prove_equal(first, 0) else None

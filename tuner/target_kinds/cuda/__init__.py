@@ -127,6 +127,15 @@ class CudaKind(TargetKind):
     def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
         return ()
 
+    replays_candidates = True
+
+    def replayed(self, module: Any, trace: str, target: Target) -> None:
+        """Up to CUDA C++, which takes 0.1 s: TVM refuses schedules as late as there."""
+        from tuner.schedule.trace import apply_trace
+        from tuner.target_kinds.cuda.default import check_limits
+
+        check_limits(apply_trace(module, trace, checked=False).mod, target)
+
     def baseline_trace(self, workload: Workload, target: Target) -> str:
         """The default schedule: what is compared with one thread per output element looks faster than it is."""
         return self.default_trace(workload, target)

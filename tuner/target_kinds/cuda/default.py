@@ -8,7 +8,7 @@ the target; else the next rule is asked. TVM's own rule, one thread for each out
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
@@ -16,14 +16,19 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
-from tuner.space.gpu.limits import Limits
-from tuner.space.gpu.plan import NoSchedule, schedule_memory_bound
+from tuner.space.gpu.limits import Limits, NoSchedule
+from tuner.space.gpu.plan import schedule_memory_bound
+from tuner.space.gpu.product import schedule_products
 from tuner.space.refusals import tell_refused
-from tuner.tvm_compat import Schedule, dlight, load_ir, to_tvm_target, tvm_ffi
+from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to_tvm_target, tvm_ffi
 
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
-RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (("memory bound", schedule_memory_bound),)
+RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (
+    ("products", schedule_products),
+    ("products on plain cores", partial(schedule_products, tensor_cores=False)),
+    ("memory bound", schedule_memory_bound),
+)
 """Name of a rule, and the function that schedules a workload or raises; in the order in which they are asked."""
 
 
@@ -42,13 +47,15 @@ def default_schedule(mod: Any, target: Target) -> Any:
 
 
 def _chosen(mod: Any, target: Target) -> str:
+    load_cuda_intrinsics()
     tvm_target, limits = to_tvm_target(target), Limits.of(target)
     for name, rule in RULES:
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
             rule(schedule, limits)
             trace = encode_trace(schedule.trace)
-            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod) and runs(schedule.mod, target):
+            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
+                check_limits(schedule.mod, target)
                 return trace
         except NoSchedule:
             continue
@@ -61,12 +68,14 @@ def _chosen(mod: Any, target: Target) -> str:
     return encode_trace(schedule.trace)
 
 
-def runs(scheduled: Any, target: Target) -> bool:
-    """Whether TVM makes CUDA C++ of a scheduled module within the target's limits. Raises whatever TVM raises."""
+def check_limits(scheduled: Any, target: Target) -> None:
+    """Has TVM make CUDA C++ of a scheduled module. Raises InvalidTrace beyond the target's limits, else what TVM raises."""
     calls = lower(scheduled, to_tvm_target(target)).calls
     limits = Limits.of(target)
-    return all(
-        launch.block[0] * launch.block[1] * launch.block[2] <= limits.threads
-        and launch.shared_bytes <= limits.shared_bytes
-        for launch in calls
-    )
+    for launch in calls:
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        if threads > limits.threads or launch.shared_bytes > limits.shared_bytes:
+            raise InvalidTrace(
+                f"{threads} threads and {launch.shared_bytes} bytes of shared memory a block, where there are"
+                f" {limits.threads} and {limits.shared_bytes}"
+            )

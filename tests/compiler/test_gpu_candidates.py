@@ -1,0 +1,66 @@
+"""Candidates for tensor cores: those that are issued can be built."""
+
+from __future__ import annotations
+
+import pytest
+
+from pitchpipe.wire.target import Target
+from tests.compiler.gpu_programs import TARGET
+from tests.compiler.half_workloads import TEN
+from tuner.measure.gpu_code import lower
+from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.search.evolution import propose
+from tuner.search.requests import ProposeRequest
+from tuner.space import space_of
+from tuner.space.fetch import with_working_fetches
+from tuner.tvm_compat import load_ir, to_tvm_target
+
+HOPPER = Target.parse({**TARGET.attributes(), "arch": "sm_90a", "max_shared_memory_per_block": 232448})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["1x1 14x14x1024"])
+def test_every_issued_candidate_applies_and_lowers_within_the_limits(name: str) -> None:
+    """Before they were replayed, two in three did not."""
+    workload = TEN[name]()
+    request = {"target": HOPPER, "measured": (), "seen": frozenset(), "model": None}
+    proposals = propose(ProposeRequest(workload=workload, n=8, seed=0, **request))
+    assert len(proposals) == 8
+    for proposal in proposals:
+        scheduled = apply_trace(load_ir(workload.ir), proposal.candidate.trace).mod
+        launches, _, source = lower(scheduled, to_tvm_target(HOPPER))
+        assert all(launch.shared_bytes <= 232448 for launch in launches)
+        assert "mma" in source
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vectors_of_a_fetch_are_narrowed_until_they_work() -> None:
+    """TVM makes no CUDA of three halves at once, nor of eight that do not lie side by side."""
+    space = space_of(TEN["128x2304x768"](), HOPPER)
+    lanes = set()
+    for seed in range(1, 20):
+        schedule = space.drawn(0, seed)
+        if schedule is None:
+            continue
+        assert with_working_fetches(schedule) is None
+        lanes |= {
+            int(schedule.get(inst.inputs[1]))
+            for inst in schedule.trace.insts
+            if inst.kind.name == "Annotate" and str(inst.attrs[0]) == "meta_schedule.cooperative_fetch"
+        }
+    assert lanes & {2, 4, 8}, "wide fetches stay"
+    assert 3 not in lanes
+
+
+def test_a_layout_of_tiles_applies_to_a_workload_with_64_bit_shapes() -> None:
+    workload = TEN["attention, scores"]()
+    space = space_of(workload, HOPPER)
+    found = 0
+    for seed in range(1, 9):
+        schedule = space.drawn(0, seed)
+        if schedule is not None and space.postprocessed(schedule):
+            trace = encode_trace(schedule.trace)
+            assert '"TransformLayout"' in trace
+            apply_trace(load_ir(workload.ir), trace)
+            found += 1
+    assert found
