@@ -233,18 +233,46 @@ def test_a_group_ends_where_a_value_is_read_elsewhere_too() -> None:
     assert names == ["add", "layer_norm", "mean_subtract_multiply_mean_sqrt_divide"]
 
 
-def test_parts_of_a_projection_are_not_copied() -> None:
-    rows, heads, size = 6, 2, 8
+@pytest.mark.parametrize("order", ["parts first", "heads first", "heads first, turned"])
+def test_parts_of_a_projection_are_not_copied(order: str) -> None:
+    rows, heads, size = 6, 2, 16
     width = heads * size
     graph = Graph()
     x, weight, bias = graph.tensor(1, rows, width), graph.tensor(3 * width, width), graph.tensor(3 * width)
 
     def make(emit: Emit) -> Any:
-        parts = emit(relax.op.split(linear(emit, x, weight, bias), 3, axis=-1))
-        q, k, v = (by_head(emit, emit(relax.TupleGetItem(parts, part)), 1, heads, size) for part in range(3))
+        y = linear(emit, x, weight, bias)
+        if order == "parts first":
+            parts = emit(relax.op.split(y, 3, axis=-1))
+            q, k, v = (by_head(emit, emit(relax.TupleGetItem(parts, part)), 1, heads, size) for part in range(3))
+        elif order == "heads first":
+            y = emit(relax.op.reshape(y, [1, rows, heads, 3, size]))
+            parts = [emit(relax.op.strided_slice(y, [3], [part], [part + 1])) for part in range(3)]
+            q, k, v = (by_head(emit, part, 1, heads, size) for part in parts)
+        else:
+            parts = emit(relax.op.split(by_head(emit, y, 1, heads, 3 * size), 3, axis=-1))
+            q, k, v = (emit(relax.TupleGetItem(parts, part)) for part in range(3))
         return read(emit, emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2])))), v, [1, rows, width])
 
-    assert kernels(check(graph, make, target=GPU)) == ["attention", "matmul_add"]
+    prepared = check(graph, make, target=GPU)
+    assert kernels(prepared) == ["attention", "matmul_add"]
+    (function,) = (prepared[name] for name in call_counts(prepared) if "attention" in name)
+    assert [list(map(int, each.ty.shape)) for each in function.params[:3]] == [[heads, rows, size]] * 3
+
+
+def test_a_product_of_scores_reads_two_tensors() -> None:
+    graph = Graph()
+    x, v = graph.tensor(2, 6, 3, 16), graph.tensor(2, 3, 6, 16)
+
+    def make(emit: Emit) -> Any:
+        turned = emit(relax.op.permute_dims(x, [0, 2, 1, 3]))
+        scores = emit(relax.op.matmul(turned, emit(relax.op.permute_dims(turned, [0, 1, 3, 2]))))
+        return read(emit, scores, v, [2, 6, 48])
+
+    prepared = check(graph, make, inputs=2, target=GPU)
+    assert kernels(prepared) == ["attention", "transpose"]
+    (function,) = (prepared[name] for name in call_counts(prepared) if "attention" in name)
+    assert len(stages(function)[0].reads) == 2
 
 
 def test_embeddings_are_one_function_from_the_tokens_on() -> None:

@@ -46,6 +46,10 @@ class _Writer:
         self.reads = Reads(attention.def_use)
         self.scales: dict[Any, list[Any]] = {}
         """Product -> the calls that multiply or divide its operands by numbers, which are done to its result."""
+        left, right = (_made_of(attention.def_use, each) for each in self.calls[attention.scores[0]].args)
+        if any(one.same_as(other) for one in left for other in right):
+            # TVM merges the accesses of a product to one tensor into one region, which no schedule can hold.
+            self.reads.whole.append(self.calls[attention.scores[0]].args[1])
         inside = (*attention.scores, attention.read, *attention.tail)
         for variable in inside:
             outer = [each for each in self.calls[variable].args if each not in inside and dtype_of(each)]
@@ -112,6 +116,12 @@ class _Writer:
             return x
         wide = self.emit(relax.op.reshape(x, [1] * (len(axes) - len(shape)) + shape))
         return self.emit(relax.op.permute_dims(wide, list(axes)))
+
+
+def _made_of(def_use: DefUse, x: Any) -> list[Any]:
+    reads = Reads(def_use)
+    reads.add(x, scaled=True)
+    return reads.operands
 
 
 def _product(left: Any, right: Any, out: list[int], axes: tuple[int, ...], sums: str) -> Any:

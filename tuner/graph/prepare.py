@@ -7,16 +7,20 @@
    graph is simplified (simplify/).
 2. Batch norms are folded into convolutions (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are
    constants; here they are arguments.
-3. Products are brought into the layouts in which they are read: sums with weights are reassociated (reassociate.py), patch
-   embeddings become products (patch_embedding.py), the head split is folded into weights (fold_head_split.py), matmuls
-   that share an input are merged (merge_matmuls.py). For a GPU, attention becomes one tensor function
-   (group_attention.py). Transposes are folded into products (fold_transposes.py).
+3. Products are brought into the layouts in which they are read. For a GPU, splits become slices (split_slices.py,
+   constant_takes.py), and projections are brought into a form in which they can be merged (shared_weights.py,
+   split_projections.py, even_biases.py). Sums with weights are reassociated (reassociate.py), patch embeddings become
+   products (patch_embedding.py), the head split is folded into weights (fold_head_split.py), and matmuls that share an
+   input are merged (merge_matmuls.py). For a GPU, attention becomes one tensor function (group_attention.py). Transposes
+   are folded into products (fold_transposes.py).
 4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
-   contiguous slices become views (slice_views.py).
+   contiguous slices become views (slice_views.py). For a GPU, sums are made in the layout of their operands
+   (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms become one
+   tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
-6. Operators are lowered to tensor functions, which are fused; reshapes that were not fused become views; buffers that
-   hold weights are marked, so that a schedule may change their layout.
+6. Operators are lowered to tensor functions, which are fused, look-ups too for a GPU (gathers.py); reshapes that were not
+   fused become views; buffers that hold weights are marked, so that a schedule may change their layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.

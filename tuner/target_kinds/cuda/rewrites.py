@@ -18,12 +18,13 @@ from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
+from tuner.graph.split_projections import split_projections
 from tuner.graph.split_slices import split_slices
 
 REWRITES = Rewrites(
     always=ALWAYS,
     products=(
-        *(split_slices, constant_takes, shared_weights, simplify, even_biases),
+        *(split_slices, constant_takes, shared_weights, simplify, split_projections, simplify, even_biases),
         *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),
     ),
     layout=(simplify, align_layouts, sink_reshapes, simplify, fold_input_transpose, slice_views_of_inputs, group_rows),
