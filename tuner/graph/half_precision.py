@@ -15,10 +15,10 @@ What only moves or compares elements, or finds their places, stays as it is. A b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tuner.graph.def_use import DefUse, op_name
+from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls
 from tuner.graph.epilogue import BINARY, UNARY
 from tuner.tvm_compat import IRModule, PrimFunc, PyExprMutator, Schedule, mutator, relax, tirx, with_function
 
@@ -79,6 +79,31 @@ def is_half(expr: Any) -> bool:
     return str(getattr(expr.ty, "dtype", "")) in HALF
 
 
+def fold_casts(mod: Any) -> Any:
+    """The module with a softmax between casts from half precision and back, as models write it, of half precision itself,
+    which computes the same. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for name in ("relax.nn.softmax", "relax.nn.log_softmax"):
+        for variable, call in def_use.calls(name):
+            widened = def_use.definition(call.args[0])
+            narrowed: Any = (
+                def_use.definition(def_use.last_users.get(variable)) if def_use.has_one_use(variable) else None
+            )
+            if op_name(widened) != "relax.astype" or op_name(narrowed) != "relax.astype":
+                continue
+            if is_half(narrowed) and str(narrowed.ty.dtype) == str(widened.args[0].ty.dtype):
+                replacements[narrowed] = _without_widening(call, widened.args[0])
+    return replace_calls(mod, replacements)
+
+
+def _without_widening(call: Any, x: Any) -> Replacement:
+    def replacement(_builder: Any, current: Callable[[Any], Any]) -> Any:
+        return relax.Call(call.op, [current(x)], call.attrs, call.ty_args)
+
+    return replacement
+
+
 def compute_in_float32(mod: Any) -> Any:
     """The module with main's operators on half precision computed in float32. Bindings must be canonical.
 
@@ -123,11 +148,19 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         new = self.visit_expr(expr)
         if not is_half(new):
             return new
-        if self.def_use.has_one_use(expr) and op_name(self.def_use.definition(expr)) in unrounded:
+        if self.def_use.has_one_use(expr) and self._origin(expr) in unrounded:
             rounding = self.lookup_binding(new)
             if op_name(rounding) == "relax.astype" and str(rounding.args[0].ty.dtype) == SUM:
                 return rounding.args[0]
         return self.builder_.emit(relax.op.astype(new, SUM))
+
+    def _origin(self, expr: Any) -> str:
+        """The operator that gives a tensor; of a tensor function's sums in float32, which were rounded, an einsum."""
+        definition = self.def_use.definition(expr)
+        if op_name(definition) == "relax.astype":
+            sums = self.def_use.definition(definition.args[0])
+            return EINSUM if op_name(sums) == "relax.call_tir" else "relax.astype"
+        return op_name(definition)
 
     def _function(self, call: Any, dtype: str) -> Any:
         """A call of one tensor function that computes the operator in float32 and gives the type `dtype`."""

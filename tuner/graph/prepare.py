@@ -5,8 +5,8 @@
 1. For a CPU, scatters are decomposed (scatters.py). For every target, indices are wrapped and clamped
    (guard_indices.py), attention is decomposed (decompose_attention.py), constants are folded (fold_constants.py) and the
    graph is simplified (simplify/).
-2. Batch norms are folded into convolutions (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are
-   constants; here they are arguments.
+2. Casts around a softmax of half precision are removed (half_precision.py). Batch norms are folded into convolutions
+   (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are constants; here they are arguments.
 3. Products are brought into the layouts in which they are read. For a GPU, splits become slices (split_slices.py,
    constant_takes.py), and projections are brought into a form in which they can be merged (shared_weights.py,
    split_projections.py, even_biases.py). Sums with weights are reassociated (reassociate.py), patch embeddings become
@@ -19,8 +19,9 @@
    (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms become one
    tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
-6. Operators are lowered to tensor functions, which are fused, look-ups too for a GPU (gathers.py); reshapes that were not
-   fused become views; buffers that hold weights are marked, so that a schedule may change their layout.
+6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions, which are fused,
+   look-ups too for a GPU (gathers.py); reshapes that were not fused become views; buffers that hold weights are marked, so
+   that a schedule may change their layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.
@@ -39,7 +40,7 @@ from tuner.graph import conv_transpose
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
-from tuner.graph.half_precision import compute_in_float32
+from tuner.graph.half_precision import compute_in_float32, fold_casts
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
@@ -100,6 +101,7 @@ def prepare(
     of_kind: Rewrites = kind_of(target).rewrites()
     rewrites: list[Rewrite] = [
         *of_kind.always,
+        fold_casts,
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
         *of_kind.products,

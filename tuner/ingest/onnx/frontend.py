@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.ingest.onnx.node import Node
+from tuner.ingest.onnx.node import Node, decimal
 from tuner.ingest.onnx.values import is_tensor
 from tuner.tvm_compat import onnx_frontend, relax
 
@@ -34,6 +34,7 @@ def convert(node: Node) -> Any:
         inputs.append(node.tensor(position) if value is not None and is_tensor(value) else None)
     importer = FRONTEND.ONNXGraphImporter
     attributes = importer._parse_attr(None, node.proto.attribute)
+    attributes |= {name: decimal(value) for name, value in attributes.items() if isinstance(value, float)}
     attributes["tvm_custom"] = {"name": node.proto.name, "num_outputs": node.outputs}
     converter = CONVERTERS[node.operator].get_converter(node.opset)
     names = {name: value for name, value in zip(node.proto.input, inputs, strict=True) if name}

@@ -17,6 +17,9 @@ MAX_INFERENCE_ELEMENTS = 4096
 """Largest known operand, in elements, that is shown to ONNX's inference: operands that shapes are made of are small."""
 
 
+SHORT = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
+
+
 def infer(proto: Any, inputs: Sequence[Value | None], opset: int, scope: Scope) -> dict[str, Any]:
     """Name of an output -> TypeProto, by ONNX's inference; empty where the operator has no schema.
 
@@ -37,14 +40,36 @@ def infer(proto: Any, inputs: Sequence[Value | None], opset: int, scope: Scope) 
     if any(name and name not in types for name in proto.input):
         return {}
     opsets = [helper.make_opsetid(domain, version) for domain, version in scope.opsets.items()]
+
+    def inferred(given: dict[str, Any]) -> dict[str, Any]:
+        return dict(onnx.shape_inference.infer_node_outputs(schema, proto, given, data, opset_imports=opsets))
+
     try:
-        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
-            schema, proto, types, data, opset_imports=opsets
-        )
+        if _takes_bfloat16(schema) or not any(_elements(one) == onnx.TensorProto.BFLOAT16 for one in types.values()):
+            return inferred(types)
+        # Exporters write bfloat16 into operators that got it only in a later version of the standard.
+        found = inferred({name: _with_elements(one, *SHORT) for name, one in types.items()})
+        return {name: _with_elements(one, *SHORT[::-1]) for name, one in found.items()}
     except Exception as error:  # onnx raises its own C++ errors: InferenceError, RuntimeError, ValueError
         title = f"operator {proto.op_type} (node {proto.name!r})"
         raise InvalidModel(f"{title} cannot be converted: {reason(error)}") from error
-    return found
+
+
+def _takes_bfloat16(schema: Any) -> bool:
+    return any("tensor(bfloat16)" in each.allowed_type_strs for each in schema.type_constraints)
+
+
+def _elements(one: Any) -> int:
+    return int(one.tensor_type.elem_type)
+
+
+def _with_elements(one: Any, old: int, new: int) -> Any:
+    """The type with elements of another type where it has those."""
+    if _elements(one) != old:
+        return one
+    copy = onnx.TypeProto.FromString(one.SerializeToString())
+    copy.tensor_type.elem_type = new
+    return copy
 
 
 def merged(inferred: Any, declared: Any) -> Any:

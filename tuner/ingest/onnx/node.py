@@ -20,6 +20,11 @@ CONSTANT_TYPES = frozenset(
 """Element types, by NumPy's names, that arithmetic of ours is made for."""
 
 
+def decimal(number: float) -> float:
+    """A float32 as the shortest decimal number that rounds to it, which is what was written in the source."""
+    return float(str(np.float32(number)))
+
+
 class Node:
     """A node, its operands already read. Positions are those of the operator's definition."""
 

@@ -18,6 +18,7 @@ from pitchpipe.model.onnx_params import param_names
 from pitchpipe.model.strip import parse_onnx, strip_proto
 from tuner.ingest import IngestLimits, TensorSpec
 from tuner.ingest.finalize import check_static
+from tuner.ingest.onnx.gelu import assemble_gelu
 from tuner.ingest.onnx.node import CONSTANT_TYPES
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS
 from tuner.ingest.onnx.scope import Scope
@@ -72,7 +73,7 @@ class Source:
                 ]
                 result = builder.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
             builder.emit_func_output(result)
-        return builder.get()
+        return assemble_gelu(builder.get()) if refusals is None else builder.get()
 
 
 def _output(builder: Any, scope: Scope, name: str, inputs: list[Any], variables: list[Any]) -> Any:

@@ -28,7 +28,7 @@ from tuner.ingest.onnx.expansion import body_of
 from tuner.ingest.onnx.folding import DATA_DEPENDENT, evaluate, foldable
 from tuner.ingest.onnx.frontend import MICROSOFT, convert, has_converter
 from tuner.ingest.onnx.inference import infer, merged, reason
-from tuner.ingest.onnx.node import CONSTANT_TYPES, Node
+from tuner.ingest.onnx.node import CONSTANT_TYPES, Node, decimal
 from tuner.ingest.onnx.readers import READERS
 from tuner.ingest.onnx.registry import BODY
 from tuner.ingest.onnx.scope import MAIN_DOMAINS, Scope, domain_of, resolved
@@ -288,7 +288,9 @@ def _attributes(proto: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in proto.attribute:
         value = helper.get_attribute_value(entry)
-        if entry.type == onnx.AttributeProto.STRING:
+        if entry.type == onnx.AttributeProto.FLOAT:
+            value = decimal(value)
+        elif entry.type == onnx.AttributeProto.STRING:
             value = value.decode(errors="replace")
         elif entry.type == onnx.AttributeProto.STRINGS:
             value = [each.decode(errors="replace") for each in value]

@@ -6,6 +6,7 @@ from typing import Any
 
 from tuner.ingest.onnx.node import Node
 from tuner.ingest.onnx.registry import BODY, reader
+from tuner.tvm_compat import relax
 
 
 @reader("LayerNormalization")
@@ -14,8 +15,7 @@ def layer_normalization(node: Node) -> Any:
     rank = len(node.shape(0))
     axis = node.axis(int(node.attribute("axis", -1)), rank)
     same = node.shape(1) == node.shape(0)[axis:] and (not node.given(2) or node.shape(2) == node.shape(1))
-    short = node.dtype(0) != "float32" and int(node.attribute("stash_type", 1)) == 1
-    if node.wants(1) or node.wants(2) or not same or not node.given(2) or (short and node.dtype(0) == "bfloat16"):
+    if node.wants(1) or node.wants(2) or not same or not node.given(2):
         return BODY
     return None
 
@@ -41,7 +41,15 @@ def by_definition(_node: Node) -> Any:
     return BODY
 
 
-@reader("Elu", "Selu", "ThresholdedRelu", "HardSigmoid", "LeakyRelu", "Shrink", "Mish", "Gelu", "Softplus", "HardSwish")
+@reader("Gelu")
+def gelu(node: Node) -> Any:
+    if node.dtype(0) == "float64":
+        return BODY
+    make = relax.op.nn.gelu_tanh if node.attribute("approximate", "none") == "tanh" else relax.op.nn.gelu
+    return make(node.tensor(0))
+
+
+@reader("Elu", "Selu", "ThresholdedRelu", "HardSigmoid", "LeakyRelu", "Shrink", "Mish", "Softplus", "HardSwish")
 def activation(node: Node) -> Any:
     """By definition for the short types, whose constants TVM's converters make float32."""
     return BODY if node.dtype(0) in ("float16", "bfloat16", "float64") else None
