@@ -13,7 +13,7 @@ from tests.compiler.programs import TARGET
 from tuner.deploy.build import schedule_model
 from tuner.deploy.evaluate import _Runner
 from tuner.graph.prepare import call_counts, prepare
-from tuner.ingest import IngestedModel, parse_container
+from tuner.ingest import IngestedModel, TensorSpec, parse_container
 from tuner.tvm_compat import PrimFunc, load_ir, relax, save_ir, structural_walk
 
 op = relax.op
@@ -33,8 +33,9 @@ def module_of(make: Callable[..., Any], *tensors: np.ndarray) -> Any:
 
 
 def computed(make: Callable[..., Any], *tensors: np.ndarray, tuned: bool) -> np.ndarray:
-    model = IngestedModel(ir=save_ir(module_of(make, *tensors)), inputs=(), params=())
-    (found,) = _Runner(schedule_model(model, TARGET, {}, default_schedules=tuned), []).outputs(tensors)
+    inputs = tuple(TensorSpec(name=f"a{at}", shape=x.shape, dtype=x.dtype.name) for at, x in enumerate(tensors))
+    model = IngestedModel(ir=save_ir(module_of(make, *tensors)), inputs=inputs, params=())
+    (found,) = _Runner(schedule_model(model, TARGET, {}, default_schedules=tuned), model, []).outputs(tensors)
     return np.asarray(found)
 
 
@@ -219,9 +220,8 @@ def test_a_module_in_half_precision_is_as_near_to_float32_as_eager_is(way: str) 
     model = parse_container(data)
     prepared = prepare(load_ir(model.ir), TARGET)
     assert not half_sums(prepared)
-    runner = _Runner(
-        schedule_model(model, TARGET, {}, default_schedules=True), [weights[each.name] for each in model.params]
-    )
+    scheduled = schedule_model(model, TARGET, {}, default_schedules=True)
+    runner = _Runner(scheduled, model, [weights[each.name] for each in model.params])
     found = [each.astype(np.float64) for each in runner.outputs([to_array(given)])]
     for ours, theirs, best in zip(found, eager, exact, strict=True):
         assert np.abs(ours - best).max() <= 1.5 * np.abs(theirs - best).max()
