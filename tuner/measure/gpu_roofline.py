@@ -5,6 +5,7 @@
                architecture has it, else mma. Of architectures whose fastest instruction is neither (from 10.0 on tcgen05) no
                tensor peak is told, and tasks that may use tensor cores have no bound by arithmetic
     memory     per level: bytes of an array that lies in that level, read, or read and written elsewhere, whichever is faster
+    launch     seconds a kernel that does nothing takes in a CUDA graph of many: no program takes less in one
 
 Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures" (2009). The
 factors of all products are zero, with which the clock is highest: a bound must not be too high. Every rate is the fastest of
@@ -39,6 +40,10 @@ _COPIES_OF_L2 = 16
 """Size of the array that the L2 cache does not hold, in L2 caches."""
 _SHARE_OF_L2 = 4
 """Part of the L2 cache that the array in it takes: a multiprocessor has half of the cache near to it."""
+_PASSES = 64
+"""How often a run goes through the array that lies in the L2 cache, so that it takes much longer than to start."""
+_NOTHINGS = 512
+"""Kernels of the graph that tells what starting one takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,29 +104,46 @@ class _Device:
             flops = self._blocks * tensor_flops_per_block(kind)
             peaks.append(Peak(type=kind.name, flops_per_sec=flops / self._fastest(f"tensor_{kind.name}", [self._out])))
         l2 = self._cuda.l2_bytes
-        near, far = self._bytes_per_sec(l2 // _SHARE_OF_L2), self._bytes_per_sec(l2 * _COPIES_OF_L2)
+        near, far = self._bytes_per_sec(l2 // _SHARE_OF_L2, _PASSES), self._bytes_per_sec(l2 * _COPIES_OF_L2, 1)
         levels = (
             MemoryLevel(name="L2", inside_bytes=0, bytes_per_sec=max(near, far)),
             MemoryLevel(name="memory", inside_bytes=l2, bytes_per_sec=far),
         )
-        return Roofline(threads=1, flops_per_sec=peak, peaks=tuple(peaks), levels=levels)
+        return Roofline(
+            threads=1, flops_per_sec=peak, peaks=tuple(peaks), levels=levels, launch_secs=self._launch_secs()
+        )
 
-    def _bytes_per_sec(self, size: int) -> float:
-        """Of reading `size` bytes, or half of them while the other half is written."""
+    def _launch_secs(self) -> float:
+        """What one more kernel adds to a graph."""
+        graph = self._cuda.capture([self._launches("nothing", [self._out])] * _NOTHINGS)
+
+        def run() -> float:
+            self._cuda.start()
+            self._cuda.replay(graph)
+            return self._cuda.stop()
+
+        try:
+            run()
+            return fastest(run) / _NOTHINGS
+        finally:
+            self._cuda.destroy(graph)
+
+    def _bytes_per_sec(self, size: int, passes: int) -> float:
+        """Of reading `size` bytes, or half of them while the other half is written, `passes` times."""
         size -= size % (_THREADS * 64)
         array = self._cuda.allocate(size)
         try:
             self._cuda.fill(array, size, b"\0\0\0\0")
             vectors = size // 16
-            read = size / self._fastest("read_bytes", [array, self._out], vectors)
-            copy = size / self._fastest("copy_bytes", [array, array + size // 2], vectors // 2)
-            return max(read, copy)
+            read = self._fastest("read_bytes", [array, self._out], vectors, passes)
+            copy = self._fastest("copy_bytes", [array, array + size // 2], vectors // 2, passes)
+            return size * passes / min(read, copy)
         finally:
             self._cuda.free(array)
 
-    def _fastest(self, name: str, pointers: Sequence[int], vectors: int | None = None) -> float:
+    def _fastest(self, name: str, pointers: Sequence[int], *numbers: int) -> float:
         """Seconds of the fastest of several runs."""
-        launches = self._launches(name, pointers, vectors)
+        launches = self._launches(name, pointers, *numbers)
         self._cuda.launch(launches)
 
         def run() -> float:
@@ -131,11 +153,10 @@ class _Device:
 
         return fastest(run)
 
-    def _launches(self, name: str, pointers: Sequence[int], vectors: int | None) -> Launches:
-        """One launch of a kernel that takes the pointers and, unless it is None, a number of vectors."""
+    def _launches(self, name: str, pointers: Sequence[int], *numbers: int) -> Launches:
+        """One launch of a kernel that takes pointers and numbers of 64 bits."""
         arguments: list[Pointer | Scalar] = [Pointer(buffer=at) for at in range(len(pointers))]
-        if vectors is not None:
-            arguments.append(Scalar(data=vectors.to_bytes(8, "little")))
+        arguments += [Scalar(data=number.to_bytes(8, "little")) for number in numbers]
         launch = Launch(kernel=0, arguments=tuple(arguments), grid=(self._blocks, 1, 1), block=(_THREADS, 1, 1))
         buffer = Buffer(place=Place.OUTPUT, dtype="float32", shape=(1,))
         program = Program(
@@ -189,29 +210,38 @@ extern "C" __global__ void multiply_add(float* out) {{
 
 def _read() -> str:
     return """
-extern "C" __global__ void read_bytes(const float4* array, float* out, size_t vectors) {
+extern "C" __global__ void nothing(float* out) {}
+extern "C" __global__ void read_bytes(const float4* array, float* out, size_t vectors, size_t passes) {
   size_t stride = (size_t)gridDim.x * blockDim.x;
   float sum = 0;
-  size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-  for (; i + 3 * stride < vectors; i += 4 * stride) {
-    float4 a = array[i], b = array[i + stride], c = array[i + 2 * stride], d = array[i + 3 * stride];
-    sum += a.x + b.y + c.z + d.w;
+  for (size_t pass = 0; pass < passes; ++pass) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    for (; i + 3 * stride < vectors; i += 4 * stride) {
+      float4 a = __ldcg(array + i), b = __ldcg(array + i + stride);
+      float4 c = __ldcg(array + i + 2 * stride), d = __ldcg(array + i + 3 * stride);
+      sum += a.x + b.y + c.z + d.w;
+    }
+    for (; i < vectors; i += stride) sum += __ldcg(array + i).x;
+    asm volatile("" ::: "memory");
   }
-  for (; i < vectors; i += stride) sum += array[i].x;
   if (sum == -1.0f) out[0] = sum;
 }"""
 
 
 def _copy() -> str:
     return """
-extern "C" __global__ void copy_bytes(const float4* from, float4* to, size_t vectors) {
+extern "C" __global__ void copy_bytes(const float4* from, float4* to, size_t vectors, size_t passes) {
   size_t stride = (size_t)gridDim.x * blockDim.x;
-  size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-  for (; i + 3 * stride < vectors; i += 4 * stride) {
-    float4 a = from[i], b = from[i + stride], c = from[i + 2 * stride], d = from[i + 3 * stride];
-    to[i] = a; to[i + stride] = b; to[i + 2 * stride] = c; to[i + 3 * stride] = d;
+  for (size_t pass = 0; pass < passes; ++pass) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    for (; i + 3 * stride < vectors; i += 4 * stride) {
+      float4 a = __ldcg(from + i), b = __ldcg(from + i + stride);
+      float4 c = __ldcg(from + i + 2 * stride), d = __ldcg(from + i + 3 * stride);
+      __stcg(to + i, a); __stcg(to + i + stride, b); __stcg(to + i + 2 * stride, c); __stcg(to + i + 3 * stride, d);
+    }
+    for (; i < vectors; i += stride) __stcg(to + i, __ldcg(from + i));
+    asm volatile("" ::: "memory");
   }
-  for (; i < vectors; i += stride) to[i] = from[i];
 }"""
 
 
