@@ -96,8 +96,7 @@ class GpuModel:
         """What makes torch's tensors is queued on torch's stream."""
         if any(one.ordinal is not None for one in taken):
             with loaded.current():
-                self._driver.record(loaded.done, self._current_stream(loaded.ordinal))
-                self._driver.wait_for(loaded.done, loaded.stream)
+                loaded.wait_for(self._current_stream(loaded.ordinal))
 
     def _copy_in(self, address: int, one: Given, size: int, stream: int) -> None:
         (self._driver.upload if one.ordinal is None else self._driver.copy)(address, one.address, size, stream)

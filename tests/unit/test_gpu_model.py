@@ -457,7 +457,11 @@ def test_weights_are_bound_again_in_place_and_kept_when_others_do_not_fit(model:
         with pytest.raises(InvalidInput, match="w"):
             model.bind(wrong)
     check(model(given), random())
-    model.bind({"w": OnGpu(driver, -WEIGHTS)})
+    done = model._on(0).done
+    with driver.watched() as calls:
+        model.bind({"w": OnGpu(driver, -WEIGHTS)})
+    assert ("record", done, 0) not in calls, "what says that the last run has ended is not overwritten"
+    assert calls.index(("synchronize_event", done)) < [name for name, *_ in calls].index("copy")
     assert model._on(0).addresses == addresses
     check(model(given), random(), -WEIGHTS)
 
