@@ -39,15 +39,16 @@ class GpuModel:
         params: Sequence[Spec],
         *,
         graphs: bool = True,
+        ordinal: int | None = None,
         using: Callable[[], Driver] = driver,
     ) -> None:
         """inputs, params: of the program's inputs and weights, in their order. graphs: whether launches are recorded as a
-        graph.
+        graph. ordinal: of the GPU for weights and arrays of the host; None: the one that this program uses.
 
         Raises InvalidInput when the program takes other arrays, NoDevice where the driver is missing.
         """
         self.program, self._inputs, self._params = program, inputs, params
-        self._graphs, self._driver = graphs, using()
+        self._graphs, self._ordinal, self._driver = graphs, ordinal, using()
         self._inputs_at, self._outputs_at = program.at(Place.INPUT), program.at(Place.OUTPUT)
         self._weights_at = program.at(Place.WEIGHT)
         self._loaded: dict[int, LoadedProgram] = {}
@@ -86,7 +87,9 @@ class GpuModel:
                     other.take_over(loaded)
 
     def _default_ordinal(self) -> int:
-        """Of the GPU that this program uses, as far as one can tell."""
+        """Of the GPU that was named, or that this program uses, as far as one can tell."""
+        if self._ordinal is not None:
+            return self._ordinal
         if self._loaded:
             return next(iter(self._loaded))
         torch = torch_here()

@@ -64,6 +64,7 @@ class LoadedProgram:
         self.lock = threading.RLock()
         self.context = driver.primary_context(ordinal)
         self._graph: Graph | None = None
+        self._closed = False
         self._caller = (*program.at(Place.INPUT), *program.at(Place.OUTPUT))
         self._prepare_alone = _touched(program, prepare=True) - _touched(program, prepare=False)
         with self.current():
@@ -230,7 +231,10 @@ class LoadedProgram:
             self.close()
 
     def close(self) -> None:
-        """Waits for what is queued, and frees everything."""
+        """Waits for what is queued, and frees everything; it cannot be run any more."""
+        if self._closed:
+            return
+        self._closed = True
         with self.current():
             driver = self.driver
             driver.synchronize_event(self.done)

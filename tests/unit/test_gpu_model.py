@@ -466,6 +466,15 @@ def test_weights_are_bound_again_in_place_and_kept_when_others_do_not_fit(model:
     check(model(given), random(), -WEIGHTS)
 
 
+def test_a_gpu_that_is_named_holds_the_weights_and_computes_with_arrays_of_the_host(driver: FakeDriver) -> None:
+    made = made_with(driver, ordinal=1)
+    made.bind({"w": WEIGHTS})
+    check(made(random()), random())
+    assert set(made._loaded) == {1}
+    check(made(OnGpu(driver, random())), random())
+    assert set(made._loaded) == {0, 1}
+
+
 def test_arrays_on_another_gpu_run_there_with_the_same_weights(model: GpuModel, driver: FakeDriver) -> None:
     check(model(OnGpu(driver, random(1), ordinal=1)), random(1))
     assert [call[:3] for call in driver.calls if call[0] == "copy_peer"] == [("copy_peer", 0xC1, 0xC0)]
