@@ -24,6 +24,7 @@ from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import detect_target, local_model
 from pitchpipe.model.reference import NoSource
 from pitchpipe.processes.plugins import step
+from pitchpipe.target_kind import ordinal_named
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobView
 from pitchpipe.wire.target import Target
@@ -79,7 +80,8 @@ def load(
 
     Without schedules, or where one is missing, a workload runs the baseline: correct, not fast. `weights` adds
     to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
-    The result is called with NumPy or DLPack arrays.
+    The result is called with NumPy or DLPack arrays. Of several GPUs `target="cuda:1"` names the one for weights and NumPy
+    arrays; arrays that lie on another run there.
 
     Building happens in a child process, which for a CPU needs a linker (`pitchpipe doctor` says whether there is one).
     Without one the model is compiled in this process, anew each time. What was built is opened and run in another child
@@ -88,7 +90,7 @@ def load(
     that proof run fails, WrongResult when the outputs differ; `load_safely` runs something else instead.
     """
     found = local_model(model, example_inputs, trust=trust)
-    folder = cache or cache_dir()
+    folder, ordinal = cache or cache_dir(), ordinal_named(target)
     if schedules is None and lock is not None:
         schedules = fetch(found, target=target, lock=lock, cache=folder)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
@@ -97,7 +99,7 @@ def load(
     spec = BuildSpec(model=found, target=wanted, traces=traces, compiler=compiler)
     bound = {**found.weights, **(weights or {})}
     try:
-        return open_proved(spec.folder(folder), wanted, bound, source=found.source)
+        return open_proved(spec.folder(folder), wanted, bound, source=found.source, ordinal=ordinal)
     except (IntegrityError, NotFound):
         pass  # absent, damaged, or not tried and compared on this machine
     if schedules is not None:
@@ -115,7 +117,7 @@ def load(
         made = make(spec, folder, evidence=None if alone else evidence)
     except WrongResult as error:
         raise WrongResult(with_operator(error.detail, found.source, wanted)) from error
-    return open_proved(made, wanted, bound, source=found.source)
+    return open_proved(made, wanted, bound, source=found.source, ordinal=ordinal)
 
 
 def _built_here(spec: BuildSpec, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:

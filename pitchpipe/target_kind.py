@@ -127,12 +127,20 @@ class TargetKind(ABC):
 
     @abstractmethod
     def executable(
-        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+        self,
+        compiled: Any,
+        inputs: Sequence[Any],
+        params: Sequence[Any],
+        target: Target,
+        *,
+        graphs: bool = True,
+        ordinal: int | None = None,
     ) -> Executable:
         """A compiled model (`compile`, `load`) on this machine, to bind weights and run.
 
         inputs, params: name, shape and NumPy dtype name of each. graphs: launches are recorded once and replayed together,
-        where the device can. Raises NoDevice where there is no such device.
+        where the device can. ordinal: of the device where arrays of the host are computed with. Raises NoDevice where
+        there is no such device.
         """
 
     # -- with a compiler
@@ -270,6 +278,16 @@ def named_device(text: str) -> tuple[TargetKind, int]:
         names = ", ".join(sorted({name for kind in kinds() for name in (kind.name, kind.device)}))
         raise InvalidTarget(f"{text!r} is no target: auto, {names}, one of these and a number (cuda:1), or JSON")
     return found, int(number or 0)
+
+
+def ordinal_named(target: Target | str) -> int | None:
+    """Of the device, where it is named with a number (`cuda:1`); None where any of its kind will do.
+
+    Raises InvalidTarget for a name that is none.
+    """
+    if isinstance(target, Target) or target == "auto" or target.lstrip().startswith("{") or ":" not in target:
+        return None
+    return named_device(target)[1]
 
 
 def hold_device(text: str) -> str:

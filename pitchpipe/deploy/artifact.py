@@ -67,13 +67,16 @@ class CompiledModel:
     give results that stay there (see pitchpipe/gpu/executable.py), and arrays of the host give NumPy's.
     """
 
-    def __init__(self, manifest: Manifest, compiled: Any, weights: Mapping[str, Any]) -> None:
-        """compiled: what the target's kind compiled or loaded."""
+    def __init__(
+        self, manifest: Manifest, compiled: Any, weights: Mapping[str, Any], *, ordinal: int | None = None
+    ) -> None:
+        """compiled: what the target's kind compiled or loaded. ordinal: of the device, where there are several."""
         self.manifest = manifest
         self.comparison = not_compared("nobody asked its framework")
         """With the framework that the model came from, as the proof run of its library found."""
         kind = kind_of(manifest.target)
-        self._running = kind.executable(compiled, manifest.inputs, manifest.params, manifest.target)
+        takes = (manifest.inputs, manifest.params)
+        self._running = kind.executable(compiled, *takes, manifest.target, ordinal=ordinal)
         self.bind(weights)
 
     @property
@@ -148,9 +151,11 @@ def write(folder: Path, target: Target, export: Callable[[Path], Manifest]) -> N
         raise InvalidInput(f"the cache {folder.parent} cannot be written: {error.strerror or error}") from error
 
 
-def open_artifact(folder: Path, target: Target, weights: Mapping[str, Any]) -> CompiledModel:
+def open_artifact(
+    folder: Path, target: Target, weights: Mapping[str, Any], *, ordinal: int | None = None
+) -> CompiledModel:
     """Opens an artifact. Raises IntegrityError when it is damaged and InvalidInput when it is for another target."""
-    return CompiledModel(*open_library(folder, target), weights)
+    return CompiledModel(*open_library(folder, target), weights, ordinal=ordinal)
 
 
 def open_library(folder: Path, target: Target) -> tuple[Manifest, Any]:

@@ -111,7 +111,8 @@ def preparation() -> str:
     """
     sdk, tuner = Path(__file__).parents[1], importlib.util.find_spec("tuner")
     folders = [Path(folder) for folder in (tuner.submodule_search_locations or [])] if tuner is not None else []
-    return code_digest([*folders, sdk / "model", sdk / "torch_operators"])
+    formats = [sdk / "gpu" / "program.py", sdk / "gpu" / "encoding.py"]
+    return code_digest([*folders, sdk / "model", sdk / "torch_operators", *formats])
 
 
 def code_digest(places: Sequence[Path]) -> str:

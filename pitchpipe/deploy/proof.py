@@ -87,7 +87,12 @@ def prove(folder: Path, *, timeout_secs: float = PROOF_SECS, evidence: Witness |
 
 
 def open_proved(
-    folder: Path, target: Target, weights: Mapping[str, Any], *, source: Source | None = None
+    folder: Path,
+    target: Target,
+    weights: Mapping[str, Any],
+    *,
+    source: Source | None = None,
+    ordinal: int | None = None,
 ) -> CompiledModel:
     """`open_artifact` for a library that passed its proof run on this machine.
 
@@ -99,7 +104,7 @@ def open_proved(
     if verdict is None or (asked and not _says_enough(verdict)):
         raise NotFound(f"{folder.name} was not tried on this machine yet")
     check(verdict, folder)
-    model = open_artifact(folder, target, weights)
+    model = open_artifact(folder, target, weights, ordinal=ordinal)
     model.comparison = verdict.comparison or not_compared(
         source.reason if isinstance(source, NoSource) else "nobody who tried it here could ask its framework"
     )

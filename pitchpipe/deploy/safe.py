@@ -28,6 +28,7 @@ from pitchpipe.gpu.arrays import ordinal_of
 from pitchpipe.model.local import LocalModel, local_model
 from pitchpipe.model.reference import NoSource
 from pitchpipe.model.reference.expected import FEWEST
+from pitchpipe.target_kind import ordinal_named
 from pitchpipe.wire.target import Target
 
 DEADLINE_SECS = 2.0
@@ -67,6 +68,7 @@ class Opening:
         """Of the artifact, once it is known which one it is."""
         self._here = schedules is None and target == "auto"
         self._target = schedules.target if schedules is not None else target
+        self._ordinal = ordinal_named(target)
         self._client, self._lock, self._report_misses = client, lock, report_misses
         self._background: background.Background | None = None
 
@@ -98,7 +100,13 @@ class Opening:
                 self._find_folder(until - time.monotonic())
             if self.folder is not None and self.schedules is not None:
                 try:
-                    return open_proved(self.folder, self.schedules.target, self.weights, source=self.model.source)
+                    return open_proved(
+                        self.folder,
+                        self.schedules.target,
+                        self.weights,
+                        source=self.model.source,
+                        ordinal=self._ordinal,
+                    )
                 except (NotFound, IntegrityError):
                     pass  # absent, damaged, or not tried here yet: the child sees to it
             self._work()

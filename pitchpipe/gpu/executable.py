@@ -39,15 +39,16 @@ class GpuModel:
         params: Sequence[Spec],
         *,
         graphs: bool = True,
+        ordinal: int | None = None,
         using: Callable[[], Driver] = driver,
     ) -> None:
         """inputs, params: of the program's inputs and weights, in their order. graphs: whether launches are recorded as a
-        graph.
+        graph. ordinal: of the GPU for weights and arrays of the host; None: the one that this program uses.
 
         Raises InvalidInput when the program takes other arrays, NoDevice where the driver is missing.
         """
         self.program, self._inputs, self._params = program, inputs, params
-        self._graphs, self._driver = graphs, using()
+        self._graphs, self._ordinal, self._driver = graphs, ordinal, using()
         self._inputs_at, self._outputs_at = program.at(Place.INPUT), program.at(Place.OUTPUT)
         self._weights_at = program.at(Place.WEIGHT)
         self._loaded: dict[int, LoadedProgram] = {}
@@ -86,7 +87,9 @@ class GpuModel:
                     other.take_over(loaded)
 
     def _default_ordinal(self) -> int:
-        """Of the GPU that this program uses, as far as one can tell."""
+        """Of the GPU that was named, or that this program uses, as far as one can tell."""
+        if self._ordinal is not None:
+            return self._ordinal
         if self._loaded:
             return next(iter(self._loaded))
         torch = torch_here()
@@ -96,8 +99,7 @@ class GpuModel:
         """What makes torch's tensors is queued on torch's stream."""
         if any(one.ordinal is not None for one in taken):
             with loaded.current():
-                self._driver.record(loaded.done, self._current_stream(loaded.ordinal))
-                self._driver.wait_for(loaded.done, loaded.stream)
+                loaded.wait_for(self._current_stream(loaded.ordinal))
 
     def _copy_in(self, address: int, one: Given, size: int, stream: int) -> None:
         (self._driver.upload if one.ordinal is None else self._driver.copy)(address, one.address, size, stream)
@@ -133,33 +135,37 @@ class GpuModel:
     def _run_on_gpu_arrays(
         self, arrays: Sequence[Any], places: Sequence[int | None], ordinal: int, stream: int | None
     ) -> list[Any]:
-        loaded, torch = self._on(ordinal), torch_here()
-        current = self._current_stream(ordinal)
-        stream = current if stream is None else stream
-        taken = [given(spec, array, at, stream) for spec, array, at in zip(self._inputs, arrays, places, strict=True)]
+        torch, current = torch_here(), self._current_stream(ordinal)
         of_torch = torch is not None and any(isinstance(array, torch.Tensor) and array.is_cuda for array in arrays)
-        buffers, outputs = self.program.buffers, self._outputs_at
+        stream = current if stream is None else stream
+        with on_stream(torch, stream, ordinal) if of_torch and stream != current else nullcontext():
+            return self._queue(arrays, places, ordinal, stream, torch if of_torch else None)
+
+    def _queue(
+        self, arrays: Sequence[Any], places: Sequence[int | None], ordinal: int, stream: int, torch: Any
+    ) -> list[Any]:
+        """A run on the stream. torch: where results are to be torch's, whose current stream it is; else None."""
+        loaded, buffers, outputs = self._on(ordinal), self.program.buffers, self._outputs_at
+        taken = [given(spec, array, at, stream) for spec, array, at in zip(self._inputs, arrays, places, strict=True)]
         with loaded.lock, loaded.current():
             captured = self._driver.is_capturing(stream)
-            if captured and not (of_torch and None not in places):
+            if captured and (torch is None or None in places):
                 raise InvalidInput("a run that is captured takes tensors of torch's that lie on the GPU")
             addresses = {
                 at: one.address if one.ordinal is not None else self._staged(loaded, at, one, stream)
                 for at, one in zip(self._inputs_at, taken, strict=True)
             }
-            if not of_torch:
+            if torch is None:
                 results: list[Any] = [DeviceArray(loaded, buffers[at], stream) for at in outputs]
                 addresses |= {at: one.address for at, one in zip(outputs, results, strict=True)}
-                loaded.queue(addresses, stream, graph=self._graphs)
-                return results
-            with on_stream(torch, stream, ordinal) if stream != current else nullcontext():
+            else:
                 results = [torch_empty(torch, buffers[at], ordinal) for at in outputs]
                 addresses |= {at: one.data_ptr() for at, one in zip(outputs, results, strict=True)}
-                if not captured:
-                    loaded.queue(addresses, stream, graph=self._graphs)
-                    return results
+            if captured:
                 scratch = {at: torch_empty(torch, buffers[at], ordinal) for at in loaded.scratch}
                 loaded.run_captured(addresses, {at: one.data_ptr() for at, one in scratch.items()}, stream)
+            else:
+                loaded.queue(addresses, stream, graph=self._graphs)
         return results
 
     def _run_on_host_arrays(self, arrays: Sequence[Any], places: Sequence[int | None]) -> list[Any]:

@@ -64,12 +64,14 @@ class LoadedProgram:
         self.lock = threading.RLock()
         self.context = driver.primary_context(ordinal)
         self._graph: Graph | None = None
+        self._closed = False
         self._caller = (*program.at(Place.INPUT), *program.at(Place.OUTPUT))
         self._prepare_alone = _touched(program, prepare=True) - _touched(program, prepare=False)
         with self.current():
             self.stream = driver.create_stream()
             self.done = driver.create_event()
             """Recorded after each run that is not captured."""
+            self._arrived = driver.create_event()
             self._last_stream = self.stream
             self._code = Code(driver, program)
             kept = {*program.kept, *program.at(Place.RESIDENT), *program.at(Place.CONSTANT), *program.at(Place.SCRATCH)}
@@ -119,12 +121,19 @@ class LoadedProgram:
                 if block:
                     driver.free(block)
 
+    def wait_for(self, stream: int) -> None:
+        """What is queued on `self.stream` from now on waits for what was queued on the stream. With the device's context
+        current."""
+        self.driver.record(self._arrived, stream)
+        self.driver.wait_for(self._arrived, self.stream)
+
     def take_over(self, other: LoadedProgram) -> None:
         """Copies the bound weights of the same program on another device."""
         with other.lock, other.current():
             other.driver.synchronize(other.stream)
         with self.lock, self.current():
             driver = self.driver
+            driver.synchronize_event(self.done)  # as in `binding`
             driver.copy_peer(self._block, self.context, other._block, other.context, self.resident_bytes, self.stream)
             driver.synchronize(self.stream)
 
@@ -222,7 +231,10 @@ class LoadedProgram:
             self.close()
 
     def close(self) -> None:
-        """Waits for what is queued, and frees everything."""
+        """Waits for what is queued, and frees everything; it cannot be run any more."""
+        if self._closed:
+            return
+        self._closed = True
         with self.current():
             driver = self.driver
             driver.synchronize_event(self.done)
@@ -234,7 +246,8 @@ class LoadedProgram:
                 driver.free(address)
             if self._pool:
                 driver.destroy_pool(self._pool)
-            driver.destroy_event(self.done)
+            for event in (self.done, self._arrived):
+                driver.destroy_event(event)
             driver.destroy_stream(self.stream)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitchpipe.errors import UnsupportedOperator
+from pitchpipe.errors import PitchpipeError, UnsupportedOperator
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.gpu.executable import GpuModel
-from pitchpipe.gpu.program import Buffer, Place, Pointer
+from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.gpu.testing import FakeDriver
 from pitchpipe.model.strip import strip_onnx
 from pitchpipe.target_kind import kind_of
 from tests.compiler.gpu_programs import TARGET
 from tests.compiler.models import model, node, small_network
+from tests.compiler.test_compiled_arrays import AWKWARD, values
 from tuner.deploy import gpu_model
 from tuner.deploy.build import schedule_model
 from tuner.deploy.flow import Flow, Step, Tensor, View, read_flow
@@ -201,12 +202,62 @@ def test_equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert program.buffers[scratch].size_bytes == 2 * 16 * 16 * 4, "two buffers in turn"
 
 
-def test_work_that_is_left_to_the_host_is_named() -> None:
-    nodes = [node("TopK", ["x", "k"], ["values", "indices"])]
-    made = model(nodes, {"x": [4, 64]}, ["values"], {"k": np.array([3])})
-    ingested = read_onnx(strip_onnx(made.SerializeToString()).data, IngestLimits())
-    with pytest.raises(UnsupportedOperator, match=r"topk|sort"):
+@pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
+def test_a_function_that_the_device_compiler_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested = read_onnx(strip_onnx(perceptron().SerializeToString()).data, IngestLimits())
+    module = schedule_model(ingested, TARGET, {}).module
+    whole = gpu_model.lower
+
+    def spoiled(mod: Any, target: Any, name: str = "main") -> Lowered:
+        return replace(whole(mod, target, name), source="this is no CUDA")
+
+    monkeypatch.setattr(gpu_model, "lower", spoiled)
+    with pytest.raises(PitchpipeError, match=r"the compiler refused \w*matmul\w*: .*error"):
+        compile_gpu_model(module, TARGET)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("how", AWKWARD)
+def test_any_array_of_numpys_is_taken(dtype: str, how: str) -> None:
+    def copy(driver: FakeDriver, _launch: Any, source: int, to: int) -> None:
+        driver._write(to, bytes(driver.view(source, given.nbytes)))
+
+    given = values(dtype)
+    launch = Launch(kernel=0, arguments=(Pointer(buffer=0), Pointer(buffer=1)), grid=(1, 1, 1), block=(1, 1, 1))
+    program = Program(
+        codes=(b"code",),
+        kernels=(Kernel(code=0, name="copy"),),
+        buffers=tuple(Buffer(place=place, dtype=dtype, shape=given.shape) for place in (Place.INPUT, Place.OUTPUT)),
+        run=(launch,),
+    )
+    driver = FakeDriver({"copy": copy})
+    awkward = AWKWARD[how](given)
+    found = GpuModel(program, [Spec("x", dtype, given.shape)], [], using=lambda: driver)(awkward)
+    assert found.dtype == given.dtype
+    np.testing.assert_array_equal(found, np.asarray(awkward))
+
+
+def test_work_that_is_left_to_the_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested = read_onnx(strip_onnx(perceptron().SerializeToString()).data, IngestLimits())
+    monkeypatch.setattr(type(kind_of(TARGET)), "default_schedule", lambda self, module, target: module)
+    with pytest.raises(UnsupportedOperator, match=r"matmul\w* cannot be run by a GPU alone"):
         compile_gpu_model(schedule_model(ingested, TARGET, {}).module, TARGET)
+
+
+@pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
+def test_loops_of_the_host_whose_length_is_known_are_launches() -> None:
+    """A sort merges runs in a loop, whose kernels are told how long the runs are."""
+    nodes = [node("TopK", ["x", "k"], ["values", "indices"])]
+    made = model(nodes, {"x": [4, 3000]}, ["values", "indices"], {"k": np.array([3])})
+    ingested = read_onnx(strip_onnx(made.SerializeToString()).data, IngestLimits())
+    program = compile_gpu_model(schedule_model(ingested, TARGET, {}).module, TARGET)
+    told = [
+        [int.from_bytes(one.data, "little") for one in launch.arguments if isinstance(one, Scalar)]
+        for launch in program.run
+    ]
+    assert [sorted(scalars) for scalars in told if len(scalars) > 1] == [
+        [at, min(1024, run), run] for at, run in enumerate((256, 512, 1024, 2048, 4096))
+    ]
 
 
 @st.composite

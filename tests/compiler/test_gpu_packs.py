@@ -31,8 +31,10 @@ pytestmark = pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
 
 WITHOUT_A_COMPILER = """
 import sys
-for name in ("tvm", "tvm_ffi", "torch", "onnx", "psutil", "cuda", "ml_dtypes"):
+for name in ("tvm", "tvm_ffi", "torch", "psutil", "cuda"):
     sys.modules[name] = None
+if sys.argv[4] == "alone":
+    sys.modules["onnx"] = sys.modules["ml_dtypes"] = None
 from importlib import metadata
 installed = metadata.version
 def version(name):
@@ -44,12 +46,16 @@ import numpy as np
 from pathlib import Path
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.deploy.packs import open_pack
-path, public, cache = map(Path, sys.argv[1:])
+path, public, cache = map(Path, sys.argv[1:4])
 from pitchpipe.deploy import packs
 pack = open_pack(path, trusted=[public], target=packs.read_unverified(path).target)
 weights = {"w1": np.ones((24, 48), np.float32), "b1": np.ones(48, np.float32), "w2": np.ones((48, 8), np.float32)}
 try:
-    model = pack.load(weights, cache=cache)
+    if sys.argv[4] == "alone":
+        model = pack.load(weights, cache=cache)
+    else:
+        import pitchpipe
+        model = pitchpipe.load(path.with_suffix(".onnx"), pack, weights=weights, cache=cache)
     x = np.ones((5, 24), np.float32)
     print("ran", float(np.abs(model(x) - np.maximum(x @ weights["w1"] + 1, 0) @ weights["w2"]).max()))
 except PitchpipeError as error:
@@ -62,7 +68,9 @@ assert not [name for name in sys.modules if name.partition(".")[0] in ("tvm", "t
 def pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A pack with objects and the key to trust, made as `create_pack` makes one, but tried by nobody: that takes a GPU."""
     folder = tmp_path_factory.mktemp("pack")
-    stripped = strip_onnx(perceptron().SerializeToString())
+    data = perceptron().SerializeToString()
+    (folder / "model.onnx").write_bytes(data)
+    stripped = strip_onnx(data)
     model = LocalModel(
         name="perceptron",
         format=ModelFormat.ONNX,
@@ -103,9 +111,12 @@ def test_an_artifact_for_a_gpu_is_a_program_and_its_manifest_says_so(pack: tuple
     assert not intact(folder)
 
 
-def test_a_pack_of_a_gpu_model_needs_the_driver_and_no_compiler(pack: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["alone", "with its model"])
+def test_a_pack_of_a_gpu_model_needs_the_driver_and_no_compiler(
+    pack: tuple[Path, Path], tmp_path: Path, how: str
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", WITHOUT_A_COMPILER, *map(str, pack), str(tmp_path)]
+    command = [sys.executable, "-c", WITHOUT_A_COMPILER, *map(str, pack), str(tmp_path), how]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
     assert ended.returncode == 0, ended.stderr
     told, _, rest = ended.stdout.strip().splitlines()[-1].partition(" ")
@@ -114,6 +125,7 @@ def test_a_pack_of_a_gpu_model_needs_the_driver_and_no_compiler(pack: tuple[Path
     else:
         assert told == "ArtifactRefused"
         assert "libcuda.so.1" in rest
+    assert [path.name for path in (tmp_path / "artifacts").glob("*/model.gpu")] == ["model.gpu"], "nothing was built"
 
 
 def test_whoever_opens_it_where_there_is_a_compiler_gets_the_same(pack: tuple[Path, Path], tmp_path: Path) -> None:

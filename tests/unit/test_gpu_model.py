@@ -457,9 +457,22 @@ def test_weights_are_bound_again_in_place_and_kept_when_others_do_not_fit(model:
         with pytest.raises(InvalidInput, match="w"):
             model.bind(wrong)
     check(model(given), random())
-    model.bind({"w": OnGpu(driver, -WEIGHTS)})
+    done = model._on(0).done
+    with driver.watched() as calls:
+        model.bind({"w": OnGpu(driver, -WEIGHTS)})
+    assert ("record", done, 0) not in calls, "what says that the last run has ended is not overwritten"
+    assert calls.index(("synchronize_event", done)) < [name for name, *_ in calls].index("copy")
     assert model._on(0).addresses == addresses
     check(model(given), random(), -WEIGHTS)
+
+
+def test_a_gpu_that_is_named_holds_the_weights_and_computes_with_arrays_of_the_host(driver: FakeDriver) -> None:
+    made = made_with(driver, ordinal=1)
+    made.bind({"w": WEIGHTS})
+    check(made(random()), random())
+    assert set(made._loaded) == {1}
+    check(made(OnGpu(driver, random())), random())
+    assert set(made._loaded) == {0, 1}
 
 
 def test_arrays_on_another_gpu_run_there_with_the_same_weights(model: GpuModel, driver: FakeDriver) -> None:

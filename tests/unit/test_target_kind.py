@@ -20,6 +20,7 @@ from pitchpipe.target_kind import (
     kind_of_device,
     kinds,
     named_device,
+    ordinal_named,
 )
 from pitchpipe.wire.target import NEEDED, Target
 from tests.scene import OTHER_TARGET, TARGET
@@ -110,3 +111,16 @@ def test_kinds_are_told_apart_nowhere_else() -> None:
         "tuner/measure/gpu_code.py",
     }
     assert {line.partition(":")[0] for line in found} <= allowed, found
+
+
+@pytest.mark.parametrize(
+    ("target", "ordinal"),
+    [("auto", None), ("cuda", None), (TARGET, None), (TARGET.key, None), ("cuda:0", 0), ("cuda:3", 3)],
+)
+def test_a_device_is_named_with_a_number_or_any_will_do(target: Target | str, ordinal: int | None) -> None:
+    assert ordinal_named(target) == ordinal
+
+
+def test_a_number_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidTarget, match="tpu:1"):
+        ordinal_named("tpu:1")

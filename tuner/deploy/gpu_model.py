@@ -115,13 +115,20 @@ def _lowered(functions: Mapping[str, Any], target: Target) -> dict[str, Lowered]
 def _compiled(lowered: Mapping[str, Lowered], target: Target) -> dict[str, bytes]:
     """Machine code by source, on all cores. Raises PitchpipeError."""
     assert target.arch is not None
-    sources = dict.fromkeys(one.source for one in lowered.values())
+    names = {one.source: name for name, one in lowered.items()}
     try:
         compiler = DeviceCompiler(target.arch)
-        with ThreadPoolExecutor(usable_cores()) as threads:
-            return dict(zip(sources, threads.map(compiler.compile, sources), strict=True))
     except NotCompiled as error:
-        raise PitchpipeError(f"the compiler refused the model: {error}") from error
+        raise PitchpipeError(str(error)) from error
+
+    def compiled(source: str) -> bytes:
+        try:
+            return compiler.compile(source)
+        except NotCompiled as error:
+            raise PitchpipeError(f"the compiler refused {names[source]}: {error}") from error
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        return dict(zip(names, threads.map(compiled, names), strict=True))
 
 
 def assemble(flow: Flow, lowered: Mapping[str, Lowered], codes: Mapping[str, bytes]) -> Program:

@@ -20,7 +20,7 @@ import shlex
 import shutil
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,13 +32,15 @@ from tuner.measure import nvrtc
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.schedule.tensor_type import TensorType
-from tuner.tvm_compat import IRModule, codegen_build, tirx, tvm
+from tuner.tvm_compat import IRModule, codegen_build, ir, sym, tirx, tvm, tvm_ffi
 
 MAX_CODE_BYTES = 8 << 20
 """Largest machine code of one program; tensor-core kernels have 50 to 600 KiB."""
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 _GENERATING = threading.Lock()
 _SHARED = "tirx.use_dyn_shared_memory"
+_MOST_CALLS = 1000
+"""Launches of one tensor function, at most."""
 
 _PREAMBLE = (
     "#include <cuda/std/cstdint>\n"
@@ -180,18 +182,32 @@ def _source(device: Any, target: Any) -> str:
 
 
 def _calls(function: Any) -> tuple[tuple[KernelCall, ...], tuple[int, ...]]:
-    """The launches of a host function in order, and the bytes of each workspace. Raises NotCompiled."""
+    """The launches of a host function in order, and the bytes of each workspace. Raises NotCompiled.
+
+    Loops and numbers that depend on nothing but constants are worked out, as in a sort, which merges longer and longer runs.
+    """
     places: list[tuple[Any, int]] = [(param, index) for index, param in enumerate(function.params)]
+    numbers: list[tuple[Any, Any]] = [(offset, 0) for param in function.params for offset in _offsets(param)]
     workspaces: list[int] = []
     calls: list[KernelCall] = []
 
-    def place(expression: Any) -> int | bytes:
+    def known(variable: Any) -> Any:
+        found = next((value for other, value in reversed(numbers) if variable.same_as(other)), None)
+        return variable if found is None else tirx.const(int(found), str(variable.ty.dtype))
+
+    def number(expression: Any) -> Any:
+        """The expression as a constant; as it is where it is none."""
         if isinstance(expression, (tirx.IntImm, tirx.FloatImm)):
-            return scalar_bytes(str(expression.ty.dtype), expression.value)
+            return expression
+        return sym.Analyzer().simplify(tvm_ffi.structural_map(expression, (ir.Var, known)))
+
+    def place(expression: Any) -> int | bytes:
         if getattr(getattr(expression, "op", None), "name", "") == "tirx.buffer_data":
             for buffer, index in places:
                 if expression.args[0].same_as(buffer):
                     return index
+        elif isinstance(value := number(expression), (tirx.IntImm, tirx.FloatImm)):
+            return scalar_bytes(str(value.ty.dtype), value.value)
         raise NotCompiled(f"a kernel takes {str(expression)[:80]}, which is no buffer of the host function")
 
     def visit(statement: Any) -> None:
@@ -205,8 +221,19 @@ def _calls(function: Any) -> tuple[tuple[KernelCall, ...], tuple[int, ...]]:
             workspaces.append(size_bytes(TensorType.of(statement.buffer)))
         elif isinstance(statement, tirx.DeclBuffer):
             places.append((statement.buffer, _index(place(statement.data))))
+        elif isinstance(statement, tirx.Bind) and isinstance(value := number(statement.value), tirx.IntImm):
+            numbers.append((statement.var, value))
+        elif isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.SERIAL:
+            first, count = number(statement.min), number(statement.extent)
+            if not (isinstance(first, tirx.IntImm) and isinstance(count, tirx.IntImm)):
+                raise NotCompiled(f"a loop of the host function has {str(count)[:80]} iterations")
+            for at in range(int(count)):
+                numbers.append((statement.loop_var, int(first) + at))
+                visit(statement.body)
+                if len(calls) > _MOST_CALLS:
+                    raise NotCompiled(f"more than {_MOST_CALLS} launches")
         elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
-            calls.append(_call(statement.value, place))
+            calls.append(_call(statement.value, place, number))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise NotCompiled(f"the host function does more than launch kernels: {str(statement)[:80]}")
 
@@ -214,6 +241,12 @@ def _calls(function: Any) -> tuple[tuple[KernelCall, ...], tuple[int, ...]]:
     if not calls:
         raise NotCompiled("nothing runs on the GPU")
     return tuple(calls), tuple(workspaces)
+
+
+def _offsets(param: Any) -> list[Any]:
+    """The variable for where a buffer begins, if it has one: buffers begin where they are said to."""
+    offset = getattr(param, "elem_offset", None)
+    return [offset] if isinstance(offset, ir.Var) else []
 
 
 def _index(place: int | bytes) -> int:
@@ -231,13 +264,13 @@ def _is_launch(value: Any) -> bool:
     return getattr(getattr(value, "op", None), "name", "") == "tirx.call_ffi_kernel"
 
 
-def _call(call: Any, place: Any) -> KernelCall:
+def _call(call: Any, place: Callable[[Any], int | bytes], number: Callable[[Any], Any]) -> KernelCall:
     tags = [str(tag) for tag in call.attrs.launch_params]
     name, *arguments = call.args
     split = len(arguments) - len(tags)
     sizes = {"block": [1, 1, 1], "thread": [1, 1, 1]}
     shared_bytes = 0
-    for tag, extent in zip(tags, arguments[split:], strict=True):
+    for tag, extent in zip(tags, map(number, arguments[split:]), strict=True):
         if not isinstance(extent, tirx.IntImm):
             raise NotCompiled(f"a launch depends on {str(extent)[:80]}")
         if tag == _SHARED:

@@ -68,7 +68,14 @@ class CpuKind(TargetKind):
         return load_library(path, target)
 
     def executable(
-        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+        self,
+        compiled: Any,
+        inputs: Sequence[Any],
+        params: Sequence[Any],
+        target: Target,
+        *,
+        graphs: bool = True,
+        ordinal: int | None = None,
     ) -> Executable:
         from pitchpipe.vm import MachineModel
 

@@ -76,11 +76,18 @@ class CudaKind(TargetKind):
             raise IntegrityError(f"{path.name}: {error}") from error
 
     def executable(
-        self, compiled: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target, *, graphs: bool = True
+        self,
+        compiled: Any,
+        inputs: Sequence[Any],
+        params: Sequence[Any],
+        target: Target,
+        *,
+        graphs: bool = True,
+        ordinal: int | None = None,
     ) -> Executable:
         from pitchpipe.gpu.executable import GpuModel
 
-        return GpuModel(compiled, inputs, params, graphs=graphs)
+        return GpuModel(compiled, inputs, params, graphs=graphs, ordinal=ordinal)
 
     def compile(self, module: Any, target: Target) -> Any:
         """A program: machine code, and the launches of a run."""
