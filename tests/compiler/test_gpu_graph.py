@@ -10,6 +10,7 @@ import pytest
 
 from tests.compiler.graphs import GPU, Graph, check, kernels, linear, run_here
 from tuner.graph.prepare import call_counts, prepare
+from tuner.tasks import split
 from tuner.tvm_compat import relax, tirx, tvm, tvm_ffi
 
 Emit = Callable[[Any], Any]
@@ -341,3 +342,41 @@ def test_tokens_are_added_to_an_image_where_both_lie() -> None:
 
     names = kernels(check(graph, make, target=GPU))
     assert names == ["conv2d", "conv2d_relu", "matmul_add_add", "mean"]
+
+
+@pytest.mark.parametrize("operator", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("axis", [0, -1, None])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_scans_are_reductions(operator: str, axis: int | None, exclusive: bool) -> None:
+    graph = Graph()
+    x = graph.tensor(4, 5)
+    make = getattr(relax.op, operator)
+    check(graph, lambda emit: emit(make(x, axis, exclusive=exclusive)), target=GPU)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sorts_are_reductions_that_keep_the_order_of_equal_elements(descending: bool, axis: int) -> None:
+    graph = Graph()
+    x, y = graph.tensor(4, 6), graph.tensor(4, 6)
+    graph.values[0] = np.round(graph.values[0] * 2)
+
+    def make(emit: Emit) -> list[Any]:
+        places = emit(relax.op.argsort(x, axis, descending, "int64"))
+        best = emit(relax.op.topk(y, 3, axis=axis, ret_type="both", largest=descending, dtype="int32"))
+        return [
+            places,
+            emit(relax.op.sort(x, axis, descending)),
+            *(emit(relax.TupleGetItem(best, n)) for n in range(2)),
+        ]
+
+    prepared = check(graph, make, inputs=2, target=GPU)
+    assert len(split(prepared, GPU)) == 4  # each has a schedule for a GPU
+
+
+def test_what_is_no_number_is_sorted_behind_all_others() -> None:
+    graph = Graph()
+    x = graph.tensor(5)
+    graph.values[0] = np.array([np.nan, 1, np.inf, np.nan, -1], np.float32)
+    prepared = prepare(graph.module(lambda emit: emit(relax.op.argsort(x, 0, False, "int64")), 1), GPU)
+    np.testing.assert_array_equal(run_here(prepared, graph.values, [])[0], [4, 1, 2, 0, 3])

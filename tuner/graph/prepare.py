@@ -2,9 +2,9 @@
 
 `prepare` (before tuning) works in this order, one pass a file of this folder:
 
-1. For a CPU, scatters are decomposed (scatters.py). For every target, indices are wrapped and clamped
-   (guard_indices.py), attention is decomposed (decompose_attention.py), constants are folded (fold_constants.py) and the
-   graph is simplified (simplify/).
+1. For a CPU, scatters are decomposed (scatters.py), for a GPU scans and sorts (scans.py). For every target, indices are
+   wrapped and clamped (guard_indices.py), attention is decomposed (decompose_attention.py), constants are folded
+   (fold_constants.py) and the graph is simplified (simplify/).
 2. Casts around a softmax of half precision are removed (half_precision.py). Batch norms are folded into convolutions
    (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are constants; here they are arguments.
 3. Products are brought into the layouts in which they are read. For a GPU, splits become slices (split_slices.py,

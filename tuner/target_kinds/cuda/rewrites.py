@@ -14,6 +14,7 @@ from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, Rewrites
 from tuner.graph.reassociate import reassociate
+from tuner.graph.scans import decompose_scans
 from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
@@ -22,7 +23,7 @@ from tuner.graph.split_projections import split_projections
 from tuner.graph.split_slices import split_slices
 
 REWRITES = Rewrites(
-    always=ALWAYS,
+    always=(decompose_scans, *ALWAYS),
     products=(
         *(split_slices, constant_takes, shared_weights, simplify, split_projections, simplify, even_biases),
         *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),

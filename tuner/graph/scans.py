@@ -1,0 +1,114 @@
+"""Cumulative sums and products, and sorts, as reductions: a GPU runs them with the schedules of any other reduction.
+
+    cumsum: y[i] = sum over k <= i of x[k]
+    sort:   rank[i] = number of k with x[k] before x[i];  y[r] = the x[i] of rank r, which is a sum with one term
+
+An element comes before another one that is larger, or equal and behind it, so that equal elements keep their order; what is
+no number is the largest. TVM's functions for a GPU are scheduled already, and call runtime functions that no program of ours
+has. The work grows with the square of the length: for thousands of elements a launch hides it, for millions it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, reshaped, static_shape
+from tuner.graph.one_function import HALF, SUMS, dtype_of
+from tuner.tvm_compat import relax, te, tirx
+
+_PRODUCT = te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype), name="product")
+_SCANS = {"relax.cumprod": (_PRODUCT, 1), "relax.cumsum": (te.sum, 0)}
+_SORTS = ("relax.argsort", "relax.sort", "relax.topk")
+
+
+def decompose_scans(mod: Any) -> Any:
+    """The module with cumulative operators and sorts of main as reductions. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for name in (*_SCANS, *_SORTS):
+        for _, call in def_use.calls(name):
+            shape = static_shape(call.args[0])
+            if shape and 0 not in shape and dtype_of(call.args[0]) != "bool":
+                replacements[call] = _scan(call) if name in _SCANS else _sort(call)
+    return replace_calls(mod, replacements)
+
+
+def _scan(call: Any) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        x, dtype = current(call.args[0]), dtype_of(call)
+        if call.attrs.axis is None:
+            x = builder.emit(reshaped(x, static_shape(call) or []))
+        axis = int(call.attrs.axis or 0) % len(static_shape(x) or [])
+        reduce, neutral = _SCANS[op_name(call)]
+        sums = SUMS if dtype in HALF else dtype
+        last = -1 if int(call.attrs.exclusive or 0) else 0
+
+        def compute(given: Any) -> Any:
+            k = te.reduce_axis((0, given.shape[axis]), name="k")
+
+            def element(*at: Any) -> Any:
+                value = given[_with(at, axis, k)].astype(sums)
+                return reduce(tirx.Select(k <= at[axis] + last, value, tirx.const(neutral, sums)), axis=k)
+
+            found = te.compute(given.shape, element, name="scan")
+            return (
+                found if sums == dtype else te.compute(given.shape, lambda *at: found[at].astype(dtype), name="rounded")
+            )
+
+        return builder.call_te(compute, x, primfunc_name_hint=op_name(call).removeprefix("relax."))
+
+    return replacement
+
+
+def _sort(call: Any) -> Replacement:
+    name, attrs = op_name(call), call.attrs
+    axis = int(attrs.axis) % len(static_shape(call.args[0]) or [0])
+    descending = bool(attrs.largest) if name == "relax.topk" else bool(attrs.descending)
+
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        x = current(call.args[0])
+        count = int(attrs.k) if name == "relax.topk" else (static_shape(x) or [])[axis]
+        count = count if count > 0 else (static_shape(x) or [])[axis]
+
+        def part(places: bool) -> Any:
+            dtype = str(attrs.dtype) if places else dtype_of(x)
+            hint = "argsort" if places else "sort"
+            return builder.call_te(_sorted, x, axis, descending, count, dtype, places, primfunc_name_hint=hint)
+
+        if name != "relax.topk" or str(attrs.ret_type) != "both":
+            return part(name == "relax.argsort" or (name == "relax.topk" and str(attrs.ret_type) == "indices"))
+        return relax.Tuple([builder.emit(part(places)) for places in (False, True)])
+
+    return replacement
+
+
+def _sorted(x: Any, axis: int, descending: bool, count: int, dtype: str, places: bool) -> Any:
+    """The first `count` elements in order along an axis, or their places there."""
+    extent = x.shape[axis]
+    k, i = te.reduce_axis((0, extent), name="k"), te.reduce_axis((0, extent), name="i")
+
+    def rank(*at: Any) -> Any:
+        one, other = x[_with(at, axis, k)], x[at]
+        low, high = (other, one) if descending else (one, other)
+        equal, before = one == other, low < high
+        if str(x.dtype).startswith(("float", "bfloat")):
+            is_last = [tirx.isnan(each) for each in (high, low)]
+            before = tirx.Or(before, tirx.And(is_last[0], tirx.Not(is_last[1])))
+            equal = tirx.Or(equal, tirx.And(*is_last))
+        first = tirx.Or(before, tirx.And(equal, k < at[axis]))
+        return te.sum(tirx.Select(first, tirx.const(1, "int64"), tirx.const(0, "int64")), axis=k)
+
+    ranks = te.compute(x.shape, rank, name="rank")
+
+    def element(*at: Any) -> Any:
+        value = i.astype(dtype) if places else x[_with(at, axis, i)]
+        is_here = ranks[_with(at, axis, i)] == at[axis].astype("int64")
+        return te.sum(tirx.Select(is_here, value, tirx.const(0, dtype)), axis=i)
+
+    shape = [*x.shape[:axis], count, *x.shape[axis + 1 :]]
+    return te.compute(tuple(shape), element, name="sorted")
+
+
+def _with(at: Sequence[Any], axis: int, index: Any) -> tuple[Any, ...]:
+    return (*at[:axis], index, *at[axis + 1 :])
