@@ -20,7 +20,7 @@ from tuner.measure.gpu_code import (
     lower,
 )
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import Schedule, load_ir, to_tvm_target
+from tuner.tvm_compat import IRModule, PrimFunc, Schedule, load_ir, relax, to_tvm_target
 
 HEADER = """#ifdef __CUDACC_RTC__
   #include <cuda/std/cstdint>
@@ -60,6 +60,21 @@ def test_kernels_that_hand_data_on_share_a_workspace() -> None:
     assert first.arguments == (0, 1, 3), "two inputs and, after the three parameters, the workspace"
     assert set(second.arguments) == {2, 3}
     assert first.shared_bytes == second.shared_bytes == 0
+
+
+def test_loops_of_the_host_whose_length_is_known_are_launches() -> None:
+    """TVM's sort for GPUs merges runs in a loop, whose kernels are told how long the runs are."""
+    x, builder = relax.Var("x", relax.TensorType((4, 3000), "float32")), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.sort(x, axis=1)))
+    with to_tvm_target(TARGET):
+        module = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(builder.get()))
+    (sort,) = (function for function in module.functions.values() if isinstance(function, PrimFunc))
+    calls = lower(IRModule({"main": sort.with_attr("global_symbol", "main")}), to_tvm_target(TARGET)).calls
+    told = [[int.from_bytes(one, "little") for one in call.arguments if isinstance(one, bytes)] for call in calls]
+    assert [sorted(scalars) for scalars in told if len(scalars) > 1] == [
+        [at, min(1024, run), run] for at, run in enumerate((256, 512, 1024, 2048, 4096))
+    ]
 
 
 def test_a_schedule_that_leaves_work_on_the_host_is_refused() -> None:

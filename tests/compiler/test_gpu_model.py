@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pitchpipe.errors import PitchpipeError, UnsupportedOperator
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.gpu.executable import GpuModel
-from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
+from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program
 from pitchpipe.gpu.testing import FakeDriver
 from pitchpipe.model.strip import strip_onnx
 from pitchpipe.target_kind import kind_of
@@ -242,22 +242,6 @@ def test_work_that_is_left_to_the_host_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(type(kind_of(TARGET)), "default_schedule", lambda self, module, target: module)
     with pytest.raises(UnsupportedOperator, match=r"matmul\w* cannot be run by a GPU alone"):
         compile_gpu_model(schedule_model(ingested, TARGET, {}).module, TARGET)
-
-
-@pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
-def test_loops_of_the_host_whose_length_is_known_are_launches() -> None:
-    """A sort merges runs in a loop, whose kernels are told how long the runs are."""
-    nodes = [node("TopK", ["x", "k"], ["values", "indices"])]
-    made = model(nodes, {"x": [4, 3000]}, ["values", "indices"], {"k": np.array([3])})
-    ingested = read_onnx(strip_onnx(made.SerializeToString()).data, IngestLimits())
-    program = compile_gpu_model(schedule_model(ingested, TARGET, {}).module, TARGET)
-    told = [
-        [int.from_bytes(one.data, "little") for one in launch.arguments if isinstance(one, Scalar)]
-        for launch in program.run
-    ]
-    assert [sorted(scalars) for scalars in told if len(scalars) > 1] == [
-        [at, min(1024, run), run] for at, run in enumerate((256, 512, 1024, 2048, 4096))
-    ]
 
 
 @st.composite
