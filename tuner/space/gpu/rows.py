@@ -100,10 +100,12 @@ def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
     if not reductions or any(axis_loops(schedule, block) is None for block in blocks):
         return None
     first = min(reductions, key=lambda block: len(parallel_candidates(schedule, block)))
-    shared = shared_parallel_axes(schedule, blocks, first)
+    shared = shared_parallel_axes(schedule, blocks, first, beside=True)
     if shared is None:
         return None
     definitions = [schedule.get(block) for block in blocks]
+    if len({_extent(definition, axes) for definition, axes in zip(definitions, shared, strict=True)}) != 1:
+        return None
     for number, definition in enumerate(definitions):
         later = {region.source for other in definitions[number + 1 :] for region in other.reads}
         read_later = [region.source for region in definition.writes if region.source in later]
