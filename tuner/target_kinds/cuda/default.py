@@ -64,7 +64,7 @@ def _chosen(mod: Any, target: Target) -> str:
     try:
         with tvm_target:
             schedule = dlight.gpu.Fallback().apply(mod["main"], tvm_target, False)
-    except Exception as error:  # noqa: BLE001 - likewise
+    except Exception as error:
         raise InvalidTrace(f"TVM's default GPU schedule does not apply to the workload: {error}"[:300]) from error
     if schedule is None:
         raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
