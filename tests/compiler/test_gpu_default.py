@@ -125,6 +125,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
         (((1, 3, 32, 32), F), ((32, 3, 7, 7), F), ((1, 32, 1, 1), F)),
         1,
     ),
+    "product of a vector with few columns": (
+        lambda b, x, w: op.matmul(x, w),
+        (((1, 512), F), ((512, 3), F)),
+        1,
+    ),
+    "largest of few columns of bfloat16": (lambda b, x: op.max(x, axis=[0]), (((300, 7), B),), 1),
     "embedding": (lambda b, i, t: op.take(t, i, axis=0, mode="clip"), (((3, 40), "int64"), ((10, 96), H)), 1),
 }
 
