@@ -45,13 +45,13 @@ class DivergentBarrier(AssertionError):
 def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> None:
     """Runs all kernels of a scheduled module in order; writes into `arguments`, the parameters of `main`."""
     tvm_target = to_tvm_target(target)
-    launches, workspaces, _ = lower(scheduled, tvm_target)
+    lowered = lower(scheduled, tvm_target)
     kernels = {name.name_hint: function for name, function in lower_kernels(scheduled, tvm_target).functions_items()}
     flat: list[np.ndarray] = [argument.reshape(-1) for argument in arguments]
-    flat += [np.full(size, _UNWRITTEN, dtype=np.uint8) for size in workspaces]
-    for launch in launches:
+    flat += [np.full(size, _UNWRITTEN, dtype=np.uint8) for size in lowered.workspaces]
+    for launch in lowered.calls:
         function = kernels[launch.kernel]
-        buffers = {param: flat[place] for param, place in zip(function.params, launch.buffers, strict=False)}
+        buffers = {param: flat[place] for param, place in zip(function.params, launch.arguments, strict=False)}
         _Kernel(launch.grid, launch.block, buffers).run(function.body)
 
 

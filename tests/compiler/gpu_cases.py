@@ -13,7 +13,7 @@ from tests.compiler import programs
 from tests.gpu_interpreter import dtype_of, run
 from tuner.schedule.trace import apply_trace, decode_trace
 from tuner.target_kinds.cuda.default import default_trace
-from tuner.tvm_compat import IRModule, PrimFunc, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
+from tuner.tvm_compat import IRModule, PrimFunc, load_ir, relax, save_ir, te, tirx, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
 
 op = relax.op
@@ -34,6 +34,12 @@ def functions(make: Callable[..., Any], *specs: Spec) -> list[Any]:
     made = tvm.transform.Sequential(passes)(builder.get())
     found = [function for function in made.functions.values() if isinstance(function, PrimFunc)]
     return [IRModule({"main": function.with_attr("global_symbol", "main")}) for function in found]
+
+
+def one_function(make: Callable[..., Sequence[Any]], *specs: Spec) -> Any:
+    """A module of one function, of the tensors that TE makes of arguments of these types: whatever TVM would fuse."""
+    arguments = [te.placeholder(shape, dtype, name=f"a{i}") for i, (shape, dtype) in enumerate(specs)]
+    return IRModule({"main": te.create_prim_func([*arguments, *make(*arguments)])})
 
 
 def arguments_of(mod: Any, seed: int = 0) -> list[np.ndarray]:

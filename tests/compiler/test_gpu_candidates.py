@@ -28,9 +28,9 @@ def test_every_issued_candidate_applies_and_lowers_within_the_limits(name: str) 
     assert len(proposals) == 8
     for proposal in proposals:
         scheduled = apply_trace(load_ir(workload.ir), proposal.candidate.trace).mod
-        launches, _, source = lower(scheduled, to_tvm_target(HOPPER))
-        assert all(launch.shared_bytes <= 232448 for launch in launches)
-        assert "mma" in source
+        lowered = lower(scheduled, to_tvm_target(HOPPER))
+        assert all(launch.shared_bytes <= 232448 for launch in lowered.calls)
+        assert "mma" in lowered.source
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
-from tests.compiler.gpu_cases import Spec, check, functions
+from tests.compiler.gpu_cases import Spec, check, functions, one_function
 from tests.compiler.gpu_programs import TARGET
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.schedule.trace import apply_trace
 from tuner.target_kinds.cuda.default import default_trace
-from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target
+from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target, topi
 from tuner.workload.digest import workload_digest
 
 op = relax.op
@@ -125,6 +125,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
         (((1, 3, 32, 32), F), ((32, 3, 7, 7), F), ((1, 32, 1, 1), F)),
         1,
     ),
+    "product of a vector with few columns": (
+        lambda b, x, w: op.matmul(x, w),
+        (((1, 512), F), ((512, 3), F)),
+        1,
+    ),
+    "largest of few columns of bfloat16": (lambda b, x: op.max(x, axis=[0]), (((300, 7), B),), 1),
     "embedding": (lambda b, i, t: op.take(t, i, axis=0, mode="clip"), (((3, 40), "int64"), ((10, 96), H)), 1),
 }
 
@@ -137,7 +143,7 @@ def test_a_default_computes_what_the_workload_computes(name: str) -> None:
     launched = 0
     for mod in made:
         scheduled = apply_trace(mod, check(mod, HOPPER)).mod
-        launched += len(lower(scheduled, to_tvm_target(HOPPER))[0])
+        launched += len(lower(scheduled, to_tvm_target(HOPPER)).calls)
     assert launched - len(made) + 1 == kernels
 
 
@@ -149,6 +155,41 @@ def test_products_of_half_precision_use_tensor_cores_and_sum_in_single_precision
     make, specs, _ = CASES[name]
     (mod,) = functions(make, *specs)
     assert re.search(r"wmma_sync_16x16x16_(f16f16|bf16bf16)f32", trace_of(mod, HOPPER))
+
+
+def half_softmax(x: Any) -> list[Any]:
+    return [topi.cast(topi.nn.softmax(topi.cast(x, F)), x.dtype)]
+
+
+def residual_norm(x: Any, r: Any, g: Any, s: Any) -> list[Any]:
+    return [topi.nn.layer_norm(topi.add(x, r), g, s, [1])]
+
+
+def residual_norm_with_sum(x: Any, r: Any, g: Any, s: Any) -> list[Any]:
+    """The sum is a result as well: the next layer's residual."""
+    y = topi.add(x, r)
+    return [y, topi.nn.layer_norm(y, g, s, [1])]
+
+
+FUSED: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
+    "softmax between conversions": (half_softmax, (((37, 512), H),), 1),
+    "softmax of 197 between conversions": (half_softmax, (((48, 197), B),), 1),
+    "residual and norm": (residual_norm, (((33, 768), H), ((33, 768), H), ((768,), H), ((768,), H)), 1),
+    "residual and norm, and their sum": (
+        residual_norm_with_sum,
+        (((33, 768), H), ((33, 768), H), ((768,), H), ((768,), H)),
+        1,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FUSED)
+def test_a_chain_with_what_is_fused_into_it_is_one_kernel(name: str) -> None:
+    make, specs, kernels = FUSED[name]
+    mod = one_function(make, *specs)
+    trace = check(mod, HOPPER)
+    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == kernels
 
 
 ATTENTIONS = {
@@ -167,7 +208,7 @@ def test_attention_is_three_kernels_one_of_them_its_softmax(name: str) -> None:
     make, tensor_cores = ATTENTIONS[name]
     mod = load_ir(make().ir)
     trace = check(mod, HOPPER)
-    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER))[0]) == 3
+    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == 3
     assert ("wmma_sync" in trace) is tensor_cores
 
 
@@ -236,4 +277,4 @@ def test_defaults_compile_for_each_architecture() -> None:
             for arch, compiler in compilers().items():
                 target = Target.parse({**HOPPER.attributes(), "arch": arch})
                 scheduled = apply_trace(mod, trace_of(mod, target)).mod
-                assert compiler.compile(lower(scheduled, to_tvm_target(target))[2])[:4] == b"\x7fELF"
+                assert compiler.compile(lower(scheduled, to_tvm_target(target)).source)[:4] == b"\x7fELF"

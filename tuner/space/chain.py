@@ -46,11 +46,14 @@ def parallel_iterations(schedule: Any) -> int | None:
     return math.prod(extents[axis] for axis in parallel[blocks.index(first)])
 
 
-def shared_parallel_axes(schedule: Any, blocks: Sequence[Any], first: Any) -> list[tuple[Any, ...]] | None:
+def shared_parallel_axes(
+    schedule: Any, blocks: Sequence[Any], first: Any, *, beside: bool = False
+) -> list[tuple[Any, ...]] | None:
     """For each block its parallel axes, where the spatial axes of the block `first` are the parallel axes of the chain.
 
     The axes are followed from a stage to a buffer (the dimensions that they index) and from a buffer to a stage (the axes
     that index those dimensions). None where a stage reads a value of another iteration, or is not reached.
+    beside: a stage that no other reads or is read by gets the axes with which it reads an input that they read.
     """
     accesses = [_accesses(schedule, block) for block in blocks]
     written = {region.source for block in blocks for region in schedule.get(block).writes}
@@ -78,7 +81,28 @@ def shared_parallel_axes(schedule: Any, blocks: Sequence[Any], first: Any) -> li
                         waiting.append(other)
                     elif not all(a.same_as(b) for a, b in zip(known[other], axes, strict=True)):
                         return None
+    for number in range(len(blocks)) if beside else ():
+        if number not in known and not any(buffer in shared for buffer in accesses[number]):
+            found = _axes_beside(accesses, known, number, parallel_candidates(schedule, blocks[number]))
+            known |= {} if found is None else {number: found}
     return [known[number] for number in range(len(blocks))] if len(known) == len(blocks) else None
+
+
+def _axes_beside(
+    accesses: Sequence[dict[Any, list[list[Any]]]],
+    known: dict[int, tuple[Any, ...]],
+    number: int,
+    candidates: Sequence[Any],
+) -> tuple[Any, ...] | None:
+    """The axes with which a stage reads what another reads with its parallel axes."""
+    for other, axes in sorted(known.items()):
+        for buffer, places in accesses[number].items():
+            for indices in accesses[other].get(buffer, ()):
+                at = [_position(indices, axis) for axis in axes]
+                found = tuple(places[0][dim] for dim in at if dim is not None)
+                if len(found) == len(axes) and all(any(axis.same_as(c) for c in candidates) for axis in found):
+                    return found
+    return None
 
 
 def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:

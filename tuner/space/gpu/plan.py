@@ -38,24 +38,26 @@ def schedule_memory_bound(schedule: Any, limits: Limits) -> None:
 def schedule_in_order(schedule: Any, blocks: list[Any], limits: Limits) -> None:
     """Makes kernels of consecutive blocks; raises NoSchedule."""
     while blocks:
-        if not is_reduction(schedule, blocks[0]):
-            schedule_elementwise(schedule, blocks.pop(0), limits)
-            continue
         count, chain = _longest_chain(schedule, blocks)
-        if _too_few_rows(chain):
+        if chain is None:
+            schedule_elementwise(schedule, blocks.pop(0), limits)
+        elif _too_few_rows(chain):
             blocks = [*split_long_rows(schedule, chain), *blocks[1:]]
-            continue
-        schedule_chain(schedule, chain, mapping_of(chain, limits))
-        del blocks[:count]
+        else:
+            schedule_chain(schedule, chain, mapping_of(chain, limits))
+            del blocks[:count]
 
 
-def _longest_chain(schedule: Any, blocks: Sequence[Any]) -> tuple[int, Chain]:
-    """(number of blocks, chain) of the most blocks from the first on that may be one kernel; raises NoSchedule."""
+def _longest_chain(schedule: Any, blocks: Sequence[Any]) -> tuple[int, Chain | None]:
+    """(number of blocks, chain) of the most blocks from the first on that may be one kernel, None for an element-wise stage
+    alone; raises NoSchedule."""
     for count in range(len(blocks), 0, -1):
         chain = find_chain(schedule, blocks[:count])
         if chain is not None and (count == 1 or not _too_few_rows(chain)):
             return count, chain
-    raise NoSchedule("a reduction has loops that are not its axes")
+    if is_reduction(schedule, blocks[0]):
+        raise NoSchedule("a reduction has loops that are not its axes")
+    return 1, None
 
 
 def _too_few_rows(chain: Chain) -> bool:

@@ -43,6 +43,8 @@ MAX_UNROLL = 8
 WINDOW = 32
 """Columns up to which a thread does its rows alone where rows lie side by side: windows of pooling and of depthwise
 convolutions."""
+SMALL = 1 << 20
+"""Elements up to which it matters less that threads read lines which they use little of than that there are many threads."""
 SHUFFLED = {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)} | {"float16"}
 """Types that threads of a warp exchange through registers. Of others TVM 0.27 reduces a warp's values in shared memory below
 a barrier that half of the warp does not reach, which CUDA leaves undefined: every thread of the row combines them itself."""
@@ -74,6 +76,8 @@ class Chain:
     """Whether rows lie side by side in memory, else columns do."""
     lanes: int
     """Of a vector of rows; 1 unless rows lie side by side."""
+    shuffled: bool
+    """Whether threads may exchange all that is reduced through registers."""
 
     @property
     def columns(self) -> int:
@@ -100,10 +104,12 @@ def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
     if not reductions or any(axis_loops(schedule, block) is None for block in blocks):
         return None
     first = min(reductions, key=lambda block: len(parallel_candidates(schedule, block)))
-    shared = shared_parallel_axes(schedule, blocks, first)
+    shared = shared_parallel_axes(schedule, blocks, first, beside=True)
     if shared is None:
         return None
     definitions = [schedule.get(block) for block in blocks]
+    if len({_extent(definition, axes) for definition, axes in zip(definitions, shared, strict=True)}) != 1:
+        return None
     for number, definition in enumerate(definitions):
         later = {region.source for other in definitions[number + 1 :] for region in other.reads}
         read_later = [region.source for region in definition.writes if region.source in later]
@@ -130,6 +136,12 @@ def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
         rows=_extent(definitions[0], shared[0]),
         side_by_side=side_by_side,
         lanes=min(map(_row_lanes, definitions, shared)) if side_by_side else 1,
+        shuffled=all(
+            str(region.source.dtype) in SHUFFLED
+            for definition in definitions
+            if reduction_axes(definition)
+            for region in definition.writes
+        ),
     )
 
 
@@ -155,7 +167,9 @@ def mapping_of(chain: Chain, limits: Limits) -> Mapping:
 
 def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
     width, lanes, threads = limits.warp, chain.lanes, 1
-    if chain.columns > WINDOW and chain.rows < FULL and chain.rows % width == 0:
+    few = chain.rows % width == 0 or (chain.shuffled and chain.rows * chain.columns <= SMALL)
+    if chain.columns > WINDOW and chain.rows < FULL and few:
+        width = math.gcd(chain.rows, width)  # Barriers stand in no guard.
         while threads < limits.threads // width and 4 * threads < chain.columns and chain.rows * threads < FULL:
             threads *= 2
         return Mapping(rows=width, threads=threads, lanes=1)
@@ -304,7 +318,7 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
     rank = len(definition.writes[0].region)
     schedule.reorder(*outer, turn, thread, *inner)
     partial = schedule.rfactor(schedule.fuse(thread, *inner) if inner else thread, rank)
-    shuffled = chain.side_by_side or all(str(region.source.dtype) in SHUFFLED for region in definition.writes)
+    shuffled = chain.side_by_side or chain.shuffled
     for index in range(len(schedule.get(partial).writes)):
         schedule.set_scope(partial, index, "local" if shuffled else "shared")
     *_, turn, thread = schedule.get_loops(partial)

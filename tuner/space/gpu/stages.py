@@ -13,8 +13,18 @@ def inline_stages(schedule: Any) -> list[Any]:
     """Inlines every stage but reductions and results into those that use it; returns the blocks that are left.
 
     Computing an element again costs a thread less than a kernel and two accesses to memory cost. A reshape at the end
-    would hide the rows of the stage before it, so that stage takes its place.
+    would hide the rows of the stage before it, so that stage takes its place. What is a result and used as well (the sum of
+    a residual, before its norm) is computed for both.
     """
+    for block in root_blocks(schedule):
+        users = schedule.get_consumers(block)
+        if (
+            users
+            and not is_reduction(schedule, block)
+            and not schedule.get_producers(block)
+            and writes_result(schedule, block)
+        ):
+            schedule.cache_write(block, 0, "global", consumer_blocks=list(users))
     for block in root_blocks(schedule):
         if is_reduction(schedule, block) or not (users := schedule.get_consumers(block)):
             continue
@@ -37,6 +47,12 @@ def is_opaque(schedule: Any, block: Any) -> bool:
 def reduction_axes(definition: Any) -> list[Any]:
     """The axes of a block that it reduces, in order."""
     return [axis for axis in definition.iter_vars if int(axis.iter_type) == tirx.IterVar.CommReduce]
+
+
+def writes_result(schedule: Any, block: Any) -> bool:
+    """Whether a block writes a parameter of the function."""
+    params = list(schedule.mod["main"].params)
+    return any(region.source.same_as(param) for region in schedule.get(block).writes for param in params)
 
 
 def axis_loops(schedule: Any, block: Any) -> list[Any] | None:

@@ -61,8 +61,11 @@ def _chosen(mod: Any, target: Target) -> str:
             continue
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the next rule may apply
             tell_refused("gpu default", error, choice=name)
-    with tvm_target:
-        schedule = dlight.gpu.Fallback().apply(mod["main"], tvm_target, False)
+    try:
+        with tvm_target:
+            schedule = dlight.gpu.Fallback().apply(mod["main"], tvm_target, False)
+    except Exception as error:
+        raise InvalidTrace(f"TVM's default GPU schedule does not apply to the workload: {error}"[:300]) from error
     if schedule is None:
         raise InvalidTrace("TVM's default GPU schedule does not apply to the workload")
     return encode_trace(schedule.trace)
