@@ -31,6 +31,7 @@ from pitchpipe.target_kind import kind_named
 from tuner.measure import nvrtc
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
+from tuner.measure.gpu_alignment import misaligned
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, codegen_build, ir, sym, tirx, tvm, tvm_ffi
 
@@ -143,6 +144,9 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split, device = _lower(mod, target)
+        for variable, kernel in device.functions_items():
+            if (told := misaligned(kernel)) is not None:
+                raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} may access {told}: not aligned")
         calls, workspaces = _calls(split[name])
         return Lowered(calls=calls, workspaces=workspaces, source=_source(device, target))
 

@@ -87,7 +87,7 @@ def spread_copy(
     """Divides the two innermost loops of a copy among threads, in vectors where the source lies in order.
 
     axes: names and extents of the thread axes, the outer first. align, offset: rows begin `offset` elements after a multiple
-    of `align`, so that few threads meet in a bank of shared memory.
+    of `align`, or a whole number of vectors, so that few threads meet in a bank of shared memory.
     """
     definition = schedule.get(copied)
     loops = schedule.get_loops(copied)[-2:]
@@ -103,7 +103,7 @@ def spread_copy(
         schedule.bind(loop, name)
     if lanes > 1:
         schedule.vectorize(inner[-1])
-    schedule.storage_align(copied, 0, -2, align, offset)
+    schedule.storage_align(copied, 0, -2, align, -(-offset // lanes) * lanes)  # vectors stay aligned
 
 
 def inline_following(schedule: Any, block: Any) -> None:
