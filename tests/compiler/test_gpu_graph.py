@@ -380,3 +380,28 @@ def test_what_is_no_number_is_sorted_behind_all_others() -> None:
     graph.values[0] = np.array([np.nan, 1, np.inf, np.nan, -1], np.float32)
     prepared = prepare(graph.module(lambda emit: emit(relax.op.argsort(x, 0, False, "int64")), 1), GPU)
     np.testing.assert_array_equal(run_here(prepared, graph.values, [])[0], [4, 1, 2, 0, 3])
+
+
+def test_a_group_norm_between_casts_is_one_function_with_its_activation() -> None:
+    graph = Graph()
+    x, weight = graph.tensor(2, 8, 4, 4, dtype="float16"), graph.tensor(8, 8, 1, 1, dtype="float16")
+    gamma, beta = graph.tensor(8), graph.tensor(8)
+
+    def make(emit: Emit) -> Any:
+        y = emit(relax.op.nn.conv2d(x, weight))
+        wide = emit(relax.op.astype(y, "float32"))
+        normed = emit(relax.op.nn.group_norm(wide, gamma, beta, num_groups=2, channel_axis=1, axes=[2, 3]))
+        return emit(relax.op.nn.silu(emit(relax.op.astype(normed, "float16"))))
+
+    prepared = prepare(graph.module(make, 1), GPU)
+    names = kernels(prepared)
+    assert sum("group_norm" in name for name in names) == 1
+    assert any("group_norm_astype_silu" in name for name in names)
+    assert not {"astype", "cast", "silu"} & set(names)
+    (found,) = run_here(prepared, graph.values[:1], graph.values[1:])
+    values = [value.astype(np.float64) for value in graph.values]
+    y = np.einsum("nchw,oc->nohw", values[0], values[1][:, :, 0, 0])
+    parts = y.reshape(2, 2, -1)
+    parts = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 1e-5)
+    y = parts.reshape(2, 8, 4, 4) * values[2][:, None, None] + values[3][:, None, None]
+    np.testing.assert_allclose(found.astype(np.float64), y / (1 + np.exp(-y)), atol=5e-3)

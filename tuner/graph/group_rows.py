@@ -19,11 +19,13 @@ from typing import Any
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
 from tuner.graph.epilogue import BINARY, ELEMENTWISE, PRODUCTS
 from tuner.graph.fold_constants import constant_value
-from tuner.graph.one_function import again, call_of, cast, dtype_of
+from tuner.graph.one_function import HALF, again, call_of, cast, dtype_of
 from tuner.tvm_compat import relax
 
 REDUCTIONS = frozenset(f"relax.{name}" for name in ("max", "mean", "min", "sum", "variance"))
 NORMS = frozenset(f"relax.nn.{name}" for name in ("layer_norm", "log_softmax", "rms_norm", "softmax"))
+NORMS_OF_IMAGES = frozenset(("relax.nn.group_norm", "relax.nn.instance_norm"))
+"""Norms whose rows are taken to be whole images."""
 ANCHORS = PRODUCTS | frozenset(("relax.call_tir", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"))
 """What element-wise operators are fused behind."""
 MAX_CALLS = 48
@@ -73,13 +75,11 @@ class _Rows:
     def reduced_by(call: Any) -> _Rows | None:
         """The rows that a call reduces; None where it does not reduce the last axes."""
         name = op_name(call)
-        if (
-            name not in REDUCTIONS | NORMS
-            or (shape := static_shape(call.args[0])) is None
-            or static_shape(call) is None
-        ):
+        if name not in REDUCTIONS | NORMS | NORMS_OF_IMAGES or static_shape(call) is None:
             return None
-        attrs = call.attrs
+        shape, attrs = static_shape(call.args[0]), call.attrs
+        if shape is None or name in NORMS_OF_IMAGES:
+            return None if shape is None else _Rows(tuple(shape), len(shape) - 1)
         given = [attrs.axis] if name.endswith("softmax") else attrs.axis if name in REDUCTIONS else attrs.axes
         axes = sorted({int(axis) % len(shape) for axis in given} if given is not None else range(len(shape)))
         lead = len(shape) - len(axes)
@@ -147,13 +147,18 @@ class _Group:
         while waiting and len(found) < MAX_CALLS:
             x = waiting.pop()
             fits = x not in found and x in self.def_use.values and self._fits(x)
-            if fits and self._is_elementwise(x) and set(self.users[x]) <= found and not self._follows_product(x):
+            if fits and self._is_elementwise(x) and set(self.users[x]) <= found and self._belongs_here(x):
                 found.add(x)
                 waiting = [operand for each in found for operand in self._operands(each)]
         return [each for each in self.def_use.values if each in found]
 
     def _is_elementwise(self, x: Any) -> bool:
         return op_name(self.def_use.values.get(x)) in ELEMENTWISE
+
+    def _belongs_here(self, x: Any) -> bool:
+        """Whether x is computed here rather than behind a product: a cast of half precision is done where it is read."""
+        call = self.def_use.values[x]
+        return (op_name(call) == "relax.astype" and dtype_of(call.args[0]) in HALF) or not self._follows_product(x)
 
     def _follows_product(self, x: Any) -> bool:
         """Whether x is computed on the result of a product while that is in registers, which is as good as here."""
