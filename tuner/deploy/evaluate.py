@@ -66,14 +66,15 @@ def evaluate(
             return {"incomparable": incomparable}
         default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), ingested, weights)
         found = [default.outputs(one) for one in source.inputs]
-        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
+        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps, computed=source.computed))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
     scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
     with ThreadPoolExecutor(2) as threads:
         baseline, tuned = threads.map(lambda ready: _Runner(ready, ingested, weights), scheduled)
     outputs = source.outputs if source is not None else [baseline.outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
-    judged = agreement(found, outputs, steps=source.steps if source is not None else ())
+    steps, least = (source.steps, source.computed) if source is not None else ((), None)
+    judged = agreement(found, outputs, steps=steps, computed=least)
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer
