@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 6e-2}
 """NumPy's name of an output's type -> the largest error that rounding explains in a deep network. The error is relative,
-without a unit."""
-PRECISION = ("bfloat16", "float16", "float32", "float64")
+without a unit. TF32 is how products of float32 may be computed (pitchpipe/wire/precision.py), and as precise as float16."""
+PRECISION = ("bfloat16", "float16", "tf32", "float32", "float64")
 """The types of TOLERANCE, the least precise first."""
 CANCELLED = 0.05
 """Share of the largest output's size that every output is at least measured by."""
@@ -37,6 +37,11 @@ EDGES = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-4, -1e-4, 8.0, -8.0)
 """Floating-point values of the edge set, in units of the example's size: signs of zero, steps of activations, and arguments
 for which exponentials and sigmoids saturate. Infinities are not among them: rewrites that are exact for numbers (a batch
 norm folded into weights, Winograd's algorithm) carry them elsewhere, and no model is fed them."""
+
+
+def less_precise(one: str | None, other: str) -> str:
+    """Of two of PRECISION the less precise."""
+    return other if one is None else min(one, other, key=PRECISION.index)
 
 
 def tolerance(dtype: str, computed: str | None = None) -> float:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 R = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE.keys() - {"tf32"}))
 def test_rounding_agrees_and_ten_tolerances_do_not(dtype: str) -> None:
     r = R.astype(dtype)
     wide = r.astype(np.float64)

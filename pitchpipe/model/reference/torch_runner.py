@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pitchpipe.model.comparison import PRECISION
+from pitchpipe.model.comparison import PRECISION, less_precise
 from pitchpipe.model.reference.expected import CannotRun, ModelFile
 from pitchpipe.torch_operators.arrays import to_array, to_tensor
 from pitchpipe.torch_operators.ties import TiesByPlace
@@ -57,8 +57,8 @@ class _Types(TorchDispatchMode):  # type: ignore[misc]  # torch has no types her
         found = function(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(found):
             name = str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, torch.Tensor) else ""
-            if name in PRECISION and (self.least is None or PRECISION.index(name) < PRECISION.index(self.least)):
-                self.least = name
+            if name in PRECISION:
+                self.least = less_precise(self.least, name)
         return found
 
 
