@@ -41,6 +41,7 @@ def submit(
     trials: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    precision: str = "ieee",
     client: Client | None = None,
     trust: bool = False,
     compare: bool = True,
@@ -51,12 +52,15 @@ def submit(
     The comparison builds the model here, once (see verify.py); the service is told of it with the model. `compare=False`
     leaves it out.
 
+    `precision` "tf32" allows float32 products and convolutions to be computed by TF32 on a GPU, as PyTorch's switches do;
+    `fetch` and `load` are then told the same.
+
     The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
     Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target,
     WrongResult for a model that, compiled, does not compute what its framework does.
     """
     with service_of(client) as service:
-        found = local_model(model, example_inputs, trust=trust)
+        found = local_model(model, example_inputs, trust=trust, precision=precision)
         budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
         wanted = target if isinstance(target, Target) else detect_target(target)
         told = compare_default(found, wanted, cache or cache_dir()) if compare else not_compared(ASKED_NOT_TO)
@@ -75,6 +79,7 @@ def load(
     cache: Path | None = None,
     trust: bool = False,
     lock: str | Path | None = None,
+    precision: str = "ieee",
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
@@ -89,7 +94,7 @@ def load(
     (`CompiledModel.comparison` tells). Raises InvalidInput for weights that are missing or misshapen, ArtifactRefused when
     that proof run fails, WrongResult when the outputs differ; `load_safely` runs something else instead.
     """
-    found = local_model(model, example_inputs, trust=trust)
+    found = local_model(model, example_inputs, trust=trust, precision=precision)
     folder, ordinal = cache or cache_dir(), ordinal_named(target)
     if schedules is None and lock is not None:
         schedules = fetch(found, target=target, lock=lock, cache=folder)

@@ -71,6 +71,8 @@ class TargetKind(ABC):
     """In a sentence, with its article."""
     runs_unscheduled: ClassVar[bool]
     """Whether a tensor function without any schedule can run on it: then that is the baseline of a workload."""
+    multiplies_tf32: ClassVar[bool]
+    """Whether its devices have units that multiply float32 by TF32: then that is a part of workloads' identity."""
     has_streams: ClassVar[bool]
     """Whether work is queued on streams, so that a result is there only once its stream was waited for."""
     artifact: ClassVar[str]

@@ -37,6 +37,10 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", help="of TorchScript, or of ONNX with open shapes, in order, as float32[1,3,224,224]"),
 ]
+PrecisionText = Annotated[
+    str,
+    typer.Option("--precision", help="of float32 products and convolutions on a GPU: ieee, or tf32 on tensor cores"),
+]
 Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
 TARGET_HELP = "auto, a device of this machine (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
 TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
@@ -87,6 +91,7 @@ def submit_job(
     trust: Trust = False,
     inputs: Inputs = None,
     compare: Compare = True,
+    precision: PrecisionText = "ieee",
     as_json: Json = False,
 ) -> None:
     """Compares a model with its framework, sends its graph, without weights, and starts a job."""
@@ -101,6 +106,7 @@ def submit_job(
             client=client,
             trust=trust,
             compare=compare,
+            precision=precision,
         )
     _print(job) if as_json else print(job.id)
 

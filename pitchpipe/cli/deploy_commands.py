@@ -21,6 +21,7 @@ from pitchpipe.wire.target import Target
 
 FILE_NAME = "pitchpipe.lock"
 Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt2, .py)")]
+PrecisionText = Annotated[str, typer.Option("--precision", help="that it was submitted with: ieee or tf32")]
 Trusted = Annotated[
     list[Path] | None, typer.Option(help="a public key's file; default: those in PITCHPIPE_TRUSTED_KEYS")
 ]
@@ -56,12 +57,14 @@ def create_pack(
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,
+    precision: PrecisionText = "ieee",
     as_json: Json = False,
 ) -> None:
     """Writes what the service knows for a model's file or a job into one signed file."""
     from pitchpipe.deploy.packs import create_pack as create
 
-    model = None if model_or_job.startswith(("job_", "mdl_")) else local_model(Path(model_or_job), trust=trust)
+    is_file = not model_or_job.startswith(("job_", "mdl_"))
+    model = local_model(Path(model_or_job), trust=trust, precision=precision) if is_file else None
     if objects and model is None:
         raise InvalidInput("a compiled model needs the model's file, not a job")
     with Client(url, token, retry_secs=RETRY_SECS) as client:
@@ -113,6 +116,7 @@ def lock(
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,
+    precision: PrecisionText = "ieee",
 ) -> None:
     """Pins the schedules of models, so that all replicas run the same; says which pins no longer resolve."""
     from pitchpipe.deploy import identity, lockfile
@@ -120,7 +124,8 @@ def lock(
     from pitchpipe.wire.pin import Pin
 
     wanted = resolve_target(_target(target), cache_dir())
-    known = [identity.identify(cache_dir(), local_model(path, trust=trust), wanted) for path in models]
+    found_models = [local_model(path, trust=trust, precision=precision) for path in models]
+    known = [identity.identify(cache_dir(), each, wanted) for each in found_models]
     try:
         before = lockfile.read(file)
     except NotFound:
@@ -149,6 +154,7 @@ def show_coverage(
     token: Token = "",
     target: TargetText = "auto",
     trust: Trust = False,
+    precision: PrecisionText = "ieee",
     as_json: Json = False,
 ) -> None:
     """What share of a model's expected time runs on exact schedules, on near ones, and on the baseline."""
@@ -160,7 +166,8 @@ def show_coverage(
 
         schedules = open_pack(pack, trusted=trusted, target=_target(target))
     with Client(url, token, retry_secs=RETRY_SECS) as client:
-        found = coverage(model, target=_target(target), schedules=schedules, client=client, trust=trust)
+        given = local_model(model, trust=trust, precision=precision)
+        found = coverage(given, target=_target(target), schedules=schedules, client=client)
     if as_json:
         print(json.dumps(found.model_dump(mode="json")))
         return

@@ -44,6 +44,7 @@ def tune_command(
     trust: commands.Trust = False,
     inputs: commands.Inputs = None,
     compare: commands.Compare = True,
+    precision: commands.PrecisionText = "ieee",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
@@ -57,6 +58,7 @@ def tune_command(
         trust=trust,
         inputs=tuple(inputs or ()),
         compare=compare,
+        precision=precision,
         log_level=log_level,
     )
     with Progress() as progress:

@@ -39,6 +39,8 @@ class TuneOptions:
     """Types and shapes of a TorchScript file's inputs; see parse_input."""
     compare: bool = True
     """Whether the framework is asked."""
+    precision: str = "ieee"
+    """Of float32 products and convolutions: ieee or tf32."""
     log_level: str = "warning"
 
 
@@ -49,7 +51,8 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
     whatever else failed; a KeyboardInterrupt leaves the database ready for the next run.
     """
     started = time.monotonic()
-    model = read_model(options.path, trust=options.trust, example_inputs=[parse_input(text) for text in options.inputs])
+    examples = [parse_input(text) for text in options.inputs]
+    model = read_model(options.path, trust=options.trust, example_inputs=examples, precision=options.precision)
     embedded = Embedded(options.database, options.target, log_level=options.log_level)
     with embedded as client:
         target = embedded.worker.target

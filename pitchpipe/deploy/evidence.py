@@ -103,7 +103,7 @@ def compared(model: Any, evidence: Evidence) -> Agreement | Comparison:
     for inputs in expected.inputs:
         result = model(*inputs)
         found.append(list(result) if isinstance(result, tuple) else [result])
-    return agreement(found, expected.outputs, steps=expected.steps)
+    return agreement(found, expected.outputs, steps=expected.steps, computed=expected.computed)
 
 
 def _weights(model: LocalModel, more: Mapping[str, Any], expected: Expected | None) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def fetch(
     cache: Path | None = None,
     lock: str | Path | None = None,
     report_misses: bool = False,
+    precision: str = "ieee",
 ) -> Schedules:
     """The best known schedules for a job or an uploaded model (a view or an id), or for any model.
 
@@ -46,13 +47,20 @@ def fetch(
     pitchpipe.errors comes by then. Finding out which workloads a model has takes a compiler: seconds, once per model and
     machine.
 
+    `precision` is that which the model was submitted with (`pitchpipe.submit`); a job and an uploaded model have theirs.
+
     With a `lock` file exactly what it pins is fetched, and what was fetched before is taken from the cache without asking
     (see lockfile.py). `report_misses` tells the service, within as many seconds again, which workloads a model here misses,
     so that idle workers may tune them; a report that fails is logged. A local database takes no reports.
     """
     if lock is not None:
         return _fetch_locked(
-            local_model(model_or_job, example_inputs, trust=trust), target, client, Path(lock), deadline_secs, cache
+            local_model(model_or_job, example_inputs, trust=trust, precision=precision),
+            target,
+            client,
+            Path(lock),
+            deadline_secs,
+            cache,
         )
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
@@ -64,7 +72,7 @@ def fetch(
     folder = cache or cache_dir()
     with source_of(client, deadline_secs=deadline_secs) as source:
         wanted = resolve_target(target, folder)
-        model = local_model(model_or_job, example_inputs, trust=trust)
+        model = local_model(model_or_job, example_inputs, trust=trust, precision=precision)
         known = identity.identify(folder, model, wanted)
         schedules = look_up([known], wanted, source, here=target == "auto", cache=folder, deadline_secs=deadline_secs)
         if report_misses and isinstance(source, Client) and (runs := misses.missed(schedules, known)):

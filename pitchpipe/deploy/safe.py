@@ -271,6 +271,7 @@ def load_safely(
     lock: str | Path | None = None,
     trust: bool = False,
     report_misses: bool = False,
+    precision: str = "ieee",
 ) -> SafeModel:
     """The tuned model, or the fallback in its place, within the deadline; it raises only for a fallback that is missing.
 
@@ -279,6 +280,7 @@ def load_safely(
     schedules: as for `load`, or what gives them (`lambda: open_pack(path)`), or None for a look-up in the service.
     lock: a lock file whose pins are run, in place of a look-up.
     report_misses: as for `fetch`, once looked up.
+    precision: as for `fetch`.
     deadline_secs: of looking up, and of waiting for a build. What is not ready by then goes on in a child, and a later
         call of the model, or a later program, has it. A torch module is exported first, and where its build was never
         compared with it here, it is run four times: neither counts.
@@ -291,7 +293,7 @@ def load_safely(
             raise InvalidInput("a model that is no torch module needs a fallback")
         fallback = _module_runner(model)
     try:
-        found = local_model(model, example_inputs, trust=trust)
+        found = local_model(model, example_inputs, trust=trust, precision=precision)
         given = schedules() if callable(schedules) else schedules
         pins = Path(lock) if lock is not None else None
         opening = Opening(

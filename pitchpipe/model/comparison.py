@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 6e-2}
 """NumPy's name of an output's type -> the largest error that rounding explains in a deep network. The error is relative,
-without a unit."""
+without a unit. TF32 is how products of float32 may be computed (pitchpipe/wire/precision.py), and as precise as float16."""
+PRECISION = ("bfloat16", "float16", "tf32", "float32", "float64")
+"""The types of TOLERANCE, the least precise first."""
 CANCELLED = 0.05
 """Share of the largest output's size that every output is at least measured by."""
 NO_SIZE = 1e-3
@@ -37,8 +39,21 @@ for which exponentials and sigmoids saturate. Infinities are not among them: rew
 norm folded into weights, Winograd's algorithm) carry them elsewhere, and no model is fed them."""
 
 
-def difference(found: Sequence[Any], expected: Sequence[Any], *, steps: Sequence[float] = ()) -> str | None:
-    """How `found` differs from `expected`, arrays of the framework, by more than TOLERANCE; None where it does not.
+def less_precise(one: str | None, other: str) -> str:
+    """Of two of PRECISION the less precise."""
+    return other if one is None else min(one, other, key=PRECISION.index)
+
+
+def tolerance(dtype: str, computed: str | None = None) -> float:
+    """The largest error of an output of that type, of a model whose least precise floating-point type is `computed`, as
+    under autocast, where it is known. 0 for whole numbers and booleans, which must be equal."""
+    return max(TOLERANCE[dtype], TOLERANCE.get(computed or dtype, 0.0)) if dtype in TOLERANCE else 0.0
+
+
+def difference(
+    found: Sequence[Any], expected: Sequence[Any], *, steps: Sequence[float] = (), computed: str | None = None
+) -> str | None:
+    """How `found` differs from `expected`, arrays of the framework, by more than `tolerance`; None where it does not.
 
     `steps` is what each output may be off besides, absolutely: of a quantised one the step of its grid. Where several
     outputs differ the worst is told.
@@ -49,7 +64,7 @@ def difference(found: Sequence[Any], expected: Sequence[Any], *, steps: Sequence
     for at, (a, r, error) in enumerate(_errors(found, expected, steps)):
         if isinstance(error, str):
             return f"output {at} {error}"
-        limit = TOLERANCE.get(str(r.dtype), 0.0)
+        limit = tolerance(str(r.dtype), computed)
         if error > limit:
             worst = f"its largest relative error is {error:.2g}, where {limit:.0e} is allowed"
             errors.append((error / max(limit, 1e-12), f"output {at} ({r.dtype}{list(a.shape)}) differs: {worst}"))
@@ -71,17 +86,21 @@ class Agreement:
 
 
 def agreement(
-    found: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]], *, steps: Sequence[float] = ()
+    found: Sequence[Sequence[Any]],
+    expected: Sequence[Sequence[Any]],
+    *,
+    steps: Sequence[float] = (),
+    computed: str | None = None,
 ) -> Agreement:
     """Compares the outputs of ours with the framework's, both by input set and output; see `difference`."""
     shares: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
     for at, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        told = difference(ours, theirs, steps=steps)
+        told = difference(ours, theirs, steps=steps, computed=computed)
         if told is not None:
             return Agreement(error=float("inf"), tolerance=0.0, differs_at=at, difference=told)
         for _, r, error in _errors(ours, theirs, steps):
-            limit = TOLERANCE.get(str(r.dtype))
-            if limit is not None and not isinstance(error, str):
+            limit = tolerance(str(r.dtype), computed)
+            if limit and not isinstance(error, str):
                 shares.append((error / limit, error, limit))
     _, error, limit = max(shares)
     return Agreement(error=error, tolerance=limit)

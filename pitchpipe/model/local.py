@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pitchpipe.frontends import FRONTENDS, SUFFIXES
 from pitchpipe.model.reference import FileSource, FunctionSource, ModuleSource, NoSource, Source
 from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import ModelFormat
+from pitchpipe.wire.precision import tf32_of
 from pitchpipe.wire.target import Target
 
 MAX_EXAMPLE = 1 << 28
@@ -46,12 +47,23 @@ def parse_input(text: str) -> Any:
     return np.zeros(shape, found[1])
 
 
-def read_model(path: Path, *, trust: bool, example_inputs: Sequence[Any] | None = None) -> LocalModel:
+def read_model(
+    path: Path, *, trust: bool, example_inputs: Sequence[Any] | None = None, precision: str = "ieee"
+) -> LocalModel:
     """Reads a model file; `example_inputs` are for TorchScript, which does not tell their shapes, and ONNX, which may not.
 
-    Raises InvalidInput for an unknown suffix, for a file that can run code and is not trusted, and for examples that
-    contradict the file.
+    `precision` is as for `local_model`. Raises InvalidInput for an unknown suffix, for a file that can run code and is not
+    trusted, and for examples that contradict the file.
     """
+    return with_precision(_read_model(path, trust, example_inputs), tf32_of(precision))
+
+
+def with_precision(model: LocalModel, tf32: Sequence[str]) -> LocalModel:
+    """The model, whose contractions named in `tf32` may be computed by TF32 where a device does (wire/precision.py)."""
+    return replace(model, data=step("set_precision")(model.data, model.format.value, tf32)) if tf32 else model
+
+
+def _read_model(path: Path, trust: bool, example_inputs: Sequence[Any] | None) -> LocalModel:
     model_format, data = read_file(path, trust=trust)
     if FRONTENDS[model_format].is_local:
         data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
@@ -83,14 +95,23 @@ def read_file(path: Path, *, trust: bool) -> tuple[ModelFormat, bytes]:
         raise InvalidInput(f"{path}: {error.strerror}") from error
 
 
-def local_model(model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False) -> LocalModel:
+def local_model(
+    model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False, precision: str = "ieee"
+) -> LocalModel:
     """The graph and the weights of a model: a path, ONNX bytes, a torch module, TorchScript or a jitted function of JAX
     with example inputs, or what jax.export made.
+
+    `precision` "tf32" allows float32 products and convolutions to be computed by TF32 on a GPU, "ieee" does not; it is a
+    part of the graph. Raises InvalidInput for any other.
     """
+    return with_precision(_local_model(model, example_inputs, trust), tf32_of(precision))
+
+
+def _local_model(model: Any, example_inputs: Sequence[Any] | None, trust: bool) -> LocalModel:
     if isinstance(model, LocalModel):
         return model
     if isinstance(model, (str, Path)):
-        return read_model(Path(model), trust=trust, example_inputs=example_inputs)
+        return _read_model(Path(model), trust, example_inputs)
     if isinstance(model, bytes):
         stripped = step("strip_onnx")(model, examples=example_inputs)
         source: Source = FileSource(origin=model, format=ModelFormat.ONNX, examples=tuple(example_inputs or ()))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -291,7 +292,7 @@ class Chosen:
             if self._stepping:  # an optimiser changes the weights between steps
                 for part in found.parts:
                     part.forget_weights()
-            return rehearsal(self._compiled)
+            return replace(rehearsal(self._compiled), computed=self._program.computed)
 
         nudged = (lambda: rehearsal.nudged()(self._eager)) if self._stepping else None
         return ours, lambda: rehearsal(self._eager), nudged

@@ -14,10 +14,11 @@ import torch
 
 from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.errors import InvalidInput
+from pitchpipe.model.comparison import PRECISION, less_precise
 from pitchpipe.model.local import LocalModel
 from pitchpipe.target_kind import kind_of_device
 from pitchpipe.torch_backend.beside import in_native_code
-from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut
+from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut, tf32_allowed
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.part import Part, Trials
@@ -64,6 +65,11 @@ class Graph:
         """None: all shapes are known."""
         self.installed: dict[Key, Run] = {}
         """What runs it, by its own sizes."""
+        given, _ = tensors_of(module)
+        self._device = next((one.device for one in given if isinstance(one, torch.Tensor)), torch.device("cpu"))
+        self._tf32 = tf32_allowed(self._device)
+        self.computed = _least_precise(module, self._tf32)
+        """Its least precise floating-point type."""
         self.random = any(
             torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in module.graph.nodes
         )
@@ -85,8 +91,7 @@ class Graph:
             rounded = {} if self.sizes is None else self.sizes.rounded(sizes)
             module = copy_of(self._module) if self.sizes is None else self.sizes.fixed(rounded)
         told = GraphReport(kind=self._kind, sizes=rounded)
-        given, _ = tensors_of(module)
-        device = next((one.device for one in given if isinstance(one, torch.Tensor)), torch.device("cpu"))
+        device = self._device
         found = self._cut(module, device)
         if found is None:
             told.source = "the service is away"
@@ -113,8 +118,8 @@ class Graph:
         if target is not None and target.kind != kind:
             raise InvalidInput(f"the target is of kind {target.kind}, the tensors are on {device}")
         if is_silent(self._options.url) and self._options.on_miss != "default":
-            return known_cut(module, self._weights, target, device)
-        return cut(module, self._weights, target, device)
+            return known_cut(module, self._weights, target, device, self._tf32)
+        return cut(module, self._weights, target, device, self._tf32)
 
     def _looked_up(self, found: Cut) -> Found:
         known = [piece for piece in found.pieces if piece.model is not None and piece.identity is not None]
@@ -165,6 +170,14 @@ class Graph:
             alone=alone,
             otherwise="inductor" if self._options.on_miss == "inductor" else "eager",
         )
+
+
+def _least_precise(module: Any, tf32: Sequence[str]) -> str | None:
+    found = "tf32" if tf32 else None
+    for node in module.graph.nodes:
+        name = str(getattr(node.meta.get("val"), "dtype", "")).removeprefix("torch.")
+        found = less_precise(found, name) if name in PRECISION else found
+    return found
 
 
 def key_of(sizes: Mapping[str, int]) -> Key:

@@ -31,7 +31,6 @@ TURN_SECS, TURN_RUNS = 0.02, 8
 """A turn ends after so many seconds or runs, whichever comes first."""
 MARGIN = 0.98
 """Of PyTorch's time. What is not faster by more than timing here can tell is not worth the crossing."""
-TOLERANCE = {getattr(torch, name): error for name, error in comparison.TOLERANCE.items()}
 """By type; see comparison.py for the error that is meant."""
 
 NUDGE = 2.0**-20
@@ -50,6 +49,8 @@ class Outcome:
     """Results, and whatever else is to be equal: gradients, what was written into arguments."""
     facts: Sequence[str] = ()
     """What is to be equal about them besides their values, such as strides."""
+    computed: str | None = None
+    """The least precise floating-point type of the program (`comparison.tolerance`)."""
 
 
 class Verdict(Wire):
@@ -132,9 +133,9 @@ def compared(
 ) -> str | None:
     """How the results of both sides differ, by one run of each; None when they do not."""
     found, expected = ours(), theirs()
-    wrong = difference(found.tensors, expected.tensors)
+    wrong = difference(found.tensors, expected.tensors, computed=found.computed)
     if wrong is not None and nudged is not None:
-        wrong = difference(found.tensors, expected.tensors, nudged().tensors)
+        wrong = difference(found.tensors, expected.tensors, nudged().tensors, computed=found.computed)
     if wrong is None and found.facts != expected.facts:
         at = next(i for i, (a, r) in enumerate(zip(found.facts, expected.facts, strict=True)) if a != r)
         wrong = f"result {at} is {found.facts[at]}, eager's {expected.facts[at]}"
@@ -159,8 +160,14 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def difference(found: Sequence[Any], expected: Sequence[Any], nudged: Sequence[Any] | None = None) -> str | None:
-    """How results differ by more than rounding; None when they do not.
+def difference(
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    nudged: Sequence[Any] | None = None,
+    *,
+    computed: str | None = None,
+) -> str | None:
+    """How results differ by more than rounding; None when they do not. `computed` is as for `comparison.tolerance`.
 
     With `nudged` a result may be as far off as it, times AS_FAR: a gradient through many norms and rectifiers magnifies
     the last digits, whoever computes it.
@@ -182,7 +189,7 @@ def difference(found: Sequence[Any], expected: Sequence[Any], nudged: Sequence[A
         if not (torch.equal(torch.isfinite(a), usable) and torch.equal(_special(a, usable), _special(r, usable))):
             return f"result {at} has other infinities than eager's"
         if usable.any():
-            limit = TOLERANCE.get(r.dtype, 0.0)
+            limit = comparison.tolerance(str(r.dtype).removeprefix("torch."), computed)
             rounded.append((at, a.detach()[usable].double(), r.detach()[usable].double(), limit, usable))
     sizes = [float(r.square().mean().sqrt()) for _, _, r, _, _ in rounded]
     for (at, a, r, limit, usable), size in zip(rounded, sizes, strict=True):

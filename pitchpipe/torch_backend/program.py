@@ -10,6 +10,7 @@ from typing import Any
 
 from torch._guards import TracingContext
 
+from pitchpipe.model.comparison import less_precise
 from pitchpipe.torch_backend import schedules
 from pitchpipe.torch_backend.graphs import Graph, Prepared
 from pitchpipe.torch_backend.options import Options
@@ -52,6 +53,14 @@ class Program:
     def random(self) -> bool:
         """Whether it draws random numbers: another thread must not, while it is tried."""
         return any(graph.random for graph in self.graphs)
+
+    @property
+    def computed(self) -> str | None:
+        """The least precise floating-point type of all its graphs."""
+        found: str | None = None
+        for graph in self.graphs:
+            found = found if graph.computed is None else less_precise(found, graph.computed)
+        return found
 
     @property
     def symbols(self) -> frozenset[str]:

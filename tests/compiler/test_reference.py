@@ -190,6 +190,21 @@ class TestTorch:
         assert str(expected.outputs[0][0].dtype) == "bfloat16"
         assert (found.difference, found.tolerance) == (None, 6e-2)
 
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_float32_results_of_a_model_under_autocast_may_be_off_as_half_precision_is(
+        self, tmp_path: Path, dtype: str
+    ) -> None:
+        torch = self.torch
+
+        def forward(self: Any, x: Any) -> Any:
+            with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+                return self.layer(x).float() * 3
+
+        expected, found = compared(local_model(self.made(forward), (torch.randn(5, 8),)), tmp_path)
+        assert str(expected.outputs[0][0].dtype) == "float32"
+        assert expected.computed == dtype
+        assert (found.difference, found.tolerance) == (None, {"float16": 2e-2, "bfloat16": 6e-2}[dtype])
+
     def test_a_wrong_import_is_told(self, tmp_path: Path) -> None:
         model = local_model(self.made(lambda self, x: self.layer(x).relu()), (self.torch.randn(5, 8),))
         wrong = replace(model, data=model.data.replace(b"relax.nn.relu", b"relax.tanh"))

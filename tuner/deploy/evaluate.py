@@ -6,19 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pitchpipe.model.comparison import agreement, drawn
+from pitchpipe.model.comparison import agreement, drawn, less_precise
 from pitchpipe.model.reference.expected import Expected
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
+from tuner.graph.precision import take_precision
 from tuner.ingest import IngestedModel, TensorSpec, ingest
+from tuner.tvm_compat import load_ir
 
 TIMING_SECS = 2.0
 """The two builds run in turn until so many seconds are spent on them."""
@@ -61,19 +63,22 @@ def evaluate(
     incomparable = _other_inputs(ingested, source) if source is not None else None
     if incomparable is not None:
         source = None
+    if source is not None and kind_of(wanted).multiplies_tf32 and take_precision(load_ir(ingested.ir))[1]:
+        source = replace(source, computed=less_precise(source.computed, "tf32"))
     if traces is None:
         if source is None:
             return {"incomparable": incomparable}
         default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), ingested, weights)
         found = [default.outputs(one) for one in source.inputs]
-        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps))}
+        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps, computed=source.computed))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
     scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
     with ThreadPoolExecutor(2) as threads:
         baseline, tuned = threads.map(lambda ready: _Runner(ready, ingested, weights), scheduled)
     outputs = source.outputs if source is not None else [baseline.outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
-    judged = agreement(found, outputs, steps=source.steps if source is not None else ())
+    steps, least = (source.steps, source.computed) if source is not None else ((), None)
+    judged = agreement(found, outputs, steps=steps, computed=least)
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer

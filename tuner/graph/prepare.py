@@ -41,6 +41,7 @@ from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
+from tuner.graph.precision import PRECISION, marked, take_precision
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
@@ -54,7 +55,7 @@ LAYOUTS = {
     **conv_transpose.LAYOUTS,
 }
 
-KEPT_ATTRIBUTES = frozenset({"tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
+KEPT_ATTRIBUTES = frozenset({PRECISION, "tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
 """Attributes of a tensor function that its schedule depends on."""
 
 
@@ -99,6 +100,7 @@ def prepare(
         [transform.CanonicalizeBindings(), transform.EliminateCommonSubexpr(), transform.DeadCodeElimination([MAIN])]
     )
     of_kind: Rewrites = kind_of(target).rewrites()
+    mod, tf32 = take_precision(mod)
     rewrites: list[Rewrite] = [
         *of_kind.always,
         fold_casts,
@@ -136,7 +138,7 @@ def prepare(
             watch(_name(step), mod)
             mod = step(mod)
     _check_lowered(mod)
-    return _normalise(mod)
+    return _normalise(mod, tf32 if kind_of(target).multiplies_tf32 else frozenset())
 
 
 def _name(step: Any) -> str:
@@ -161,14 +163,14 @@ def workload_module(function: Any) -> Any:
     return IRModule({MAIN: function.with_attr("global_symbol", MAIN)})
 
 
-def _normalise(mod: Any) -> Any:
-    """The module with every tensor function normalised.
+def _normalise(mod: Any, tf32: frozenset[str]) -> Any:
+    """The module with every tensor function normalised, and marked where it may be computed by TF32 (precision.py).
 
     Digests ignore names, but traces find blocks by name: functions of equal digests must have equal block names.
     """
     for variable, function in list(mod.functions.items()):
         if isinstance(function, PrimFunc):
-            mod.update_func(variable, normalised(function))
+            mod.update_func(variable, marked(variable.name_hint, normalised(function), tf32))
     return mod
 
 

@@ -16,7 +16,17 @@ from tuner.ingest.finalize import check_shapes, check_static, finalize
 from tuner.tvm_compat import IRModule, PrimFunc, ir, load_ir, relax, tirx, tvm, tvm_ffi
 
 FUNCTION_ATTRIBUTES = frozenset(
-    {"global_symbol", "layout_free_buffers", "num_input", "op_pattern", "params", "s_tir", "tirx.noalias"}
+    {
+        "global_symbol",
+        "layout_free_buffers",
+        "num_input",
+        "op_pattern",
+        "params",
+        "precision",
+        "s_tir",
+        "tf32",
+        "tirx.noalias",
+    }
 )
 """Attributes that a function may have. Left out above all: Codegen and Composite, which name foreign generators."""
 

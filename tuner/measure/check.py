@@ -12,8 +12,9 @@ Integer parameters that index another buffer stay inside it. A set on which most
 root or a logarithm of negatives) is drawn again with positive values.
 
 Tolerance. Let r be a reference output, that is one of the baseline, s the root mean square of its finite elements, u(t) the
-unit roundoff of type t (2^-24 for float32), K the sum over reduction blocks of their lengths, t_a the least precise float
-type that a reduction block writes, t_s the least precise that any block writes. An element may differ by
+unit roundoff of type t (docs/comparison.md has the table), K the sum over reduction blocks of their lengths, t_a the least
+precise float type that a reduction block writes (TF32 where its products may be that), t_s the least precise that any block
+writes. An element may differ by
 
     tol_i = 16 * (u(t_s) + u(t_a) * sqrt(K)) * (|r_i| + s)
 
@@ -39,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.wire.measure import CheckVerdict
+from tuner.graph.precision import PRECISION, TF32
 from tuner.measure.build import parameters
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
@@ -52,6 +54,8 @@ _PART = 1 << 15
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+TF32_BITS = 11
+"""Of operands that tensor cores round."""
 _FEWEST_BITS = 3
 """Significand bits of the 8-bit and smaller floats."""
 
@@ -73,7 +77,8 @@ class WorkloadProperties:
     bits: int
     """Fewest significand bits of a float that any block writes; 53 when none does."""
     reduction_bits: int
-    """Fewest significand bits of a float that a reduction block writes; 53 when none does."""
+    """Fewest significand bits of a float that a reduction block writes, or of TF32 where products may be that; 53 when none
+    does."""
     exact: bool
     """Whether only exact operations occur (+ - * min max, choices)."""
     floats: bool
@@ -120,6 +125,8 @@ def inspect(mod: Any) -> WorkloadProperties:
             exact = exact and getattr(node.op, "name", "") in _EXACT_CALLS
 
     structural_walk(function.body, [(object, visit)])
+    if (function.attrs or {}).get(PRECISION) == TF32:
+        reduction_bits = min(reduction_bits, TF32_BITS)
     if not written:
         raise ValueError("the workload writes none of its parameters")
     return WorkloadProperties(

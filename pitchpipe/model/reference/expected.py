@@ -67,6 +67,10 @@ class Runner(Protocol):
     def steps(self) -> tuple[float, ...]:
         """See Expected.steps; empty where nothing is quantised."""
 
+    @property
+    def computed(self) -> str | None:
+        """See Expected.computed; known once the model has run."""
+
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All tensors that the model gives. Raises whatever the framework does."""
 
@@ -84,6 +88,8 @@ class Expected:
     """To be used in place of the model's, where it has none of these names."""
     steps: tuple[float, ...] = ()
     """What each output may be off, absolutely: of a quantised one the step of its grid (`comparison.difference`)."""
+    computed: str | None = None
+    """NumPy's name of the least precise floating-point type among all that was computed, where the framework tells."""
     note: str | None = None
     """Why there are fewer input sets than there should be."""
 
@@ -106,7 +112,10 @@ class Expected:
         import numpy as np
 
         told = np.frombuffer(
-            canonical_json({"reference": self.reference, "note": self.note, "steps": self.steps}), np.uint8
+            canonical_json(
+                {"reference": self.reference, "note": self.note, "steps": self.steps, "computed": self.computed}
+            ),
+            np.uint8,
         )
         arrays: dict[str, Any] = {"told": told}
         for kind, sets in (("i", self.inputs), ("o", self.outputs)):
@@ -132,6 +141,7 @@ class Expected:
             reference=told["reference"],
             note=told["note"],
             steps=tuple(told.get("steps", ())),
+            computed=told.get("computed"),
             inputs=tuple(tuple(sets["i"].get(at, ())) for at in sorted(sets["o"])),
             outputs=tuple(tuple(found) for _, found in sorted(sets["o"].items())),
             weights=weights,
@@ -157,7 +167,8 @@ def expect(runner: Runner, seed: int = 0, most: int = INPUT_SETS) -> Expected:
                 slow = slow or time.monotonic() - started > SLOW_SECS
                 if not outputs:
                     raise CannotRun(f"{runner.name} gives no tensor")
-                if slow or difference(runner(_rounded(given, rng)), outputs, steps=runner.steps) is None:
+                again = None if slow else runner(_rounded(given, rng))
+                if again is None or difference(again, outputs, steps=runner.steps, computed=runner.computed) is None:
                     kept.append((given, outputs))
                     break
                 lost = f"{runner.name} gives other outputs for inputs that differ by rounding alone"
@@ -174,6 +185,7 @@ def expect(runner: Runner, seed: int = 0, most: int = INPUT_SETS) -> Expected:
         outputs=tuple(tuple(outputs) for _, outputs in kept),
         weights=dict(runner.weights),
         steps=runner.steps,
+        computed=runner.computed,
         note=note,
     )
 

@@ -17,6 +17,7 @@ class FunctionRunner:
     """What jax.jit or jax.export made. Of the latter, without arguments, they are drawn."""
 
     steps: tuple[float, ...] = ()
+    computed: str | None = None
 
     def __init__(self, function: Any, arguments: Sequence[Any] | None) -> None:
         self.name = f"JAX {jax.__version__}"
@@ -40,6 +41,7 @@ class ModuleRunner:
     """A StableHLO module, text or a portable artifact. `specs` are the shapes and types of what its main takes."""
 
     steps: tuple[float, ...] = ()
+    computed: str | None = None
 
     def __init__(self, data: bytes, specs: Sequence[tuple[Sequence[int], str]]) -> None:
         self.name = f"JAX {jax.__version__}"

@@ -48,6 +48,7 @@ class OnnxRunner:
         drawn = [_example(values[name], ranges.get(name), rng) for name in self._names]
         self.examples = [g if g.any() else d for g, d in zip(examples, drawn, strict=True)] if examples else drawn
         self.steps = output_steps(model)
+        self.computed = _least_precise(model)
         self.name, self._run = self._start(path, literally=_quantises(model))
 
     def _start(self, path: Path, *, literally: bool) -> tuple[str, Any]:
@@ -78,6 +79,18 @@ class OnnxRunner:
 def from_file(file: ModelFile) -> OnnxRunner:
     """The framework with the file."""
     return OnnxRunner(file.path, file.weights, file.examples)
+
+
+def _least_precise(model: Any) -> str | None:
+    """The least precise floating-point type among inputs, weights and casts; float32 for a file that names none."""
+    kinds = {value.type.tensor_type.elem_type for value in model.graph.input}
+    kinds |= {tensor.data_type for tensor in model.graph.initializer}
+    kinds |= {
+        each.i for node in model.graph.node if node.op_type == "Cast" for each in node.attribute if each.name == "to"
+    }
+    names = {onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds}
+    found = {"bfloat16": "bfloat16", "float16": "float16", "float": "float32", "double": "float64"}
+    return next((found[each] for each in found if each in names), None)
 
 
 def output_steps(model: Any) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pitchpipe.model.comparison import PRECISION, less_precise
 from pitchpipe.model.reference.expected import CannotRun, ModelFile
 from pitchpipe.torch_operators.arrays import to_array, to_tensor
 from pitchpipe.torch_operators.ties import TiesByPlace
@@ -19,6 +22,7 @@ class TorchRunner:
     """A callable of PyTorch on a copy of its module: buffers, attributes, random numbers and inputs stay the caller's."""
 
     steps: tuple[float, ...] = ()
+    computed: str | None = None
 
     def __init__(self, module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:
         self.name = f"PyTorch {torch.__version__}"
@@ -33,10 +37,29 @@ class TorchRunner:
         for at, array in zip(self._tensors, arrays, strict=True):
             leaves[at] = to_tensor(array).to(self._leaves[at].device)
         arguments, keywords = pytree.tree_unflatten(leaves, self._spec)
-        with torch.random.fork_rng(), torch.no_grad(), TiesByPlace():
+        types = _Types()
+        watching = types if self.computed is None else contextlib.nullcontext()
+        with torch.random.fork_rng(), torch.no_grad(), TiesByPlace(), watching:
             torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
             found = self._module(*arguments, **keywords)
+        self.computed = self.computed or types.least
         return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+class _Types(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+    """Notes the least precise floating-point type of all tensors that operators give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.least: str | None = None
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(found):
+            name = str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, torch.Tensor) else ""
+            if name in PRECISION:
+                self.least = less_precise(self.least, name)
+        return found
 
 
 def _own(module: Any) -> Any:

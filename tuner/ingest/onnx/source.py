@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, UnsupportedOperator, UnsupportedShape
 from pitchpipe.model.onnx_params import param_names
 from pitchpipe.model.strip import parse_onnx, strip_proto
+from tuner.graph.precision import TF32
 from tuner.ingest import IngestLimits, TensorSpec
 from tuner.ingest.finalize import check_static
 from tuner.ingest.onnx.gelu import assemble_gelu
@@ -23,6 +24,7 @@ from tuner.ingest.onnx.node import CONSTANT_TYPES
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS
 from tuner.ingest.onnx.scope import Scope
 from tuner.ingest.onnx.walk import Walker
+from tuner.ingest.precision import tf32_of_onnx
 from tuner.tvm_compat import relax, te, tirx
 
 
@@ -36,6 +38,7 @@ class Source:
         if len(model.graph.node) > limits.nodes:
             raise TooLarge(f"the graph has {len(model.graph.node)} nodes; the limit is {limits.nodes}")
         strip_proto(model, keep_values=False)
+        self.tf32 = tf32_of_onnx(model)
         params = param_names(model)
         self.graph = graph = model.graph
         for index, node in enumerate(graph.node):
@@ -62,7 +65,8 @@ class Source:
             spec = next(spec for spec in self.specs if spec.name == value.name)
             variables.append(relax.Var(spec.name, relax.TensorType(list(spec.shape), spec.dtype)))
             scope.values[spec.name] = np.zeros(spec.shape, spec.dtype) if 0 in spec.shape else variables[-1]
-        with builder.function("main", variables, attrs={"num_input": self.num_input}):
+        attrs = {"num_input": self.num_input} | ({TF32: self.tf32} if self.tf32 else {})
+        with builder.function("main", variables, attrs=attrs):
             with builder.dataflow():
                 Walker(builder, limits, refusals).run(self.graph.node, scope)
                 inputs = [variable for variable in variables if variable.name in self.input_names]

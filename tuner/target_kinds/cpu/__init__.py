@@ -26,6 +26,7 @@ class CpuKind(TargetKind):
     artifact = "model.so"
     needs_linker = True
     needs_compiler = True
+    multiplies_tf32 = False
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cpu import isa

@@ -24,6 +24,7 @@ class CudaKind(TargetKind):
     artifact = "model.gpu"
     needs_linker = False
     needs_compiler = False
+    multiplies_tf32 = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cuda.fit import fit
