@@ -21,11 +21,13 @@ import argparse
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +59,18 @@ def main(options: argparse.Namespace, names: Sequence[str]) -> None:
     seconds = options.seconds or (40.0 if options.quick else SECONDS)
     budget = {"seconds": seconds, "rounds": rounds, "block": BLOCK, "peers": list(peers)}
     result: dict[str, Any] = {"environment": environment(gpu=True, **budget), "rows": []}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in names:
-            for dtype in dtypes:
-                for batch in batches:
-                    case = {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds}
-                    case |= {"seconds": seconds, "models": str(options.models.absolute()), "scratch": scratch}
-                    row = in_child(case)
-                    result["rows"].append(row)
-                    print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
+    cases = [(name, dtype, batch) for name in names for dtype in dtypes for batch in batches]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as scratch, suppress(KeyboardInterrupt):  # What is measured by then is printed.
+        for name, dtype, batch in cases:
+            case = {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds}
+            case |= {"seconds": seconds, "models": str(options.models.absolute()), "scratch": scratch}
+            row = in_child(case)
+            result["rows"].append(row)
+            print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
+    done = {(row["model"], row["dtype"], row["batch"]) for row in result["rows"]}
+    same = [dict(zip(("model", "dtype", "batch"), case, strict=True)) for case in cases if case not in done]
+    result["rows"] += [{**case, "refused": "it was interrupted"} for case in same]
     result["summary"] = summary(result["rows"])
     show(
         result if options.json else {**result, "rows": [{k: r.get(k) for k in SHOWN} for r in result["rows"]]},

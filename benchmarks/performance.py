@@ -72,6 +72,13 @@ SECTIONS = (
         more="Models of `benchmarks/recurrent.py`.",
     ),
     Section(
+        file="latency_cuda",
+        title="Whole models on a GPU",
+        script="latency_cuda",
+        table=tables.latency_cuda,
+        more="Times are those of calls that are queued; `wall` has the wait for each.",
+    ),
+    Section(
         file="before_after",
         title="Whole models before and after the folders were moved",
         script="before_after",
