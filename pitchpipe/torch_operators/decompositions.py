@@ -180,8 +180,11 @@ def flash_attention(
 
 def soft_margin_loss(x: Any, target: Any, reduction: int = 1) -> Any:
     """log(1 + exp(-x target)), summed (2) or their mean (1). In half precision eager mode rounds every step, and its
-    exponential overflows beyond 11; torch's decomposition computes in float32."""
-    losses = torch.log1p(torch.exp(-x * target))
+    exponential overflows beyond 11; torch's decomposition computes in float32, as a compiled chain of steps does."""
+    grown = torch.exp(-x * target)
+    if x.dtype is torch.float16:
+        grown = torch.where(grown > torch.finfo(x.dtype).max, torch.inf, grown)
+    losses = torch.log1p(grown)
     return losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls
 from tuner.graph.epilogue import BINARY, UNARY
-from tuner.tvm_compat import IRModule, PrimFunc, PyExprMutator, Schedule, mutator, relax, tirx, with_function
+from tuner.tvm_compat import IRModule, PrimFunc, PyExprMutator, Schedule, ir, mutator, relax, tirx, with_function
 
 HALF = frozenset(("float16", "bfloat16"))
 SUM = "float32"
@@ -144,10 +144,12 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
     def _float32(self, expr: Any, unrounded: Collection[str]) -> Any:
         """An operand in float32: as it was before it was rounded, where this is its only use and one of the operators
-        `unrounded` gives it. Others as they are."""
+        `unrounded` gives it. Others as they are. A number becomes another one, which a tensor function can hold."""
         new = self.visit_expr(expr)
         if not is_half(new):
             return new
+        if isinstance(new, ir.GenericConst) and not new.ty.shape.values:
+            return relax.const(float(new.value.numpy()), SUM)
         if self.def_use.has_one_use(expr) and self._origin(expr) in unrounded:
             rounding = self.lookup_binding(new)
             if op_name(rounding) == "relax.astype" and str(rounding.args[0].ty.dtype) == SUM:
@@ -228,7 +230,10 @@ def _fused(mod: Any, variables: Sequence[Any]) -> Any:
 
 
 def _without_casts(function: Any) -> Any:
-    """The tensor function with casts of its arguments where they are read, and of its result where it is written."""
+    """The tensor function with casts of its arguments where they are read, and of its result where it is written.
+
+    TVM moves no block into one without loops, so the cast of a single number stays a block.
+    """
     schedule = Schedule(IRModule({"main": function.with_attr("global_symbol", "main")}))
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         body = schedule.get(block).body
@@ -237,7 +242,7 @@ def _without_casts(function: Any) -> Any:
         reads = body.value.value.source
         if any(reads.same_as(parameter) for parameter in schedule.mod["main"].params):
             schedule.compute_inline(block)
-        elif not _is_reduction(schedule, schedule.get_producers(block)):
+        elif schedule.get_loops(block) and not _is_reduction(schedule, schedule.get_producers(block)):
             schedule.reverse_compute_inline(block)
     return schedule.mod["main"].without_attr("global_symbol")
 
