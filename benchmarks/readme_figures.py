@@ -60,6 +60,7 @@ def claims(found: Results) -> str:
     summaries = {name: result["summary"] for name, result in found.items()}
     told = [
         (f"recurrent models beside the best peer, {len(found['recurrent']['rows'])} of them", *_recurrent(summaries)),
+        ("whole models on one H200, the best mode of torch.compile over ours", _gpu(found), link("latency_cuda")),
         ("stock MetaSchedule on ResNet-18, tuned to its end", _stock(found["latency"]["rows"]), link("latency")),
         ("MetaSchedule's own workloads, stock's time over ours", _operators(found["operators"]), link("operators")),
         (
@@ -98,6 +99,20 @@ def claims(found: Results) -> str:
     ]
     columns = {"claim": lambda row: row[0], "figure": lambda row: row[1], "file": lambda row: row[2]}
     return "\n".join(table(told, columns))
+
+
+def _gpu(found: Results) -> str:
+    """Each model as it was queued, its type and batch."""
+    result = found["latency_cuda"]
+    rows = [row for row in result["rows"] if not row.get("refused")]
+    told = []
+    for row in rows:
+        best = row["peers"][row["best_peer"]]
+        of = f"{NAMES.get(row['model'], row['model'])} {row['dtype']} x {row['batch']}"
+        over = ratio(best["queued_over_ours"], best["queued_over_ours_interval"])
+        told.append(f"{of}: {over} ({row['best_peer']})")
+    peers = ", ".join(result["environment"]["budget"]["peers"])
+    return f"{'; '.join(told)}. Measured beside {peers} alone"
 
 
 def _recurrent(summaries: dict[str, Any]) -> tuple[str, str]:
