@@ -24,7 +24,7 @@ from tuner.execution.engine import DaskEngine, LocalEngine, create_engine
 from tuner.execution.steps import check_model, propose, split_ingested
 from tuner.search.requests import ProposeRequest
 
-pytest.importorskip("distributed")
+KilledWorker = pytest.importorskip("distributed").KilledWorker
 pytestmark = [
     pytest.mark.timeout(300),
     # Dask leaves sockets and event loops to the garbage collector.
@@ -186,7 +186,7 @@ def test_a_scheduler_that_was_away_is_found_again(
     for process in reversed(processes):
         process.terminate()
         process.wait(PATIENCE_SECS)
-    with pytest.raises(CancelledError):
+    with pytest.raises((CancelledError, KilledWorker)):  # a slow scheduler learns of its worker's end before its own
         lost.result(PATIENCE_SECS)
     with pytest.raises(Unreachable):
         submit_once_closed(made)
