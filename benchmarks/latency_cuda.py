@@ -43,7 +43,7 @@ ROUNDS, QUICK_ROUNDS = 12, 6
 BLOCK = 30
 """Calls of a block."""
 SEED = 0
-FACTORS = {"float16": 4.0, "bfloat16": 4.0, "float32": 4.0}
+FACTOR = 4.0
 """How many times eager's own error ours may have in the same type, and no less than LEAST_ERROR."""
 LEAST_ERROR = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-3}
 
@@ -182,7 +182,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         }
     mine = rows.pop("ours")
     best = min(rows, key=lambda peer: rows[peer]["queued_secs"])
-    allowed = max(LEAST_ERROR[case["dtype"]], FACTORS[case["dtype"]] * rows["eager"]["error"])
+    allowed = max(LEAST_ERROR[case["dtype"]], FACTOR * rows["eager"]["error"])
     return {
         **{key: value for key, value in mine.items() if "over_ours" not in key},
         "within_tolerance": mine["error"] <= allowed,

@@ -237,3 +237,25 @@ def test_half_precision_needs_as_many_kernels_as_float32(way: str) -> None:
         prepared = prepare(load_ir(model.ir), TARGET)
         counts.append(sum(call_counts(prepared).values()))
     assert counts[1] <= counts[0] + (2 if way == "bfloat16" else 0)
+
+
+class Sums(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """Sums, what is computed from them, and a clamp by numbers."""
+
+    def forward(self, x: Any) -> tuple[Any, ...]:
+        norm = torch.nn.functional.layer_norm(x, x.shape[-1:])
+        return x.sum(), x.mean(0), x.var(-1, unbiased=False), norm, x.softmax(-1), x.clamp(-2, -1), x @ x.T
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "values", [[[-1.5, -2.5, -1.0], [-3.0, -1.25, -2.0]], [[0.5]], [[0.0, -0.0, 1e-7, -6e4]]], ids=str
+)
+def test_negative_single_and_extreme_numbers_give_what_eager_gives(dtype: Any, values: list[list[float]]) -> None:
+    x = torch.tensor(values, dtype=dtype)
+    model = parse_container(from_torch(Sums().eval(), (x,))[0])
+    found = _Runner(schedule_model(model, TARGET, {}, default_schedules=True), model, []).outputs([to_array(x)])
+    tolerance = 5e-3 if dtype is torch.float16 else 2e-2
+    for ours, theirs in zip(found, Sums()(x), strict=True):
+        expected = to_array(theirs).astype(np.float64)
+        assert np.allclose(ours.astype(np.float64), expected, rtol=tolerance, atol=tolerance, equal_nan=True)

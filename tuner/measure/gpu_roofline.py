@@ -15,6 +15,7 @@ several runs.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ _SHARE_OF_L2 = 4
 """Part of the L2 cache that the array in it takes: a multiprocessor has half of the cache near to it."""
 _PASSES = 64
 """How often a run goes through the array that lies in the L2 cache, so that it takes much longer than to start."""
+_TURN_POLL_SECS = 2e-3
 _NOTHINGS = 512
 """Kernels of the graph that tells what starting one takes."""
 
@@ -81,7 +83,7 @@ def measure(arch: str, multiprocessors: int, ordinal: int = 0) -> Roofline:
     cuda = Cuda(ordinal)
     with GpuTurn(cuda.uuid) as turn:
         while not turn.take():
-            pass
+            time.sleep(_TURN_POLL_SECS)
         return _Device(cuda, code, multiprocessors).roofline(kinds)
 
 

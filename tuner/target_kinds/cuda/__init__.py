@@ -25,6 +25,7 @@ class CudaKind(TargetKind):
     needs_linker = False
     needs_compiler = False
     multiplies_tf32 = True
+    replays_candidates = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cuda.fit import fit
@@ -134,8 +135,6 @@ class CudaKind(TargetKind):
 
     def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
         return ()
-
-    replays_candidates = True
 
     def replayed(self, module: Any, trace: str, target: Target) -> None:
         """Up to CUDA C++, which takes 0.1 s: TVM refuses schedules as late as there."""
