@@ -19,6 +19,7 @@ from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
+from tuner.templates.text import is_template
 from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, toolchain
 
 
@@ -60,6 +61,8 @@ def schedule_model(
             untuned.append(digest)
             continue
         try:
+            if is_template(trace) and not kind.has_templates:
+                raise InvalidTrace(f"{kind.title} target has no templates")
             scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
         except InvalidTrace as error:
             untuned.append(digest)

@@ -170,8 +170,19 @@ class Nursery:
         self._children: list[Child] = []
         self._elders = set(children())
 
-    def spawn(self, body: Callable[[Line], None], limits: Limits, *, deadline_secs: float) -> Child:
-        """Forks a child that runs `body` and exits."""
+    def spawn(
+        self,
+        body: Callable[[Line], None],
+        limits: Limits,
+        *,
+        deadline_secs: float,
+        first: Callable[[], None] = lambda: None,
+    ) -> Child:
+        """Forks a child that runs `body` and exits.
+
+        first: called in the child before it is confined, to start what it may not start any more afterwards. What it starts
+        has the child's limits and cannot leave its process group.
+        """
         parent = os.getpid()
         to_parent, to_child = os.pipe(), os.pipe()
         output = os.memfd_create("output", os.MFD_CLOEXEC)
@@ -179,7 +190,7 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             line = Line(to_child[0], to_parent[1], seal)
-            self._run(body, limits, parent, line, output, {to_child[0], to_parent[1]})
+            self._run(body, limits, parent, line, output, {to_child[0], to_parent[1]}, first)
         os.close(to_parent[1])
         os.close(to_child[0])
         with suppress(OSError):
@@ -198,7 +209,14 @@ class Nursery:
         return child
 
     def _run(
-        self, body: Callable[[Line], None], limits: Limits, parent: int, line: Line, output: int, keep: set[int]
+        self,
+        body: Callable[[Line], None],
+        limits: Limits,
+        parent: int,
+        line: Line,
+        output: int,
+        keep: set[int],
+        first: Callable[[], None],
     ) -> None:
         """Runs `body` in the fork, confined. Never returns."""
         code = 1
@@ -223,10 +241,10 @@ class Nursery:
                 writable_only=limits.reserves,
             )
             die_first()
+            deny_leaving()
+            first()
             if limits.confined:
                 deny_system_calls()
-            else:
-                deny_leaving()
             body(line)
             code = 0
         except BaseException:  # noqa: BLE001 - the child has no caller; what went wrong goes to its output

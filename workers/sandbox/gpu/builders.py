@@ -19,7 +19,7 @@ from typing import Protocol
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.candidate import Bench
 from tuner.measure.gpu_code import DeviceCompiler
-from workers.sandbox.gpu.children import builder_body
+from workers.sandbox.gpu.children import before_confinement, builder_body
 from workers.sandbox.messages import Applied, Compiled, Fault, FromChild
 from workers.sandbox.nursery import Child, Ended, Limits, Nursery
 
@@ -105,7 +105,8 @@ class Builders:
             candidate, slot = self._waiting.popleft(), self._slots.pop()
             body = builder_body(self._bench, candidate, self._host.compiler, slot)
             limits = self._host.builder_limits(self._config)
-            child = self._host.nursery.spawn(body, limits, deadline_secs=self._config.build_timeout_secs)
+            secs, first = self._config.build_timeout_secs, before_confinement(candidate, self._host.compiler)
+            child = self._host.nursery.spawn(body, limits, deadline_secs=secs, first=first)
             self._building[child] = _Build(child=child, candidate=candidate, slot=slot)
 
     def absorb(self, child: Child, event: FromChild | Ended) -> None:

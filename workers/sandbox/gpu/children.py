@@ -27,6 +27,9 @@ from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from tuner.measure.gpu import DeviceProgram, GpuDevice
 from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, compile_program
+from tuner.templates import assembler
+from tuner.templates import compiler as templates
+from tuner.templates.text import is_template
 from workers.sandbox.messages import Applied, Broken, Compiled, Fault, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
@@ -64,6 +67,17 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
         line.send(Compiled(size_bytes=len(data), build_secs=time.perf_counter() - start))
 
     return body
+
+
+def before_confinement(candidate: Candidate, compiler: DeviceCompiler) -> Callable[[], None]:
+    """What a builder does before it may start nothing any more: for a template it starts the assembler, which waits."""
+
+    def start() -> None:
+        if is_template(candidate.trace) and templates.available():
+            with suppress(assembler.AssemblerError):  # The build will say that there is none.
+                assembler.start(assembler.machine(compiler.arch), 1)
+
+    return start
 
 
 def request(program: bytes, incumbent_secs: float | None) -> bytes:

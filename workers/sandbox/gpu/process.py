@@ -22,7 +22,9 @@ from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
 from tuner.measure.gpu import HEARTBEAT_SOURCE
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.gpu_code import DeviceCompiler, lower
+from tuner.measure.gpu_lowered import NotCompiled
+from tuner.templates import compiler as templates
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
@@ -57,6 +59,8 @@ def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     warm_up(target)
     assert target.arch is not None
     compiler = DeviceCompiler(target.arch)
+    if templates.available():
+        templates.warm_up(target.arch)
     n = 64
     a, b = (te.placeholder((n, n), "float16", name=name) for name in "ab")
     k = te.reduce_axis((0, n), name="k")
