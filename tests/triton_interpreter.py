@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from tuner.templates.source import KernelSource, TemplateSource
+from tuner.templates.kernel_source import KernelSource, TemplateSource
 
 _DOT = re.compile(r"tl\.dot\((\w+), (\w+),")
 _SPOILED = 0xFF

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.templates import assembler
-from tuner.templates.source import KernelSource
+from tuner.templates.kernel_source import KernelSource
 
 INSTALL = "pip install 'pitchpipe[cuda]'"
 _LINES = re.compile(r"^\s*\.(?:loc|file)\s.*\n|^\s*\.section\s+\.debug_\w+\s*\{[^{}]*\}", re.MULTILINE)

@@ -87,7 +87,7 @@ def find_contraction(mod: Any) -> Contraction:
 def _isolated(schedule: Any) -> tuple[Any, Any]:
     """The contraction's block, and the one that writes the result, everything else inlined into these two."""
     blocks = list(schedule.get_child_blocks(schedule.get_sblock("root")))
-    reductions = [block for block in blocks if _reduces(schedule.get(block))]
+    reductions = [block for block in blocks if reduces(schedule.get(block))]
     if len(reductions) != 1:
         raise NotRecognised(f"{len(reductions)} stages of the workload reduce, where a contraction has one")
     (main,) = reductions
@@ -105,7 +105,7 @@ def _isolated(schedule: Any) -> tuple[Any, Any]:
     return main, last
 
 
-def _reduces(definition: Any) -> bool:
+def reduces(definition: Any) -> bool:
     return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in definition.iter_vars)
 
 
@@ -120,9 +120,9 @@ class _Reader:
         left, right = self._factors(store)
         at = self._places(store, write)
         units = {axis.var: 0 for axis in self._main.iter_vars if int(axis.dom.extent) == 1}
-        left, right = (_substituted(one, units) for one in (left, right))
-        indices = [_substituted(_substituted(index, at), units) for index in write.indices]
-        value = _substituted(_substituted(write.value, at), units)
+        left, right = (substituted(one, units) for one in (left, right))
+        indices = [substituted(substituted(index, at), units) for index in write.indices]
+        value = substituted(substituted(write.value, at), units)
         kinds = self._kinds(left, right)
         fastest = next((v for index in reversed(indices) for v in kinds if uses(index, v)), None)
         if fastest is not None and kinds[fastest] == "s":
@@ -167,7 +167,7 @@ class _Reader:
             raise NotRecognised("the reduction is no sum of products")
         if not (isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(store.buffer)):
             raise NotRecognised("the reduction is no sum of products")
-        start = _store_of(self._main.init)
+        start = store_of(self._main.init)
         if start is None or float(getattr(start.value, "value", 1)) != 0:
             raise NotRecognised("the sums do not begin at zero")
         left, right = value.b.a, value.b.b
@@ -185,7 +185,7 @@ class _Reader:
                 if isinstance(written, tirx.Var) and isinstance(own, tirx.Var):
                     if not found.setdefault(own, written).same_as(written):
                         raise NotRecognised("a result depends on several sums")
-                elif not _is_zero(own) and not _is_zero(written):
+                elif not is_zero(own) and not is_zero(written):
                     raise NotRecognised("the sums are not read element by element")
         for axis in self._last.iter_vars:
             if axis.var not in found:
@@ -213,24 +213,24 @@ class _Reader:
         return found
 
 
-def _store_of(statement: Any) -> Any:
+def store_of(statement: Any) -> Any:
     while isinstance(statement, tirx.SeqStmt) and len(statement.seq) == 1:
         statement = statement.seq[0]
     return statement if isinstance(statement, tirx.BufferStore) else None
 
 
 def _store(definition: Any) -> Any:
-    store = _store_of(definition.body)
+    store = store_of(definition.body)
     if store is None:
         raise NotRecognised("a stage is more than one assignment")
     return store
 
 
-def _is_zero(expression: Any) -> bool:
+def is_zero(expression: Any) -> bool:
     return isinstance(expression, tirx.IntImm) and int(expression) == 0
 
 
-def _substituted(expression: Any, values: dict[Any, Any]) -> Any:
+def substituted(expression: Any, values: dict[Any, Any]) -> Any:
     """The expression with variables replaced, simplified where that changes anything."""
     if not values:
         return expression

@@ -12,8 +12,11 @@ from typing import Any
 
 from tuner.templates import assembler, compiler
 from tuner.templates.contraction import find_contraction
-from tuner.templates.source import TemplateSource, write_contraction
-from tuner.templates.text import Chosen, parse
+from tuner.templates.kernel_source import TemplateSource
+from tuner.templates.row_source import write_rows
+from tuner.templates.rows import find_rows
+from tuner.templates.source import write_contraction
+from tuner.templates.text import ROWS, Chosen, parse
 from tuner.tvm_compat import IRModule
 
 TEMPLATE = "pitchpipe.template"
@@ -62,6 +65,8 @@ def template_of(function: Any) -> str | None:
 
 def source_of(mod: Any, chosen: Chosen) -> TemplateSource:
     """The kernels of a workload in Triton. Raises InvalidTrace where the template does not apply to it."""
+    if chosen.template == ROWS:
+        return write_rows(find_rows(mod), chosen.arguments)
     return write_contraction(find_contraction(mod), chosen.arguments)
 
 

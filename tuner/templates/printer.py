@@ -158,7 +158,7 @@ class Printer:
                 return self._quotient(node, tile, given)
             case tirx.Max() | tirx.Min():
                 name = "maximum" if isinstance(node, tirx.Max) else "minimum"
-                left, right = (self._wide(self._typed(self.expression(one, tile, given))) for one in (node.a, node.b))
+                left, right = (self._wide(self.typed(self.expression(one, tile, given))) for one in (node.a, node.b))
                 found = self.value(f"tl.{name}({left.text}, {right.text})", left.dtype, left, right)
                 return self._cast(found, dtype)
             case ir.Call():
@@ -180,7 +180,7 @@ class Printer:
         """An operator between two values. A literal has the type of what it meets, in Triton too."""
         left, right = self.expression(node.a, tile, given), self.expression(node.b, tile, given)
         if left.literal and right.literal:
-            left = self._typed(left)
+            left = self.typed(left)
         left, right = self._wide(left), self._wide(right)
         wide = "float32" if dtype == "bfloat16" else dtype
         return self._cast(self.value(f"{left.text} {_INFIX[type(node)]} {right.text}", wide, left, right), dtype)
@@ -189,14 +189,14 @@ class Printer:
         """bfloat16 as float32, in which a sum, a difference or a product is that of bfloat16 once it is rounded."""
         return self._cast(one, "float32") if one.dtype == "bfloat16" and not one.literal else one
 
-    def _typed(self, one: Value) -> Value:
+    def typed(self, one: Value) -> Value:
         """A literal as a scalar that has its type."""
         if not one.literal:
             return one
         return self.value(f"tl.full((), {one.text}, tl.{TYPES[one.dtype]})", one.dtype)
 
     def _cast(self, one: Value, dtype: str) -> Value:
-        one = self._typed(one)
+        one = self.typed(one)
         if one.dtype == dtype:
             return one
         if dtype == "bool":
@@ -222,8 +222,8 @@ class Printer:
         if isinstance(yes, ir.TensorLoad) and _is_zero(no) and self._place(yes.source) is not None:
             return self.load(yes, tile, inner)
         refused = self.value(f"({chosen.text}) == 0", "bool", chosen)
-        first = self._typed(self.expression(yes, tile, inner))
-        second = self._typed(self.expression(no, tile, [*given, refused]))
+        first = self.typed(self.expression(yes, tile, inner))
+        second = self.typed(self.expression(no, tile, [*given, refused]))
         return self.value(f"tl.where({chosen.text}, {first.text}, {second.text})", dtype, chosen, first, second)
 
     def _call(self, node: Any, dtype: str, tile: Tile, given: Sequence[Value]) -> Value:
@@ -232,7 +232,7 @@ class Printer:
             return self._select(node.args, tile, given)
         if name == "prim.likely":
             return self.expression(node.args[0], tile, given)
-        one = self._typed(self.expression(node.args[0], tile, given))
+        one = self.typed(self.expression(node.args[0], tile, given))
         if name in ("tirx.fabs", "tirx.abs"):
             return self.value(f"tl.abs({one.text})", dtype, one)
         if name == "tirx.pow" and (times := _small_power(node.args[1])):
@@ -274,7 +274,7 @@ class Printer:
         mask = self._mask(everywhere, tile, ())
         dtype = str(buffer.ty.dtype)
         value = self._cast(value, dtype) if dtype != "bool" else value
-        text = self.spread(self._typed(value).text, everywhere, tile) if value.axes != everywhere else value.text
+        text = self.spread(self.typed(value).text, everywhere, tile) if value.axes != everywhere else value.text
         self.line(f"tl.store({target}, {text}{'' if mask is None else f', mask={mask.text}'})")
 
     def address(self, buffer: Any, pointer: str, indices: Sequence[Any], tile: Tile) -> tuple[str, frozenset[int]]:

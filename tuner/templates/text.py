@@ -20,7 +20,7 @@ MAX_BYTES = 4096
 """Of a text: names and numbers of at most some tens of arguments."""
 POWERS = tuple(1 << exponent for exponent in range(4, 9))
 """16 to 256: sides of tiles."""
-CONTRACTION = "contraction-1"
+CONTRACTION, ROWS = "contraction-1", "rows-1"
 TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     CONTRACTION: {
         "rows": POWERS,
@@ -32,6 +32,7 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "group": (0, 4, 8, 16),
         "early": (0, 1),
     },
+    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1)},
 }
 """Template -> argument -> values that it may have.
 
@@ -39,6 +40,8 @@ contraction-1: the tile that a thread block computes (rows x columns), iteration
 memory at a time (step), parts into which the sum is divided among blocks, depth of the pipeline of copies (stages), warps of
 a block, rows of tiles that are computed one after another so that they find their operands in the L2 cache (group; 0 for
 all), whether a launch may begin before the one before it has ended (early).
+
+rows-1: the rows that a block computes, its warps, early.
 """
 
 

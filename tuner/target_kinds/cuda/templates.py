@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import structlog
 
@@ -11,7 +12,9 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.templates.contraction import find_contraction
-from tuner.templates.source import write_contraction
+from tuner.templates.kernels import source_of
+from tuner.templates.row_space import row_space
+from tuner.templates.rows import find_rows
 from tuner.templates.space import Ranked, capability, contraction_space
 from tuner.templates.text import parse
 from tuner.tvm_compat import load_ir
@@ -29,12 +32,22 @@ def templates(workload: Workload, target: Target) -> Sequence[Ranked]:
     """The points of all templates, the best by their estimate first; none where none applies. Triton is not needed."""
     if capability(target) < LEAST_CAPABILITY:
         return ()
-    try:
-        found = find_contraction(load_ir(workload.ir))
-        ranked = contraction_space(found, target)
-        if ranked:
-            write_contraction(found, parse(ranked[0].text).arguments)  # Whether all of it can be printed.
-        return tuple(ranked)
-    except InvalidTrace as error:
-        log.info("no template", workload=workload.digest[:12], reason=error.detail)
-        return ()
+    mod, reasons = load_ir(workload.ir), []
+    for space in (_of_contraction, _of_rows):
+        try:
+            ranked = space(mod, target)
+            if ranked:
+                source_of(mod, parse(ranked[0].text))  # Whether all of it can be printed.
+                return tuple(ranked)
+        except InvalidTrace as error:
+            reasons.append(error.detail)
+    log.info("no template", workload=workload.digest[:12], reasons=reasons)
+    return ()
+
+
+def _of_contraction(mod: Any, target: Target) -> list[Ranked]:
+    return contraction_space(find_contraction(mod), target)
+
+
+def _of_rows(mod: Any, target: Target) -> list[Ranked]:
+    return row_space(find_rows(mod), target)
