@@ -12,7 +12,8 @@ tensors.
     kernels  sum of the durations of all kernels of a call, and their number, from PyTorch's profiler
 
 Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| + s) with r from eager in float32 without
-TF32 and s its root mean square, for every contestant: eager's own says what the type costs.
+TF32 and s its root mean square, for every contestant: eager's own says what the type costs. `table` has the costliest tasks
+beside cuDNN, cuBLAS and inductor (task_table.py), `failures` the failed trials by kind.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,7 +66,12 @@ def main(options: argparse.Namespace, names: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch, suppress(KeyboardInterrupt):  # What is measured by then is printed.
         for name, dtype, batch in cases:
             case = {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds}
-            case |= {"seconds": seconds, "models": str(options.models.absolute()), "scratch": scratch}
+            case |= {
+                "tasks": options.tasks,
+                "seconds": seconds,
+                "models": str(options.models.absolute()),
+                "scratch": scratch,
+            }
             row = in_child(case)
             result["rows"].append(row)
             print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
@@ -154,7 +161,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.synchronize()
         setup[peer] = time.perf_counter() - began
     began = time.perf_counter()
-    ours, tuned = tuned_call(module, inputs, case)
+    ours, tuned, table = tuned_call(module, inputs, case)
     calls["ours"] = ours
     ours()
     torch.cuda.synchronize()
@@ -190,6 +197,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "best_peer_over_ours": rows[best]["queued_over_ours"],
         "peers": rows,
         **tuned,
+        "table": table(),
     }
 
 
@@ -216,8 +224,12 @@ def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> C
     return lambda: compiled(*inputs)
 
 
-def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """Ours, tuned; and what the tuning cost."""
+def tuned_call(
+    module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
+) -> tuple[Callable[[], Any], dict[str, Any], Callable[[], list[Any]]]:
+    """Ours, tuned; what the tuning cost; and what compares its costliest tasks with PyTorch's kernels."""
+    from task_table import task_table, tasks_of
+
     import pitchpipe
     from pitchpipe.embedded import Embedded
     from workers.device import detect_target
@@ -232,6 +244,7 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
             raise SystemExit(f"{view.state.value}: {view.error}")
         schedules = pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
         tuning_secs = time.perf_counter() - began
+        failures = Counter(record.result.kind.value for record in client.records(timed=False))
     model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
     tasks = [
         {
@@ -248,7 +261,14 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
         for task in view.tasks
     ]
     told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
-    return lambda: model(*inputs), {**told, "tasks": tasks}
+    secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
+
+    def table() -> list[Any]:
+        if not case["tasks"]:
+            return []
+        return task_table(tasks_of(module, inputs, target), schedules.traces, secs, case["tasks"])
+
+    return lambda: model(*inputs), {**told, "failures": failures, "tasks": tasks}, table
 
 
 def take_turns(
