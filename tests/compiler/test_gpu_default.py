@@ -15,7 +15,8 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import Spec, check, functions, one_function
 from tests.compiler.gpu_programs import TARGET
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
 from tuner.target_kinds.cuda.default import default_trace
 from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target, topi

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.candidate import Bench
-from tuner.measure.gpu_code import DeviceCompiler
+from tuner.measure.device_compiler import DeviceCompiler
 from workers.sandbox.gpu.children import builder_body
 from workers.sandbox.messages import Applied, Compiled, Fault, FromChild
 from workers.sandbox.nursery import Child, Ended, Limits, Nursery

@@ -21,8 +21,9 @@ from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu import HEARTBEAT_SOURCE
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.gpu_code import lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
