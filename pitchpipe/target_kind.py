@@ -38,6 +38,17 @@ class Fit:
     """Compared as a tuple; less is nearer: vector width (octaves), cores (octaves), features not made use of."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a compiled model does at one point of a run: it computes a kernel, or calls its runtime."""
+
+    name: str
+    """Of the kernel, or of the runtime's function."""
+    kernel: bool
+    secs: float
+    """Median over runs."""
+
+
 class Executable(Protocol):
     """A compiled model on a device."""
 
@@ -58,6 +69,9 @@ class Executable(Protocol):
 
     def timed(self, *arrays: Any) -> Callable[[int], list[float]]:
         """A function that runs the model so many times on these arrays and tells the seconds of each run."""
+
+    def steps(self, *arrays: Any, repeats: int) -> list[Step]:
+        """What a run does, in its order, with the seconds of each step inside the running model."""
 
 
 class TargetKind(ABC):
