@@ -32,8 +32,8 @@ from pitchpipe.wire.measure import (
 from tuner.measure import timing
 from tuner.measure.candidate import WrongOutput
 from tuner.measure.cuda_driver import CudaError
+from workers.sandbox import builders
 from workers.sandbox.gpu import batch as gpu_batch
-from workers.sandbox.gpu import builders as gpu_builders
 from workers.sandbox.gpu import children as gpu_children
 from workers.sandbox.gpu.batch import GpuBatchRun, Runner
 from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM
@@ -96,7 +96,7 @@ class MadeUpGpu:
             return Fault(kind=FailureKind.WRONG_OUTPUT, detail="wrong")
         self.spoiled = what == "spoil"
         if told == WARM:
-            return Warmed(calls=7, check=CHECK, clock_hz=1e9)
+            return Warmed(calls=7, secs=1e-5, check=CHECK, clock_hz=1e9)
         return Sampled(run_secs=(1e-5,) * 6, calls=7, stop=Stop.PRECISE, check=CHECK, clock_hz=1e9)
 
 
@@ -107,7 +107,6 @@ class Host:
         self.nursery = Nursery()
         self.runner: Runner | None = None
         self.slots, self.inbox = [mmap(-1, 4096) for _ in range(3)], mmap(-1, INBOX_BYTES)
-        self.compiler: Any = None
         self.beats = mmap(-1, 4096)
         self.results: list[Measurement] = []
         self.started: list[int] = []
@@ -118,6 +117,9 @@ class Host:
         return LIMITS
 
     runner_limits = builder_limits
+
+    def builder_body(self, made: Candidate, slot: mmap) -> Callable[[Line], None]:
+        return built_at_once(made, slot)
 
     def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
         self.started.append(len(programs))
@@ -159,7 +161,7 @@ class Host:
             incumbent_secs=None,
             usual_secs=1e-4,
         )
-        with GpuBatchRun(self, None, batch) as run:  # type: ignore[arg-type]
+        with GpuBatchRun(self, batch) as run:
             run.confirm() if purpose is Purpose.CONFIRM else run.search()
         assert len(self.results) == len(programs), "exactly one result per candidate"
         found = {result.candidate: result for result in self.results}
@@ -174,7 +176,7 @@ def tell(line: Line, said: Wire | bytes) -> None:
         line.send(said)
 
 
-def built_at_once(bench: Any, made: Candidate, compiler: Any, slot: mmap) -> Callable[[Line], None]:
+def built_at_once(made: Candidate, slot: mmap) -> Callable[[Line], None]:
     """A builder: the trace is the program."""
 
     def body(line: Line) -> None:
@@ -204,7 +206,6 @@ def built_at_once(bench: Any, made: Candidate, compiler: Any, slot: mmap) -> Cal
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Host]:
     monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(gpu_builders, "builder_body", built_at_once)
     made = Host()
     yield made
     made.nursery.close()
@@ -298,7 +299,7 @@ def test_a_gpu_that_cannot_be_used_is_the_devices_failure(host: Host) -> None:
 def test_builders_that_take_far_longer_than_the_others_are_given_up(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_builders, "STRAGGLER_SECS", 0.3)
+    monkeypatch.setattr(builders, "STRAGGLER_SECS", 0.3)
     results = host.measure(["fine 0", "slow to build", "fine 1"])
     assert kinds(results) == {"fine 0": None, "fine 1": None, "slow to build": FailureKind.BUILD_TIMEOUT}
 
@@ -347,9 +348,11 @@ class MadeUpMeasuring:
             raise self.program.raises
         return timing.Sampled(secs=self.program.secs, calls=3, stop=Stop.SLOW)
 
-    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
-        self.search(config, None, 0.0)
-        return 5
+    def check(self, names: Sequence[str]) -> float:
+        return self.search(CONFIG, None, 0.0).secs[0]
+
+    def warm(self, config: MeasureConfig, first_secs: float) -> tuple[int, float]:
+        return 5, 2 * first_secs
 
     def warmed_sample(self, calls: int) -> float:
         return calls * 1e-3
@@ -376,11 +379,13 @@ def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
     monkeypatch.setattr(gpu_children, "decode", bytes)
     monkeypatch.setattr(gpu_children, "DeviceProgram", lambda device, data: {b"good": good, b"bad": bad}[data])
     monkeypatch.setattr(gpu_children, "Measuring", MadeUpMeasuring)
-    device: Any = SimpleNamespace(bench=None, beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9))
+    device: Any = SimpleNamespace(
+        bench=SimpleNamespace(reference_outputs={}), beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9)
+    )
     inbox = mmap(-1, INBOX_BYTES)
     runner = gpu_children._Runner(device, CONFIG, inbox, [b"good", b"bad"])
     assert runner.answer(BEAT, math.nan) == Sample(secs=1e-4)
-    assert runner.answer(WARM, 0) == Warmed(calls=5, check=CHECK, clock_hz=1e9)
+    assert runner.answer(WARM, 0) == Warmed(calls=5, secs=2e-3, check=CHECK, clock_hz=1e9)
     assert runner.answer(SAMPLE, 0) == Sample(secs=5e-3)
     for program in (b"good", b"bad"):
         message = gpu_batch.request(program, None)

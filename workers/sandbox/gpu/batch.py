@@ -28,12 +28,11 @@ from typing import Any, Protocol, TypeVar
 
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement, Stop
 from tuner.measure import quiet
-from tuner.measure.candidate import Bench
 from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.gpu_turn import GpuTurn
 from tuner.measure.timing import abba, confirmed
+from workers.sandbox.builders import Builders, BuildHost, BuiltCandidate
 from workers.sandbox.cpu.batch import MAX_REPEATS
-from workers.sandbox.gpu.builders import Builders, BuildHost, BuiltCandidate
 from workers.sandbox.gpu.children import BEAT, SAMPLE, TRIAL, WARM, request
 from workers.sandbox.messages import Batch, Broken, Fault, FromChild, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Child, Ended, Limits, Line
@@ -100,9 +99,9 @@ class _NoRunner(Exception):
 class GpuBatchRun:
     """One batch: sends one result per candidate. `search` or `confirm` is called once."""
 
-    def __init__(self, host: GpuHost, bench: Bench, batch: Batch) -> None:
+    def __init__(self, host: GpuHost, batch: Batch) -> None:
         self._host, self._batch = host, batch
-        self._builders = Builders(host, bench, batch.candidates, batch.config, self._fail)
+        self._builders = Builders(host, batch.candidates, batch.config, self._fail)
         self._suspects: deque[BuiltCandidate] = deque()
         self._group: list[tuple[BuiltCandidate, Sampled]] = []
         self._incumbent_secs = batch.incumbent_secs

@@ -146,6 +146,6 @@ class _Runner:
     def _make_warm(self, number: int) -> Warmed:
         running = DeviceProgram(self._device, decode(self._programs[number]))
         measuring = Measuring(self._device.bench, running)
-        calls = measuring.warm(self._config, one_set=False)
+        calls, secs = measuring.warm(self._config, measuring.check(list(self._device.bench.reference_outputs)))
         self._warm[number] = measuring, calls
-        return Warmed(calls=calls, check=measuring.verdict(), clock_hz=self._device.clock.hz())
+        return Warmed(calls=calls, secs=secs, check=measuring.verdict(), clock_hz=self._device.clock.hz())

@@ -14,10 +14,11 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from mmap import mmap
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import MeasureConfig
+from pitchpipe.wire.measure import Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
@@ -27,7 +28,7 @@ from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
 from workers.sandbox.gpu.batch import GpuBatchRun, Runner
-from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
+from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, builder_body, runner_body
 from workers.sandbox.messages import Batch, End, FromChild, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
 from workers.sandbox.report import failed
@@ -99,19 +100,20 @@ class GpuTaskProcess(TaskProcess):
         super().__init__(channel, opened, None)
         self._compiled = prepared
         self.runner: Runner | None = None
-        builders = max(1, opened.parallel_builds - 1)
-        self.slots: Sequence[mmap] = [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(builders)]
         self.inbox = mmap(-1, INBOX_BYTES)
 
-    @property
-    def compiler(self) -> DeviceCompiler:
-        return self._compiled.compiler
+    @cached_property
+    def slots(self) -> Sequence[mmap]:
+        return [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(max(1, self.parallel_builds - 1))]
+
+    def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
+        return builder_body(self._prepared(), candidate, self._compiled.compiler, slot)
 
     def measure(self, batch: Batch) -> None:
         """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
-            bench = self._prepared()
-            with GpuBatchRun(self, bench, batch) as run:
+            self._prepared()
+            with GpuBatchRun(self, batch) as run:
                 if batch.purpose is Purpose.CONFIRM:
                     run.confirm()
                 else:
@@ -138,7 +140,7 @@ class GpuTaskProcess(TaskProcess):
         return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox, programs)
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
-        in_process = self.compiler.in_process
+        in_process = self._compiled.compiler.in_process
         return Limits(
             memory_bytes=config.memory_limit_bytes,
             cpu_secs=config.build_timeout_secs * 2,
