@@ -11,6 +11,7 @@ of 64 random schedules of a 1024^3 product compiled for longer than 2 s; the slo
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -52,7 +53,10 @@ class BuiltCandidate:
     candidate: Candidate
     program: bytes
     build_secs: float
+    secs: float = math.inf
+    """Median seconds of a call in a search, once it has them."""
     repeats: int = 0
+    """Times that it was timed again because a beat was too slow."""
     judged: bool = False
     """Whether it was wrong in a confirming run after others, and is checked before them now."""
 

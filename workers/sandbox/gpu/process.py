@@ -3,9 +3,10 @@
     zygote
       └─ task process       holds inputs and reference outputs; never touches the GPU
            ├─ builders      one per candidate, confined: no GPU, no file, no process (workers/sandbox/gpu/children.py)
-           └─ runner        one, kept for 30 idle seconds: the only process with a context on the GPU
+           └─ runner        the only processes with a context on the GPU: one of a search, kept for 30 idle seconds, or the
+                            fresh ones of a confirming run
 
-A batch is measured in workers/sandbox/gpu/batch.py.
+A batch is measured in workers/sandbox/gpu/search.py or confirm.py.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from tuner.measure.build import warm_up
 from tuner.measure.gpu import HEARTBEAT_SOURCE
 from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
+from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
-from workers.sandbox.gpu.batch import GpuBatchRun, Runner
 from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, builder_body, runner_body
+from workers.sandbox.gpu.confirm import ConfirmRun
+from workers.sandbox.gpu.runners import Runner
+from workers.sandbox.gpu.search import SearchRun
 from workers.sandbox.messages import Batch, End, FromChild, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
 from workers.sandbox.report import failed
@@ -100,6 +104,7 @@ class GpuTaskProcess(TaskProcess):
         super().__init__(channel, opened, None)
         self._compiled = prepared
         self.runner: Runner | None = None
+        self.programs: dict[str, BuiltCandidate] = {}
         self.inbox = mmap(-1, INBOX_BYTES)
 
     @cached_property
@@ -113,11 +118,9 @@ class GpuTaskProcess(TaskProcess):
         """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
             self._prepared()
-            with GpuBatchRun(self, batch) as run:
-                if batch.purpose is Purpose.CONFIRM:
-                    run.confirm()
-                else:
-                    run.search()
+            made = ConfirmRun if batch.purpose is Purpose.CONFIRM else SearchRun
+            with made(self, batch) as run:
+                run.run()
         except (Cancelled, quiet.Abandoned):
             pass
         except Unusable as unusable:
@@ -136,8 +139,8 @@ class GpuTaskProcess(TaskProcess):
             raise Cancelled
         return self._nursery.events(timeout_secs, self._channel.fileno())
 
-    def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
-        return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox, programs)
+    def runner_body(self, config: MeasureConfig) -> Callable[[Line], None]:
+        return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox)
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
         in_process = self._compiled.compiler.in_process
