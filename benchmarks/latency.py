@@ -233,6 +233,7 @@ def main() -> None:
     arguments.add_argument(
         "--compile-ahead", type=int, help="on a GPU: processes that compile the peers' programs first"
     )
+    arguments.add_argument("--tasks", type=int, default=10, help="on a GPU: costliest tasks to compare with PyTorch's")
     options = arguments.parse_args()
     if options.target == "cuda":
         known = list(runpy.run_path(str(options.models))["MODELS"])[:5]

@@ -12,7 +12,8 @@ tensors. With `--seconds 0` it is not tuned: what runs are the default schedules
     kernels  sum of the durations of all kernels of a call, and their number, from PyTorch's profiler
 
 Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| + s) with r from eager in float32 without
-TF32 and s its root mean square, for every contestant: eager's own says what the type costs.
+TF32 and s its root mean square, for every contestant: eager's own says what the type costs. `table` has the costliest
+tasks beside cuDNN, cuBLAS and inductor (task_table.py), `failures` the failed trials by kind.
 
 `--work FOLDER` keeps each row there as soon as it is measured, with its commit and date, and does not measure again what is
 there, so that a long run can be made in parts. `--compile-ahead N` first compiles the peers' programs in N processes into
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -73,7 +75,7 @@ def main(options: argparse.Namespace, names: Sequence[str]) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"
         cases = [
             {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds, "seconds": seconds}
-            | {"models": str(options.models.absolute()), "scratch": scratch}
+            | {"models": str(options.models.absolute()), "scratch": scratch, "tasks": options.tasks}
             for name in names
             for dtype in dtypes
             for batch in batches
@@ -199,7 +201,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("only_compile"):
         return setup
     began = time.perf_counter()
-    ours, tuned = tuned_call(module, inputs, case)
+    ours, tuned, table = tuned_call(module, inputs, case)
     calls["ours"] = ours
     ours()
     torch.cuda.synchronize()
@@ -237,6 +239,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "best_peer_over_ours": rows[best]["queued_over_ours"],
         "peers": rows,
         **tuned,
+        "table": table(),
     }
 
 
@@ -263,8 +266,12 @@ def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> C
     return lambda: compiled(*inputs)
 
 
-def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """Ours, tuned; and what the tuning cost."""
+def tuned_call(
+    module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
+) -> tuple[Callable[[], Any], dict[str, Any], Callable[[], list[Any]]]:
+    """Ours, tuned; what the tuning cost; and what compares its costliest tasks with PyTorch's kernels."""
+    from task_table import task_table, tasks_of
+
     import pitchpipe
     from pitchpipe.embedded import Embedded
     from workers.device import detect_target
@@ -274,7 +281,7 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
     if not case["seconds"]:
         model = pitchpipe.load(module, example_inputs=inputs, target=target, cache=folder)
         untuned = {"tuning_secs": 0.0, "trials": 0, "failed_trials": 0, "tasks": []}
-        return lambda: model(*inputs), untuned
+        return lambda: model(*inputs), untuned, list
     began = time.perf_counter()
     with Embedded(f"sqlite:///{folder}/p.db", target) as client:
         job = pitchpipe.submit(module, inputs, target=target, seconds=case["seconds"], client=client, cache=folder)
@@ -283,6 +290,7 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
             raise SystemExit(f"{view.state.value}: {view.error}")
         schedules = pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
         tuning_secs = time.perf_counter() - began
+        failures = Counter(record.result.kind.value for record in client.records(timed=False))
     model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
     tasks = [
         {
@@ -299,7 +307,14 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
         for task in view.tasks
     ]
     told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
-    return lambda: model(*inputs), {**told, "tasks": tasks}
+    secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
+
+    def table() -> list[Any]:
+        if not case["tasks"]:
+            return []
+        return task_table(tasks_of(module, inputs, target), schedules.traces, secs, case["tasks"])
+
+    return lambda: model(*inputs), {**told, "failures": failures, "tasks": tasks}, table
 
 
 def take_turns(

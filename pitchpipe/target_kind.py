@@ -89,6 +89,8 @@ class TargetKind(ABC):
     """Whether its devices have units that multiply float32 by TF32: then that is a part of workloads' identity."""
     has_streams: ClassVar[bool]
     """Whether work is queued on streams, so that a result is there only once its stream was waited for."""
+    times_in_turns: ClassVar[bool] = False
+    """Whether several workers can measure on one device at once, of which one times at a time while others build."""
     artifact: ClassVar[str]
     """Name of the file of a compiled model in the folder of its artifact."""
     needs_linker: ClassVar[bool]
