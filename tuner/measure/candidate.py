@@ -116,21 +116,19 @@ class Bench:
         inputs = sum(size_bytes(self.properties.params[i]) for i in self.properties.inputs)
         return len(SETS) * (inputs + 2 * self.output_bytes())
 
-    def reference(self) -> Running:
-        """In a fork: the reference program, compiled; as the workload stands where the compiler refuses it otherwise."""
+    def reference_program(self) -> CpuProgram:
+        """In a fork: what computes the reference outputs, compiled; the workload as it stands where TVM refuses another."""
         try:
-            program = build(*kind_of(self.target).reference_program(self.mod, self.tvm_target))
+            return build(*kind_of(self.target).reference_program(self.mod, self.tvm_target))
         except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met
-            program = build(self.mod, cpu_target_of_host())
-        return Running(self, program)
+            return build(self.mod, cpu_target_of_host())
 
-    def compute_reference_outputs(self, reference: Running, name: str, buffer: memoryview) -> bool:
+    def compute_reference_outputs(self, program: CpuProgram, name: str, buffer: memoryview) -> bool:
         """In the same fork: runs the reference program on the set, and copies its outputs into `buffer`.
 
         False when fewer than half of the outputs' elements are finite: comparing with those would show too little.
         """
-        reference.run(name)
-        arrays = reference.outputs()
+        arrays = Running(self, program).outputs_on(name)
         written, offset = np.frombuffer(buffer, dtype=np.uint8), 0
         for array in arrays:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -200,6 +198,11 @@ class Running:
                 array = np.empty([int(extent) for extent in tensor.shape], numpy_dtype(str(tensor.dtype)))
                 poison(array)
                 tensor.copyfrom(array)
+
+    def outputs_on(self, name: str) -> list[np.ndarray[Any, Any]]:
+        """Those of a run on the set."""
+        self.run(name)
+        return self.outputs()
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """The outputs of the last run."""

@@ -165,10 +165,10 @@ class TaskProcess:
         """
 
         def body(line: Line) -> None:
-            reference = bench.reference()
+            program = bench.reference_program()
             for name in names:
                 buffer = memoryview(buffers[name])
-                line.send(ReferenceComputed(finite=bench.compute_reference_outputs(reference, name, buffer)))
+                line.send(ReferenceComputed(finite=bench.compute_reference_outputs(program, name, buffer)))
 
         if not names:
             return []
