@@ -226,12 +226,11 @@ class TargetKind(ABC):
     def default_schedule(self, module: Any, target: Target) -> Any:
         """A module of one tensor function, `main`, with its default schedule."""
 
+    @abstractmethod
     def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
-        """The program whose outputs a candidate's are compared with, unscheduled, and TVM's target to compile it for.
-
-        On a kind that runs unscheduled programs it is the baseline itself, on others it runs on the host.
+        """The program whose outputs a candidate's are compared with, and TVM's target to compile it for: it runs on this
+        host, and computes what the unscheduled workload does, every sum in its order.
         """
-        return module, tvm_target
 
     @abstractmethod
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:

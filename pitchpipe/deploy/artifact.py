@@ -24,9 +24,10 @@ from pitchpipe.wire.comparison import not_compared
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.target import Target, Toolchain
 
-MANIFEST_VERSION = 2
-_VERSIONS = {1, 2}
-"""Manifests of version 1 were written when the compiled model was a library for every kind of target."""
+MANIFEST_VERSION = 3
+_VERSIONS = {1, 2, 3}
+"""Manifests of version 1 were written when the compiled model was a library for every kind of target, those before version
+3 when what had no trial ran the baseline."""
 
 
 class Tensor(Wire):
@@ -50,9 +51,12 @@ class Manifest(Wire):
     tuned: tuple[Digest, ...]
     """Workloads that run a tuned schedule."""
     untuned: tuple[Digest, ...]
-    """Workloads that run the baseline."""
+    """The other workloads."""
+    defaults: tuple[Digest, ...] = ()
+    """Of those, the ones that run their default schedule, which was checked where this was built; the rest run the
+    baseline."""
     refused: dict[Digest, str] = {}
-    """Of those, the ones whose schedule does not apply here, and why."""
+    """Of those, the ones whose schedule does not apply here, or whose default schedule is not right, and why."""
 
 
 def cache_dir() -> Path:
@@ -144,10 +148,11 @@ def write(folder: Path, target: Target, export: Callable[[Path], Manifest]) -> N
             part.mkdir()
             file = compiled_file(part, target)
             manifest = export(file)
-            # What holds a library is told as ever, so that older versions take it.
-            version = 1 if kind_of(target).needs_linker else MANIFEST_VERSION
+            # What has no default schedule is told as ever, so that older versions take it.
+            version = MANIFEST_VERSION if manifest.defaults else 1 if kind_of(target).needs_linker else 2
             sealed = manifest.model_copy(update={"library": sha256(file.read_bytes()), "version": version})
-            (part / "manifest.json").write_text(sealed.model_dump_json(by_alias=True, indent=1))
+            told = sealed.model_dump_json(by_alias=True, indent=1, exclude=None if manifest.defaults else {"defaults"})
+            (part / "manifest.json").write_text(told)
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)

@@ -49,6 +49,11 @@ def versions() -> list[str]:
         raise MissingExtra(f"{error.name} is not installed: install pitchpipe[compiler]") from error
 
 
+def defaults_folder(cache: Path) -> Path:
+    """Where verdicts on default schedules are kept: those of this machine, this compiler and this code."""
+    return cache / "defaults" / json_digest([versions(), preparation(), machine_key()])
+
+
 @cache
 def machine_key() -> str:
     """Digest of the device and the compiler, if there is one, as this process finds them: what a proof run here says
