@@ -34,8 +34,10 @@ def latency_cuda(result: dict[str, Any]) -> Lines:
                 + time(row["peers"][row["best_peer"]]["kernel_secs"])
             ),
             "error, eager's": lambda row: f"{row['error']:.0e}, {row['peers']['eager']['error']:.0e}",
-            "tasks / queued": lambda row: percent(
-                sum(task["weight"] * (task["secs"] or 0.0) for task in row["tasks"]) / row["queued_secs"]
+            "tasks / queued": lambda row: (
+                percent(sum(task["weight"] * (task["secs"] or 0.0) for task in row["tasks"]) / row["queued_secs"])
+                if row["tasks"]
+                else "not tuned"
             ),
             "tuning, all included": lambda row: (
                 f"{row['tuning_secs']:.0f} s, {row['trials']} trials, {row['failed_trials']} failed"

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +25,7 @@ import filelock
 
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, Unreachable
+from pitchpipe.processes import launch
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import WorkerView
@@ -112,17 +114,19 @@ class Embedded:
             except filelock.Timeout as error:
                 raise InvalidInput(f"{path} is in use by another pitchpipe command") from error
         listening, registered = scratch / "port", scratch / "worker"
-        parent = ["--parent", str(os.getpid())]
+        # All that need the compiler, here and there, are forks of one process, which begins to import it now.
+        shared = launch.share()
+        common = ["--parent", str(os.getpid()), *(f"--fork-server={descriptor}" for descriptor in shared)]
         # The socket is made here, so that the worker starts beside the server: its first call waits in the backlog.
         with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as bound:
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # see service/server.py
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-            serve = ["--embedded", *parent, "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
-            server = self._spawn("server", serve, environment, bound)
+            serve = ["--embedded", *common, "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
+            server = self._spawn("server", serve, environment, [*shared, bound.fileno()])
         target = "auto" if self._asked is None else self._asked.key
-        work = ["--url", url, "--max-candidates", "32", *parent]
+        work = ["--url", url, "--max-candidates", "32", *common]
         named = ["--name", WORKER_NAME, "--target", target, "--ready-file", str(registered)]
-        worker = self._spawn("worker", [*work, *named], environment)
+        worker = self._spawn("worker", [*work, *named], environment, shared)
         deadline = time.monotonic() + START_SECS
         while not (listening.exists() and registered.exists()):
             self._check(server, "server", deadline)
@@ -132,11 +136,11 @@ class Embedded:
         for number in range(2, sharing_workers(self._worker.target, cores := usable_cores()) + 1):
             name = f"{WORKER_NAME}-{number}"
             named = ["--name", name, "--target", self._worker.target.key]
-            self._spawn(f"worker {number}", [*work, *named, "--parallel-builds", str(cores // 2)], environment)
+            self._spawn(f"worker {number}", [*work, *named, "--parallel-builds", str(cores // 2)], environment, shared)
         return Client(url, token, retry_secs=RETRY_SECS)
 
     def _spawn(
-        self, name: str, arguments: list[str], environment: dict[str, str], *inherited: socket.socket
+        self, name: str, arguments: list[str], environment: dict[str, str], inherited: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
@@ -145,7 +149,7 @@ class Embedded:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[one.fileno() for one in inherited],
+                pass_fds=inherited,
                 start_new_session=True,  # Ctrl-C is ours to handle: the processes get SIGTERM and drain
             )
         self._processes[name] = process

@@ -130,9 +130,10 @@ class CudaKind(TargetKind):
         """StorageRewrite gives buffers of different types one allocation, and a later pass of TVM 0.27 refuses just that
         in shared memory: four in five tensor-core schedules do not compile. What the pass saves is done again later
         (MergeSharedMemoryAllocations) and by the device compiler (registers): the machine code of what it lets through is
-        the same without it, byte for byte (19 kernels compared).
+        the same without it, byte for byte (19 kernels compared). Asynchronous copies are made where a schedule asks for
+        them: software pipelines with stages that are said to be asynchronous.
         """
-        return {"tirx.disable_storage_rewrite": True}
+        return {"tirx.disable_storage_rewrite": True, "tirx.use_async_copy": True}
 
     def rewrites(self) -> Any:
         from tuner.target_kinds.cuda.rewrites import REWRITES
