@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
+from tuner.deploy.defaults import checked_defaults
 from tuner.graph.precision import take_precision
 from tuner.ingest import IngestedModel, TensorSpec, ingest
 from tuner.tvm_compat import load_ir
@@ -42,6 +44,7 @@ def evaluate(
     traces: dict[str, str] | None,
     seed: int,
     expected: str | None,
+    defaults: str | None = None,
 ) -> dict[str, Any]:
     """Step: builds the model with the traces, compares its outputs, and times it in turn with the baseline build.
 
@@ -56,6 +59,7 @@ def evaluate(
     """
     wanted = Target.parse(target)
     ingested = ingest(model, ModelFormat(model_format))
+    checking = None if defaults is None else partial(checked_defaults, folder=Path(defaults))
     rng = np.random.default_rng(seed)
     source = Expected.read(Path(expected)) if expected is not None else None
     given = {**arrays, **(source.weights if source is not None else {})}
@@ -68,7 +72,7 @@ def evaluate(
     if traces is None:
         if source is None:
             return {"incomparable": incomparable}
-        default = _Runner(schedule_model(ingested, wanted, {}, default_schedules=True), ingested, weights)
+        default = _Runner(schedule_model(ingested, wanted, {}, defaults=checking), ingested, weights)
         found = [default.outputs(one) for one in source.inputs]
         return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps, computed=source.computed))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
