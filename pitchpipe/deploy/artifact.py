@@ -18,7 +18,7 @@ import filelock
 import platformdirs
 
 from pitchpipe.errors import IntegrityError, InvalidInput
-from pitchpipe.target_kind import kind_of
+from pitchpipe.target_kind import Step, kind_of
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.comparison import not_compared
 from pitchpipe.wire.ids import sha256
@@ -105,6 +105,10 @@ class CompiledModel:
     def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""
         return self._running.run_secs(*arrays, repeats=repeats)
+
+    def steps(self, *arrays: Any, repeats: int) -> list[Step]:
+        """What a run does, in its order, with the seconds of each step inside the running model; for profiles."""
+        return self._running.steps(*arrays, repeats=repeats)
 
 
 def linker() -> str | None:

@@ -36,6 +36,8 @@ class Identity(Wire):
     weights: dict[Digest, int]
     """Times that each workload occurs in one run of the model."""
     signatures: dict[Digest, Signature]
+    functions: dict[str, Digest] = {}
+    """Names of tensor functions, as a profile has them, and what they compute."""
     toolchain: str
 
 

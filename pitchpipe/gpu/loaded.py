@@ -217,6 +217,46 @@ class LoadedProgram:
                 driver.update(self._graph.instance, self._graph.nodes[at], self._launches.prepared[at])
         driver.launch_graph(self._graph.instance, stream)
 
+    def secs_without(self, addresses: Mapping[int, int], repeats: int) -> tuple[list[float], list[list[float]]]:
+        """The device's seconds of runs as they are, and by launch of runs that leave it out, its zeroing included.
+
+        Each graph without a launch takes turns with the whole one, so that both met the same state of the device; what
+        later kernels compute then is of no use.
+        """
+        driver = self.driver
+        whole, without = list[float](), list[list[float]]()
+        with self.lock, self.current():
+            driver.synchronize_event(self.done)
+            start, end = driver.create_event(timing=True), driver.create_event(timing=True)
+
+            def replayed(graph: Graph) -> float:
+                driver.record(start, self.stream)
+                driver.launch_graph(graph.instance, self.stream)
+                driver.record(end, self.stream)
+                driver.synchronize(self.stream)
+                return driver.elapsed_secs(start, end)
+
+            run, graphs = self.program.run, list[Graph]()
+            try:
+                for left_out in range(-1, len(run)):
+                    kept = [launch for at, launch in enumerate(run) if at != left_out]
+                    taken = Launches(driver, kept, self._code.functions, {**self.addresses, **addresses})
+                    graphs.append(self._recorded(taken))
+                    replayed(graphs[-1])
+                    if left_out < 0:
+                        continue
+                    pairs = [(replayed(graphs[0]), replayed(graphs[-1])) for _ in range(repeats)]
+                    whole += [one for one, _ in pairs]
+                    without.append([one for _, one in pairs])
+                    last = graphs.pop()
+                    driver.destroy(last.graph, last.instance)
+            finally:
+                for graph in graphs:
+                    driver.destroy(graph.graph, graph.instance)
+                driver.destroy_event(start)
+                driver.destroy_event(end)
+        return whole, without
+
     def _recorded(self, launches: Launches) -> Graph:
         driver, nodes = self.driver, list[int]()
         driver.begin_capture(self.stream)

@@ -502,12 +502,22 @@ def test_an_array_on_the_gpu_that_does_not_fit_is_refused(
 
 
 def test_a_run_is_timed_in_memory_of_its_own(model: GpuModel, driver: FakeDriver) -> None:
-    assert model.run_secs(random(), repeats=5) == [1e-6] * 5
+    assert model.run_secs(random(), repeats=5) == pytest.approx([4e-6] * 5)
     with driver.watched() as calls:
         model.timed(OnGpu(driver, random()))(3)
     names = [name for name, *_ in calls]
     assert names.count("launch_graph") == 4, "one that is not counted"
     assert names.count("update") == 0
+
+
+def test_a_step_takes_what_a_run_is_shorter_by_without_it(model: GpuModel, driver: FakeDriver) -> None:
+    with driver.watched() as calls:
+        steps = model.steps(random(), repeats=2)
+    assert [step.name for step in steps] == [PROGRAM.kernels[launch.kernel].name for launch in PROGRAM.run]
+    assert [step.secs for step in steps] == pytest.approx([1e-6] * 4)
+    names = [name for name, *_ in calls]
+    assert names.count("instantiate") == names.count("destroy") == 5, "the whole run, and one without each launch"
+    check(model(random(1)), random(1))
 
 
 def test_clusters_early_launches_and_tensor_maps_reach_the_driver(driver: FakeDriver) -> None:

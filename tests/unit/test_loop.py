@@ -221,7 +221,34 @@ def test_a_confirming_run_holds_different_candidates_although_an_earlier_one_tim
     again = Scene(fake_task("a"), trials=0)
     again.loop.records = first.store
     again.run()
-    assert again.measurer.submitted == [(0, Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert again.measurer.submitted == [(0, Purpose.CONFIRM, 2)]
+
+
+def test_only_candidates_that_may_be_the_fastest_are_confirmed():
+    close = Scene(fake_task("a"), secs_of=lambda task, trace: secs(task, trace) / 100 + 1e-2).run()
+    assert submitted(close)[-1] == (Purpose.CONFIRM, 1 + CONFIRMED)
+    apart = Scene(fake_task("a")).run()
+    assert submitted(apart)[-1] == (Purpose.CONFIRM, 2)
+
+
+def test_what_failed_for_good_or_was_far_slower_is_not_confirmed_again():
+    runs = dict.fromkeys(TRACES, 0)
+
+    def disturbed_once(task, trace):
+        if trace == BASELINE_TRACE:
+            return 0.04
+        runs[trace] += 1
+        if trace == TRACES[40]:
+            return Failed(candidate="0" * 64, kind=FailureKind.WRONG_OUTPUT)
+        if trace == TRACES[41] and runs[trace] == 1:
+            return Failed(candidate="0" * 64, kind=FailureKind.RUN_TIMEOUT)
+        return secs(task, trace)
+
+    task = fake_task("a").model_copy(update={"seeds": (*TRACES[40:44], TRACES[99])})
+    scene = Scene(task, trials=0, secs_of=disturbed_once).run()
+    assert submitted(scene) == [(Purpose.CONFIRM, 6), (Purpose.CONFIRM, 4)]
+    assert [runs[trace] for trace in (*TRACES[40:44], TRACES[99])] == [1, 2, 2, 2, 1]
+    assert scene.bests[0].trace == BASELINE_TRACE
 
 
 def test_searches_of_a_loop_that_is_abandoned_do_not_start():
@@ -272,7 +299,7 @@ def submitted(scene):
 def test_what_was_found_elsewhere_is_replayed_and_confirmed_and_that_is_all_where_it_holds():
     earlier = Earlier(*TRACES[3:9])
     scene = replaying(earlier).run()
-    assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 2)]
     ((task, best),) = earlier.verdicts
     assert (task, best.trace) == (0, TRACES[3])
     assert scene.ledger.trials == REPLAYED
@@ -296,7 +323,7 @@ def test_an_upgrade_ends_with_the_replay_whatever_its_verdict():
 
 def test_a_budget_smaller_than_a_replay_bounds_it():
     scene = replaying(Earlier(*TRACES[:9], suffices=False), trials=2).run()
-    assert submitted(scene) == [(Purpose.REPLAY, 2), (Purpose.CONFIRM, 3), (Purpose.CONFIRM, 3)]
+    assert submitted(scene) == [(Purpose.REPLAY, 2), (Purpose.CONFIRM, 2), (Purpose.CONFIRM, 2)]
 
 
 def test_a_task_without_anything_to_replay_is_searched_like_any_other():
@@ -318,7 +345,7 @@ def test_a_verdict_on_a_replay_that_decides_nothing_is_asked_for_again():
     scene = replaying(earlier)
     scene.measurer.whole = False
     scene.run()
-    assert scene.count(Purpose.CONFIRM) == MAX_CONFIRMATIONS * (1 + CONFIRMED)
+    assert scene.count(Purpose.CONFIRM) == MAX_CONFIRMATIONS * 2
     assert earlier.verdicts == [(0, None)]
 
 
@@ -328,5 +355,5 @@ def test_a_loop_that_begins_after_the_replay_was_measured_confirms_it():
     scene.measurer.submit(0, Purpose.REPLAY, earlier.unreplayed(0, 4), None)
     scene.measurer.collect()
     scene.run()
-    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 2)]
     assert [best.trace for _, best in earlier.verdicts] == [TRACES[0]]

@@ -119,14 +119,16 @@ def identify(
     wanted = Target.parse(target)
     read = parse_container(model) if own else ingest(model, ModelFormat(model_format))
     prepared = prepare(load_ir(read.ir), wanted)
-    counts, weights, signatures = call_counts(prepared), Counter[str](), {}
+    counts, weights, signatures, functions = call_counts(prepared), Counter[str](), {}, {}
     for variable, function, digest in workload_functions(prepared):
+        functions[variable.name_hint] = digest
         weights[digest] += counts[variable.name_hint]
         signatures[digest] = signature(variable.name_hint, function).model_dump(mode="json")
     return {
         "workloads": sorted(weights),
         "weights": dict(weights),
         "signatures": signatures,
+        "functions": functions,
         "toolchain": toolchain(wanted.kind).key,
     }
 

@@ -258,7 +258,7 @@ class Measuring:
         self._last_secs = 0.0
 
     def check(self, names: Sequence[str]) -> float:
-        """Runs and compares the sets; returns the duration of the last run. Raises WrongOutput."""
+        """Runs and compares the sets; returns the seconds of the last run. Raises WrongOutput."""
         secs = 0.0
         for name in names:
             secs = self._running.run(name)
@@ -303,20 +303,20 @@ class Measuring:
             self.check([first])
         return sampled
 
-    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
-        """Checks all sets, or the first alone; returns how many calls fill a sample of a confirming run. Raises WrongOutput.
+    def warm(self, config: MeasureConfig, first_secs: float) -> tuple[int, float]:
+        """(how many calls fill a sample of a confirming run, seconds of one of them). first_secs: of the call before.
 
         Several rounds are taken, so that all processes of one candidate arrive at the same number.
         """
-        names = list(self._bench.reference_outputs)
-        secs = self.check(names[:1] if one_set else names)
         longer = config.model_copy(update={"target_sample_secs": CONFIRM_SAMPLE_FACTOR * config.target_sample_secs})
-        if secs >= 10 * longer.target_sample_secs:
-            return 1
-        calls = 1
+        if first_secs >= 10 * longer.target_sample_secs:
+            self._last_secs = first_secs
+            return 1, first_secs
+        calls, secs = 1, first_secs
         for _ in range(_WARM_SAMPLES):  # The first ones are cold.
-            calls = max(calls, calls_per_sample(longer, self._running.call(calls) / calls, self._running.most_calls))
-        return calls
+            secs = self._running.call(calls) / calls
+            calls = max(calls, calls_per_sample(longer, secs, self._running.most_calls))
+        return calls, secs
 
     def warmed_sample(self, calls: int) -> float:
         """Mean seconds of one call over `calls` calls, after as many calls that are not counted.

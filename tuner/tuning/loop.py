@@ -24,7 +24,7 @@ from pitchpipe.wire.upgrade import REPLAYED
 from tuner.execution.steps import propose_on
 from tuner.search.requests import Donor, Proposal, ProposeRequest
 from tuner.tuning.budget import BudgetLedger
-from tuner.tuning.confirm import MeasuredBatch, choose_best, undecided
+from tuner.tuning.confirm import MeasuredBatch, choose_best, contenders, left_in, undecided
 from tuner.tuning.records import RecordStore
 from tuner.tuning.replay import ReplayStage
 
@@ -33,7 +33,8 @@ log = structlog.get_logger("pitchpipe.loop")
 MEASURED_SHOWN = 256
 """Measured candidates given to a search: the fastest ones. The others influence it through the cost model only."""
 CONFIRMED = 3
-"""Measured candidates that are timed beside the baseline in the confirming run."""
+"""Measured candidates that are timed beside the baseline in the confirming run, at most: of the fastest, those that may be
+the fastest in truth."""
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
@@ -216,7 +217,7 @@ class TuningLoop:
         self._confirming.discard(batch.task)
         self._confirmations[batch.task] += 1
         if undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
-            self._confirm(batch.task)
+            self._submit_confirming(batch.task, left_in(task, batch))
         elif batch.task in self._replaying:
             self._replay_confirmed(batch.task, best)
         elif best is not None:
@@ -276,12 +277,15 @@ class TuningLoop:
         traces: list[str] = []
         if task.kind is TaskKind.TUNED:
             measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
-            traces = [trace for trace, secs in measured if secs is not None]
+            traces = contenders(measured)
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
         if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.
             traces = [task.fixed]
-        traces.extend(task.seeds[:SEEDS_CONFIRMED])
+        self._submit_confirming(index, [*traces, *task.seeds[:SEEDS_CONFIRMED]])
+
+    def _submit_confirming(self, index: int, traces: Sequence[str]) -> None:
+        task = self.tasks[index]
         unique = dict.fromkeys([task.baseline, *traces])
         proposals = [Proposal(candidate=Candidate.of(task.workload.digest, t), features=None) for t in unique]
         self.measurer.submit(index, Purpose.CONFIRM, proposals, None)

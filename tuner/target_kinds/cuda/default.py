@@ -71,11 +71,14 @@ def _chosen(mod: Any, target: Target) -> str:
     return encode_trace(schedule.trace)
 
 
-def check_limits(scheduled: Any, target: Target) -> None:
-    """Has TVM make CUDA C++ of a scheduled module. Raises InvalidTrace beyond the target's limits, else what TVM raises."""
-    calls = lower(scheduled, to_tvm_target(target)).calls
+def check_limits(scheduled: Any, target: Target, most_source: int | None = None) -> None:
+    """Has TVM make CUDA C++ of a scheduled module. Raises InvalidTrace beyond the target's limits, or if it has more than
+    `most_source` characters, else what TVM raises."""
+    lowered = lower(scheduled, to_tvm_target(target))
+    if most_source is not None and len(lowered.source) > most_source:
+        raise InvalidTrace(f"{len(lowered.source)} characters of CUDA C++: unrolled too far")
     limits = Limits.of(target)
-    for launch in calls:
+    for launch in lowered.calls:
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if threads > limits.threads or launch.shared_bytes > limits.shared_bytes:
             raise InvalidTrace(

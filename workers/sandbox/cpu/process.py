@@ -4,7 +4,7 @@ Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Si
 children, not in itself, but it does parse the workload's IR. It communicates with the worker over a channel, in the
 messages of workers/sandbox/messages.py.
 
-What it does with a batch is in workers/sandbox/cpu/batch.py.
+What it does with a batch is in workers/sandbox/cpu/search.py and confirm.py.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Self
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import HeartbeatProgram
+from tuner.tvm_compat import import_object_loader
 from workers.sandbox.channel import Channel, Closed
-from workers.sandbox.cpu.batch import BatchRun
+from workers.sandbox.cpu.child import builder_body
+from workers.sandbox.cpu.confirm import ConfirmRun
+from workers.sandbox.cpu.search import SearchRun
 from workers.sandbox.messages import (
     Alive,
     Batch,
@@ -48,6 +53,8 @@ from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 from workers.sandbox.report import failed, last_line
 
 _ALIVE_SECS = 1.0
+_MOST_CODE_BYTES = 1 << 26
+"""Of a program that a builder makes. A kernel has tens of kilobytes; what is unrolled without measure has megabytes."""
 
 
 class Cancelled(Exception):
@@ -66,6 +73,7 @@ def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     """Prepares the zygote for the target: warms up TVM and compiles the heartbeat program. Returns the function that its
     forks run."""
     warm_up(target)
+    import_object_loader()
     heartbeat = HeartbeatProgram()
     return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, heartbeat))
 
@@ -105,11 +113,8 @@ class TaskProcess:
         """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
             bench = self._prepared()
-            run = BatchRun(self, bench, batch)
-            if batch.purpose is Purpose.CONFIRM:
-                run.confirm()
-            else:
-                run.search()
+            run = ConfirmRun if batch.purpose is Purpose.CONFIRM else SearchRun
+            run(self, bench, batch).run()
         except (Cancelled, quiet.Abandoned):
             pass
         except Unusable as unusable:
@@ -194,6 +199,16 @@ class TaskProcess:
     @property
     def parallel_builds(self) -> int:
         return self._opened.parallel_builds
+
+    @cached_property
+    def slots(self) -> Sequence[mmap.mmap]:
+        return [mmap.mmap(-1, _MOST_CODE_BYTES) for _ in range(self.parallel_builds)]
+
+    def builder_body(self, candidate: Candidate, slot: mmap.mmap) -> Callable[[Line], None]:
+        return builder_body(self._prepared(), candidate, slot)
+
+    def builder_limits(self, config: MeasureConfig) -> Limits:
+        return replace(self.limits(config), file_bytes=_MOST_CODE_BYTES)
 
     def send(self, result: Measurement) -> None:
         self._channel.send(Measured(result=result))
