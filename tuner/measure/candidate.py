@@ -18,7 +18,7 @@ import numpy as np
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
 from pitchpipe.wire.target import Target
-from tuner.measure.build import CpuProgram, build
+from tuner.measure.build import CpuProgram, build, cpu_target_of_host
 from tuner.measure.check import (
     SETS,
     ReferenceOutputs,
@@ -116,19 +116,24 @@ class Bench:
         inputs = sum(size_bytes(self.properties.params[i]) for i in self.properties.inputs)
         return len(SETS) * (inputs + 2 * self.output_bytes())
 
-    def compute_reference_outputs(self, name: str, buffer: memoryview) -> bool:
-        """In a fork: compiles the reference program, runs it on the set, and copies its outputs into `buffer`.
+    def reference_program(self) -> CpuProgram:
+        """In a fork: what computes the reference outputs, compiled; the workload as it stands where TVM refuses another."""
+        try:
+            return build(*kind_of(self.target).reference_program(self.mod, self.tvm_target))
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met
+            return build(self.mod, cpu_target_of_host())
+
+    def compute_reference_outputs(self, program: CpuProgram, name: str, buffer: memoryview) -> bool:
+        """In the same fork: runs the reference program on the set, and copies its outputs into `buffer`.
 
         False when fewer than half of the outputs' elements are finite: comparing with those would show too little.
         """
-        running = Running(self, build(*kind_of(self.target).reference_program(self.mod, self.tvm_target)))
-        running.run(name)
-        arrays = running.outputs()
-        offset = 0
+        arrays = Running(self, program).outputs_on(name)
+        written, offset = np.frombuffer(buffer, dtype=np.uint8), 0
         for array in arrays:
-            data = np.ascontiguousarray(array).tobytes()
-            buffer[offset : offset + len(data)] = data
-            offset += len(data)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            written[offset : offset + data.size] = data
+            offset += data.size
         return mostly_finite(arrays)
 
     def set_reference_outputs(self, name: str, buffer: memoryview) -> None:
@@ -193,6 +198,11 @@ class Running:
                 array = np.empty([int(extent) for extent in tensor.shape], numpy_dtype(str(tensor.dtype)))
                 poison(array)
                 tensor.copyfrom(array)
+
+    def outputs_on(self, name: str) -> list[np.ndarray[Any, Any]]:
+        """Those of a run on the set."""
+        self.run(name)
+        return self.outputs()
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """The outputs of the last run."""

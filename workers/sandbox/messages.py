@@ -11,7 +11,7 @@
                              a runner on a GPU: Started or Broken, then Sampled, Warmed or Sample to each request
                              any of these four: Fault in place of any of their messages
                              the heartbeat: Sample to each request
-                             a run of the reference program: ReferenceComputed
+                             the reference program: ReferenceComputed for each of its runs
 
 On the wire each is a JSON object that names its type. A message that is not of a type that its reader expects, has a field
 too many or too few, or a value of another type, is refused. A child may be hostile, so its messages only contain what it

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pitchpipe.processes.descendants import children, kill_strays
 from pitchpipe.wire._base import Wire
 from tuner.syscalls import deny_leaving, deny_system_calls
-from workers.sandbox.confinement import children, die_first, die_with_parent, kill_strays, limit
+from workers.sandbox.confinement import die_first, die_with_parent, limit
 from workers.sandbox.messages import FROM_CHILD, FromChild, complaint, decode, encode
 
 MAX_OUTPUT_BYTES = 1 << 20

@@ -13,7 +13,6 @@ import mmap
 import os
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -155,7 +154,7 @@ class TaskProcess:
                 bench.fill(name, positive=True)
             silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
-            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the unscheduled program gives no finite output")
+            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the reference program gives no finite output")
         for name in SETS:
             if name not in silent:
                 bench.set_reference_outputs(name, memoryview(buffers[name]))
@@ -165,33 +164,31 @@ class TaskProcess:
     def _compute_reference_outputs(
         self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]
     ) -> list[str]:
-        """Runs the reference program on these sets, each in a child, which writes its outputs into the set's buffer.
+        """Runs the reference program on these sets, in a child, which writes its outputs into each set's buffer.
 
-        Returns the sets on which most outputs are not finite. Raises Unusable when a child fails.
+        Returns the sets on which most outputs are not finite. Raises Unusable when the child fails.
         """
-        config = self._opened.config
-        waiting, running, finite = deque(names), dict[Child, str](), dict[str, bool]()
-        while waiting or running:
-            while waiting and len(running) < self._opened.parallel_builds:
-                name = waiting.popleft()
 
-                def body(line: Line, name: str = name) -> None:
-                    line.send(
-                        ReferenceComputed(finite=bool(bench.compute_reference_outputs(name, memoryview(buffers[name]))))
-                    )
+        def body(line: Line) -> None:
+            program = bench.reference_program()
+            for name in names:
+                buffer = memoryview(buffers[name])
+                line.send(ReferenceComputed(finite=bench.compute_reference_outputs(program, name, buffer)))
 
-                child = self._nursery.spawn(
-                    body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
-                )
-                running[child] = name
+        if not names:
+            return []
+        config, finite = self._opened.config, list[bool]()
+        deadline_secs = config.build_timeout_secs + len(names) * config.run_timeout_secs
+        started = self._nursery.spawn(body, self.limits(config), deadline_secs=deadline_secs)
+        while True:
             for child, event in self.events():
-                if isinstance(event, Ended):
-                    if running.pop(child) not in finite:
+                if child is started and isinstance(event, ReferenceComputed):
+                    finite.append(event.finite)
+                elif child is started and isinstance(event, Ended):
+                    if len(finite) != len(names):
                         kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
-                        raise Unusable(kind=kind, detail=f"the unscheduled program {event}")
-                elif isinstance(event, ReferenceComputed):
-                    finite[running[child]] = event.finite
-        return [name for name in names if not finite[name]]
+                        raise Unusable(kind=kind, detail=f"the reference program {event}")
+                    return [name for name, enough in zip(names, finite, strict=True) if not enough]
 
     # -- what a batch needs of its host
 
