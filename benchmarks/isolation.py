@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 
 from worksite import SETTLE_SECS, Alone, Disturbance, Service, Site, State  # noqa: E402
 
+from pitchpipe.processes.descendants import become_subreaper  # noqa: E402
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Timed  # noqa: E402
 from pitchpipe.wire.task import Workload  # noqa: E402
 from tests.hostile import MISDEEDS, Misdeed, harmless, hostile, parallel  # noqa: E402
-from workers.sandbox.confinement import become_subreaper  # noqa: E402
 
 RUNS, QUICK_RUNS = 20, 2
 GROWTH_BYTES = 8 << 20

@@ -76,10 +76,14 @@ def serve(
         int | None, typer.Option(min=0, help="a listening socket that this process inherited, instead of host and port")
     ] = None,
     port_file: Annotated[Path | None, typer.Option(help="write the port here once it listens")] = None,
+    fork_server: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
 ) -> None:
     """Run the HTTP service. SQLite: one process only, so with --with-coordinator; PostgreSQL: as many as you like."""
+    from pitchpipe.processes.launch import adopt
     from service import logs, server
 
+    if fork_server is not None:
+        adopt(fork_server)
     settings = _settings(host=host, port=port, database_url=database, blob_url=blob_url)
     logs.configure(settings.log_level)
     server.run(

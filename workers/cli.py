@@ -43,12 +43,14 @@ def work(
     log_level: Annotated[
         str, typer.Option(envvar="PITCHPIPE_LOG_LEVEL", help="debug, info, warning or error")
     ] = "info",
+    fork_server: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
 ) -> None:
     """Lease candidates, build, check and time them on this machine's device, and report, until told to stop.
 
     The first SIGTERM or SIGINT drains: what is measured is reported, the rest handed back. The second ends at once.
     """
     from pitchpipe.client import Client
+    from pitchpipe.processes.launch import adopt
     from pitchpipe.processes.plugins import MissingExtra
     from pitchpipe.target_kind import hold_device
     from pitchpipe.wire.lease import WorkerRegistration
@@ -62,6 +64,8 @@ def work(
         raise MissingExtra(f"a worker needs {error.name}: install pitchpipe[compiler]") from error
 
     _configure_logs(log_level)
+    if fork_server is not None:
+        adopt(fork_server)
     found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(hold_device(target))
     registration = WorkerRegistration(
         name=name or _default_name(found, target),

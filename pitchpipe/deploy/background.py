@@ -25,6 +25,7 @@ from pitchpipe.deploy.building import BuildSpec, failure, make
 from pitchpipe.deploy.evidence import collect
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import LocalModel
+from pitchpipe.processes import launch
 from pitchpipe.processes.lifeline import watch_parent
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest, sha256
@@ -136,18 +137,19 @@ def start(order: Order, data: bytes, evidence: Callable[[Path], None] | None = N
             left.mkdir()
             evidence(left)
             order = order.model_copy(update={"evidence": str(left)})
+        shared = launch.share()
         answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed by Background
         with tempfile.TemporaryFile() as request:
             header = order.model_dump_json(by_alias=True).encode()
             request.write(_HEADER.pack(len(header)) + header + data)
             request.seek(0)
             process = subprocess.Popen(
-                [sys.executable, "-m", "pitchpipe.deploy.background", str(os.getpid())],
+                [sys.executable, "-m", "pitchpipe.deploy.background", str(os.getpid()), *map(str, shared)],
                 env=os.environ | {"TMPDIR": scratch},
                 stdin=request,
                 stdout=answer,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(lock,),
+                pass_fds=(lock, *shared),
                 start_new_session=True,  # Ctrl-C is for the program; and a group of its own can be ended as one
             )
     finally:
@@ -188,8 +190,10 @@ def _orphaned() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _main(parent: int) -> None:
+def _main(parent: int, *shared: int) -> None:
     watch_parent(parent, _orphaned)
+    for descriptor in shared:
+        launch.adopt(descriptor)
     os.nice(10)  # the program that waits for nothing has the cores first
     (size,) = _HEADER.unpack(sys.stdin.buffer.read(_HEADER.size))
     order = Order.model_validate(json.loads(sys.stdin.buffer.read(size)))
@@ -201,4 +205,4 @@ def _main(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main(*map(int, sys.argv[1:]))

@@ -14,8 +14,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,7 +30,8 @@ from pitchpipe.deploy.identity import machine_key, read_json, write_json
 from pitchpipe.errors import ArtifactRefused, NotFound, WrongResult
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.reference import NoSource, Source
-from pitchpipe.processes.lifeline import end_with_parent
+from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.launch import Completed, run
 from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.target import Target
@@ -135,25 +134,19 @@ def _file(folder: Path) -> Path:
 
 
 def _tried(folder: Path, timeout_secs: float, evidence: Evidence | Comparison | None) -> Proof:
-    library = read_manifest(folder).library
-    command = [sys.executable, "-m", "pitchpipe.deploy.proof", str(folder), str(os.getpid())]
+    manifest = read_manifest(folder)
     ok, final, wrong = False, False, False
     comparison = evidence if isinstance(evidence, Comparison) else None
     with tempfile.TemporaryDirectory(prefix="pitchpipe-proof-") as scratch:
+        arguments = [str(folder)]
         if isinstance(evidence, Evidence):
             evidence.write(Path(scratch))
-            command.append(scratch)
+            arguments.append(scratch)
             timeout_secs *= 1 + len(evidence.expected.inputs)
+        threads = {"TVM_NUM_THREADS": str(manifest.target.num_cores or usable_cores())}  # as pitchpipe/vm.py has it
         try:
-            ended = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout_secs,
-                check=False,
-                env=os.environ,
-            )
-        except subprocess.TimeoutExpired:
+            ended = run(f"{__name__}:main", *arguments, timeout_secs=timeout_secs, environment=threads | os.environ)
+        except TimeoutError:
             detail = f"the proof run was still going after {timeout_secs:.0f} s"
         else:
             told = _told(ended)
@@ -164,13 +157,13 @@ def _tried(folder: Path, timeout_secs: float, evidence: Evidence | Comparison | 
                 comparison, detail = _judged(told, evidence)
                 wrong = bool(detail)
                 ok = not wrong
-    assert library is not None
+    assert manifest.library is not None
     now = datetime.now(UTC)
     verdict = {"ok": ok, "final": final, "wrong": wrong, "detail": detail[:1000], "comparison": comparison, "at": now}
-    return Proof(library=library, machine=machine_key(), **verdict)
+    return Proof(library=manifest.library, machine=machine_key(), **verdict)
 
 
-def _told(ended: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | None:
+def _told(ended: Completed) -> dict[str, Any] | None:
     """What a run that came to its end said; None of one that did not."""
     last = (ended.stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
     if ended.returncode != 0 or not last.startswith(_RAN):
@@ -192,7 +185,7 @@ def _judged(told: dict[str, Any], evidence: Evidence) -> tuple[Comparison | None
     return evidence.expected.comparison(found), ""
 
 
-def _cause(ended: subprocess.CompletedProcess[bytes]) -> str:
+def _cause(ended: Completed) -> str:
     if ended.returncode < 0:
         return f"the proof run was ended by {signal.Signals(-ended.returncode).name}"
     words = ended.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
@@ -222,8 +215,8 @@ def _zeros(tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     return {tensor.name: np.zeros(tensor.shape, np.dtype(tensor.dtype)) for tensor in tensors}
 
 
-if __name__ == "__main__":
-    end_with_parent(int(sys.argv[2]))
+def main(folder: str, evidence: str | None = None) -> None:
+    """The child. folder: of the artifact. evidence: where Evidence was written."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here is an answer, not something to look into
-    told = _try(Path(sys.argv[1]), Evidence.read(Path(sys.argv[3])) if len(sys.argv) > 3 else None)
+    told = _try(Path(folder), None if evidence is None else Evidence.read(Path(evidence)))
     print(_RAN + json.dumps(told), flush=True)

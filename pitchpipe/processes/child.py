@@ -1,18 +1,15 @@
 """Runs a step in a process of its own: what it compiles and runs cannot take the caller down.
 
-Arguments and results are JSON, the model is bytes and arrays are .npy members (never pickled), in a scratch folder. A
-subprocess rather than a forked or spawned one, so that it works from any caller: with threads, or without a main guard. It
-has the limits of its step (pitchpipe/wire/limits.py) and ends with everything it started: parser, compiler, linker.
+Arguments and results are JSON, the model is bytes and arrays are .npy members (never pickled), in a scratch folder. The
+child (launch.py) has the limits of its step (pitchpipe/wire/limits.py) and ends with everything it started: parser,
+compiler, linker.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +17,8 @@ from typing import Any
 
 from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.errors import PitchpipeError, StepDied, StepTimeout, from_problem
-from pitchpipe.processes.lifeline import end_with_parent, ending, kill_group, until_ended
+from pitchpipe.processes.launch import launch
+from pitchpipe.processes.lifeline import ending
 from pitchpipe.processes.limits import limited
 from pitchpipe.processes.plugins import step
 from pitchpipe.wire.limits import OTHER_CLIENT_STEPS, STEP_LIMITS, StepLimits
@@ -49,13 +47,12 @@ def run_step(
         (folder / "model").write_bytes(model)
         if arrays:
             save_arrays(folder / "arrays.npz", arrays)
-        command = [sys.executable, "-m", "pitchpipe.processes.child", name, scratch, str(os.getpid())]
         with (folder / "words").open("wb") as words:
-            child = subprocess.Popen(command, stdout=words, stderr=words, start_new_session=True)
+            child = launch(f"{__name__}:main", name, scratch, stdout=words, stderr=words, launches=True)
         try:
-            in_time = until_ended(child, wall_secs)
+            in_time = child.wait(wall_secs)
         finally:
-            kill_group(child)  # Also after Ctrl-C, which does not reach it, and for what it left behind.
+            child.close()  # Also after Ctrl-C, which does not reach it.
         if not in_time:
             raise StepTimeout(f"the step {name} took longer than {wall_secs:g} s and was killed")
         outcome = folder / "outcome.json"
@@ -75,7 +72,9 @@ def _limits(name: str) -> StepLimits:
     return STEP_LIMITS.get(name, OTHER_CLIENT_STEPS)
 
 
-def _main(name: str, folder: Path) -> None:
+def main(name: str, scratch: str) -> None:
+    """The child: leaves its outcome in the folder."""
+    folder = Path(scratch)
     arguments = json.loads((folder / "arguments.json").read_text())
     arrays = load_arrays(folder / "arrays.npz") if (folder / "arrays.npz").exists() else {}
     try:
@@ -89,8 +88,3 @@ def _main(name: str, folder: Path) -> None:
         outcome = {"error": error.code, "status": error.status, "detail": error.detail}
     (folder / "outcome.part").write_text(json.dumps(outcome))
     (folder / "outcome.part").rename(folder / "outcome.json")
-
-
-if __name__ == "__main__":
-    end_with_parent(int(sys.argv[3]))
-    _main(sys.argv[1], Path(sys.argv[2]))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 POLL_SECS = 0.5
@@ -45,33 +42,6 @@ def watch_parent(parent: int, orphaned: Callable[[], object]) -> None:
         orphaned()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def until_ended(process: subprocess.Popen[bytes], secs: float | None) -> bool:
-    """Waits for at most `secs`, None for ever; whether the process has ended. It is not reaped where that can be helped,
-    so that its group still bears its number (`kill_group`)."""
-    if process.returncode is not None:
-        return True
-    if not hasattr(os, "pidfd_open"):
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(secs)
-        return process.returncode is not None
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        polled = select.poll()
-        polled.register(descriptor, select.POLLIN)
-        return bool(polled.poll(None if secs is None else 1000 * secs))
-    finally:
-        os.close(descriptor)
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process that leads a group with all that is in it, and reaps it; nothing once it was reaped."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_SECS)
 
 
 def ending(status: int | None) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+
+from pitchpipe.processes.launch import running
 
 AT_ONCE = 2
 """Threads that work at a time, in one process: each keeps about one core busy."""
@@ -89,24 +89,11 @@ def _close() -> None:
         _native.release()  # whoever comes next ends
     waiting = [task for task in list(_tasks) if task._owner == os.getpid() and task._thread.is_alive()]
     if waiting:
-        for child in _children():
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
+        for child in running():
+            child.kill()
         until = time.monotonic() + LAST_SECS
         for task in waiting:
             task._thread.join(max(until - time.monotonic(), 0.0))
-
-
-def _children() -> list[int]:
-    """Processes that this one's threads started to run a step or a proof; none where there is no /proc."""
-    found = []
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, listed.read_text().split()):
-                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                if b"pitchpipe.processes.child" in words or b"pitchpipe.deploy.proof" in words:
-                    found.append(child)
-    return found
 
 
 class Allowance:

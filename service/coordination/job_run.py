@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -38,8 +39,8 @@ BATCH_CANDIDATES = 32
 DONORS = 4
 """Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/tuning/budget.py,
 FEWEST)."""
-CONFIRM_SECS = 1.5
-"""Seconds held back from a budget in seconds for each task's confirming run."""
+LOOK_SECS = 1.0
+"""Time between two looks for a worker, without which the job's clock stands."""
 MAX_CRASHES = 3
 """Deaths of the process that splits a model, after which the job fails: one may be due to a host without memory."""
 
@@ -67,13 +68,16 @@ class JobRun:
         self._confirming = False
         self._published = 0
         self._spent_secs = 0.0
-        self._looked_at = time.monotonic()
+        self._stepped_at = time.monotonic()
+        self._looked_at = -math.inf
+        self._served = True
 
     def step(self) -> None:
         """Advances the job as far as is possible without waiting. Raises the error that fails the job, or RoleLost."""
         now = time.monotonic()
-        self._spent_secs += now - self._looked_at
-        self._looked_at = now
+        if self._loop is None or self._has_worker(now):
+            self._spent_secs += now - self._stepped_at
+        self._stepped_at = now
         if self._loop is None:
             view = self._view()
             if view.state in (JobState.QUEUED, JobState.INGESTING) and not self._ingest(view):
@@ -89,6 +93,14 @@ class JobRun:
         elif not self._loop.searching and not self._confirming:
             self._confirming = True
             self._enter(JobState.CONFIRMING)
+
+    def _has_worker(self, now: float) -> bool:
+        """Whether a worker of one of the job's targets is there."""
+        if now - self._looked_at >= LOOK_SECS:
+            self._looked_at = now
+            with self.database.reading() as session:
+                self._served = workers.serving(session, self.project, self._targets) > 0
+        return self._served
 
     def abandon(self) -> None:
         """Cancels the steps that the executor has not started yet."""
@@ -197,11 +209,9 @@ class JobRun:
             open_ = batches.open_(session, self.job)
             early = batches.charged_early(session, self.job)
         self._offered = self._effort(view, self._tasks)
-        seconds = view.budget.seconds
-        if seconds is not None:
-            seconds = max(1.0, seconds - CONFIRM_SECS * len(self._tasks))
+        budget = view.budget
         self._ledger = BudgetLedger(
-            self._tasks, trials=view.budget.trials, seconds=seconds, batch_size=BATCH_CANDIDATES
+            self._tasks, trials=budget.trials, seconds=budget.seconds, batch_size=BATCH_CANDIDATES
         )
         index = {(task.workload.digest, task.target.key): i for i, task in enumerate(self._tasks)}
         in_flight, batches_in_flight = [0] * len(self._tasks), [0] * len(self._tasks)
@@ -338,7 +348,7 @@ class JobRun:
         """Stores the job's progress and appends it to its events."""
         self._published = self._ledger.trials
         ledger = self._ledger
-        eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
+        eta = ledger.eta(self._spent_secs)
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
             progress = Progress(

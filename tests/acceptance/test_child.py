@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,17 @@ import pytest
 from pitchpipe.errors import InvalidModel, StepDied, StepTimeout
 from pitchpipe.processes import child
 from pitchpipe.processes.child import run_step
-from pitchpipe.wire.limits import OTHER_CLIENT_STEPS, STEP_LIMITS
+from pitchpipe.wire.limits import STEP_LIMITS
 
 PATIENCE_SECS = 60
 STEPS = """
 import os, pathlib, subprocess, sys, time
+from dataclasses import replace
 from pitchpipe.errors import InvalidModel
+from pitchpipe.processes import child
+
+if "TEST_MEMORY_BYTES" in os.environ:
+    child.OTHER_CLIENT_STEPS = replace(child.OTHER_CLIENT_STEPS, memory_bytes=int(os.environ["TEST_MEMORY_BYTES"]))
 
 def _descendant(path):
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -63,7 +66,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(f"test_{name} = teststeps:{name}\n" for name in NAMES)
     (found / "entry_points.txt").write_text(f"[pitchpipe.steps]\n{lines}")
     (tmp_path / "teststeps.py").write_text(STEPS)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 def until_gone(process: int) -> None:
@@ -106,12 +109,8 @@ def test_nothing_that_a_step_started_outlives_it(tmp_path: Path, name: str) -> N
     until_gone(int(path.read_text()))
 
 
-def test_a_step_that_eats_memory_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The child reads the table anew: what it may take is told by a module that Python imports at its start.
-    limits = replace(OTHER_CLIENT_STEPS, memory_bytes=256 << 20)
-    (tmp_path / "sitecustomize.py").write_text(
-        f"from pitchpipe.wire import limits\nlimits.OTHER_CLIENT_STEPS = limits.{limits!r}\n"
-    )
+def test_a_step_that_eats_memory_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_MEMORY_BYTES", str(256 << 20))
     with pytest.raises(StepDied, match="needed more memory"):
         run_step("test_eat")
 

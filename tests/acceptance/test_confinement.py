@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.processes.descendants import become_subreaper, children
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import ingest_bytes
-from workers.sandbox.confinement import become_subreaper, children
 from workers.sandbox.messages import Broken, FromChild, ReferenceComputed, encode
 from workers.sandbox.nursery import Ended, Limits, Line, Nursery
 

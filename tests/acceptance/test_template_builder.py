@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from mmap import mmap
 
 import pytest
@@ -15,10 +16,10 @@ from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tests.compiler.half_workloads import dense
 from tests.compiler.test_gpu_default import HOPPER
 from tuner.measure.candidate import Bench
-from tuner.measure.gpu_code import DeviceCompiler
+from tuner.measure.device_compiler import DeviceCompiler
 from tuner.templates import compiler
-from workers.sandbox.gpu.builders import Builders
-from workers.sandbox.gpu.children import MAX_PROGRAM_BYTES, before_confinement
+from workers.sandbox.builders import Builders
+from workers.sandbox.gpu.children import MAX_PROGRAM_BYTES, builder_body, start_assembler
 from workers.sandbox.nursery import Ended, Limits, Line, Nursery
 
 CONFIG = MeasureConfig(build_timeout_secs=120)
@@ -31,6 +32,14 @@ class Host:
         self.nursery = Nursery()
         self.slots = [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(2)]
         self.compiler = DeviceCompiler("sm_90a")
+        self.bench: Bench | None = None
+
+    def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
+        assert self.bench is not None
+        return builder_body(self.bench, candidate, self.compiler, slot)
+
+    def before_building(self, candidate: Candidate) -> None:
+        start_assembler(candidate, self.compiler)
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
         return Limits(memory_bytes=config.memory_limit_bytes, cpu_secs=config.build_timeout_secs)
@@ -51,8 +60,8 @@ def test_a_confined_builder_makes_programs_of_templates_beside_traces(host: Host
     wrong = points[0].replace("contraction-1", "contraction-0")
     candidates = [Candidate.of(workload.digest, text) for text in (*points, trace, wrong)]
     failures: list[tuple[Candidate, FailureKind, str]] = []
-    bench = Bench(workload.ir, HOPPER, 0)
-    builders = Builders(host, bench, candidates, CONFIG, lambda *failure: failures.append(failure))
+    host.bench = Bench(workload.ir, HOPPER, 0)
+    builders = Builders(host, candidates, CONFIG, lambda *failure: failures.append(failure))
     while builders.pending:
         builders.spawn()
         for child, event in host.nursery.events(0.5):
@@ -73,7 +82,7 @@ def test_a_builder_may_start_nothing_once_its_assembler_waits(host: Host) -> Non
         os._exit(0)
 
     limits = host.builder_limits(CONFIG)
-    child = host.nursery.spawn(body, limits, deadline_secs=60, first=before_confinement(candidate, host.compiler))
+    child = host.nursery.spawn(body, limits, deadline_secs=60, first=partial(host.before_building, candidate))
     events = []
     while not any(isinstance(event, Ended) for event in events):
         events += [event for found, event in host.nursery.events(1.0) if found is child]

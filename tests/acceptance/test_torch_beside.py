@@ -133,11 +133,11 @@ compiled = torch.compile(model, backend="pitchpipe", options={"on_miss": "defaul
 with torch.no_grad():
     assert torch.equal(compiled(x), model(x))
 import pitchpipe.torch_backend as backend
-from pitchpipe.torch_backend.beside import _children
+from pitchpipe.processes.launch import running
 import time
-while not _children():
+while not running():
     time.sleep(0.01)
-print(*_children(), flush=True)
+print(*(child.pid for child in running()), flush=True)
 """
 
 

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge, UnsupportedOperator, UnsupportedShape
 from pitchpipe.model.strip import strip_onnx
+from pitchpipe.processes.launch import package_roots
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler.models import attention, model, node, small_network
 from tests.compiler.test_digest import product
 from tuner.ingest import IngestedModel, IngestLimits, TensorSpec, container, ingest, parse_container
-from tuner.ingest.isolation import PACKAGE_ROOTS
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.ingest.relax_reader import read_relax
 from tuner.tvm_compat import IRModule, ir, load_ir, relax, save_ir, tirx, with_function
@@ -207,8 +207,8 @@ def test_hostile_files_end_as_errors_of_the_caller(case: str) -> None:
 
 
 def test_a_parser_that_takes_too_long_is_killed_and_the_model_refused() -> None:
-    with pytest.raises(InvalidModel, match=r"longer than 0\.05 s"):
-        ingest(small_network().SerializeToString(), ModelFormat.ONNX, IngestLimits(wall_secs=0.05))
+    with pytest.raises(InvalidModel, match="longer than 0 s"):
+        ingest(small_network().SerializeToString(), ModelFormat.ONNX, IngestLimits(wall_secs=0.0))
 
 
 def test_a_parser_that_eats_memory_is_stopped() -> None:
@@ -253,7 +253,7 @@ def test_a_confined_process_can_read_only_what_it_was_given(tmp_path: Any) -> No
         folder.mkdir()
         (folder / "file").write_text("text")
     script = f"""
-import sys; sys.path[:0] = {PACKAGE_ROOTS!r}
+import sys; sys.path[:0] = {package_roots()!r}
 import os, socket
 from tuner.ingest.isolation import confine_files, confine_resources
 confine_resources(60, 8 << 30)

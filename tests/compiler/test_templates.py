@@ -19,7 +19,8 @@ from tests.compiler.test_gpu_default import HOPPER
 from tests.triton_interpreter import run
 from tuner.measure.build import build
 from tuner.measure.check import inspect
-from tuner.measure.gpu_code import DeviceCompiler, compile_program, lower
+from tuner.measure.device_compiler import DeviceCompiler
+from tuner.measure.gpu_code import compile_program, lower
 from tuner.schedule.trace import apply_trace
 from tuner.templates import assembler, compiler
 from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contraction

@@ -33,8 +33,9 @@ from pitchpipe.wire.target import Target
 from tuner.deploy.flow import Flow, Step, Tensor, View, read_flow
 from tuner.deploy.memory_plan import Lifetime, plan
 from tuner.graph.prepare import MAIN
-from tuner.measure.gpu_code import DeviceCompiler, lower
-from tuner.measure.gpu_lowered import KernelCall, Lowered, NotCompiled
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_code import lower
+from tuner.measure.gpu_lowered import KernelCall, Lowered
 from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, PrimFunc, te, to_tvm_target, tvm_ffi
 

@@ -1,11 +1,12 @@
 """A warm process that runs one step at a time, within the step's limits, and dies alone.
 
-Parent side: `StepChild` starts `python`, in a session of its own, hands it a step, waits for the answer, and kills the
-whole process group when the step has had its time. The child's clock stands still while it waits for a timing on this
+Parent side: `StepChild` launches a child (pitchpipe/processes/launch.py), hands it a step, waits for the answer, and kills
+the whole process group when the step has had its time. The child's clock stands still while it waits for a timing on this
 host (tuner/measure/quiet.py), which it says. An end is noticed through the process itself, so that a descendant that
 holds the connection open hides nothing, and the group is killed before the child is reaped, so that none outlives it.
 
-Child side: `main` imports the compiler, then shuts itself in (tuner/syscalls.py) and sets the limits of every step anew.
+Child side: `main` imports what it lacks of the compiler, then shuts itself in (tuner/syscalls.py) and sets the limits of
+every step anew.
 Requests are pickled by us. Answers come from where models of strangers were worked on: errors are JSON, and results are
 pickles of the types in `pitchpipe.wire` and `tuner.search.requests` and nothing else.
 """
@@ -22,8 +23,6 @@ import resource
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import PitchpipeError, StepDied, StepFailed, StepTimeout, from_problem
-from pitchpipe.processes.lifeline import end_with_parent, ending, kill_group, until_ended
+from pitchpipe.processes.launch import launch
+from pitchpipe.processes.lifeline import ending
 from pitchpipe.processes.limits import limited
 from pitchpipe.wire.limits import StepLimits
 from tuner.measure import quiet
@@ -69,17 +69,15 @@ class StepChild:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALLED_SECS, 0))
         with theirs:
-            call = f"main({theirs.fileno()}, {os.getpid()}, {confined}, {tuple(modules)!r})"
-            start = f"import sys; sys.path[:] = {sys.path!r}; from tuner.execution.step_child import main; {call}"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", start],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+            # Standard output belongs to the command that this service is part of.
+            self._process = launch(
+                f"{__name__}:main",
+                *(confined, list(modules)),
+                descriptors=[theirs.fileno()],
+                stdout=2,
+                launches=not confined,
             )
         self._line = Connection(ours.detach())
-        # Where there is none, a descendant that outlives the child is noticed when the step's time is up.
-        self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
         if self._message(START_SECS) != _READY:
             how = self.kill()
             raise NotBegun(f"its child did not come up: {how}")
@@ -126,21 +124,21 @@ class StepChild:
 
     def kill(self) -> str:
         """Ends the child and its process group now, from any thread; how it ended."""
-        kill_group(self._process)
+        self._process.kill()
         return ending(self._process.returncode)
 
     def end(self) -> None:
         """Ends an idle child in order, and closes what belongs to it. Idempotent."""
         self._line.close()
-        until_ended(self._process, END_SECS)
-        self.kill()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        self._process.wait(END_SECS)
+        self._process.close()
 
     def _message(self, secs: float) -> bytes | None:
         """The next message; None when there was none in time, and an empty one when the child is gone or broken."""
-        ends: list[Connection | int] = [self._line] if self._pidfd is None else [self._line, self._pidfd]
+        # Where its end cannot be polled, a descendant that outlives it is noticed when the step's time is up.
+        ends: list[Connection | int] = [self._line]
+        if (end := self._process.fileno()) >= 0:
+            ends.append(end)
         ready = wait(ends, max(secs, 0.0))
         if not ready:
             return None
@@ -187,10 +185,8 @@ def request(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return pickle.dumps((limits, function, args, kwargs), pickle.HIGHEST_PROTOCOL)
 
 
-def main(descriptor: int, parent: int, confined: bool, modules: Sequence[str]) -> None:
+def main(descriptor: int, confined: bool, modules: Sequence[str]) -> None:
     """The child: answers one request after another until the parent closes the connection."""
-    end_with_parent(parent)
-    os.dup2(2, 1)  # Standard output belongs to the command that this service is part of.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # Where memory runs out, this process goes first.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -16,17 +16,16 @@ from pkgutil import resolve_name
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, TooLarge
 from pitchpipe.frontends import FRONTENDS
-from pitchpipe.processes.lifeline import end_with_parent
+from pitchpipe.processes.launch import package_roots
 from pitchpipe.wire.job import ModelFormat
 from tuner.ingest import IngestedModel, IngestLimits, container
-from tuner.ingest.isolation import PACKAGE_ROOTS, confine_files, confine_resources, join_weights, read_request
+from tuner.ingest.isolation import confine_files, confine_resources, join_weights, read_request
 from tuner.syscalls import deny_system_calls
 
 
 def main() -> None:
     """Reads the request from standard input and ends the process."""
     header, data = read_request(sys.stdin.buffer)
-    end_with_parent(int(str(header["parent"])))
     limits = IngestLimits(**header["limits"])  # type: ignore[arg-type]
     answer_fd = os.dup(1)
     os.dup2(2, 1)
@@ -35,7 +34,7 @@ def main() -> None:
     try:
         read = _survey() if header["survey"] else reader(ModelFormat(str(header["format"])))
         deny_system_calls()
-        confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in PACKAGE_ROOTS)])
+        confine_files([sys.prefix, sys.base_prefix, *(os.path.join(root, "tuner") for root in package_roots())])
         answer = b"+" + read(data, limits)
     except PitchpipeError as error:
         answer = _problem(error)

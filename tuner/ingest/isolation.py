@@ -1,9 +1,9 @@
 """The walls around the child that parses a model.
 
-Parent side: `run_child` starts `python -I` with nothing but its own code on the path, in a session of its own, in an
-empty folder, with a scrubbed environment; feeds it the model through a file descriptor; reads one answer of bounded
-size; and kills the whole process group when the wall limit passes or the answer is there. If the parent is killed
-itself, the kernel ends the child.
+Parent side: `run_child` launches a child (pitchpipe/processes/launch.py) with nothing but its own code on the path, in a
+session of its own, in an empty folder, with a scrubbed environment; feeds it the model through a file descriptor; reads one
+answer of bounded size; and kills the whole process group when the wall limit passes or the answer is there. If the parent is
+killed itself, so is the child.
 
 Child side: `confine_resources` sets CPU, memory and file-size limits; `confine_files` takes away, through Landlock,
 every write, execution and TCP right, and every read outside the interpreter, its libraries and this package; the filter
@@ -23,24 +23,20 @@ import resource
 import selectors
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pitchpipe.errors import InvalidModel, TooLarge, from_problem
+from pitchpipe.processes.launch import launch
 from pitchpipe.wire.job import ModelFormat
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tuner.ingest import IngestLimits
-
-PACKAGE_ROOTS = sorted({str(Path(__file__).parents[2]), str(Path(sys.modules["pitchpipe"].__path__[0]).parent)})
-"""Folders that hold the packages `tuner` and `pitchpipe`."""
 
 _STDERR_BYTES = 4096
 _FRAME = struct.Struct("<Q")
@@ -54,38 +50,40 @@ def run_child(data: bytes, format: ModelFormat, limits: IngestLimits, *, survey:
     """
     if len(data) > limits.data_bytes:
         raise TooLarge(f"the model has {len(data)} bytes; the limit is {limits.data_bytes}")
-    header = json.dumps(
-        {"format": format.value, "limits": asdict(limits), "parent": os.getpid(), "survey": survey}
-    ).encode()
-    start = f"import sys; sys.path[:0] = {PACKAGE_ROOTS!r}; from tuner.ingest.child import main; main()"
-    with tempfile.TemporaryDirectory(prefix="pitchpipe-ingest-") as folder, tempfile.TemporaryFile() as stdin:
+    header = json.dumps({"format": format.value, "limits": asdict(limits), "survey": survey}).encode()
+    with (
+        tempfile.TemporaryDirectory(prefix="pitchpipe-ingest-") as folder,
+        tempfile.TemporaryFile() as stdin,
+        contextlib.ExitStack() as ours,
+        contextlib.ExitStack() as theirs,
+    ):
         stdin.write(_FRAME.pack(len(header)) + header)
         stdin.write(data)
         stdin.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", start],
+        (answered, answers), (complained, complaints) = os.pipe(), os.pipe()
+        for stack, descriptors in ((ours, (answered, complained)), (theirs, (answers, complaints))):
+            for descriptor in descriptors:
+                stack.callback(os.close, descriptor)
+        child = launch(
+            "tuner.ingest.child:main",
             stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env=_environment(folder),
-            start_new_session=True,
+            stdout=answers,
+            stderr=complaints,
+            environment=_environment(folder),
+            folder=folder,
+            isolated=True,
         )
         try:
+            theirs.close()
             weights = limits.data_bytes if format in (ModelFormat.STABLEHLO, ModelFormat.TFLITE) else 0
-            answer, complaint = _read(child, limits, 2 * limits.constant_bytes + weights)
+            answer, complaint = _read(answered, complained, limits, 2 * limits.constant_bytes + weights)
             # The answer ends when the child closes its side; give it a moment to be reaped with its own exit status.
-            status = child.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            raise InvalidModel("the parser did not end after its answer") from None
+            if not child.wait(10):
+                raise InvalidModel("the parser did not end after its answer")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            for stream in (child.stdout, child.stderr):
-                if stream is not None:
-                    stream.close()
-    return _judge(answer, complaint, status, limits)
+            child.close()
+    assert child.returncode is not None
+    return _judge(answer, complaint, child.returncode, limits)
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -96,14 +94,13 @@ def _environment(folder: str) -> dict[str, str]:
     return found
 
 
-def _read(child: subprocess.Popen[bytes], limits: IngestLimits, cap: int) -> tuple[bytes, bytes]:
-    """Standard output whole, up to its cap, and the end of standard error; kills the child at the wall limit."""
+def _read(answered: int, complained: int, limits: IngestLimits, cap: int) -> tuple[bytes, bytes]:
+    """Standard output whole, up to its cap, and the end of standard error; raises InvalidModel at the wall limit."""
     deadline = time.monotonic() + limits.wall_secs
     answer, complaint = bytearray(), b""
     with selectors.DefaultSelector() as selector:
-        for stream in (child.stdout, child.stderr):
-            assert stream is not None
-            selector.register(stream, selectors.EVENT_READ)
+        for descriptor in (answered, complained):
+            selector.register(descriptor, selectors.EVENT_READ)
         while selector.get_map():
             left = deadline - time.monotonic()
             if left <= 0:
@@ -111,8 +108,8 @@ def _read(child: subprocess.Popen[bytes], limits: IngestLimits, cap: int) -> tup
             for key, _ in selector.select(left):
                 chunk = os.read(key.fd, 1 << 20)
                 if not chunk:
-                    selector.unregister(key.fileobj)
-                elif key.fileobj is child.stdout:
+                    selector.unregister(key.fd)
+                elif key.fd == answered:
                     answer += chunk
                     if len(answer) > cap:
                         raise TooLarge(f"the model's graph is larger than {cap} bytes")

@@ -6,13 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.measure.device_compiler import NotCompiled
 from tuner.templates.assembler import AssemblerError
 from tuner.templates.compiler import NotCompiled as RefusedByTriton
 from tuner.templates.kernels import compile_function, template_of
-
-
-class NotCompiled(Exception):
-    """The compiler refused, or the host function does more than a list of launches can express."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 from pitchpipe.errors import MeasurementFailed
+from pitchpipe.processes.launch import run
+from pitchpipe.target_kind import kinds
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.target import Toolchain
 
 _ASK_SECS = 180.0
-_QUESTION = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from pitchpipe.target_kind import kinds
-from tuner.tvm_compat import toolchain, tvm
-print(json.dumps({
-    "mcpu": str(tvm.target.codegen.llvm_get_system_cpu()),
-    "toolchains": {kind.name: toolchain(kind.name).model_dump() for kind in kinds()},
-}))
-"""
 
 
 class Compiler(Wire):
@@ -36,14 +25,20 @@ class Compiler(Wire):
 @cache
 def compiler_here() -> Compiler:
     """Asked once per process. Raises MeasurementFailed when TVM does not start."""
-    root = str(Path(__file__).resolve().parents[2])
     try:
-        answer = subprocess.run(
-            [sys.executable, "-P", "-c", _QUESTION, root], capture_output=True, text=True, timeout=_ASK_SECS, check=True
-        )
-        return Compiler.model_validate_json(answer.stdout.splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or "").strip().splitlines() or ["no message"]
-        raise MeasurementFailed(f"TVM does not start here: {last[-1]}") from error
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        asked = run(f"{__name__}:tell", timeout_secs=_ASK_SECS)
+        if asked.returncode != 0:
+            last = asked.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+            raise MeasurementFailed(f"TVM does not start here: {last[-1]}")
+        return Compiler.model_validate_json(asked.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError) as error:
         raise MeasurementFailed(f"TVM does not answer here: {error}") from error
+
+
+def tell() -> None:
+    """The child: prints a Compiler."""
+    from tuner.tvm_compat import toolchain, tvm
+
+    mcpu = str(tvm.target.codegen.llvm_get_system_cpu())
+    found = Compiler(mcpu=mcpu, toolchains={kind.name: toolchain(kind.name) for kind in kinds()})
+    print(found.model_dump_json(by_alias=True), flush=True)

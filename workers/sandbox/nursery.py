@@ -21,14 +21,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pitchpipe.processes.descendants import children, kill_strays
 from pitchpipe.wire._base import Wire
 from tuner.syscalls import deny_leaving, deny_system_calls
-from workers.sandbox.confinement import children, die_first, die_with_parent, kill_strays, limit
+from workers.sandbox.confinement import die_first, die_with_parent, limit
 from workers.sandbox.messages import FROM_CHILD, FromChild, complaint, decode, encode
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Bytes that a child may print; more kill it."""
 _TOLD = struct.Struct("=cd")
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""Compilers' libraries handle these by looking up names for a stack, which takes seconds."""
 _TAIL_BYTES = 1500
 _COMPLAINT_CHARS = 500
 _MAX_REPORT_BYTES = 1 << 20
@@ -224,7 +227,7 @@ class Nursery:
             os.setpgid(0, 0)
             die_with_parent(parent)
             gc.disable()  # It ends before its garbage matters, and collecting writes to pages it shares.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, *_CRASHES):
                 signal.signal(number, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)

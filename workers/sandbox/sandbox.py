@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.launch import launch
+from pitchpipe.processes.process import Process
 from pitchpipe.wire.lease import Purpose, Steadiness
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.roofline import Roofline
@@ -97,7 +96,7 @@ class Sandbox:
         self._tasks: OrderedDict[tuple[str, int], _Task] = OrderedDict()
         self._drift = Drift()
         self._repeated = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._zygote: socket.socket | None = None
         self._start()
 
@@ -154,11 +153,8 @@ class Sandbox:
             self._zygote.close()
             self._zygote = None
         if self._process is not None:
-            try:
-                self._process.wait(_STOP_SECS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.wait(_STOP_SECS)
+            self._process.close()
             self._process = None
 
     def measure(
@@ -309,18 +305,12 @@ class Sandbox:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
-        program = (
-            f"import sys; sys.path.insert(0, {root!r}); from workers.sandbox.zygote import main; "
-            f"main({theirs.fileno()}, {os.getpid()}, sys.argv[1])"
-        )
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", program, self.target.key],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=self._environment(),
-                start_new_session=True,
+            self._process = launch(
+                "workers.sandbox.zygote:main",
+                self.target.key,
+                descriptors=[theirs.fileno()],
+                environment=self._environment(),
             )
         self._zygote = ours
         self._ready = False
@@ -335,14 +325,13 @@ class Sandbox:
         return kept | one | {"TVM_NUM_THREADS": str(cores), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def _alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._process.wait(0)
 
     def _end_zygote(self) -> None:
         """Kills the zygote: one that did not answer may be stopped, or answer later and be taken for the answer to the next
         request. The next `measure` starts a new one."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
 
     def _restart(self) -> None:
         self.close()

@@ -1,8 +1,8 @@
 """The zygote: a process that has imported TVM once and is forked for every workload.
 
-It is started by exec, not by fork, so that it has one thread whatever its parent has; nothing that it imports starts another
-(tested). It neither runs nor parses foreign code. It ends, with all its descendants, when the socket to its parent closes or
-its parent is gone. Its messages are in workers/sandbox/messages.py.
+It is a fork of the fork server (pitchpipe/processes/fork_server.py), so that it has one thread whatever the worker has;
+nothing that it imports starts another (tested). It neither runs nor parses foreign code. It ends, with all its descendants,
+when the socket to the worker closes or the worker is gone. Its messages are in workers/sandbox/messages.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 import select
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
+from pitchpipe.processes.descendants import become_subreaper, kill_strays
 from workers.sandbox.channel import Channel
-from workers.sandbox.confinement import become_subreaper, die_with_parent, kill_strays
+from workers.sandbox.confinement import die_with_parent
 from workers.sandbox.messages import (
     TO_TASK,
     TO_ZYGOTE,
@@ -38,8 +38,9 @@ _WATCH_SECS = 1.0
 _RunForked = Callable[[Channel[ToTask]], None]
 
 
-def main(descriptor: int, parent: int, target: str) -> None:
-    """Runs the zygote until it is to end. descriptor: the inherited socket. parent: process id. target: as JSON."""
+def main(descriptor: int, target: str) -> None:
+    """Runs the zygote until it is to end. descriptor: the inherited socket. target: as JSON."""
+    parent = os.getppid()
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # The worker decides: it closes the socket.
@@ -116,7 +117,3 @@ def _become_task_process(parent: int, sock: socket.socket, task: socket.socket, 
         traceback.print_exc()
     finally:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
