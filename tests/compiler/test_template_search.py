@@ -11,6 +11,7 @@ import pytest
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.task import Workload
+from tests.compiler.attention import attention
 from tests.compiler.half_workloads import TEN
 from tests.compiler.test_gpu_default import HOPPER
 from tuner.ingest.metaschedule_files import export
@@ -34,7 +35,7 @@ def request(workload: Workload, n: int = 16) -> ProposeRequest:
 
 
 def texts(wanted: ProposeRequest) -> list[str]:
-    return [proposal.candidate.trace for proposal in propose_templates(wanted)]
+    return [proposal.candidate.trace for proposal in propose_templates(wanted, 12)]
 
 
 def test_a_batch_holds_templates_beside_traces_and_each_applies(workload: Workload) -> None:
@@ -50,8 +51,8 @@ def test_a_batch_holds_templates_beside_traces_and_each_applies(workload: Worklo
 
 def test_nothing_seen_comes_again_and_the_first_ones_differ_in_their_tiles(workload: Workload) -> None:
     wanted = request(workload)
-    first = propose_templates(wanted)
-    again = propose_templates(replace(wanted, seen=frozenset(one.candidate.digest for one in first)))
+    first = propose_templates(wanted, 12)
+    again = propose_templates(replace(wanted, seen=frozenset(one.candidate.digest for one in first)), 12)
     assert not {one.candidate.trace for one in first} & {one.candidate.trace for one in again}
     tiles = {
         tuple(parse(one.candidate.trace).arguments[name] for name in ("rows", "columns", "parts")) for one in first
@@ -70,7 +71,9 @@ def searched(wanted: ProposeRequest, secs_of: Callable[[Mapping[str, int]], floa
     measured: dict[str, float | None] = {}
     seen: set[str] = set()
     for seed in range(rounds):
-        found = propose_templates(replace(wanted, measured=tuple(measured.items()), seen=frozenset(seen), seed=seed))
+        found = propose_templates(
+            replace(wanted, measured=tuple(measured.items()), seen=frozenset(seen), seed=seed), 12
+        )
         for proposal in found:
             measured[proposal.candidate.trace] = secs_of(parse(proposal.candidate.trace).arguments)
             seen.add(proposal.candidate.digest)
@@ -100,6 +103,14 @@ def test_failures_count_as_slow(workload: Workload) -> None:
     wanted = replace(request(workload, n=8), measured=measured, seed=5)
     rows = [parse(text).arguments["rows"] for text in texts(wanted)]
     assert rows.count(64) < len(rows) / 2
+
+
+def test_where_traces_are_few_templates_take_their_place() -> None:
+    """MetaSchedule has no schedule for rows of attention that it does not divide among threads."""
+    small = attention(1, 2, 32, 32, 16)
+    points = kind_of(HOPPER).templates(small, HOPPER)
+    proposals = propose(replace(request(small), n=len(points) + 2))
+    assert {one.text for one in points} <= {proposal.candidate.trace for proposal in proposals}
 
 
 def test_exports_leave_templates_out(workload: Workload, tmp_path: object) -> None:

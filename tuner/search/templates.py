@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import Candidate
 from tuner.schedule.trace import decode_trace
 from tuner.search.requests import Proposal, ProposeRequest
@@ -39,22 +40,28 @@ SLOWEST = 4.0
 """Times as long as the fastest that a point counts as, at most, as does one that failed."""
 
 
-def propose_templates(request: ProposeRequest) -> list[Proposal]:
-    """New points of templates, at most SHARE of what is wanted; those of other workloads' schedules first."""
+def propose_templates(request: ProposeRequest, wanted: int) -> list[Proposal]:
+    """At most so many new points of templates, those of other workloads' schedules first."""
     ranked = kind_of(request.target).templates(request.workload, request.target)
-    if not ranked or request.n <= 0:
+    if not ranked or wanted <= 0:
         return []
-    wanted = max(1, round(request.n * SHARE))
     estimates = {one.text: one.estimate_secs for one in ranked}
     donors = [(_text(donor.trace), donor.workload) for donor in request.donors]
     given = {text: workload for text, workload in donors if text is not None and text in estimates}
     texts = list(given) if request.donors_only else [*given, *_chosen(request, estimates, wanted)]
     proposals: dict[str, Proposal] = {}
     for text in texts:
+        if len(proposals) == wanted:
+            break
         candidate = Candidate.of(request.workload.digest, text)
-        if len(proposals) < wanted and candidate.digest not in request.seen:
+        if candidate.digest not in request.seen:
             proposals.setdefault(text, Proposal(candidate=candidate, features=None, source=given.get(text)))
     return list(proposals.values())
+
+
+def share_of(n: int) -> int:
+    """How many of a round's proposals are templates."""
+    return max(1, round(n * SHARE)) if n > 0 else 0
 
 
 def without_templates(request: ProposeRequest, n: int) -> ProposeRequest:
@@ -78,7 +85,7 @@ def _text(trace: str) -> str | None:
 def _chosen(request: ProposeRequest, estimates: dict[str, float], wanted: int) -> list[str]:
     """Texts in the order in which they are to be proposed."""
     measured = {text: secs for text, secs in request.measured if text in estimates}
-    left = [text for text in estimates if Candidate.of(request.workload.digest, text).digest not in request.seen]
+    left = [text for text in estimates if candidate_digest(request.workload.digest, text) not in request.seen]
     if sum(secs is not None for secs in measured.values()) < LEAST_MEASURED:
         return left
     predicted = _predicted(left, measured, estimates)

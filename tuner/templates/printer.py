@@ -195,6 +195,10 @@ class Printer:
             return one
         return self.value(f"tl.full((), {one.text}, tl.{TYPES[one.dtype]})", one.dtype)
 
+    def literal(self, number: float, dtype: str) -> Value:
+        """A number as a scalar of a type."""
+        return self.typed(Value(text=_float(number), dtype=dtype, literal=True))
+
     def _cast(self, one: Value, dtype: str) -> Value:
         one = self.typed(one)
         if one.dtype == dtype:
@@ -208,9 +212,9 @@ class Printer:
         if not (isinstance(node.b, tirx.IntImm) and int(node.b) > 0):
             raise NotPrintable("a division by what is no positive constant")
         one, by = self.expression(node.a, tile, given), int(node.b)
-        operator = "//" if isinstance(node, tirx.FloorDiv) else "%"
         if _may_be_negative(node.a):
             raise NotPrintable("a division of what may be negative")
+        operator = "//" if isinstance(node, tirx.FloorDiv) else "%"
         return self.value(f"{one.text} {operator} {by}", one.dtype, one)
 
     def _select(self, choice: Sequence[Any], tile: Tile, given: Sequence[Value]) -> Value:
@@ -330,7 +334,7 @@ def terms(index: Any, factor: int) -> list[tuple[int, Any]]:
             return [*terms(index.a, factor), *terms(index.b, -factor)]
         case tirx.Mul() if isinstance(index.b, tirx.IntImm):
             return terms(index.a, factor * int(index.b))
-        case tirx.Cast():
+        case tirx.Cast() if "int" in str(index.value.ty.dtype):
             return terms(index.value, factor)
         case _:
             return [(factor, index)]

@@ -34,8 +34,8 @@ from tuner.tvm_compat import ir
 
 LEAST = 16
 """Rows, columns and summed elements of a product of tiles, at least."""
-_REDUCTIONS = {"sum": ("tl.sum", "0.0"), "max": ("tl.max", 'float("-inf")'), "min": ("tl.min", 'float("inf")')}
-"""Kind of a stage -> Triton's reduction, and what changes nothing in it."""
+_WITH_START = {"max": "tl.maximum", "min": "tl.minimum"}
+"""Kind of a reduction whose start may be its result -> how Triton compares the two."""
 
 
 def write_rows(found: Rows, arguments: Mapping[str, int]) -> TemplateSource:
@@ -89,11 +89,13 @@ class _Writer:
             printer.read.add(place)
             printer.store(stage.buffer, f"p{place}", stage.indices, value, tile)
             return
-        function, nothing = _REDUCTIONS[stage.kind]
+        start = self.printer.literal(stage.start, value.dtype)
         full = Value(text=self._full(value, tile), dtype=value.dtype, axes=BOTH)
         if (beyond := self._columns_inside(stage.columns, 1)) is not None:
-            full = printer.value(f"tl.where({beyond.text}, {full.text}, {nothing})", full.dtype, full)
-        text = printer.let(f"{function}({full.text}, axis=1, keep_dims=True)")
+            full = printer.value(f"tl.where({beyond.text}, {full.text}, {start.text})", full.dtype, full)
+        text = printer.let(f"tl.{stage.kind}({full.text}, axis=1, keep_dims=True)")
+        if stage.kind in _WITH_START:
+            text = printer.let(f"{_WITH_START[stage.kind]}({text}, {start.text})")
         self.computed.append((stage.buffer, (), Value(text=text, dtype=value.dtype, axes=frozenset((0,)))))
 
     def _product(self, stage: Stage) -> Value:

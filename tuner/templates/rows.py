@@ -46,6 +46,8 @@ class Stage:
     """Expression of a row and a column; of a product, A as an expression of a row and k."""
     other: Any
     """Of a product: B, an expression of k and a column."""
+    start: float
+    """Of a reduction: what it begins with."""
     buffer: Any
     indices: tuple[Any, ...]
     """Of the element that is written."""
@@ -200,10 +202,10 @@ class _Reader:
             return substituted(expression, place)
 
         indices = tuple(plain(index) for index in store.indices)
-        common = {"buffer": store.buffer, "indices": indices}
+        common = {"buffer": store.buffer, "indices": indices, "start": 0.0}
         if not reduces(block):
             return Stage(kind="write", columns=own, summed=(), value=plain(store.value), other=None, **common)
-        kind, value = _reduction(block, store)
+        kind, value, common["start"] = _reduction(block, store)
         if not own:
             return Stage(kind=kind, columns=reduced, summed=(), value=plain(value), other=None, **common)
         if kind != "sum" or not isinstance(value, tirx.Mul):
@@ -220,19 +222,19 @@ class _Reader:
         return Stage(kind="product", columns=own, summed=reduced, value=sides[0], other=sides[1], **common)
 
 
-def _reduction(block: Any, store: Any) -> tuple[Literal["sum", "max", "min"], Any]:
-    """What a block reduces by, and what it reduces."""
+def _reduction(block: Any, store: Any) -> tuple[Literal["sum", "max", "min"], Any, float]:
+    """What a block reduces by, what it reduces, and what it begins with."""
     kinds: dict[type, Literal["sum", "max", "min"]] = {tirx.Add: "sum", tirx.Max: "max", tirx.Min: "min"}
     value, kind = store.value, kinds.get(type(store.value))
     if kind is None or not (isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(store.buffer)):
         raise NotRecognised("a reduction that is no sum, maximum or minimum")
     start = store_of(block.init)
     first = float(getattr(getattr(start, "value", None), "value", "nan"))
-    if not (first == 0 if kind == "sum" else abs(first) > 1e4 and (first < 0) is (kind == "max")):
-        raise NotRecognised("a reduction that does not start from nothing")
+    if math.isnan(first) or (kind == "sum" and first != 0):
+        raise NotRecognised("a reduction that does not begin with a number, or a sum that does not with zero")
     if str(store.buffer.ty.dtype) != "float32":
         raise NotRecognised(f"a reduction in {store.buffer.ty.dtype}")
-    return kind, value.b
+    return kind, value.b, first
 
 
 def _without_cast(side: Any, store: Any) -> Any:
