@@ -144,13 +144,15 @@ CUDA_INTRINSICS = (
     *(_WMMA.format("fill", kind) for kind in ("f16", "f32", "s32")),
     *(_WMMA.format("load", f"{kind}_{part}_shared_dyn") for kind in ("f16", "s8") for part in ("a", "b", "b_trans")),
     *(_WMMA.format("sync", f"{kind}{end}") for kind in ("f16f16f16", "f16f16f32", "s8s8s32") for end in ("", "_trans")),
+    _WMMA.format("load", "f16_a_shared"),
     *(_WMMA.format("store", f"{kind}_shared_dyn") for kind in ("f16", "f32", "s32")),
     *(_MMA.format("init", kind) for kind in ("f16", "f32")),
     *(_MMA.format("load", f"f16_{part}_shared_dyn") for part in "AB"),
     *(_MMA.format("sync", kind) for kind in ("f16f16f16", "f16f16f32")),
     *(_MMA.format("store", f"{kind}_global") for kind in ("f16", "f32")),
 )
-"""What MetaSchedule's rules for CUDA name (ScheduleRule::DefaultCUDATensorCore); TVM defines 91."""
+"""What MetaSchedule's rules for CUDA name (ScheduleRule::DefaultCUDATensorCore), and one of tuner/space/gpu/attention.py;
+TVM defines 91."""
 
 
 def load_cuda_intrinsics() -> None:
@@ -182,6 +184,8 @@ def load_cuda_intrinsics() -> None:
 
 def _register_bfloat16(defining: Any, register: Any) -> None:
     """The same products of bfloat16, of which TVM defines none: operands from shared memory, sums in single precision."""
+    made = defining.get_wmma_load_intrin(16, 16, 16, "bfloat16", "shared", False, False)
+    register("wmma_load_16x16x16_bf16_a_shared", *made)
     for turned in (False, True):
         end = "_trans" if turned else ""
         for is_b, part in ((False, "a"), (True, f"b{end}")):

@@ -73,7 +73,7 @@ def schedule_products(schedule: Any, limits: Limits, *, tensor_cores: bool = Tru
 def _schedule_product(schedule: Any, main: Any, limits: Limits, tensor_cores: bool) -> Callable[[], None]:
     """Makes a product one kernel, or two; returns what is to be done once all stages have their places."""
     definition = schedule.get(main)
-    kinds, found = kinds_of(definition), _product(definition)
+    kinds, found = kinds_of(definition), product_of(definition)
     tile = best_tile(found, limits, tensor_cores=tensor_cores and tensor_type(definition) is not None)
     if tile.parts == 1:
         return _tiled(schedule, main, tile)
@@ -99,7 +99,7 @@ def _name(schedule: Any, block: Any) -> str:
 
 def _is_product(schedule: Any, block: Any) -> bool:
     try:
-        return is_reduction(schedule, block) and bool(_product(schedule.get(block)))
+        return is_reduction(schedule, block) and bool(product_of(schedule.get(block)))
     except NoSchedule:
         return False
 
@@ -115,7 +115,8 @@ def _is_copied(schedule: Any, block: Any, products: set[str]) -> bool:
     )
 
 
-def _product(definition: Any) -> Product:
+def product_of(definition: Any) -> Product:
+    """The extents of a product; raises NoSchedule for a block that is none, or one too small for tiles."""
     kinds = kinds_of(definition)
     extent = dict.fromkeys("sijk", 1)
     for axis in definition.iter_vars:

@@ -12,7 +12,8 @@ block: a tile of i x j
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.space.gpu.limits import NoSchedule
@@ -41,31 +42,60 @@ def tensor_type(definition: Any) -> str | None:
 
 
 def tiled_for_tensor_cores(schedule: Any, main: Any, tile: Tile, transposed: bool) -> Callable[[], None]:
-    """Schedules a product in normal form; `transposed`: B is [s, j, k].
+    """Makes a product in normal form one kernel; `transposed`: B is [s, j, k].
 
     Returns what is to be done last: after it, TVM moves no stage of the workload into loops any more. Raises NoSchedule for
     operands that tensor cores do not take.
+    """
+    nest = tensor_nest(schedule, main, tile, transposed)
+    schedule.bind(nest.block, "blockIdx.x")
+    return nest.finish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nest:
+    """A product whose loops stand."""
+
+    block: Any
+    """The loop over thread blocks, which is still to be bound."""
+    finish: Callable[[], None]
+    """To be called last."""
+
+
+def tensor_nest(
+    schedule: Any, main: Any, tile: Tile, transposed: bool, *, copied: Sequence[int] = (0, 1), stored: bool = False
+) -> Nest:
+    """The loops of a product in normal form, on tensor cores.
+
+    copied: the operands that are copied into shared memory; A is there otherwise, in its static part. stored: the result is
+    left in shared memory, and warps do not divide k; else the block sums what its warps found and writes it with what
+    follows.
     """
     kind = INTRINSICS.get(tensor_type(schedule.get(main)) or "")
     if kind is None:
         raise NoSchedule("no tensor core takes these operands")
     *_, loop_k = schedule.get_loops(main)
-    _, kw, _ = schedule.split(loop_k, [None, tile.warps[2], tile.k // tile.warps[2]])
-    partial = schedule.rfactor(kw, 0)
-    batch, loop_i, loop_j, ko, kw, ki = schedule.get_loops(partial)
+    if stored:
+        partial, over_warps = main, []
+        batch, loop_i, loop_j, _ = schedule.get_loops(main)
+        ko, ki = schedule.split(loop_k, [None, tile.k])
+    else:
+        _, kw, _ = schedule.split(loop_k, [None, tile.warps[2], tile.k // tile.warps[2]])
+        partial = schedule.rfactor(kw, 0)
+        batch, loop_i, loop_j, ko, kw, ki = schedule.get_loops(partial)
+        over_warps = [kw]
     oi, ii = schedule.split(loop_i, [None, SIDE])
     oj, ij = schedule.split(loop_j, [None, SIDE])
     ki, ik = schedule.split(ki, [None, SIDE])
-    schedule.reorder(kw, oi, oj, ko, ki, ii, ij, ik)
+    schedule.reorder(*over_warps, oi, oj, ko, ki, ii, ij, ik)
     outer = schedule.blockize(ii)
     bi, wi, ri = schedule.split(oi, [None, tile.warps[0], tile.rows // SIDE])
     bj, wj, rj = schedule.split(oj, [None, tile.warps[1], tile.columns // SIDE])
-    schedule.reorder(batch, bi, bj, kw, wi, wj, ko, ki, ri, rj)
+    schedule.reorder(batch, bi, bj, *over_warps, wi, wj, ko, ki, ri, rj)
     block = schedule.fuse(batch, bi, bj)
-    schedule.bind(block, "blockIdx.x")
-    warp = schedule.fuse(kw, wi, wj)
+    warp = schedule.fuse(*over_warps, wi, wj)
     schedule.bind(warp, "threadIdx.y")
-    _copy_operands(schedule, outer, ko, tile)
+    _copy_operands(schedule, outer, ko, tile, copied)
     fragments = [schedule.cache_read(outer, read, f"wmma.matrix_{name}") for read, name in enumerate("ab")]
     for fragment in fragments:
         schedule.compute_at(fragment, ki)
@@ -73,30 +103,34 @@ def tiled_for_tensor_cores(schedule: Any, main: Any, tile: Tile, transposed: boo
     schedule.set_scope(outer, 0, "shared.dyn")
     sums = schedule.cache_write(outer, 0, "wmma.accumulator")
     schedule.reverse_compute_at(sums, warp)
-    _sum_warps(schedule, main, block, tile)
-    start = schedule.decompose_reduction(outer, ko)
-    turned = "_trans" if transposed else ""
-    found = [(schedule.get_loops(schedule.get_child_blocks(start)[0])[-2], "wmma_fill_16x16x16_f32")]
-    for fragment, name in zip(fragments, ("a", f"b{turned}"), strict=True):
-        found.append((by_fragments(schedule, fragment), f"wmma_load_16x16x16_{kind}_{name}_shared_dyn"))
-    stored = schedule.blockize(by_fragments(schedule, sums))
-    schedule.storage_align(stored, 0, -2, SIDE, SUM_PAD)
-    found.append((stored, "wmma_store_16x16x16_f32_shared_dyn"))
-    found.append((schedule.get_loops(partial)[-3], f"wmma_sync_16x16x16_{kind}{kind}f32{turned}"))
+    kw = None if stored else _sum_warps(schedule, main, block, tile)
 
     def finish() -> None:
-        for place, intrinsic in found:
-            schedule.tensorize(place, intrinsic)
+        if kw is not None:
+            start = schedule.decompose_reduction(main, kw)
+            schedule.vectorize(schedule.get_loops(start)[-1])
+        start = schedule.decompose_reduction(outer, ko)
+        turned = "_trans" if transposed else ""
+        found = [(schedule.get_loops(schedule.get_child_blocks(start)[0])[-2], "wmma_fill_16x16x16_f32")]
+        places = ("a_shared_dyn" if 0 in copied else "a_shared", f"b{turned}_shared_dyn")
+        for fragment, place in zip(fragments, places, strict=True):
+            found.append((by_fragments(schedule, fragment), f"wmma_load_16x16x16_{kind}_{place}"))
+        written = schedule.blockize(by_fragments(schedule, sums))
+        schedule.storage_align(written, 0, -2, SIDE, SUM_PAD)
+        found.append((written, "wmma_store_16x16x16_f32_shared_dyn"))
+        found.append((schedule.get_loops(partial)[-3], f"wmma_sync_16x16x16_{kind}{kind}f32{turned}"))
+        for loop, intrinsic in found:
+            schedule.tensorize(loop, intrinsic)
 
-    return finish
+    return Nest(block=block, finish=finish)
 
 
-def _copy_operands(schedule: Any, outer: Any, ko: Any, tile: Tile) -> None:
+def _copy_operands(schedule: Any, outer: Any, ko: Any, tile: Tile, operands: Sequence[int]) -> None:
     """Copies the parts of a step into shared memory, while the products of earlier steps are computed."""
     warps = math.prod(tile.warps)
     axes = [("threadIdx.y", warps), ("threadIdx.x", WARP)]
     copies = []
-    for read in range(2):
+    for read in operands:
         copied = into_shared(schedule, outer, read, "shared.dyn", ko)
         lanes = spread_copy(schedule, copied, warps * WARP, axes, SIDE, PAD)
         copies.append((copied, lanes >= ASYNC_LANES and _moves(schedule.get(copied))))
@@ -115,8 +149,9 @@ def _copy_operands(schedule: Any, outer: Any, ko: Any, tile: Tile) -> None:
     schedule.annotate(ko, "software_pipeline_order", order)
 
 
-def _sum_warps(schedule: Any, main: Any, block: Any, tile: Tile) -> None:
-    """Threads of the block sum what its warps found, in vectors, and write it with what follows the product."""
+def _sum_warps(schedule: Any, main: Any, block: Any, tile: Tile) -> Any:
+    """Threads of the block sum what its warps found, in vectors, and write it with what follows the product. Returns the
+    loop over warps, before which the sum is to be initialised last: then TVM takes the block for no reduction any more."""
     schedule.reverse_compute_at(main, block, preserve_unit_loops=True)
     _, kw, _, row, column = schedule.get_loops(main)
     result = schedule.cache_write(main, 0, "local")
@@ -132,9 +167,8 @@ def _sum_warps(schedule: Any, main: Any, block: Any, tile: Tile) -> None:
     if may_be_vector(schedule.get(result), SUM_LANES):
         schedule.vectorize(schedule.get_loops(result)[-1])
     schedule.vectorize(vector)
-    start = schedule.decompose_reduction(main, kw)
-    schedule.vectorize(schedule.get_loops(start)[-1])
     schedule.unroll(kw)
+    return kw
 
 
 def _moves(definition: Any) -> bool:

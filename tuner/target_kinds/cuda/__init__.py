@@ -180,7 +180,8 @@ class CudaKind(TargetKind):
 
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import parameters
-        from tuner.measure.gpu_code import DeviceCompiler, check_parameters, lower, lower_kernels
+        from tuner.measure.device_compiler import DeviceCompiler
+        from tuner.measure.gpu_code import check_parameters, lower, lower_kernels
         from tuner.tvm_compat import to_tvm_target
 
         assert target.arch is not None

@@ -16,6 +16,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.space.gpu.attention import schedule_attention
 from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_products
@@ -25,6 +26,7 @@ from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
 RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (
+    ("attention", schedule_attention),
     ("products", schedule_products),
     ("products on plain cores", partial(schedule_products, tensor_cores=False)),
     ("memory bound", schedule_memory_bound),

@@ -25,8 +25,9 @@ from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.build import apply
 from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
+from tuner.measure.device_compiler import MAX_CODE_BYTES, DeviceCompiler
 from tuner.measure.gpu import DeviceProgram, GpuDevice
-from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, compile_program
+from tuner.measure.gpu_code import compile_program
 from workers.sandbox.messages import Applied, Broken, Compiled, Fault, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line

@@ -23,8 +23,9 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu import HEARTBEAT_SOURCE
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.gpu_code import lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.channel import Channel
