@@ -230,6 +230,10 @@ def main() -> None:
     arguments.add_argument("--target", choices=("llvm", "cuda"), default="llvm")
     arguments.add_argument("--dtypes", help="on a GPU: element types, with commas between; default: all")
     arguments.add_argument("--batches", help="on a GPU: batch sizes, with commas between; default: 1,8")
+    arguments.add_argument(
+        "--compile-ahead", type=int, help="on a GPU: processes that compile the peers' programs first"
+    )
+    arguments.add_argument("--tasks", type=int, default=10, help="on a GPU: costliest tasks to compare with PyTorch's")
     options = arguments.parse_args()
     if options.target == "cuda":
         known = list(runpy.run_path(str(options.models))["MODELS"])[:5]

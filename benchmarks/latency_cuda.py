@@ -5,19 +5,26 @@ its own, in which all contestants are set up and then take turns. torch.compile 
 mode without gradients, frozen weights (batch norms are folded), images channels last, and inductor's own CUDA graphs in
 `reduce-overhead` and `max-autotune`; float32 has TF32 where PyTorch's defaults allow it. Ours is tuned through the SDK on an
 embedded service from an empty database within --seconds, export, service and confirming included, and called with GPU
-tensors.
+tensors. With `--seconds 0` it is not tuned: what runs are the default schedules.
 
     wall     seconds of a call and of waiting for it, the median of a block
     queued   seconds a call where the calls of a block are queued and waited for together: what the device takes
     kernels  sum of the durations of all kernels of a call, and their number, from PyTorch's profiler
 
 Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| + s) with r from eager in float32 without
-TF32 and s its root mean square, for every contestant: eager's own says what the type costs.
+TF32 and s its root mean square, for every contestant: eager's own says what the type costs. `table` has the costliest
+tasks beside cuDNN, cuBLAS and inductor (task_table.py), `failures` the failed trials by kind.
+
+`--work FOLDER` keeps each row there as soon as it is measured, with its commit and date, and does not measure again what is
+there, so that a long run can be made in parts. `--compile-ahead N` first compiles the peers' programs in N processes into
+inductor's cache on disk: fewer minutes of the GPU; `setup_secs` are then those of these processes, which slow each other
+down. max-autotune is never compiled ahead, since it times what it compiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import runpy
@@ -26,12 +33,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environment import environment, show
+from environment import commit, environment, show
 from rounds import geometric_mean, orders, ratio_of, time_of
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -56,21 +65,37 @@ def main(options: argparse.Namespace, names: Sequence[str]) -> None:
     )
     peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else PEERS
     rounds = QUICK_ROUNDS if options.quick else options.rounds or ROUNDS
-    seconds = options.seconds or (40.0 if options.quick else SECONDS)
+    seconds = options.seconds if options.seconds is not None else 40.0 if options.quick else SECONDS
     budget = {"seconds": seconds, "rounds": rounds, "block": BLOCK, "peers": list(peers)}
     result: dict[str, Any] = {"environment": environment(gpu=True, **budget), "rows": []}
-    cases = [(name, dtype, batch) for name in names for dtype in dtypes for batch in batches]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory() as scratch, suppress(KeyboardInterrupt):  # What is measured by then is printed.
-        for name, dtype, batch in cases:
-            case = {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds}
-            case |= {"seconds": seconds, "models": str(options.models.absolute()), "scratch": scratch}
-            row = in_child(case)
-            result["rows"].append(row)
-            print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
-    done = {(row["model"], row["dtype"], row["batch"]) for row in result["rows"]}
-    same = [dict(zip(("model", "dtype", "batch"), case, strict=True)) for case in cases if case not in done]
-    result["rows"] += [{**case, "refused": "it was interrupted"} for case in same]
+    with tempfile.TemporaryDirectory() as scratch:
+        work = (options.work or Path(scratch)).absolute()
+        work.mkdir(parents=True, exist_ok=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"
+        cases = [
+            {"model": name, "dtype": dtype, "batch": batch, "peers": list(peers), "rounds": rounds, "seconds": seconds}
+            | {"models": str(options.models.absolute()), "scratch": scratch, "tasks": options.tasks}
+            for name in names
+            for dtype in dtypes
+            for batch in batches
+        ]
+        with suppress(KeyboardInterrupt):  # What is measured by then is printed.
+            missing = [case for case in cases if not row_file(work, case).exists()]
+            ahead = compiled_ahead(missing, options.compile_ahead) if options.compile_ahead else [{}] * len(missing)
+            for case, setup in zip(missing, ahead, strict=True):
+                row = in_child(case)
+                for peer, secs in setup.items():
+                    if peer in row.get("peers", {}):
+                        row["peers"][peer]["setup_secs"] = secs
+                if "wall_secs" in row:
+                    row_file(work, case).write_text(json.dumps(row))
+                print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
+                case["refused"] = row.get("refused")
+        for case in cases:
+            file = row_file(work, case)
+            without = {**identity(case), "refused": case.get("refused") or "it was interrupted"}
+            result["rows"].append(json.loads(file.read_text()) if file.exists() else without)
     result["summary"] = summary(result["rows"])
     show(
         result if options.json else {**result, "rows": [{k: r.get(k) for k in SHOWN} for r in result["rows"]]},
@@ -93,15 +118,35 @@ SHOWN = (
 )
 
 
+def identity(case: dict[str, Any]) -> dict[str, Any]:
+    return {key: case[key] for key in ("model", "dtype", "batch")}
+
+
+def row_file(work: Path, case: dict[str, Any]) -> Path:
+    return work / f"{case['model']}-{case['dtype']}-{case['batch']}.json"
+
+
 def in_child(case: dict[str, Any]) -> dict[str, Any]:
     """The row of a case, or one with the reason for which it could not be made."""
-    path = Path(case["scratch"]) / "case.json"
-    path.write_text(json.dumps(case))
-    ended = subprocess.run([sys.executable, __file__, str(path)], stdout=subprocess.PIPE, text=True, check=False)
-    same = {key: case[key] for key in ("model", "dtype", "batch")}
+    with tempfile.NamedTemporaryFile("w", dir=case["scratch"], suffix=".json") as file:
+        json.dump(case, file)
+        file.flush()
+        ended = subprocess.run([sys.executable, __file__, file.name], stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode != 0:
-        return {**same, "refused": f"its process ended with {ended.returncode}"}
-    return {**same, **json.loads(ended.stdout.splitlines()[-1])}
+        return {**identity(case), "refused": f"its process ended with {ended.returncode}"}
+    return {**identity(case), **json.loads(ended.stdout.splitlines()[-1])}
+
+
+def compiled_ahead(cases: Sequence[dict[str, Any]], processes: int) -> list[dict[str, float]]:
+    """By case: the seconds in which each of torch.compile's modes but max-autotune was compiled into the cache on disk."""
+
+    def one(case: dict[str, Any]) -> dict[str, float]:
+        modes = [peer for peer in case["peers"] if peer not in ("eager", "max-autotune")]
+        row = in_child({**case, "peers": modes, "only_compile": True})
+        return {peer: row[peer] for peer in modes if peer in row}
+
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(one, cases))
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -130,7 +175,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_case(case: dict[str, Any]) -> dict[str, Any]:
-    """Sets all contestants up and lets them take turns."""
+    """Sets all contestants up and lets them take turns; with `only_compile` the seconds of each one's set-up, by name."""
     import torch
 
     torch.set_grad_enabled(False)
@@ -138,7 +183,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(SEED)
     module, inputs = runpy.run_path(case["models"])["MODELS"][case["model"]]()
     inputs = tuple(torch.cat([x] * case["batch"]) if x.dim() else x for x in inputs)
-    reference = reference_of(torch, module, inputs)
+    reference = None if case.get("only_compile") else reference_of(torch, module, inputs)
     module = module.to("cuda", dtype)
     inputs = tuple(x.to("cuda", dtype if x.is_floating_point() else x.dtype) for x in inputs)
     images = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
@@ -153,8 +198,10 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             calls[peer]()
         torch.cuda.synchronize()
         setup[peer] = time.perf_counter() - began
+    if case.get("only_compile"):
+        return setup
     began = time.perf_counter()
-    ours, tuned = tuned_call(module, inputs, case)
+    ours, tuned, table = tuned_call(module, inputs, case)
     calls["ours"] = ours
     ours()
     torch.cuda.synchronize()
@@ -185,11 +232,14 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     allowed = max(LEAST_ERROR[case["dtype"]], FACTOR * rows["eager"]["error"])
     return {
         **{key: value for key, value in mine.items() if "over_ours" not in key},
+        "commit": commit(),
+        "measured_on": datetime.now(UTC).date().isoformat(),
         "within_tolerance": mine["error"] <= allowed,
         "best_peer": best,
         "best_peer_over_ours": rows[best]["queued_over_ours"],
         "peers": rows,
         **tuned,
+        "table": table(),
     }
 
 
@@ -216,14 +266,22 @@ def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> C
     return lambda: compiled(*inputs)
 
 
-def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """Ours, tuned; and what the tuning cost."""
+def tuned_call(
+    module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
+) -> tuple[Callable[[], Any], dict[str, Any], Callable[[], list[Any]]]:
+    """Ours, tuned; what the tuning cost; and what compares its costliest tasks with PyTorch's kernels."""
+    from task_table import task_table, tasks_of
+
     import pitchpipe
     from pitchpipe.embedded import Embedded
     from workers.device import detect_target
 
     target = detect_target("cuda")
     folder = Path(tempfile.mkdtemp(dir=case["scratch"]))
+    if not case["seconds"]:
+        model = pitchpipe.load(module, example_inputs=inputs, target=target, cache=folder)
+        untuned = {"tuning_secs": 0.0, "trials": 0, "failed_trials": 0, "tasks": []}
+        return lambda: model(*inputs), untuned, list
     began = time.perf_counter()
     with Embedded(f"sqlite:///{folder}/p.db", target) as client:
         job = pitchpipe.submit(module, inputs, target=target, seconds=case["seconds"], client=client, cache=folder)
@@ -232,6 +290,7 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
             raise SystemExit(f"{view.state.value}: {view.error}")
         schedules = pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
         tuning_secs = time.perf_counter() - began
+        failures = Counter(record.result.kind.value for record in client.records(timed=False))
     model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
     tasks = [
         {
@@ -248,7 +307,14 @@ def tuned_call(module: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> tu
         for task in view.tasks
     ]
     told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
-    return lambda: model(*inputs), {**told, "tasks": tasks}
+    secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
+
+    def table() -> list[Any]:
+        if not case["tasks"]:
+            return []
+        return task_table(tasks_of(module, inputs, target), schedules.traces, secs, case["tasks"])
+
+    return lambda: model(*inputs), {**told, "failures": failures, "tasks": tasks}, table
 
 
 def take_turns(

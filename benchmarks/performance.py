@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
 import readme_figures
 import result_tables as tables
 import verdict_tables as verdicts
@@ -76,7 +77,7 @@ SECTIONS = (
         file="latency_cuda",
         title="Whole models on a GPU",
         script="latency_cuda",
-        table=tables.latency_cuda,
+        table=gpu_tables.latency_cuda,
         more="Times are those of calls that are queued; `wall` has the wait for each.",
     ),
     Section(

@@ -102,17 +102,17 @@ def claims(found: Results) -> str:
 
 
 def _gpu(found: Results) -> str:
-    """Each model as it was queued, its type and batch."""
+    """By type and batch: every model's ratio, as it was queued."""
     result = found["latency_cuda"]
-    rows = [row for row in result["rows"] if not row.get("refused")]
-    told = []
-    for row in rows:
-        best = row["peers"][row["best_peer"]]
-        of = f"{NAMES.get(row['model'], row['model'])} {row['dtype']} x {row['batch']}"
-        over = ratio(best["queued_over_ours"], best["queued_over_ours_interval"])
-        told.append(f"{of}: {over} ({row['best_peer']})")
+    groups: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        if row.get("refused"):
+            continue
+        over = row["peers"][row["best_peer"]]["queued_over_ours"]
+        told = f"{NAMES.get(row['model'], row['model'])} {over:.2f}" + ("" if row["trials"] else " (no trial)")
+        groups.setdefault(f"{row['dtype']} x {row['batch']}", []).append(told)
     peers = ", ".join(result["environment"]["budget"]["peers"])
-    return f"{'; '.join(told)}. Measured beside {peers} alone"
+    return "; ".join(f"{group}: {', '.join(told)}" for group, told in groups.items()) + f". Beside {peers}"
 
 
 def _recurrent(summaries: dict[str, Any]) -> tuple[str, str]:

@@ -53,48 +53,6 @@ def latency(result: dict[str, Any]) -> Lines:
             yield from stocks(row, stock)
 
 
-def latency_cuda(result: dict[str, Any]) -> Lines:
-    """Peers' cells hold what the device takes for a call that is queued, its ratio over ours, and the call with a wait."""
-    rows = [row for row in result["rows"] if not row.get("refused")]
-    peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
-
-    def cell(row: Row, peer: str) -> str:
-        if (found := row["peers"].get(peer)) is None:
-            return "not run"
-        over = ratio(found["queued_over_ours"], found["queued_over_ours_interval"])
-        return f"{time(found['queued_secs'])}, {over}; wall {time(found['wall_secs'])}"
-
-    yield from table(
-        rows,
-        {
-            "model": lambda row: f"{row['model']} {row['dtype']} x {row['batch']}",
-            "ours": lambda row: f"{time(row['queued_secs'])}; wall {time(row['wall_secs'])}",
-            **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},
-            "best peer": lambda row: f"{row['best_peer']}: {verdict(_interval_of_best(row))}",
-            "kernels, sum": lambda row: f"{row['kernels']:.0f}, {time(row['kernel_secs'])}",
-            "of the best peer": lambda row: (
-                "{kernels:.0f}, ".format(**row["peers"][row["best_peer"]])
-                + time(row["peers"][row["best_peer"]]["kernel_secs"])
-            ),
-            "error, eager's": lambda row: f"{row['error']:.0e}, {row['peers']['eager']['error']:.0e}",
-            "tasks / queued": lambda row: percent(
-                sum(task["weight"] * (task["secs"] or 0.0) for task in row["tasks"]) / row["queued_secs"]
-            ),
-            "tuning, all included": lambda row: (
-                f"{row['tuning_secs']:.0f} s, {row['trials']} trials, {row['failed_trials']} failed"
-            ),
-        },
-    )
-    for row in result["rows"]:
-        if row.get("refused"):
-            yield ""
-            yield f"{row['model']} {row['dtype']} x {row['batch']} was not run: {row['refused']}."
-
-
-def _interval_of_best(row: Row) -> Any:
-    return row["peers"][row["best_peer"]]["queued_over_ours_interval"]
-
-
 def stocks(row: Row, stock: Row) -> Iterator[str]:
     """What stock MetaSchedule's tuning came to."""
     short, longer = stock["stock"], stock["stock_longer"]

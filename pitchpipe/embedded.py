@@ -1,7 +1,10 @@
 """The whole service on this machine for as long as a command runs: a server process and a worker process.
 
-They are the same programs that a fleet runs, on loopback, with a token made for the occasion. Both die with this process,
+They are the same programs that a fleet runs, on loopback, with a token made for the occasion. All die with this process,
 however it dies; the database stays, so the next command goes on from what was measured.
+
+A GPU gets several workers, which time on it in turns: what one does on the host's cores, from the outputs to compare with
+to builds, goes on while another times. Searches run in several processes where there are cores for them.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import filelock
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, Unreachable
 from pitchpipe.processes import launch
+from pitchpipe.processes.cores import usable_cores
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import WorkerView
 from pitchpipe.wire.target import Target
 
@@ -36,6 +41,12 @@ BACKLOG = 64
 RETRY_SECS = 5.0
 """What runs on this machine answers within it, or is gone."""
 WORKER_NAME = "local"
+CORES_PER_SEARCH = 4
+"""A search has as many threads (tuner/search/evolution.py)."""
+CORES_PER_WORKER = 4
+"""For each of the workers that share a device. A batch of a task's first candidates keeps as many busy with builds ..."""
+MOST_WORKERS = 4
+"""... and with four batches in flight something is nearly always ready to be timed. Each worker's processes take memory."""
 DEFAULT_SECONDS = 150.0
 """Budget of a `tune` that names none: enough to become several times as fast as the baseline build on two cores."""
 
@@ -92,6 +103,7 @@ class Embedded:
             "PITCHPIPE_QUIET_LOCK": str(scratch / "quiet.lock"),
             "PITCHPIPE_LOG_LEVEL": self.log_level,
         }
+        environment.setdefault("PITCHPIPE_ENGINE_WORKERS", str(max(1, usable_cores() // CORES_PER_SEARCH)))
         if self.database.startswith("sqlite:///"):
             path = Path(self.database.removeprefix("sqlite:///")).absolute()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,14 +124,19 @@ class Embedded:
             serve = ["--embedded", *common, "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
             server = self._spawn("server", serve, environment, [*shared, bound.fileno()])
         target = "auto" if self._asked is None else self._asked.key
-        work = ["--url", url, "--name", WORKER_NAME, "--target", target, "--max-candidates", "32", *common]
-        worker = self._spawn("worker", [*work, "--ready-file", str(registered)], environment, shared)
+        work = ["--url", url, "--max-candidates", "32", *common]
+        named = ["--name", WORKER_NAME, "--target", target, "--ready-file", str(registered)]
+        worker = self._spawn("worker", [*work, *named], environment, shared)
         deadline = time.monotonic() + START_SECS
         while not (listening.exists() and registered.exists()):
             self._check(server, "server", deadline)
             self._check(worker, "worker", deadline)
             time.sleep(0.02)
         self._worker = WorkerView.model_validate_json(registered.read_bytes())
+        for number in range(2, sharing_workers(self._worker.target, cores := usable_cores()) + 1):
+            name = f"{WORKER_NAME}-{number}"
+            named = ["--name", name, "--target", self._worker.target.key]
+            self._spawn(f"worker {number}", [*work, *named, "--parallel-builds", str(cores // 2)], environment, shared)
         return Client(url, token, retry_secs=RETRY_SECS)
 
     def _spawn(
@@ -127,7 +144,7 @@ class Embedded:
     ) -> subprocess.Popen[bytes]:
         with open(Path(self._scratch.name) / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pitchpipe.cli.main", name, *arguments],
+                [sys.executable, "-m", "pitchpipe.cli.main", name.split()[0], *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -173,3 +190,8 @@ class Embedded:
         if self._lock is not None:
             self._lock.release()
         self._scratch.cleanup()
+
+
+def sharing_workers(target: Target, cores: int) -> int:
+    """How many workers measure on one device of the target, on a host with so many cores."""
+    return max(1, min(MOST_WORKERS, cores // CORES_PER_WORKER)) if kind_of(target).times_in_turns else 1

@@ -16,6 +16,7 @@ from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, intact
 from pitchpipe.deploy.building import BuildSpec, make
 from pitchpipe.deploy.evidence import Evidence, compared, gather
 from pitchpipe.deploy.fetch import fetch
+from pitchpipe.deploy.identity import defaults_folder
 from pitchpipe.deploy.lookup import Schedules, resolve_target, service_of
 from pitchpipe.deploy.proof import open_proved
 from pitchpipe.deploy.verify import ASKED_NOT_TO, compare_default, with_operator
@@ -23,6 +24,7 @@ from pitchpipe.errors import IntegrityError, NotFound, WrongResult
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import detect_target, local_model
 from pitchpipe.model.reference import NoSource
+from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import step
 from pitchpipe.target_kind import ordinal_named
 from pitchpipe.wire.comparison import Comparison, not_compared
@@ -83,7 +85,8 @@ def load(
 ) -> CompiledModel:
     """Builds the model with the fetched schedules, or takes it from the local cache, and binds its weights once.
 
-    Without schedules, or where one is missing, a workload runs the baseline: correct, not fast. `weights` adds
+    Without schedules, or where one is missing, a workload runs its default schedule, which no one has timed; it is checked
+    here, once, and the baseline runs where it is not right (`CompiledModel.manifest` tells). `weights` adds
     to those of the model, or replaces them, by parameter name. `lock` is as for `fetch`.
     The result is called with NumPy or DLPack arrays. Of several GPUs `target="cuda:1"` names the one for weights and NumPy
     arrays; arrays that lie on another run there.
@@ -116,7 +119,7 @@ def load(
         return gather(found, weights or {}, spare)
 
     if lacks_linker(wanted) and not intact(spec.folder(folder)):
-        return _built_here(spec, bound, evidence())
+        return _built_here(spec, folder, bound, evidence())
     alone = isinstance(found.source, NoSource) and spare is None
     try:
         made = make(spec, folder, evidence=None if alone else evidence)
@@ -125,15 +128,19 @@ def load(
     return open_proved(made, wanted, bound, source=found.source, ordinal=ordinal)
 
 
-def _built_here(spec: BuildSpec, bound: Mapping[str, Any], evidence: Evidence | Comparison) -> CompiledModel:
-    """Compiled and compared in this process. Raises WrongResult."""
+def _built_here(
+    spec: BuildSpec, cache: Path, bound: Mapping[str, Any], evidence: Evidence | Comparison
+) -> CompiledModel:
+    """Compiled and compared in this process, after a child has checked the default schedules. Raises WrongResult."""
+    plan: dict[str, Any] = {
+        "model_format": spec.model.format.value,
+        "target": spec.target.key,
+        "traces": dict(spec.traces),
+        "defaults": str(defaults_folder(cache)),
+    }
+    run_step("build", spec.model.data, **plan, library=None)
     with _compiling:
-        manifest, compiled = step("build_here")(
-            spec.model.data,
-            model_format=spec.model.format.value,
-            target=spec.target.key,
-            traces=spec.traces,
-        )
+        manifest, compiled = step("build_here")(spec.model.data, **plan)
     model = CompiledModel(Manifest.model_validate(manifest), compiled, bound)
     if isinstance(evidence, Evidence):
         model.bind(evidence.weights)

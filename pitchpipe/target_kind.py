@@ -38,6 +38,17 @@ class Fit:
     """Compared as a tuple; less is nearer: vector width (octaves), cores (octaves), features not made use of."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a compiled model does at one point of a run: it computes a kernel, or calls its runtime."""
+
+    name: str
+    """Of the kernel, or of the runtime's function."""
+    kernel: bool
+    secs: float
+    """Median over runs."""
+
+
 class Executable(Protocol):
     """A compiled model on a device."""
 
@@ -59,6 +70,9 @@ class Executable(Protocol):
     def timed(self, *arrays: Any) -> Callable[[int], list[float]]:
         """A function that runs the model so many times on these arrays and tells the seconds of each run."""
 
+    def steps(self, *arrays: Any, repeats: int) -> list[Step]:
+        """What a run does, in its order, with the seconds of each step inside the running model."""
+
 
 class TargetKind(ABC):
     """A kind of target. Stateless: one object a process, shared by all threads."""
@@ -75,6 +89,8 @@ class TargetKind(ABC):
     """Whether its devices have units that multiply float32 by TF32: then that is a part of workloads' identity."""
     has_streams: ClassVar[bool]
     """Whether work is queued on streams, so that a result is there only once its stream was waited for."""
+    times_in_turns: ClassVar[bool] = False
+    """Whether several workers can measure on one device at once, of which one times at a time while others build."""
     artifact: ClassVar[str]
     """Name of the file of a compiled model in the folder of its artifact."""
     needs_linker: ClassVar[bool]
@@ -210,12 +226,11 @@ class TargetKind(ABC):
     def default_schedule(self, module: Any, target: Target) -> Any:
         """A module of one tensor function, `main`, with its default schedule."""
 
+    @abstractmethod
     def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
-        """The program whose outputs a candidate's are compared with, unscheduled, and TVM's target to compile it for.
-
-        On a kind that runs unscheduled programs it is the baseline itself, on others it runs on the host.
+        """The program whose outputs a candidate's are compared with, and TVM's target to compile it for: it runs on this
+        host, and computes what the unscheduled workload does, every sum in its order.
         """
-        return module, tvm_target
 
     @abstractmethod
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:

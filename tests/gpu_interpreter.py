@@ -10,6 +10,9 @@ touched an element of shared memory since the last one:
 * `DivergentBarrier`: a barrier that some threads of a block do not reach;
 * values that are read before they are written are no numbers, and so are integers a large one.
 
+Asynchronous copies write when they are waited for: until then their places hold no numbers, and whoever reads them before a
+barrier behind the wait is told of a race.
+
 Tensor cores' fragments belong to a warp: `tvm_load_matrix_sync` and its kin act on the warp's whole tile.
 """
 
@@ -97,6 +100,8 @@ class _Kernel:
         self.memory: dict[Any, _Memory] = {}
         self.variables: dict[Any, Any] = {}
         self.shared: list[_Memory] = []
+        self.copies: list[_Copy] = []
+        self.groups: list[list[_Copy]] = []
 
     def run(self, body: Any) -> None:
         with np.errstate(all="ignore"):
@@ -114,7 +119,12 @@ class _Kernel:
     def _do_AttrStmt(self, node: Any, mask: np.ndarray) -> None:
         if node.attr_key == "thread_extent":
             self.variables[node.node.var] = self.axes[str(node.node.thread_tag)]
+        elif node.attr_key == "async_wait_inflight_count":
+            self._wait(int(self.value(node.value, mask)))
         self.statement(node.body, mask)
+        if node.attr_key == "async_commit_queue_scope":
+            self.groups.append(self.copies)
+            self.copies = []
 
     def _do_AllocBuffer(self, node: Any, mask: np.ndarray) -> None:
         buffer = node.buffer
@@ -286,6 +296,8 @@ class _Kernel:
             return np.zeros(self.threads, dtype=np.uint32)
         if "shfl" in name:
             return self._shuffle(name, [self.value(argument, mask) for argument in arguments], mask)
+        if name == "s_tir.cp_async_raw":
+            return self._copy(dtype_of(node.ty.dtype), *arguments, mask=mask)
         if name.startswith("tvm_") and name.endswith(("_matrix_sync", "mma_sync", "_fragment")):
             return self._fragment(name, arguments, mask)
         values = [np.asarray(self.value(argument, mask)) for argument in arguments]
@@ -325,6 +337,35 @@ class _Kernel:
         }[next(kind for kind in ("down", "up", "xor", "sync") if kind in name)]
         inside = (wanted >= 0) & (wanted < width) & (start + wanted < (self.block_of + 1) * self.in_block)
         return value[np.where(inside, start + wanted, number)]
+
+    # -- asynchronous copies
+
+    def _copy(self, of: Any, to: Any, at: Any, source: Any, start: Any, size: Any, *only: Any, mask: np.ndarray) -> Any:
+        """Reads at once, and writes when it is waited for; zeros where the condition `only` does not hold."""
+        lanes = np.arange(int(size) // of.itemsize)
+        where = np.broadcast_to(self.value(only[0], mask), mask.shape).astype(bool) & mask if only else mask
+        places = np.broadcast_to(self.value(at, mask), mask.shape)[:, None] + lanes
+        begins = np.broadcast_to(self.value(start, where), mask.shape)[:, None] + lanes
+        values = np.zeros((self.threads, len(lanes)), of)
+        if where.any():
+            values[where] = self._read(self._pointed(source), begins, where)[where]
+        target = self._pointed(to)
+        for element in (places[mask], begins[where]):
+            if (element[:, 0] * of.itemsize % int(size)).any():
+                raise OutOfBounds("an asynchronous copy that is not aligned")
+        # What another thread still reads or writes must not be overwritten from here on, and not be read until the end.
+        self._write(target, places, np.asarray(_UNWRITTEN if of.kind not in "fV" else np.nan, of), mask)
+        self.copies.append(_Copy(target, places, values, mask))
+        return 0
+
+    def _pointed(self, pointer: Any) -> _Memory:
+        return self.memory[pointer.args[0] if isinstance(pointer, ir.Call) else pointer]
+
+    def _wait(self, left: int) -> None:
+        """Until no more than the last `left` groups of copies are under way."""
+        while len(self.groups) > left:
+            for copy in self.groups.pop(0):
+                self._write(copy.memory, copy.places, copy.values, copy.mask)
 
     # -- tensor cores
 
@@ -379,6 +420,16 @@ class _Kernel:
             data[rows, columns] = tile.data[tile.rows, tile.columns]
             if memory.scope == "shared":
                 memory.writer[rows, columns] = who
+
+
+@dataclass
+class _Copy:
+    """Under way into shared memory."""
+
+    memory: _Memory
+    places: np.ndarray
+    values: np.ndarray
+    mask: np.ndarray
 
 
 @dataclass

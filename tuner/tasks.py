@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pitchpipe.errors import InvalidModel
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
@@ -25,6 +28,9 @@ SMALL_CONTRACTION_FLOPS = 1e5
 
 SMALL_REDUCTION_FLOPS = 2e5
 """The same for chains of reductions (softmax, layer norm), which reach a tenth of a contraction's speed."""
+
+MOST_THREADS = 8
+"""Of one split."""
 
 
 def split_ingested(ingested: bytes, model_format: ModelFormat, targets: Sequence[Target]) -> list[Task]:
@@ -55,16 +61,15 @@ def split(prepared: Any, target: Target) -> list[Task]:
 
     What only main_transform_params calls is no task: it runs once, when weights are bound.
     """
-    tasks: dict[str, Task] = {}
-    counts = call_counts(prepared)
+    counts, weights = call_counts(prepared), Counter[str]()
+    first: dict[str, tuple[str, Any]] = {}
     for variable, function, digest in workload_functions(prepared):
-        weight = counts[variable.name_hint]
-        if digest in tasks:
-            weight += tasks[digest].weight
-            tasks[digest] = tasks[digest].model_copy(update={"weight": weight})
-        else:
-            tasks[digest] = _task(variable.name_hint, function, digest, weight, target)
-    return list(tasks.values())
+        weights[digest] += counts[variable.name_hint]
+        first.setdefault(digest, (variable.name_hint, function))
+    kind_of(target).load_intrinsics()  # before there are threads: it changes modules of TVM's while it imports
+    # Choosing default schedules takes up to half a second each for a GPU, nearly all of it outside the interpreter's lock.
+    with ThreadPoolExecutor(min(usable_cores(), MOST_THREADS)) as threads:
+        return list(threads.map(lambda digest: _task(*first[digest], digest, weights[digest], target), first))
 
 
 def workload_functions(prepared: Any) -> list[tuple[Any, Any, str]]:

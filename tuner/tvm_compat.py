@@ -93,15 +93,18 @@ __all__ = [
     "dlight",
     "executable",
     "generate_unchecked",
+    "import_object_loader",
     "ir",
     "ir_builder",
     "load_cuda_intrinsics",
     "load_intrinsics_of",
     "load_ir",
+    "load_object_code",
     "loop_bindings",
     "ms",
     "mutate",
     "mutator",
+    "object_code",
     "onnx_frontend",
     "relax",
     "save_ir",
@@ -141,13 +144,15 @@ CUDA_INTRINSICS = (
     *(_WMMA.format("fill", kind) for kind in ("f16", "f32", "s32")),
     *(_WMMA.format("load", f"{kind}_{part}_shared_dyn") for kind in ("f16", "s8") for part in ("a", "b", "b_trans")),
     *(_WMMA.format("sync", f"{kind}{end}") for kind in ("f16f16f16", "f16f16f32", "s8s8s32") for end in ("", "_trans")),
+    _WMMA.format("load", "f16_a_shared"),
     *(_WMMA.format("store", f"{kind}_shared_dyn") for kind in ("f16", "f32", "s32")),
     *(_MMA.format("init", kind) for kind in ("f16", "f32")),
     *(_MMA.format("load", f"f16_{part}_shared_dyn") for part in "AB"),
     *(_MMA.format("sync", kind) for kind in ("f16f16f16", "f16f16f32")),
     *(_MMA.format("store", f"{kind}_global") for kind in ("f16", "f32")),
 )
-"""What MetaSchedule's rules for CUDA name (ScheduleRule::DefaultCUDATensorCore); TVM defines 91."""
+"""What MetaSchedule's rules for CUDA name (ScheduleRule::DefaultCUDATensorCore), and one of tuner/space/gpu/attention.py;
+TVM defines 91."""
 
 
 def load_cuda_intrinsics() -> None:
@@ -179,6 +184,8 @@ def load_cuda_intrinsics() -> None:
 
 def _register_bfloat16(defining: Any, register: Any) -> None:
     """The same products of bfloat16, of which TVM defines none: operands from shared memory, sums in single precision."""
+    made = defining.get_wmma_load_intrin(16, 16, 16, "bfloat16", "shared", False, False)
+    register("wmma_load_16x16x16_bf16_a_shared", *made)
     for turned in (False, True):
         end = "_trans" if turned else ""
         for is_b, part in ((False, "a"), (True, f"b{end}")):
@@ -206,6 +213,37 @@ def generate_unchecked(mod: Any, target: Any) -> tuple[Any, Any]:
 def executable(library: Any) -> Any:
     """A module of machine code, made of LLVM's module when a function is first asked for."""
     return tvm.runtime.Executable(library).jit()
+
+
+def object_code(library: Any) -> bytes:
+    """Relocatable object code of LLVM's module, in the format of this machine.
+
+    LLVM writes it to a file, and to this process's standard output where that is named "-": a file in memory for the
+    time of the call, so that a process which may write no file can call this. One thread at a time.
+    """
+    memory, standard_output = os.memfd_create("object-code", os.MFD_CLOEXEC), os.dup(1)
+    try:
+        os.dup2(memory, 1)
+        library.write_to_file("-", "o")
+        return os.pread(memory, os.fstat(memory).st_size, 0)
+    finally:
+        os.dup2(standard_output, 1)
+        os.close(standard_output)
+        os.close(memory)
+
+
+def load_object_code(code: bytes) -> Any:
+    """A module of machine code, made of what `object_code` returned. Starts no thread and no process, opens no file."""
+    loader = import_object_loader()
+    # Without LLVM's runtime for constructors, which TVM's code has none of, and with memory of its own for each module.
+    session = loader.ExecutionSession(orc_rt=None, slab_size=-1)
+    # What the package's own method adds is the search for a C++ compiler, by starting one.
+    return tvm_ffi.get_global_func("tvm_ffi_orcjit.SessionLoadModule")(session, [code], "", None, None)
+
+
+def import_object_loader() -> Any:
+    """The package that loads object code. A process that will be forked calls this once, for all its forks."""
+    return importlib.import_module("tvm_ffi_orcjit")
 
 
 def to_tvm_target(target: Target) -> Any:

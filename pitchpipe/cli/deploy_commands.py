@@ -14,9 +14,10 @@ from pitchpipe.cli.commands import HERE, RETRY_SECS, Json, TargetText, Token, Ur
 from pitchpipe.cli.tables import milliseconds, share, show
 from pitchpipe.client import Client
 from pitchpipe.deploy.fetch import fetch
-from pitchpipe.deploy.lookup import resolve_target
+from pitchpipe.deploy.lookup import resolve_target, source_of
 from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.model.local import detect_target, local_model
+from pitchpipe.profile import RUNS, profile
 from pitchpipe.wire.target import Target
 
 FILE_NAME = "pitchpipe.lock"
@@ -36,6 +37,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(keys, name="keys")
     app.command("lock")(lock)
     app.command("coverage")(show_coverage)
+    app.command("profile")(show_profile)
 
 
 @keys.command("create")
@@ -189,6 +191,53 @@ def show_coverage(
     ]
     headings = ("covered", "workloads", "ms", "of time" if found.complete else "of known time", "of FLOPs", "")
     show(Console(), "coverage", headings, totals, numbers_from=1)
+
+
+def show_profile(
+    model: Path,
+    runs: Annotated[int, typer.Option(min=1, help="of the model; times are medians")] = RUNS,
+    trace: Annotated[Path | None, typer.Option(help="also a JSON trace, for Perfetto")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(envvar="PITCHPIPE_URL", help="of the service; default: the database that `pitchpipe tune` filled"),
+    ] = None,
+    token: Token = "",
+    target: TargetText = "auto",
+    trust: Trust = False,
+    precision: PrecisionText = "ieee",
+    as_json: Json = False,
+) -> None:
+    """Where a model's time goes: each kernel inside the running model beside its time as a task, and what is between."""
+    given = local_model(model, trust=trust, precision=precision)
+    with Client(url, token, retry_secs=RETRY_SECS) if url else source_of(None) as source:
+        found = profile(given, target=_target(target), source=source, runs=runs)
+    if trace is not None:
+        trace.write_text(found.chrome_trace())
+    if as_json:
+        print(found.model_dump_json(by_alias=True))
+        return
+    rows = [
+        (
+            kernel.name[:44],
+            str(kernel.calls),
+            milliseconds(kernel.secs),
+            share(kernel.secs / found.secs),
+            milliseconds(kernel.task_secs),
+            f"{kernel.secs / kernel.task_secs:.2f}" if kernel.task_secs else "",
+            kernel.tier.value if kernel.workload is not None else "no task",
+        )
+        for kernel in found.kernels
+    ]
+    headings = ("kernel", "calls", "in the model ms", "share", "as a task ms", "ratio", "served")
+    show(Console(), f"{found.model}, {found.runs} runs", headings, rows, numbers_from=1)
+    whole = [
+        ("model", milliseconds(found.secs), ""),
+        ("kernels", milliseconds(found.kernel_secs), share(found.kernel_secs / found.secs)),
+        *((each.name, milliseconds(each.secs), share(each.secs / found.secs)) for each in found.between),
+        ("dispatch", milliseconds(found.dispatch_secs), share(found.dispatch_secs / found.secs)),
+        ("tasks, each alone", milliseconds(found.task_secs), share(found.task_secs and found.task_secs / found.secs)),
+    ]
+    show(Console(), "whole model", ("", "ms", "of the model"), whole, numbers_from=1)
 
 
 def _target(text: str) -> Target | str:

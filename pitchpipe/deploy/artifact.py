@@ -18,15 +18,16 @@ import filelock
 import platformdirs
 
 from pitchpipe.errors import IntegrityError, InvalidInput
-from pitchpipe.target_kind import kind_of
+from pitchpipe.target_kind import Step, kind_of
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.comparison import not_compared
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.target import Target, Toolchain
 
-MANIFEST_VERSION = 2
-_VERSIONS = {1, 2}
-"""Manifests of version 1 were written when the compiled model was a library for every kind of target."""
+MANIFEST_VERSION = 3
+_VERSIONS = {1, 2, 3}
+"""Manifests of version 1 were written when the compiled model was a library for every kind of target, those before version
+3 when what had no trial ran the baseline."""
 
 
 class Tensor(Wire):
@@ -50,9 +51,12 @@ class Manifest(Wire):
     tuned: tuple[Digest, ...]
     """Workloads that run a tuned schedule."""
     untuned: tuple[Digest, ...]
-    """Workloads that run the baseline."""
+    """The other workloads."""
+    defaults: tuple[Digest, ...] = ()
+    """Of those, the ones that run their default schedule, which was checked where this was built; the rest run the
+    baseline."""
     refused: dict[Digest, str] = {}
-    """Of those, the ones whose schedule does not apply here, and why."""
+    """Of those, the ones whose schedule does not apply here, or whose default schedule is not right, and why."""
 
 
 def cache_dir() -> Path:
@@ -102,6 +106,10 @@ class CompiledModel:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""
         return self._running.run_secs(*arrays, repeats=repeats)
 
+    def steps(self, *arrays: Any, repeats: int) -> list[Step]:
+        """What a run does, in its order, with the seconds of each step inside the running model; for profiles."""
+        return self._running.steps(*arrays, repeats=repeats)
+
 
 def linker() -> str | None:
     """The program that TVM links libraries with: CXX or CC, else the first of these on the path; None without one."""
@@ -140,10 +148,11 @@ def write(folder: Path, target: Target, export: Callable[[Path], Manifest]) -> N
             part.mkdir()
             file = compiled_file(part, target)
             manifest = export(file)
-            # What holds a library is told as ever, so that older versions take it.
-            version = 1 if kind_of(target).needs_linker else MANIFEST_VERSION
+            # What has no default schedule is told as ever, so that older versions take it.
+            version = MANIFEST_VERSION if manifest.defaults else 1 if kind_of(target).needs_linker else 2
             sealed = manifest.model_copy(update={"library": sha256(file.read_bytes()), "version": version})
-            (part / "manifest.json").write_text(sealed.model_dump_json(by_alias=True, indent=1))
+            told = sealed.model_dump_json(by_alias=True, indent=1, exclude=None if manifest.defaults else {"defaults"})
+            (part / "manifest.json").write_text(told)
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.deploy.artifact import Manifest, write
-from pitchpipe.deploy.identity import preparation, read_json, versions, write_json
+from pitchpipe.deploy.identity import defaults_folder, preparation, read_json, versions, write_json
 from pitchpipe.deploy.proof import PROOF_SECS, Witness, check, prove
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import LocalModel
@@ -18,6 +19,7 @@ from pitchpipe.wire._base import Instant, Wire
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
 
+log = logging.getLogger("pitchpipe")
 RETRY_SECS = 3600.0
 """How long a build that failed is not tried again in the background."""
 
@@ -36,7 +38,7 @@ class BuildSpec:
     model: LocalModel
     target: Target
     traces: Mapping[str, str]
-    """By workload digest; a workload without one runs the baseline."""
+    """By workload digest; a workload without one runs its default schedule where that was checked, else the baseline."""
     compiler: tuple[str, ...] | None = None
     """Versions of what makes it; None: of what is installed here."""
 
@@ -68,8 +70,12 @@ def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, eviden
     plan: dict[str, Any] = {"target": spec.target.key, "traces": dict(spec.traces)}
 
     def export(library: Path) -> Manifest:
-        made = run_step("build", model.data, model_format=model.format.value, **plan, library=str(library))
-        return Manifest.model_validate(made)
+        places: dict[str, Any] = {"library": str(library), "defaults": str(defaults_folder(cache))}
+        made = run_step("build", model.data, model_format=model.format.value, **plan, **places)
+        manifest = Manifest.model_validate(made)
+        for workload, reason in manifest.refused.items():
+            log.warning("%s: workload %s: %s", model.name, workload[:16], reason)
+        return manifest
 
     try:
         write(folder, spec.target, export)

@@ -1,6 +1,6 @@
 """Coverage: what share of a model's expected time runs on schedules of its own.
 
-Expected seconds are those of confirming runs, times how often the workload occurs. What runs the baseline was
+Expected seconds are those of confirming runs, times how often the workload occurs. What no schedule is served for was
 timed by nobody: its seconds are unknown, and are said to be, with its share of the floating-point operations instead.
 """
 
@@ -31,7 +31,7 @@ class Group(StrEnum):
     NEAR = "near"
     """Confirmed elsewhere, or for another workload: it may be slower or faster here."""
     BASELINE = "default"
-    """No schedule is served for it, so it runs the baseline."""
+    """No schedule is served for it: it runs its default schedule where that was checked, else the baseline."""
 
 
 class Covered(Wire):
@@ -93,7 +93,7 @@ def coverage(
 
 
 def covered(known: identity.Identity, answers: Sequence[ScheduleAnswer]) -> Coverage:
-    """The same of what is known already. A workload without an answer runs the baseline."""
+    """The same of what is known already. A workload without an answer counts as one without a schedule."""
     by_workload = {answer.workload: answer for answer in answers}
     rows = [_row(known, workload, by_workload.get(workload)) for workload in known.workloads]
     rows.sort(key=lambda row: (-(row.secs or 0.0), -row.flops, row.workload))

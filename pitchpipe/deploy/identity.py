@@ -36,6 +36,8 @@ class Identity(Wire):
     weights: dict[Digest, int]
     """Times that each workload occurs in one run of the model."""
     signatures: dict[Digest, Signature]
+    functions: dict[str, Digest] = {}
+    """Names of tensor functions, as a profile has them, and what they compute."""
     toolchain: str
 
 
@@ -45,6 +47,11 @@ def versions() -> list[str]:
         return [version(name) for name in ("pitchpipe", "apache-tvm", "apache-tvm-ffi")]
     except PackageNotFoundError as error:
         raise MissingExtra(f"{error.name} is not installed: install pitchpipe[compiler]") from error
+
+
+def defaults_folder(cache: Path) -> Path:
+    """Where verdicts on default schedules are kept: those of this machine, this compiler and this code."""
+    return cache / "defaults" / json_digest([versions(), preparation(), machine_key()])
 
 
 @cache

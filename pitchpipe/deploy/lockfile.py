@@ -93,7 +93,7 @@ class Locked(lookup.Schedules):
     """The schedules that a lock file pins. `response` has no answers: nothing was looked up."""
 
     pinned: dict[Digest, str]
-    """Traces by workload; the others run the baseline."""
+    """Traces by workload; the others have none."""
     secs: dict[Digest, Seconds]
     """Median seconds in the confirming run, where the service was asked."""
 

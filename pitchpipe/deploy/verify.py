@@ -66,7 +66,7 @@ def compare_default(
     expected = expected or framework_outputs(model)
     if isinstance(expected, Comparison):
         return expected
-    found = _run(model, runs, expected)
+    found = _run(model, runs, expected, cache)
     if isinstance(found, Comparison):
         return found
     if found.difference is not None:
@@ -109,7 +109,7 @@ def _first_operator(source: Source, inputs: Sequence[Any] | None, target: Target
         return None
 
 
-def _run(model: LocalModel, target: Target, expected: Expected) -> Agreement | Comparison:
+def _run(model: LocalModel, target: Target, expected: Expected, cache: Path) -> Agreement | Comparison:
     with tempfile.TemporaryDirectory(prefix="pitchpipe-verify-") as scratch:
         path = Path(scratch) / "expected.npz"
         expected.write(path)
@@ -124,6 +124,7 @@ def _run(model: LocalModel, target: Target, expected: Expected) -> Agreement | C
                 traces=None,
                 seed=0,
                 expected=str(path),
+                defaults=str(identity.defaults_folder(cache)),
             )
         except MissingExtra as error:
             return not_compared(error.detail)

@@ -7,6 +7,7 @@ arrays of NumPy's, and the call waits.
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from pitchpipe.gpu.arrays import (
 from pitchpipe.gpu.driver import Driver, driver
 from pitchpipe.gpu.loaded import LoadedProgram
 from pitchpipe.gpu.program import Place, Program
+from pitchpipe.target_kind import Step
 
 
 class GpuModel:
@@ -62,7 +64,8 @@ class GpuModel:
     # -- weights
 
     def bind(self, weights: Mapping[str, Any]) -> None:
-        """Copies, transforms and keeps the weights (arrays by parameter name); waits for it.
+        """Copies, transforms and keeps the weights (arrays by parameter name). With torch's tensors on the GPU alone
+        nothing waits: that is queued, and so is everything that reads them later. Else it waits for the copies.
 
         Raises InvalidInput for one that is missing or misshapen; the model then keeps the weights it had.
         """
@@ -81,6 +84,7 @@ class GpuModel:
             with loaded.binding() as addresses:
                 for at, one in zip(self._weights_at, taken, strict=True):
                     self._copy_in(addresses[at], one, self.program.buffers[at].size_bytes, loaded.stream)
+            self._release(loaded, arrays)
             self._bound_on = loaded.ordinal
             for other in self._loaded.values():
                 if other is not loaded:
@@ -100,6 +104,15 @@ class GpuModel:
         if any(one.ordinal is not None for one in taken):
             with loaded.current():
                 loaded.wait_for(self._current_stream(loaded.ordinal))
+
+    def _release(self, loaded: LoadedProgram, arrays: Sequence[Any]) -> None:
+        """The arrays may be changed or freed from now on: torch's memory in the order of its stream, any other at once."""
+        torch = torch_here()
+        if torch is not None and all(isinstance(array, torch.Tensor) and array.is_cuda for array in arrays):
+            with loaded.current():
+                loaded.hold_up(self._current_stream(loaded.ordinal))
+        else:
+            loaded.synchronize()
 
     def _copy_in(self, address: int, one: Given, size: int, stream: int) -> None:
         (self._driver.upload if one.ordinal is None else self._driver.copy)(address, one.address, size, stream)
@@ -187,6 +200,31 @@ class GpuModel:
 
     def timed(self, *arrays: Any) -> Callable[[int], list[float]]:
         """A function that runs the model so many times on these arrays and tells the device's seconds of each run."""
+        loaded, addresses = self._staged_inputs(arrays)
+        return lambda repeats: loaded.secs(addresses, repeats)
+
+    def steps(self, *arrays: Any, repeats: int) -> list[Step]:
+        """Every launch, in order: by how much a run is shorter without it.
+
+        So the gap before a kernel counts as its own, and overlap with its neighbours as nobody's.
+        """
+        loaded, addresses = self._staged_inputs(arrays)
+        whole, without = loaded.secs_without(addresses, repeats)
+        names = [self.program.kernels[launch.kernel].name for launch in self.program.run]
+        return [
+            Step(
+                name=name,
+                kernel=True,
+                secs=statistics.median(
+                    one - other
+                    for one, other in zip(whole[at * repeats : (at + 1) * repeats], without[at], strict=True)
+                ),
+            )
+            for at, name in enumerate(names)
+        ]
+
+    def _staged_inputs(self, arrays: Sequence[Any]) -> tuple[LoadedProgram, dict[int, int]]:
+        """The program where the arrays lie, or by default, and addresses of inputs and outputs of its own."""
         places, ordinal = one_ordinal(self._inputs, arrays)
         loaded = self._on(self._default_ordinal() if ordinal is None else ordinal)
         taken = [
@@ -195,7 +233,7 @@ class GpuModel:
         self._wait_for_torch(loaded, taken)
         with loaded.lock, loaded.current():
             addresses = self._stage(loaded, taken)
-        return lambda repeats: loaded.secs(addresses, repeats)
+        return loaded, addresses
 
     def _current_stream(self, ordinal: int) -> int:
         torch = torch_here()

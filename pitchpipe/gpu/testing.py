@@ -2,9 +2,9 @@
 
     driver = FakeDriver({"double_kernel": double})       # double(memory, launch, *arguments)
 
-What is queued runs at once, unless the stream is captured; `calls` records what was asked for, so that a test can say
-what was not: a synchronisation, a copy, a second graph. A graph keeps the arguments with which it was recorded or updated,
-and memory that was freed is no memory any more.
+What is queued runs at once, unless the stream is captured, and takes a microsecond a kernel; `calls` records what was
+asked for, so that a test can say what was not: a synchronisation, a copy, a second graph. A graph keeps the arguments with
+which it was recorded or updated, and memory that was freed is no memory any more.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class FakeDriver(Driver):
         self._graphs: dict[int, list[Any]] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.contexts: list[int] = []
+        self._ran = 0
+        self._recorded: dict[int, int] = {}
         self.foreign_captures: set[int] = set()
         """Streams that somebody else captures."""
 
@@ -83,7 +85,12 @@ class FakeDriver(Driver):
         """The kernel with the arguments that the launch has now."""
         kernel = self._kernels[self._functions[prepared.function]]
         values = [one.value if isinstance(one, ctypes.c_uint64) else bytes(one) for one in prepared.arguments]
-        return lambda: kernel(self, prepared, *values)
+
+        def run() -> None:
+            self._ran += 1
+            kernel(self, prepared, *values)
+
+        return run
 
     # -- devices and contexts
 
@@ -217,6 +224,7 @@ class FakeDriver(Driver):
 
     def record(self, event: int, stream: int) -> None:
         self._told("record", event, stream)
+        self._recorded[event] = self._ran
 
     def wait_for(self, event: int, stream: int) -> None:
         self._told("wait_for", event, stream)
@@ -227,7 +235,8 @@ class FakeDriver(Driver):
         self._told("synchronize_event", event)
 
     def elapsed_secs(self, start: int, end: int) -> float:
-        return 1e-6
+        """A microsecond for each kernel in between."""
+        return 1e-6 * (self._recorded[end] - self._recorded[start])
 
     # -- graphs
 

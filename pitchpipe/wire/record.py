@@ -52,7 +52,7 @@ class Tier(StrEnum):
     TRANSFERRED = "transferred"
     """Re-fitted from another workload, for this target or for one that it includes."""
     NONE = "none"
-    """Nothing fits: run the baseline."""
+    """Nothing fits: a build has the default schedule where it was checked, else the baseline."""
 
     @property
     def is_miss(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,10 +16,12 @@ from pitchpipe.wire._base import Wire
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Measurement, Stop, Timed
 from tuner.measure.candidate import Bench
-from workers.sandbox.cpu import batch as cpu_batch
-from workers.sandbox.cpu.batch import BatchRun
+from workers.sandbox.builders import BuiltCandidate
+from workers.sandbox.cpu import confirm, search
 from workers.sandbox.cpu.child import SAMPLE
-from workers.sandbox.messages import Applied, Batch, FromChild, Sample, Sampled, Waiting, Warmed, encode
+from workers.sandbox.cpu.confirm import ConfirmRun
+from workers.sandbox.cpu.search import SearchRun
+from workers.sandbox.messages import Applied, Batch, Compiled, FromChild, Sample, Sampled, Waiting, Warmed, encode
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 CHECK = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1.0, input_sets=3)
@@ -68,10 +71,8 @@ def tell(line: Line, *said: Wire | dict[str, Any]) -> None:
     os.write(line._writer, b"".join(line._seal.encode() + b" " + text + b"\n" for text in texts))
 
 
-def made_up(
-    bench: Bench, candidate: Candidate, config: MeasureConfig, purpose: Purpose, copy: int = 0
-) -> Callable[[Line], None]:
-    """A candidate's child: the trace says what it does."""
+def searched(bench: Bench, candidate: Candidate, config: MeasureConfig) -> Callable[[Line], None]:
+    """The child of a candidate of a search: the trace says what it does."""
     _, building, running = HOSTILE.get(json.loads(candidate.trace), (None, [], []))
 
     def body(line: Line) -> None:
@@ -79,15 +80,42 @@ def made_up(
             tell(line, *building)
             line.wait()
         tell(line, Applied(), Waiting(build_secs=0.1))
-        told, _ = line.wait()
         while True:
+            line.wait()
+            tell(line, *(running or [SAMPLED]))
+
+    return body
+
+
+def compiled(candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
+    """The builder of a candidate of a confirming run: the program is the trace."""
+    _, building, _ = HOSTILE.get(json.loads(candidate.trace), (None, [], []))
+    program = candidate.trace.encode()
+
+    def body(line: Line) -> None:
+        if building and building[-1] is not SAMPLED:
+            tell(line, *building)
+            line.wait()
+        slot[: len(program)] = program
+        tell(line, Applied(), Compiled(size_bytes=len(program), build_secs=0.1))
+
+    return body
+
+
+def loaded(bench: Bench, built: BuiltCandidate, config: MeasureConfig, copy: int) -> Callable[[Line], None]:
+    """A process of a candidate of a confirming run: the program says what it does."""
+    _, building, running = HOSTILE.get(json.loads(built.program), (None, [], []))
+
+    def body(line: Line) -> None:
+        tell(line, Waiting(build_secs=0.0))
+        if building:
+            tell(line, *building[2:])
+        while True:
+            told, _ = line.wait()
             if running:
                 tell(line, *running)
-            elif told == SAMPLE:
-                tell(line, Sample(secs=1e-5))
             else:
-                tell(line, Warmed(calls=7, check=CHECK) if purpose is Purpose.CONFIRM else SAMPLED)
-            told, _ = line.wait()
+                tell(line, Sample(secs=1e-5) if told == SAMPLE else Warmed(calls=7, secs=1e-5, check=CHECK))
 
     return body
 
@@ -101,8 +129,15 @@ class Host:
         self.nursery = Nursery()
         self.results: list[Measurement] = []
 
+        self.slots = [mmap(-1, 4096) for _ in range(2)]
+
     def limits(self, config: MeasureConfig) -> Limits:
         return LIMITS
+
+    builder_limits = limits
+
+    def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
+        return compiled(candidate, slot)
 
     def events(self) -> list[tuple[Child, FromChild | Ended]]:
         return self.nursery.events(0.5)
@@ -128,7 +163,8 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
     monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(cpu_batch, "candidate_body", made_up)
+    monkeypatch.setattr(search, "candidate_body", searched)
+    monkeypatch.setattr(confirm, "process_body", loaded)
     made = Host()
     yield made
     made.nursery.close()
@@ -141,8 +177,8 @@ def test_a_report_that_makes_no_sense_ends_its_candidate_and_no_other(host: Host
     batch = Batch(
         candidates=tuple(candidates), config=MeasureConfig(), purpose=purpose, incumbent_secs=None, usual_secs=1e-4
     )
-    run = BatchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch)
-    run.confirm() if purpose is Purpose.CONFIRM else run.search()
+    run = ConfirmRun if purpose is Purpose.CONFIRM else SearchRun
+    run(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
     results = {result.candidate: result for result in host.results}
     assert len(results) == len(host.results) == len(names), "exactly one result per candidate"
     for name, candidate in zip(names, candidates, strict=True):

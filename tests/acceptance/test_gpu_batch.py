@@ -32,11 +32,13 @@ from pitchpipe.wire.measure import (
 from tuner.measure import timing
 from tuner.measure.candidate import WrongOutput
 from tuner.measure.cuda_driver import CudaError
-from workers.sandbox.gpu import batch as gpu_batch
-from workers.sandbox.gpu import builders as gpu_builders
+from workers.sandbox import builders
+from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.gpu import children as gpu_children
-from workers.sandbox.gpu.batch import GpuBatchRun, Runner
-from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM
+from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM, WARM_BRIEFLY, request
+from workers.sandbox.gpu.confirm import ConfirmRun
+from workers.sandbox.gpu.runners import Runner
+from workers.sandbox.gpu.search import KEPT_PROGRAMS, SearchRun
 from workers.sandbox.messages import (
     Applied,
     Batch,
@@ -66,8 +68,9 @@ def candidate(program: str) -> Candidate:
 class MadeUpGpu:
     """A runner's state: what a program does to it."""
 
-    def __init__(self, inbox: mmap, programs: Sequence[bytes], beats: mmap) -> None:
-        self.inbox, self.programs, self.beats, self.spoiled = inbox, programs, beats, False
+    def __init__(self, inbox: mmap, beats: mmap) -> None:
+        self.inbox, self.beats, self.spoiled = inbox, beats, False
+        self.programs: dict[int, str] = {}
 
     def answer(self, told: bytes, number: float) -> Wire | bytes:
         """A report, or bytes that are none."""
@@ -77,12 +80,9 @@ class MadeUpGpu:
             self.beats[:8] = (beats + 1).to_bytes(8, "little")
             return Sample(secs=1e-4 * (2.0 if slow else 1.0))
         if told == SAMPLE:
-            return Sample(secs=1e-5)
-        if told == TRIAL:
-            size, _ = REQUEST.unpack(self.inbox[: REQUEST.size])
-            program = self.inbox[REQUEST.size : REQUEST.size + size].decode()
-        else:
-            program = self.programs[int(number)].decode()
+            return Sample(secs=3e-5 if "slow" in self.programs[int(number)] else 1e-5)
+        size, _ = REQUEST.unpack(self.inbox[: REQUEST.size])
+        program = self.inbox[REQUEST.size : REQUEST.size + size].decode()
         what = program.split()[0]
         if what == "die":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -97,8 +97,9 @@ class MadeUpGpu:
         if what == "wrong" or self.spoiled:
             return Fault(kind=FailureKind.WRONG_OUTPUT, detail="wrong")
         self.spoiled = what == "spoil"
-        if told == WARM:
-            return Warmed(calls=7, check=CHECK, clock_hz=1e9)
+        if told in (WARM, WARM_BRIEFLY):
+            self.programs[int(number)] = program
+            return Warmed(calls=7, secs=1e-5, check=CHECK, clock_hz=1e9)
         return Sampled(run_secs=(1e-5,) * 6, calls=7, stop=Stop.PRECISE, check=CHECK, clock_hz=1e9)
 
 
@@ -109,10 +110,10 @@ class Host:
         self.nursery = Nursery()
         self.runner: Runner | None = None
         self.slots, self.inbox = [mmap(-1, 4096) for _ in range(3)], mmap(-1, INBOX_BYTES)
-        self.compiler: Any = None
         self.beats = mmap(-1, 4096)
         self.results: list[Measurement] = []
-        self.started: list[int] = []
+        self.programs: dict[str, BuiltCandidate] = {}
+        self.started = self.built = 0
         self.repeats = self.told_beats = 0
         self.broken = False
         self.config = CONFIG
@@ -122,14 +123,18 @@ class Host:
 
     runner_limits = builder_limits
 
-    def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
-        self.started.append(len(programs))
+    def builder_body(self, made: Candidate, slot: mmap) -> Callable[[Line], None]:
+        self.built += 1
+        return built_at_once(made, slot)
+
+    def runner_body(self, config: MeasureConfig) -> Callable[[Line], None]:
+        self.started += 1
 
         def body(line: Line) -> None:
             if self.broken:
                 line.send(Broken(reason="no such device"))
                 return
-            gpu = MadeUpGpu(self.inbox, programs, self.beats)
+            gpu = MadeUpGpu(self.inbox, self.beats)
             line.send(Started(uuid="made-up"))
             while True:
                 tell(line, gpu.answer(*line.wait()))
@@ -162,8 +167,8 @@ class Host:
             incumbent_secs=None,
             usual_secs=1e-4,
         )
-        with GpuBatchRun(self, None, batch) as run:  # type: ignore[arg-type]
-            run.confirm() if purpose is Purpose.CONFIRM else run.search()
+        with (ConfirmRun if purpose is Purpose.CONFIRM else SearchRun)(self, batch) as run:
+            run.run()
         assert len(self.results) == len(programs), "exactly one result per candidate"
         found = {result.candidate: result for result in self.results}
         return {program: found[candidate(program).digest] for program in programs}
@@ -177,7 +182,7 @@ def tell(line: Line, said: Wire | bytes) -> None:
         line.send(said)
 
 
-def built_at_once(bench: Any, made: Candidate, compiler: Any, slot: mmap) -> Callable[[Line], None]:
+def built_at_once(made: Candidate, slot: mmap) -> Callable[[Line], None]:
     """A builder: the trace is the program."""
 
     def body(line: Line) -> None:
@@ -207,7 +212,6 @@ def built_at_once(bench: Any, made: Candidate, compiler: Any, slot: mmap) -> Cal
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Host]:
     monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(gpu_builders, "builder_body", built_at_once)
     made = Host()
     yield made
     made.nursery.close()
@@ -227,7 +231,7 @@ def test_one_runner_times_a_batch_and_is_kept_for_the_next(host: Host) -> None:
     assert one.clock_hz == 1e9
     assert host.told_beats == 2, "after sixteen, and after the rest"
     host.measure(["fine"])
-    assert host.started == [0]
+    assert host.started == 1
 
 
 def test_each_candidate_fails_for_its_own_fault_only(host: Host) -> None:
@@ -294,7 +298,7 @@ def test_a_gpu_that_cannot_be_used_is_the_devices_failure(host: Host) -> None:
     results = host.measure(["fine 0", "fine 1", "invalid"])
     assert kinds(results)["fine 0"] is kinds(results)["fine 1"] is FailureKind.DEVICE_ERROR
     assert "no such device" in results["fine 0"].detail  # type: ignore[union-attr]
-    assert len(host.started) == 2, "tried twice"
+    assert host.started == 2, "tried twice"
     host.broken = False
     assert set(kinds(host.measure(["fine 0"])).values()) == {None}
 
@@ -302,7 +306,7 @@ def test_a_gpu_that_cannot_be_used_is_the_devices_failure(host: Host) -> None:
 def test_builders_that_take_far_longer_than_the_others_are_given_up(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_builders, "STRAGGLER_SECS", 0.3)
+    monkeypatch.setattr(builders, "STRAGGLER_SECS", 0.3)
     results = host.measure(["fine 0", "slow to build", "fine 1"])
     assert kinds(results) == {"fine 0": None, "fine 1": None, "slow to build": FailureKind.BUILD_TIMEOUT}
 
@@ -322,8 +326,46 @@ def test_a_confirming_run_starts_over_without_what_went_wrong(host: Host) -> Non
     assert isinstance(one, Timed)
     assert one.rule is not None
     assert one.rule.stop == "confirmed"
-    assert len(one.run_secs) >= 12
+    assert one.rule.processes == 3
+    assert len(one.run_secs) == 18, "six of each process"
     assert host.runner is None, "it held every candidate"
+    assert host.nursery._children == [], "and so did the others"
+
+
+def test_a_confirming_run_times_each_candidate_in_three_fresh_processes(host: Host) -> None:
+    host.measure(["fine 0"])
+    assert host.started == 1
+    results = host.measure(["fine 0", "fine 1"], Purpose.CONFIRM)
+    assert host.started == 4, "the one that ran candidates is not one of them"
+    assert {len(result.run_secs) for result in results.values() if isinstance(result, Timed)} == {18}
+    assert host.told_beats == 2, "one after the search's group, one after the interleaved samples"
+
+
+def test_a_program_that_a_search_compiled_is_not_compiled_again_to_confirm_it(host: Host) -> None:
+    names = [f"fine {i}" for i in range(2 * KEPT_PROGRAMS)]
+    host.measure(names)
+    assert len(host.programs) == KEPT_PROGRAMS
+    built = host.built
+    kept = [json.loads(each.candidate.trace) for each in host.programs.values()]
+    results = host.measure(["baseline", *kept[:3]], Purpose.CONFIRM)
+    assert host.built == built + 1
+    assert all(isinstance(result, Timed) and result.build_secs == 0.01 for result in results.values())
+
+
+def test_what_is_outclassed_in_a_confirming_run_gets_fewer_samples(host: Host) -> None:
+    results = host.measure(["slow baseline", "fine", "slow candidate"], Purpose.CONFIRM)
+    counts = {name: len(result.run_secs) for name, result in results.items() if isinstance(result, Timed)}
+    assert counts == {"slow baseline": 18, "fine": 18, "slow candidate": 6}
+
+
+def test_a_gpu_on_which_no_process_starts_fails_a_confirming_run_as_the_device(host: Host) -> None:
+    host.broken = True
+    results = kinds(host.measure(["fine 0", "invalid", "fine 1"], Purpose.CONFIRM))
+    assert results == {
+        "fine 0": FailureKind.DEVICE_ERROR,
+        "invalid": FailureKind.INVALID_SCHEDULE,
+        "fine 1": FailureKind.DEVICE_ERROR,
+    }
 
 
 def test_two_that_spoil_each_other_do_not_go_on_for_ever(host: Host) -> None:
@@ -333,11 +375,11 @@ def test_two_that_spoil_each_other_do_not_go_on_for_ever(host: Host) -> None:
 
 
 def test_the_inbox_carries_the_incumbent() -> None:
-    program = gpu_batch.request(b"code", None)
+    program = request(b"code", None)
     size, incumbent = REQUEST.unpack(program[: REQUEST.size])
     assert size == 4
     assert math.isnan(incumbent)
-    assert REQUEST.unpack(gpu_batch.request(b"code", 2.0)[: REQUEST.size]) == (4, 2.0)
+    assert REQUEST.unpack(request(b"code", 2.0)[: REQUEST.size]) == (4, 2.0)
 
 
 class MadeUpMeasuring:
@@ -351,9 +393,11 @@ class MadeUpMeasuring:
             raise self.program.raises
         return timing.Sampled(secs=self.program.secs, calls=3, stop=Stop.SLOW)
 
-    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
-        self.search(config, None, 0.0)
-        return 5
+    def check(self, names: Sequence[str]) -> float:
+        return self.search(CONFIG, None, 0.0).secs[0]
+
+    def warm(self, config: MeasureConfig, first_secs: float) -> tuple[int, float]:
+        return 5, 2 * first_secs
 
     def warmed_sample(self, calls: int) -> float:
         return calls * 1e-3
@@ -380,14 +424,17 @@ def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
     monkeypatch.setattr(gpu_children, "decode", bytes)
     monkeypatch.setattr(gpu_children, "DeviceProgram", lambda device, data: {b"good": good, b"bad": bad}[data])
     monkeypatch.setattr(gpu_children, "Measuring", MadeUpMeasuring)
-    device: Any = SimpleNamespace(bench=None, beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9))
+    device: Any = SimpleNamespace(
+        bench=SimpleNamespace(reference_outputs={}), beat=lambda: 1e-4, clock=SimpleNamespace(hz=lambda: 1e9)
+    )
     inbox = mmap(-1, INBOX_BYTES)
-    runner = gpu_children._Runner(device, CONFIG, inbox, [b"good", b"bad"])
+    runner = gpu_children._Runner(device, CONFIG, inbox)
     assert runner.answer(BEAT, math.nan) == Sample(secs=1e-4)
-    assert runner.answer(WARM, 0) == Warmed(calls=5, check=CHECK, clock_hz=1e9)
+    inbox[: len(request(b"good", None))] = request(b"good", None)
+    assert runner.answer(WARM, 0) == Warmed(calls=5, secs=2e-3, check=CHECK, clock_hz=1e9)
     assert runner.answer(SAMPLE, 0) == Sample(secs=5e-3)
     for program in (b"good", b"bad"):
-        message = gpu_batch.request(program, None)
+        message = request(program, None)
         inbox[: len(message)] = message
         answer = runner.answer(TRIAL, math.nan)
         if program == b"good":

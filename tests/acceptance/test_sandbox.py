@@ -86,7 +86,7 @@ def test_a_workload_whose_baseline_crashes_fails_every_candidate(sandbox: Sandbo
     failure = measure(sandbox, workload, [baseline])[baseline.digest]
     assert isinstance(failure, Failed)
     assert failure.kind is FailureKind.RUN_ERROR
-    assert "unscheduled" in failure.detail
+    assert "the reference program" in failure.detail
 
 
 def test_a_build_over_its_limit_is_a_build_timeout(sandbox: Sandbox) -> None:

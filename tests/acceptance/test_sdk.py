@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pitchpipe.deploy.artifact import CompiledModel, open_artifact
 from pitchpipe.deploy.fetch import fetch
 from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
+from pitchpipe.profile import profile
 from pitchpipe.sdk import load, submit
 from pitchpipe.wire.job import JobState, JobView
 from pitchpipe.wire.measure import BASELINE_TRACE
@@ -113,6 +115,28 @@ def test_a_tuned_module_computes_what_it_computed(compiled: CompiledModel, sched
     tuned = {workload for workload, trace in schedules.traces.items() if trace != BASELINE_TRACE}
     assert set(compiled.manifest.tuned) == tuned
     assert worst_error(compiled, *made()) < 1e-3
+
+
+def test_a_profile_tells_the_time_of_every_task_inside_the_model(
+    schedules: Schedules, job: JobView, cache: Path
+) -> None:
+    module, inputs = made()
+    found = profile(module, inputs, schedules=schedules, runs=3, cache=cache)
+    tasks = {kernel.workload: kernel for kernel in found.kernels if kernel.workload is not None}
+    assert {workload: kernel.calls for workload, kernel in tasks.items()} == {
+        task.workload: task.weight for task in job.tasks
+    }
+    for answer in schedules.response.answers:
+        kernel = tasks[answer.workload]
+        assert kernel.secs > 0
+        assert answer.best is not None
+        assert kernel.task_secs == pytest.approx(kernel.calls * answer.best.secs)
+    assert {each.name for each in found.between} >= {"vm.builtin.alloc_storage", "vm.builtin.alloc_tensor"}
+    assert found.dispatch_secs + found.kernel_secs + sum(each.secs for each in found.between) == pytest.approx(
+        found.secs
+    )
+    events = json.loads(found.chrome_trace())["traceEvents"]
+    assert [event["name"] for event in events] == [name for name, _ in found.steps]
 
 
 def test_arrays_of_numpy_and_of_torch_give_the_same(compiled: CompiledModel) -> None:

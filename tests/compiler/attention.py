@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from pitchpipe.wire.task import Workload
 from tuner.tvm_compat import IRModule, save_ir, te, tirx
@@ -10,9 +11,18 @@ from tuner.workload.digest import workload_digest
 
 
 def attention(
-    batch: int, heads: int, rows: int, keys: int, size: int, *, dtype: str = "float16", mask: bool = False
+    batch: int,
+    heads: int,
+    rows: int,
+    keys: int,
+    size: int,
+    *,
+    dtype: str = "float16",
+    mask: bool = False,
+    causal: bool = False,
 ) -> Workload:
-    """Softmax over `keys` in single precision; tensors are [batch, heads, rows or keys, size]."""
+    """Softmax over `keys` in single precision; tensors are [batch, heads, rows or keys, size]. `causal` leaves out the keys
+    behind a row's own."""
     q, k, v = (
         te.placeholder((batch, heads, n, size), dtype, name=name) for n, name in ((rows, "q"), (keys, "k"), (keys, "v"))
     )
@@ -25,12 +35,13 @@ def attention(
         lambda b, h, i, c: te.sum(q[b, h, i, d].astype("float32") * k[b, h, c, d].astype("float32"), axis=d),
         name="dot",
     )
-    scale = tirx.const(1 / math.sqrt(size), "float32")
-    scores = te.compute(
-        (*lead, keys),
-        lambda b, h, i, c: dot[b, h, i, c] * scale + (bias[0][b, 0, 0, c] if mask else tirx.const(0, "float32")),
-        name="scores",
-    )
+    scale, nothing, least = (tirx.const(number, "float32") for number in (1 / math.sqrt(size), 0, -1e9))
+
+    def score(b: Any, h: Any, i: Any, c: Any) -> Any:
+        value = dot[b, h, i, c] * scale + (bias[0][b, 0, 0, c] if mask else nothing)
+        return tirx.Select(c <= i, value, least) if causal else value
+
+    scores = te.compute((*lead, keys), score, name="scores")
     largest = te.compute(lead, lambda b, h, i: te.max(scores[b, h, i, m], axis=m), name="largest")
     powers = te.compute((*lead, keys), lambda b, h, i, c: te.exp(scores[b, h, i, c] - largest[b, h, i]), name="powers")
     total = te.compute(lead, lambda b, h, i: te.sum(powers[b, h, i, e], axis=e), name="total")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.deploy.defaults import Checked
 from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
 from tuner.workload.digest import workload_digest
 
@@ -59,3 +61,8 @@ def conv(height: int = 14, channels: int = 16, outputs: int = 16) -> Workload:
 @cache
 def dense(rows: int = 16, reduction: int = 64, columns: int = 32) -> Workload:
     return workload(dense_add, (rows, reduction), (reduction, columns), (columns,))
+
+
+def unchecked(workloads: Sequence[Workload], target: Target) -> dict[str, Checked]:
+    """The default schedules as they are, for tests that compare what they compute."""
+    return {each.digest: Checked(trace=kind_of(target).default_trace(each, target)) for each in workloads}

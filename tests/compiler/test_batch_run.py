@@ -22,7 +22,8 @@ from pitchpipe.wire.measure import (
 )
 from tuner.measure.candidate import Bench
 from tuner.tuning.testing import PASSED
-from workers.sandbox.cpu.batch import BatchRun, Host
+from workers.sandbox.cpu.batch import Host
+from workers.sandbox.cpu.search import SearchRun
 from workers.sandbox.messages import Applied, Batch, Sample, Sampled, Waiting
 from workers.sandbox.nursery import Ended
 from workers.sandbox.report import failed, last_line
@@ -101,7 +102,7 @@ def test_a_candidate_timed_again_is_not_judged_by_its_own_first_time(
         candidates=(candidate,), config=MeasureConfig(), purpose=Purpose.SEARCH, incumbent_secs=5.0, usual_secs=1.0
     )
     bench = cast(Bench, SimpleNamespace(cold_bytes=lambda: 0))
-    BatchRun(cast(Host, host), bench, batch).search()
+    SearchRun(cast(Host, host), bench, batch).run()
     (result,) = host.sent
     assert isinstance(result, Timed)
     assert result.run_secs == (9.0,)
@@ -132,8 +133,8 @@ def test_what_is_timed_on_a_device_that_was_slow_before_is_not_timed_again(
         usual_secs=1.0,
         noisy=noisy,
     )
-    run = BatchRun(cast(Host, host), cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch)
-    run.search()
+    run = SearchRun(cast(Host, host), cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch)
+    run.run()
     (result,) = host.sent
     assert isinstance(result, Timed)
     assert result.reference_ratio == beats[-1]
@@ -186,12 +187,12 @@ BUILT = [[(0, Applied())], [(0, Waiting(build_secs=0.1)), (1, Applied()), (1, Wa
 def run_rounds(host: RoundsHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Measurement]:
     """Results of a batch of two, in the order of the candidates; the reference is never asked for."""
     monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(BatchRun, "_beat", lambda self: 1.0)
+    monkeypatch.setattr(SearchRun, "_beat", lambda self: 1.0)
     host.parallel_builds = 2
     pair = tuple(Candidate.of(digit * 64, BASELINE_TRACE) for digit in "01")
     batch = Batch(candidates=pair, config=MeasureConfig(), purpose=Purpose.SEARCH, incumbent_secs=None, usual_secs=1.0)
     bench = cast(Bench, SimpleNamespace(cold_bytes=lambda: 0))
-    BatchRun(cast(Host, host), bench, batch).search()
+    SearchRun(cast(Host, host), bench, batch).run()
     assert not host.rounds
     found = {result.candidate: result for result in host.sent}
     assert len(found) == len(host.sent) == 2, "one result per candidate"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.compiler.gpu_programs import TARGET
-from tuner.measure.gpu_code import NotCompiled, lower
+from tuner.measure.device_compiler import NotCompiled
+from tuner.measure.gpu_code import lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 
 

@@ -15,7 +15,8 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import Spec, check, functions, one_function
 from tests.compiler.gpu_programs import TARGET
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
 from tuner.target_kinds.cuda.default import default_trace
 from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target, topi
@@ -106,13 +107,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     "product with a vector": (lambda b, x, w: op.matmul(x, w), (((1, 768), F), ((768, 320), F)), 2),
     "product": (dense, (((1, 64, 128), F), ((128, 192), F), ((192,), F)), 1),
     "product of odd sizes": (dense, (((67, 99), F), ((99, 101), F), ((101,), F)), 1),
-    "product with a long sum": (dense, (((1, 64, 1024), B), ((1024, 64), B), ((64,), B)), 2),
+    "product with a long sum": (dense, (((1, 64, 1024), B), ((1024, 64), B), ((64,), B)), 1),
+    "product with few results of a very long sum": (dense, (((1, 16, 8192), H), ((8192, 32), H), ((32,), H)), 2),
     "product of half precision": (dense, (((1, 64, 128), H), ((128, 96), H), ((96,), H)), 1),
     "product of bfloat16, odd sizes": (dense, (((1, 97, 100), B), ((100, 71), B), ((71,), B)), 1),
     "convolution of half precision": (
         convolution("NHWC", "OHWI", 2),
         (((1, 14, 14, 64), H), ((64, 3, 3, 64), H), ((1, 1, 1, 64), H), ((1, 7, 7, 64), H)),
-        2,
+        1,
     ),
     "batched product": (lambda b, x, y: op.matmul(x, y), (((12, 40, 64), F), ((12, 64, 50), F)), 1),
     "convolution": (
@@ -193,23 +195,44 @@ def test_a_chain_with_what_is_fused_into_it_is_one_kernel(name: str) -> None:
 
 
 ATTENTIONS = {
-    # name: (attention, whether tensor cores are used)
-    "half precision": (lambda: attention(1, 2, 64, 64, 32), True),
-    "bfloat16, keys that no tile divides": (lambda: attention(1, 2, 64, 200, 64, dtype=B), True),
-    "single precision with a mask": (lambda: attention(2, 1, 33, 47, 24, dtype=F, mask=True), False),
-    "rows that no tile divides": (lambda: attention(1, 2, 49, 49, 32, mask=True), False),
-    "one row": (lambda: attention(1, 2, 1, 64, 32), False),
+    # name: (attention, kernels, whether tensor cores are used)
+    "half precision": (lambda: attention(1, 2, 64, 64, 32), 1, True),
+    "bfloat16, keys that no tile divides": (lambda: attention(1, 2, 64, 200, 64, dtype=B), 1, True),
+    "batches of heads, with a mask": (lambda: attention(2, 3, 33, 47, 24, mask=True), 1, True),
+    "rows that no tile divides": (lambda: attention(1, 2, 49, 49, 32, mask=True), 1, True),
+    "only keys before": (lambda: attention(1, 2, 35, 35, 80, dtype=B, causal=True), 1, True),
+    "keys that do not fit into shared memory": (lambda: attention(1, 1, 16, 2048, 32), 3, True),
+    "single precision with a mask": (lambda: attention(2, 1, 33, 47, 24, dtype=F, mask=True), 3, False),
+    "one row": (lambda: attention(1, 2, 1, 64, 32), 3, False),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_is_three_kernels_one_of_them_its_softmax(name: str) -> None:
-    make, tensor_cores = ATTENTIONS[name]
+def test_attention_is_one_kernel_where_tensor_cores_compute_it_and_a_block_has_room_for_its_scores(name: str) -> None:
+    make, kernels, tensor_cores = ATTENTIONS[name]
     mod = load_ir(make().ir)
     trace = check(mod, HOPPER)
-    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == 3
+    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == kernels
     assert ("wmma_sync" in trace) is tensor_cores
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    heads=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    rows=st.integers(16, 70),
+    keys=st.integers(32, 260),
+    size=st.integers(16, 72),
+    dtype=st.sampled_from([H, B]),
+    masks=st.tuples(st.booleans(), st.booleans()),
+)
+def test_an_attention_of_any_shape_is_one_kernel_and_right(
+    heads: tuple[int, int], rows: int, keys: int, size: int, dtype: str, masks: tuple[bool, bool]
+) -> None:
+    mod = load_ir(attention(*heads, rows, keys, size, dtype=dtype, mask=masks[0], causal=masks[1]).ir)
+    trace = check(mod, HOPPER)
+    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == 1
 
 
 def sizes(most: int) -> st.SearchStrategy[int]:

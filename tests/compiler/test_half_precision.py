@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.compiler.programs import TARGET
+from tests.compiler.programs import TARGET, unchecked
 from tuner.deploy.build import schedule_model
 from tuner.deploy.evaluate import _Runner
 from tuner.graph.prepare import call_counts, prepare
@@ -35,7 +35,9 @@ def module_of(make: Callable[..., Any], *tensors: np.ndarray) -> Any:
 def computed(make: Callable[..., Any], *tensors: np.ndarray, tuned: bool) -> np.ndarray:
     inputs = tuple(TensorSpec(name=f"a{at}", shape=x.shape, dtype=x.dtype.name) for at, x in enumerate(tensors))
     model = IngestedModel(ir=save_ir(module_of(make, *tensors)), inputs=inputs, params=())
-    (found,) = _Runner(schedule_model(model, TARGET, {}, default_schedules=tuned), model, []).outputs(tensors)
+    (found,) = _Runner(schedule_model(model, TARGET, {}, defaults=unchecked if tuned else None), model, []).outputs(
+        tensors
+    )
     return np.asarray(found)
 
 
@@ -220,7 +222,7 @@ def test_a_module_in_half_precision_is_as_near_to_float32_as_eager_is(way: str) 
     model = parse_container(data)
     prepared = prepare(load_ir(model.ir), TARGET)
     assert not half_sums(prepared)
-    scheduled = schedule_model(model, TARGET, {}, default_schedules=True)
+    scheduled = schedule_model(model, TARGET, {}, defaults=unchecked)
     runner = _Runner(scheduled, model, [weights[each.name] for each in model.params])
     found = [each.astype(np.float64) for each in runner.outputs([to_array(given)])]
     for ours, theirs, best in zip(found, eager, exact, strict=True):
@@ -254,7 +256,7 @@ class Sums(torch.nn.Module):  # type: ignore[misc,name-defined]
 def test_negative_single_and_extreme_numbers_give_what_eager_gives(dtype: Any, values: list[list[float]]) -> None:
     x = torch.tensor(values, dtype=dtype)
     model = parse_container(from_torch(Sums().eval(), (x,))[0])
-    found = _Runner(schedule_model(model, TARGET, {}, default_schedules=True), model, []).outputs([to_array(x)])
+    found = _Runner(schedule_model(model, TARGET, {}, defaults=unchecked), model, []).outputs([to_array(x)])
     tolerance = 5e-3 if dtype is torch.float16 else 2e-2
     for ours, theirs in zip(found, Sums()(x), strict=True):
         expected = to_array(theirs).astype(np.float64)

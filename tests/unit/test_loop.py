@@ -14,6 +14,7 @@ from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
 from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
@@ -221,7 +222,111 @@ def test_a_confirming_run_holds_different_candidates_although_an_earlier_one_tim
     again = Scene(fake_task("a"), trials=0)
     again.loop.records = first.store
     again.run()
-    assert again.measurer.submitted == [(0, Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert again.measurer.submitted == [(0, Purpose.CONFIRM, 2)]
+
+
+def test_only_candidates_that_may_be_the_fastest_are_confirmed():
+    close = Scene(fake_task("a"), secs_of=lambda task, trace: secs(task, trace) / 100 + 1e-2).run()
+    assert submitted(close)[-1] == (Purpose.CONFIRM, 1 + CONFIRMED)
+    apart = Scene(fake_task("a")).run()
+    assert submitted(apart)[-1] == (Purpose.CONFIRM, 2)
+
+
+def test_what_failed_for_good_or_was_far_slower_is_not_confirmed_again():
+    runs = dict.fromkeys(TRACES, 0)
+
+    def disturbed_once(task, trace):
+        if trace == BASELINE_TRACE:
+            return 0.04
+        runs[trace] += 1
+        if trace == TRACES[40]:
+            return Failed(candidate="0" * 64, kind=FailureKind.WRONG_OUTPUT)
+        if trace == TRACES[41] and runs[trace] == 1:
+            return Failed(candidate="0" * 64, kind=FailureKind.RUN_TIMEOUT)
+        return secs(task, trace)
+
+    task = fake_task("a").model_copy(update={"seeds": (*TRACES[40:44], TRACES[99])})
+    scene = Scene(task, trials=0, secs_of=disturbed_once).run()
+    assert submitted(scene) == [(Purpose.CONFIRM, 6), (Purpose.CONFIRM, 4)]
+    assert [runs[trace] for trace in (*TRACES[40:44], TRACES[99])] == [1, 2, 2, 2, 1]
+    assert scene.bests[0].trace == BASELINE_TRACE
+
+
+def test_a_task_is_confirmed_as_soon_as_it_gets_no_more_trials():
+    scene = Scene(fake_task("a"), fake_task("move", kind=TaskKind.FIXED))
+    scene.executor = scene.loop.executor = Waiting()
+    scene.loop.step(0.0)
+    assert scene.measurer.submitted == [(1, Purpose.CONFIRM, 2)], "while the other is searched"
+    scene.loop.step(1.0)
+    assert scene.bests.keys() == {1}
+    assert scene.loop.searching
+
+
+class Queued(MemoryMeasurer):
+    """Measures trials when it is told to; those that wait can be withdrawn."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.waiting, self.withdrawals = [], 0
+
+    def submit(self, task, purpose, proposals, incumbent_secs):
+        n = super().submit(task, purpose, proposals, incumbent_secs)
+        if purpose.charged:
+            self.waiting.append(self.queued.pop())
+        return n
+
+    def withdraw(self):
+        self.withdrawals += 1
+        for batch in self.waiting:
+            empty = {"candidates": (), "results": (), "records": (), "withdrawn": len(batch.candidates)}
+            self.queued.append(type(batch)(**{**vars(batch), **empty}))
+        self.waiting.clear()
+
+    def has_capacity(self, waiting):
+        return len(self.waiting) + waiting < 2
+
+
+def in_time(seconds, *tasks):
+    scene = Scene(*tasks, trials=10_000)
+    scene.measurer = scene.loop.measurer = Queued(tasks, scene.store, secs)
+    scene.ledger.seconds_limit = seconds
+    return scene
+
+
+def test_trials_that_nobody_measures_when_the_seconds_are_spent_are_withdrawn_and_the_tasks_confirmed():
+    scene = in_time(20.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0))
+    assert not scene.loop.step(1.0)
+    assert not scene.loop.step(1.1)
+    assert scene.measurer.waiting
+    assert not scene.loop.step(19.0)
+    assert scene.measurer.withdrawals == 0
+    scene.loop.step(19.5)
+    assert scene.measurer.withdrawals == 1
+    scene.loop.step(19.6)
+    assert [purpose for _, purpose, _ in scene.measurer.submitted][-2:] == [Purpose.CONFIRM] * 2
+    assert scene.loop.step(19.7)
+    assert scene.bests.keys() == {0, 1}
+    assert scene.measurer.withdrawals == 1
+
+
+def test_a_search_that_runs_when_the_seconds_are_spent_is_not_waited_for():
+    scene = in_time(20.0, fake_task("a", flops=0.0))
+    scene.executor = scene.loop.executor = Waiting()
+    scene.loop.step(1.0)
+    scene.loop.step(19.9)
+    assert [future.cancelled() for future in scene.executor.futures] == [True]
+    assert scene.loop.step(20.0)
+    assert scene.measurer.submitted == [(0, Purpose.CONFIRM, 1)]
+
+
+def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_that_confirm_them():
+    scene = in_time(100.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0), fake_task("c", flops=1e9))
+    scene.loop.step(1.0)
+    alone = scene.ledger.held_secs
+    assert alone == pytest.approx(ConfirmingCost().secs(scene.loop.tasks))
+    scene.measurer.parallel = lambda: 4
+    scene.loop.step(1.1)
+    assert scene.ledger.held_secs == pytest.approx(alone / 4)
 
 
 def test_searches_of_a_loop_that_is_abandoned_do_not_start():
@@ -272,7 +377,7 @@ def submitted(scene):
 def test_what_was_found_elsewhere_is_replayed_and_confirmed_and_that_is_all_where_it_holds():
     earlier = Earlier(*TRACES[3:9])
     scene = replaying(earlier).run()
-    assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert submitted(scene) == [(Purpose.REPLAY, REPLAYED), (Purpose.CONFIRM, 2)]
     ((task, best),) = earlier.verdicts
     assert (task, best.trace) == (0, TRACES[3])
     assert scene.ledger.trials == REPLAYED
@@ -296,7 +401,7 @@ def test_an_upgrade_ends_with_the_replay_whatever_its_verdict():
 
 def test_a_budget_smaller_than_a_replay_bounds_it():
     scene = replaying(Earlier(*TRACES[:9], suffices=False), trials=2).run()
-    assert submitted(scene) == [(Purpose.REPLAY, 2), (Purpose.CONFIRM, 3), (Purpose.CONFIRM, 3)]
+    assert submitted(scene) == [(Purpose.REPLAY, 2), (Purpose.CONFIRM, 2), (Purpose.CONFIRM, 2)]
 
 
 def test_a_task_without_anything_to_replay_is_searched_like_any_other():
@@ -318,7 +423,7 @@ def test_a_verdict_on_a_replay_that_decides_nothing_is_asked_for_again():
     scene = replaying(earlier)
     scene.measurer.whole = False
     scene.run()
-    assert scene.count(Purpose.CONFIRM) == MAX_CONFIRMATIONS * (1 + CONFIRMED)
+    assert scene.count(Purpose.CONFIRM) == MAX_CONFIRMATIONS * 2
     assert earlier.verdicts == [(0, None)]
 
 
@@ -328,5 +433,5 @@ def test_a_loop_that_begins_after_the_replay_was_measured_confirms_it():
     scene.measurer.submit(0, Purpose.REPLAY, earlier.unreplayed(0, 4), None)
     scene.measurer.collect()
     scene.run()
-    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 1 + CONFIRMED)]
+    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 2)]
     assert [best.trace for _, best in earlier.verdicts] == [TRACES[0]]

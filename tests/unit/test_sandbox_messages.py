@@ -62,7 +62,7 @@ EXPECTED: list[tuple[TypeAdapter[object], tuple[Wire, ...]]] = [
             messages.Compiled(size_bytes=1 << 20, build_secs=0.0),
             messages.Started(uuid="GPU-1"),
             messages.Broken(reason="no such device"),
-            messages.Warmed(calls=3, check=PASSED, clock_hz=1.98e9),
+            messages.Warmed(calls=3, secs=1e-3, check=PASSED, clock_hz=1.98e9),
             messages.Sample(secs=1e-7 / 3),
             messages.Sampled(run_secs=(1e-7 / 3, 0.1 + 0.2), calls=1, stop=Stop.SLOW, check=PASSED),
             messages.Fault(kind=FailureKind.WRONG_OUTPUT, detail="\x00\n", spent=True),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pitchpipe.embedded import sharing_workers
 from pitchpipe.errors import InvalidTarget, MeasurementFailed
 from pitchpipe.target_kind import (
     HOST,
@@ -124,3 +125,9 @@ def test_a_device_is_named_with_a_number_or_any_will_do(target: Target | str, or
 def test_a_number_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidTarget, match="tpu:1"):
         ordinal_named("tpu:1")
+
+
+def test_a_gpu_gets_several_workers_where_there_are_cores_for_their_builds_and_a_cpu_one() -> None:
+    gpu, cpu = TARGETS["cuda"], TARGETS["llvm"]
+    assert [sharing_workers(gpu, cores) for cores in (1, 2, 4, 8, 16, 64)] == [1, 1, 1, 2, 4, 4]
+    assert sharing_workers(cpu, 64) == 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
-from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, toolchain
+from tuner.tvm_compat import load_ir, save_ir, to_tvm_target, toolchain
+
+Defaults = Callable[[Sequence[Workload], Target], Mapping[str, Checked]]
+"""Gives default schedules by workload digest, none for what could not be checked; see tuner/deploy/defaults.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,45 +36,69 @@ class Scheduled:
     tuned: tuple[str, ...]
     """Digests of the workloads that run a schedule of the given traces."""
     untuned: tuple[str, ...]
-    """Digests of those that run the baseline."""
+    """Digests of the others."""
+    defaults: tuple[str, ...]
+    """Of those, the ones that run a default schedule that was checked; the rest run the baseline."""
     refused: Mapping[str, str]
-    """Digest -> reason, of those whose schedule did not apply: it may be another target's."""
+    """Digest -> reason, of those whose schedule did not apply, since it may be another target's, or whose default schedule
+    was not right."""
 
 
 def schedule_model(
-    model: IngestedModel, target: Target, traces: Mapping[str, str], *, default_schedules: bool = False
+    model: IngestedModel, target: Target, traces: Mapping[str, str], *, defaults: Defaults | None = None
 ) -> Scheduled:
-    """Prepares the model and applies a trace (by workload digest) wherever one is given; with `default_schedules` the
-    default schedule (tuner/space/default.py) wherever none is.
+    """Prepares the model and applies a trace (by workload digest) wherever one is given, elsewhere what `defaults` gives.
 
-    Other workloads run the baseline, and so do those whose trace the allow-list refuses or which does not apply. One thread
-    at a time: TVM builds tensor expressions in global state.
+    A trace that the allow-list refuses or that does not apply counts as not given. What then has none runs the baseline,
+    and so does what is given the trace of the baseline. One thread at a time: TVM builds tensor expressions in global state.
     """
     kind = kind_of(target)
     kind.load_intrinsics()
     prepared = prepare(load_ir(model.ir), target)
-    tuned: list[str] = []
-    untuned: list[str] = []
-    refused: dict[str, str] = {}
+    tuned, untuned, refused = list[str](), list[str](), dict[str, str]()
+    missing: list[tuple[Any, Any, str]] = []
     for variable, function, digest in workload_functions(prepared):
-        trace = traces.get(digest)
-        if trace is None and default_schedules and kind.runs_unscheduled:
-            workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
-            trace = kind.default_trace(workload, target)
-        if trace is None or trace == BASELINE_TRACE:
-            untuned.append(digest)
-            continue
         try:
-            scheduled = apply_trace(IRModule({"main": function.with_attr("global_symbol", "main")}), trace).mod["main"]
+            if (trace := traces.get(digest)) is not None and trace != BASELINE_TRACE:
+                prepared.update_func(variable, _applied(function, variable, trace))
+                tuned.append(digest)
+                continue
         except InvalidTrace as error:
-            untuned.append(digest)
-            refused[digest] = error.detail
+            refused[digest], trace = error.detail, None
+        untuned.append(digest)
+        if trace is None:
+            missing.append((variable, function, digest))
+    chosen: Mapping[str, Checked] = {}
+    if defaults is not None and kind.runs_unscheduled:
+        functions = {digest: function for _, function, digest in missing}
+        chosen = defaults([Workload(digest=d, ir=save_ir(workload_module(f))) for d, f in functions.items()], target)
+    used = list[str]()
+    for variable, function, digest in missing:
+        if (checked := chosen.get(digest)) is None:
             continue
-        prepared.update_func(variable, scheduled.with_attr("global_symbol", variable.name_hint))
-        tuned.append(digest)
+        if checked.fault is not None:
+            named = f"the default schedule of {signature(variable.name_hint, function).operators} is not used"
+            before = [refused[digest]] if digest in traces else []
+            refused[digest] = "; ".join([*before, f"{named}: {checked.fault}"])
+        elif checked.trace != BASELINE_TRACE:
+            prepared.update_func(variable, _applied(function, variable, checked.trace))
+            used.append(digest)
     with to_tvm_target(target):
         module = finish(prepared, target)
-    return Scheduled(module=module, target=target, tuned=tuple(tuned), untuned=tuple(untuned), refused=refused)
+    return Scheduled(
+        module=module,
+        target=target,
+        tuned=tuple(tuned),
+        untuned=tuple(untuned),
+        defaults=tuple(used),
+        refused=refused,
+    )
+
+
+def _applied(function: Any, variable: Any, trace: str) -> Any:
+    """A tensor function of a prepared model after a trace. Raises InvalidTrace."""
+    scheduled = apply_trace(workload_module(function), trace).mod["main"]
+    return scheduled.with_attr("global_symbol", variable.name_hint)
 
 
 def compile_scheduled(scheduled: Scheduled) -> Any:
@@ -90,14 +119,16 @@ def identify(
     wanted = Target.parse(target)
     read = parse_container(model) if own else ingest(model, ModelFormat(model_format))
     prepared = prepare(load_ir(read.ir), wanted)
-    counts, weights, signatures = call_counts(prepared), Counter[str](), {}
+    counts, weights, signatures, functions = call_counts(prepared), Counter[str](), {}, {}
     for variable, function, digest in workload_functions(prepared):
+        functions[variable.name_hint] = digest
         weights[digest] += counts[variable.name_hint]
         signatures[digest] = signature(variable.name_hint, function).model_dump(mode="json")
     return {
         "workloads": sorted(weights),
         "weights": dict(weights),
         "signatures": signatures,
+        "functions": functions,
         "toolchain": toolchain(wanted.kind).key,
     }
 
@@ -109,44 +140,74 @@ def build(
     model_format: str,
     target: str,
     traces: dict[str, str],
-    library: str,
+    library: str | None,
+    defaults: str | None = None,
 ) -> dict[str, Any]:
     """Step: compiles the model into the file `library`; returns what the artifact's manifest needs.
 
+    defaults: the folder of verdicts on default schedules; what is missing there is checked now. None: what has no trace
+    runs the baseline. library: None where the caller compiles in its own process (`build_here`): default schedules are
+    checked, and that is all.
+
     Raises PitchpipeError when a shared library cannot be linked.
     """
-    manifest, compiled = build_here(model, model_format=model_format, target=target, traces=traces)
-    kind_of(Target.parse(target)).save(compiled, Path(library))
-    return manifest
+    wanted, ingested = Target.parse(target), ingest(model, ModelFormat(model_format))
+    checking = None if defaults is None else partial(checked_defaults, folder=Path(defaults))
+    if library is None:
+        return _manifest(ingested, schedule_model(ingested, wanted, traces, defaults=checking))
+    scheduled, compiled = _compiled(ingested, wanted, traces, checking)
+    kind_of(wanted).save(compiled, Path(library))
+    return _manifest(ingested, scheduled)
 
 
 def build_here(
-    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str]
+    model: bytes, *, model_format: str, target: str, traces: Mapping[str, str], defaults: str | None = None
 ) -> tuple[dict[str, Any], Any]:
     """Step for the calling process, where there is no linker: what the manifest needs, and the compiled model.
 
-    A schedule that the compiler refuses on this target is left out too. One thread at a time.
+    defaults: as for `build`, but nothing is checked here: what has no verdict in the folder runs the baseline. One thread
+    at a time.
     """
-    wanted = Target.parse(target)
-    ingested = ingest(model, ModelFormat(model_format))
-    scheduled = schedule_model(ingested, wanted, traces)
-    try:
-        compiled = compile_scheduled(scheduled)
-    except PitchpipeError as error:
-        # Rare, so it may cost a second compilation; which of the schedules it was, the compiler does not say.
-        refused = dict.fromkeys(scheduled.tuned, f"not used: {error.detail}"[:300])
-        scheduled = replace(schedule_model(ingested, wanted, {}), refused={**scheduled.refused, **refused})
-        compiled = compile_scheduled(scheduled)
-    manifest = {
-        "target": wanted.attributes(),
+    wanted, ingested = Target.parse(target), ingest(model, ModelFormat(model_format))
+    known = None if defaults is None else partial(remembered_defaults, folder=Path(defaults))
+    scheduled, compiled = _compiled(ingested, wanted, traces, known)
+    return _manifest(ingested, scheduled), compiled
+
+
+def _compiled(
+    ingested: IngestedModel, target: Target, traces: Mapping[str, str], defaults: Defaults | None
+) -> tuple[Scheduled, Any]:
+    """The model, compiled; what the compiler refuses with given schedules, or with default ones, without these."""
+    refused: dict[str, str] = {}
+    while True:
+        scheduled = schedule_model(ingested, target, traces, defaults=defaults)
+        scheduled = replace(scheduled, refused={**scheduled.refused, **refused})
+        try:
+            return scheduled, compile_scheduled(scheduled)
+        except PitchpipeError as error:
+            # Rare, so it may cost another compilation; which of the schedules it was, the compiler does not say.
+            if not (scheduled.tuned or scheduled.defaults):
+                raise
+            reason = f"not used: {error.detail}"[:300]
+            if scheduled.tuned:
+                refused |= dict.fromkeys(scheduled.tuned, reason)
+                traces = {digest: trace for digest, trace in traces.items() if trace == BASELINE_TRACE}
+            else:
+                refused |= dict.fromkeys(scheduled.defaults, reason)
+                defaults = None
+
+
+def _manifest(ingested: IngestedModel, scheduled: Scheduled) -> dict[str, Any]:
+    return {
+        "target": scheduled.target.attributes(),
         "inputs": [asdict(spec) for spec in ingested.inputs],
         "params": [asdict(spec) for spec in ingested.params],
         "tuned": sorted(scheduled.tuned),
         "untuned": sorted(scheduled.untuned),
+        "defaults": sorted(scheduled.defaults),
         "refused": dict(scheduled.refused),
-        "toolchain": toolchain(wanted.kind).model_dump(),
+        "toolchain": toolchain(scheduled.target.kind).model_dump(),
     }
-    return manifest, compiled
 
 
 def describe_toolchain(_model: bytes, _arrays: Mapping[str, Any], *, kind: str) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from pitchpipe.wire.target import Target
 from tuner.deploy.flow import Flow, Step, Tensor, View, read_flow
 from tuner.deploy.memory_plan import Lifetime, plan
 from tuner.graph.prepare import MAIN
-from tuner.measure.gpu_code import DeviceCompiler, KernelCall, Lowered, NotCompiled, lower
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_code import KernelCall, Lowered, lower
 from tuner.tvm_compat import IRModule, PrimFunc, te, to_tvm_target, tvm_ffi
 
 _lowering = threading.Lock()

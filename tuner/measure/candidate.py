@@ -18,7 +18,7 @@ import numpy as np
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
 from pitchpipe.wire.target import Target
-from tuner.measure.build import CpuProgram, build
+from tuner.measure.build import CpuProgram, build, cpu_target_of_host
 from tuner.measure.check import (
     SETS,
     ReferenceOutputs,
@@ -116,19 +116,24 @@ class Bench:
         inputs = sum(size_bytes(self.properties.params[i]) for i in self.properties.inputs)
         return len(SETS) * (inputs + 2 * self.output_bytes())
 
-    def compute_reference_outputs(self, name: str, buffer: memoryview) -> bool:
-        """In a fork: compiles the reference program, runs it on the set, and copies its outputs into `buffer`.
+    def reference_program(self) -> CpuProgram:
+        """In a fork: what computes the reference outputs, compiled; the workload as it stands where TVM refuses another."""
+        try:
+            return build(*kind_of(self.target).reference_program(self.mod, self.tvm_target))
+        except Exception:  # noqa: BLE001 - TVM raises whatever its C++ side met
+            return build(self.mod, cpu_target_of_host())
+
+    def compute_reference_outputs(self, program: CpuProgram, name: str, buffer: memoryview) -> bool:
+        """In the same fork: runs the reference program on the set, and copies its outputs into `buffer`.
 
         False when fewer than half of the outputs' elements are finite: comparing with those would show too little.
         """
-        running = Running(self, build(*kind_of(self.target).reference_program(self.mod, self.tvm_target)))
-        running.run(name)
-        arrays = running.outputs()
-        offset = 0
+        arrays = Running(self, program).outputs_on(name)
+        written, offset = np.frombuffer(buffer, dtype=np.uint8), 0
         for array in arrays:
-            data = np.ascontiguousarray(array).tobytes()
-            buffer[offset : offset + len(data)] = data
-            offset += len(data)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            written[offset : offset + data.size] = data
+            offset += data.size
         return mostly_finite(arrays)
 
     def set_reference_outputs(self, name: str, buffer: memoryview) -> None:
@@ -194,6 +199,11 @@ class Running:
                 poison(array)
                 tensor.copyfrom(array)
 
+    def outputs_on(self, name: str) -> list[np.ndarray[Any, Any]]:
+        """Those of a run on the set."""
+        self.run(name)
+        return self.outputs()
+
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """The outputs of the last run."""
         return [
@@ -248,7 +258,7 @@ class Measuring:
         self._last_secs = 0.0
 
     def check(self, names: Sequence[str]) -> float:
-        """Runs and compares the sets; returns the duration of the last run. Raises WrongOutput."""
+        """Runs and compares the sets; returns the seconds of the last run. Raises WrongOutput."""
         secs = 0.0
         for name in names:
             secs = self._running.run(name)
@@ -293,20 +303,20 @@ class Measuring:
             self.check([first])
         return sampled
 
-    def warm(self, config: MeasureConfig, *, one_set: bool) -> int:
-        """Checks all sets, or the first alone; returns how many calls fill a sample of a confirming run. Raises WrongOutput.
+    def warm(self, config: MeasureConfig, first_secs: float) -> tuple[int, float]:
+        """(how many calls fill a sample of a confirming run, seconds of one of them). first_secs: of the call before.
 
         Several rounds are taken, so that all processes of one candidate arrive at the same number.
         """
-        names = list(self._bench.reference_outputs)
-        secs = self.check(names[:1] if one_set else names)
         longer = config.model_copy(update={"target_sample_secs": CONFIRM_SAMPLE_FACTOR * config.target_sample_secs})
-        if secs >= 10 * longer.target_sample_secs:
-            return 1
-        calls = 1
+        if first_secs >= 10 * longer.target_sample_secs:
+            self._last_secs = first_secs
+            return 1, first_secs
+        calls, secs = 1, first_secs
         for _ in range(_WARM_SAMPLES):  # The first ones are cold.
-            calls = max(calls, calls_per_sample(longer, self._running.call(calls) / calls, self._running.most_calls))
-        return calls
+            secs = self._running.call(calls) / calls
+            calls = max(calls, calls_per_sample(longer, secs, self._running.most_calls))
+        return calls, secs
 
     def warmed_sample(self, calls: int) -> float:
         """Mean seconds of one call over `calls` calls, after as many calls that are not counted.

@@ -180,16 +180,24 @@ def _array(
     if bits is None:
         return _integers(properties, param, name, rng).astype(dtype)
     if name == "random":
-        values = rng.uniform(-1, 1, param.shape)
+        values = _uniform(param.shape, np.dtype(np.float64 if bits > 24 else np.float32), rng)
     elif name == "structured":
         values = _exact_integers(properties, min(bits, properties.bits), param.shape, rng)
     else:
         big, small = (256.0, 2.0**-12) if bits >= 24 else (8.0, 2.0**-6) if bits >= 8 else (2.0, 0.5)
-        choices = [0.0, -0.0, 1.0, -1.0, 0.5, -2.0, small, -small, big, -big]
-        values = rng.choice(np.array(choices), size=param.shape)
+        choices = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.0, small, -small, big, -big], np.float32)
+        values = choices[rng.integers(len(choices), size=param.shape, dtype=np.int8)]
     if positive:
-        values = np.abs(values) + (0.5 if name != "structured" else 1.0)
-    return values.astype(dtype)
+        values = np.abs(values) + np.float32(0.5 if name != "structured" else 1.0)
+    return np.asarray(values, dtype)
+
+
+def _uniform(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Any:
+    """In [-1, 1). In place: weights have tens of millions of elements."""
+    values: Any = np.asarray(rng.random(shape, dtype=dtype.type))
+    values *= 2
+    values -= 1
+    return values
 
 
 def _exact_integers(
@@ -198,9 +206,9 @@ def _exact_integers(
     """Small integers whose sums of `reduction` products stay below 2^bits by five standard deviations."""
     room = 2.0**bits / (5 * math.sqrt(properties.reduction))
     amplitude = 3 if room > 16 else 1
-    values = rng.integers(-amplitude, amplitude + 1, size=shape).astype(np.float32)
+    values = rng.integers(-amplitude, amplitude + 1, size=shape, dtype=np.int8).astype(np.float32)
     if room < 1:
-        values *= rng.random(shape) < room
+        values *= rng.random(shape, dtype=np.float32) < room
     return values
 
 

@@ -166,7 +166,9 @@ def attempt(parts: Sequence[Part], target: Target, *, wall_secs: float = WALL_SE
         say("build")
         with to_tvm_target(target):
             module = finish(prepared, target)
-        compiled = compile_scheduled(Scheduled(module=module, target=target, tuned=(), untuned=(), refused={}))
+        compiled = compile_scheduled(
+            Scheduled(module=module, target=target, tuned=(), untuned=(), defaults=(), refused={})
+        )
         running = kind_of(target).executable(compiled, model.inputs, model.params, target)
         running.bind({spec.name: np.asarray(weights[spec.name]) for spec in model.params})
         for at, part in enumerate(parts):

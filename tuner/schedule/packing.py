@@ -56,11 +56,17 @@ class Packing:
         return f"prepack_{self.param}"
 
     def pack(self, weight: Any, packed: Any) -> None:
-        """Copies `weight` into `packed`, both tensors of TVM on the host. Only where `positions` are known."""
+        """`pack` by its positions. Only where they are known."""
         assert self.positions is not None
-        result = np.empty(self.packed.shape, weight.numpy().dtype)
-        result.reshape(-1)[sum(np.ix_(*self.positions))] = weight.numpy()
-        packed.copyfrom(result)
+        pack(self.positions, weight, packed)
+
+
+def pack(positions: Sequence[NDArray[np.int64]], weight: Any, packed: Any) -> None:
+    """Copies `weight` into `packed`, both tensors of TVM on the host, by `Packing.positions`."""
+    values = weight.numpy()
+    result = np.empty([int(extent) for extent in packed.shape], values.dtype)
+    result.reshape(-1)[sum(np.ix_(*positions))] = values
+    packed.copyfrom(result)
 
 
 def packings_of(mod: Any) -> list[Packing]:

@@ -24,6 +24,7 @@ from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.fetch import with_working_fetches
 from tuner.space.mutation import mutate_tile_size
 from tuner.space.processor import VectorUnit
+from tuner.space.refusals import tell_refused
 from tuner.space.vector_tile import wastes_vectors, with_full_vectors
 from tuner.tvm_compat import Schedule, Trace, load_ir, ms, mutate, to_tvm_target, tvm_ffi
 
@@ -154,7 +155,7 @@ def generate(workload: Workload, target: Target) -> Space:
         rand_state=1,
         num_threads=1,
     )
-    schedules = list(context.generate_design_space())
+    schedules = _sketches(context)
     generator = context.space_generator
     mutators = sorted(((str(mutator), float(p), mutator) for mutator, p in generator.mutator_probs.items()))
     probabilities = np.array([p for _, p, _ in mutators], dtype=np.float64)
@@ -171,6 +172,15 @@ def generate(workload: Workload, target: Target) -> Space:
         _extractor=ms.feature_extractor.PerStoreFeature(),
         _unit=kind.vector_unit(target, FLOAT_BITS),
     )
+
+
+def _sketches(context: Any) -> list[Any]:
+    """MetaSchedule's sketches; none for a workload on which its rules fail, such as attention on a GPU."""
+    try:
+        return list(context.generate_design_space())
+    except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met
+        tell_refused("metaschedule", error, choice="all")
+        return []
 
 
 def structural_hash(schedule: Any) -> int:

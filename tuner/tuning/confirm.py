@@ -11,6 +11,7 @@ calls than the baseline.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -24,6 +25,9 @@ from tuner.measure.timing import later_interval, run_interval
 WORTHWHILE = 0.02
 """Share of the baseline's time that the intervals must show a candidate to save. Less is not worth another schedule, and a
 difference as small may be one between the processes that the two were timed in."""
+CONTENDS = 0.15
+"""Share by which a candidate may be slower than the fastest and still turn out to be faster: the placement of memory makes
+9 % between two processes (ADR 0014), and a search times a candidate in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,36 @@ class MeasuredBatch:
     """The toolchain of that measurement, as one line; None when nothing was timed."""
     driver: str | None = None
     """The driver of that device; None where it is not known."""
+    withdrawn: int = 0
+    """Candidates that were cancelled before they were measured."""
+    worker: str | None = None
+    """The id of the worker that had its last lease; None where nobody knows."""
+    granted_at: float | None = None
+    """When that lease was granted, in seconds of the database's clock."""
+    ended_at: float | None = None
+    """When its last result came, by the same clock."""
+
+
+def contenders(measured: Sequence[tuple[str, float | None]]) -> list[str]:
+    """The traces of those (trace, median seconds) that may be the fastest in truth, in their order."""
+    times = [secs for _, secs in measured if secs is not None]
+    return [trace for trace, secs in measured if secs is not None and secs <= (1 + CONTENDS) * min(times)]
+
+
+def left_in(task: Task, batch: MeasuredBatch) -> list[str]:
+    """The traces of the candidates that may win when the confirming run is repeated: those that contend, and those that
+    have no time for a reason that may pass."""
+    results = [
+        (candidate.trace, result)
+        for candidate, result in zip(batch.candidates, batch.results, strict=True)
+        if candidate.trace != task.baseline
+    ]
+    contending = contenders([(trace, result.secs) for trace, result in results if isinstance(result, Timed)])
+    return [trace for trace, result in results if trace in contending or _may_pass(result)]
+
+
+def _may_pass(result: Measurement) -> bool:
+    return isinstance(result, Failed) and (result.kind is FailureKind.RUN_TIMEOUT or result.kind.retryable)
 
 
 def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:

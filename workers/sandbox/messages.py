@@ -5,12 +5,13 @@
     worker -> task process   Open or MeasureRoofline once; after Open any number of Batch, each of which Cancel may end
     task process -> worker   Measured, Holds, Beat, Repeated, and End when a batch is over; Alive at least every second;
                              RooflineMeasured in answer to MeasureRoofline
-    child -> task process    a candidate on a CPU: Applied, Waiting, then Sampled, Warmed or Sample to each request
-                             a builder for a GPU: Applied, Compiled
-                             the runner on a GPU: Started or Broken, then Sampled, Warmed or Sample to each request
-                             any of these three: Fault in place of any of their messages
+    child -> task process    a candidate of a search on a CPU: Applied, Waiting, then Sampled to each request
+                             a builder: Applied, Compiled
+                             a process of a confirming run on a CPU: Waiting, then Warmed or Sampled, then Samples
+                             a runner on a GPU: Started or Broken, then Sampled, Warmed or Sample to each request
+                             any of these four: Fault in place of any of their messages
                              the heartbeat: Sample to each request
-                             a run of the reference program: ReferenceComputed
+                             the reference program: ReferenceComputed for each of its runs
 
 On the wire each is a JSON object that names its type. A message that is not of a type that its reader expects, has a field
 too many or too few, or a value of another type, is refused. A child may be hostile, so its messages only contain what it
@@ -165,10 +166,11 @@ class Applied(Wire):
 
 
 class Waiting(Wire):
-    """The candidate is compiled and waits for its turn."""
+    """The candidate is compiled, or its code is loaded, and it waits for its turn."""
 
     message: Literal["waiting"] = "waiting"
     build_secs: float = Field(ge=0, lt=1e5)
+    """Seconds of that."""
 
 
 class Compiled(Wire):
@@ -199,6 +201,8 @@ class Warmed(Wire):
     message: Literal["warmed"] = "warmed"
     calls: int = Field(ge=1)
     """Number of calls in one sample."""
+    secs: Seconds
+    """One of these calls, while it was warming up."""
     check: CheckVerdict
     clock_hz: float | None = Field(default=None, gt=0)
     """Clock rate of the GPU; None on a CPU or where it is not known."""

@@ -83,8 +83,9 @@ def into_shared(schedule: Any, main: Any, read: int, scope: str, at: Any) -> Any
 
 def spread_copy(
     schedule: Any, copied: Any, threads: int, axes: Sequence[tuple[str, int]], align: int, offset: int
-) -> None:
-    """Divides the two innermost loops of a copy among threads, in vectors where the source lies in order.
+) -> int:
+    """Divides the two innermost loops of a copy among threads, in vectors where the source lies in order; elements of a
+    vector.
 
     axes: names and extents of the thread axes, the outer first. align, offset: rows begin `offset` elements after a multiple
     of `align`, or a whole number of vectors, so that few threads meet in a bank of shared memory.
@@ -104,6 +105,14 @@ def spread_copy(
     if lanes > 1:
         schedule.vectorize(inner[-1])
     schedule.storage_align(copied, 0, -2, align, -(-offset // lanes) * lanes)  # vectors stay aligned
+    return int(lanes)
+
+
+def may_be_vector(definition: Any, lanes: int) -> bool:
+    """Whether a block can take that many elements along its last axis at once."""
+    last = [definition.iter_vars[-1]]
+    regions = [*definition.writes, *definition.reads]
+    return all(distance(definition, region, last, lanes, aligned=True) in (0, 1) for region in regions)
 
 
 def inline_following(schedule: Any, block: Any) -> None:

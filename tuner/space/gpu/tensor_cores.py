@@ -2,32 +2,32 @@
 
 block: a tile of i x j
   for k, in steps
-    copy of the step's parts of A and B into shared memory
-    for k of the step, by 16
+    asynchronous copies of the parts of A and B of a later step into shared memory
+    for k of the step, by 16; the warps of a block divide i, j and these among them
       warp: fragments of A and B from shared memory, its products
-  warp: its part of the tile through shared memory, where what follows the product is computed in vectors
+  warp: its sums, into shared memory
+  block: sums of the warps along k, and what follows the product, in vectors
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.space.gpu.limits import NoSchedule
-from tuner.space.gpu.operands import inline_following, into_shared, spread_copy
-from tuner.space.gpu.vectors import step
-from tuner.tvm_compat import ir, structural_walk
+from tuner.space.gpu.operands import inline_following, into_shared, may_be_vector, spread_copy
+from tuner.space.gpu.tiles import PAD, SIDE, SUM_LANES, SUM_PAD, WARP, Tile
+from tuner.tvm_compat import ir, structural_walk, tirx
 
-SIDE = 16
-"""Of a fragment."""
-PAD = 8
-"""Elements between rows of shared memory beyond a multiple of 16, so that the rows of a fragment lie in different banks."""
 INTRINSICS = {"float16": "f16", "bfloat16": "bf16"}
 """Type of the operands -> its name in TVM's tensor intrinsics."""
-WARP = 32
-STEP_STAGES, STEP_ORDER = (0, 0, 0, 0, 0, 1, 1), (0, 3, 1, 4, 5, 2, 6)
-"""Of what a step consists of: A from memory into registers, from there into shared memory, likewise B; the first fragments,
-all products but the last, the last. A step's loads from memory run while the products of the step before are computed."""
+ASYNC_LANES = 2
+"""Of 16 bits: the least that a thread may copy asynchronously."""
+STAGED, STAGED_ORDER = (0, 0, 0, 0, 1), (0, 3, 1, 4, 2)
+"""Where a copy cannot be asynchronous, a step consists of A from memory into registers, from there into shared memory,
+likewise B, and the products: its loads run while the products of the step before are computed."""
 
 
 def tensor_type(definition: Any) -> str | None:
@@ -41,84 +41,145 @@ def tensor_type(definition: Any) -> str | None:
     return found if found in INTRINSICS else None
 
 
-def shared_bytes(i: int, j: int, k: int) -> int:
-    """Of a block: parts of both operands, or its tile of the result."""
-    return max((i + j) * (k + PAD) * 2, i * (j + 4 * j // SIDE) * 4)
-
-
-def tiled_for_tensor_cores(
-    schedule: Any, main: Any, i: int, j: int, k: int, warps: tuple[int, int], transposed: bool
-) -> Callable[[], None]:
-    """Schedules a product in normal form, tiles of i x j, k at a time; `transposed`: B is [s, j, k].
+def tiled_for_tensor_cores(schedule: Any, main: Any, tile: Tile, transposed: bool) -> Callable[[], None]:
+    """Makes a product in normal form one kernel; `transposed`: B is [s, j, k].
 
     Returns what is to be done last: after it, TVM moves no stage of the workload into loops any more. Raises NoSchedule for
     operands that tensor cores do not take.
     """
+    nest = tensor_nest(schedule, main, tile, transposed)
+    schedule.bind(nest.block, "blockIdx.x")
+    return nest.finish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nest:
+    """A product whose loops stand."""
+
+    block: Any
+    """The loop over thread blocks, which is still to be bound."""
+    finish: Callable[[], None]
+    """To be called last."""
+
+
+def tensor_nest(
+    schedule: Any, main: Any, tile: Tile, transposed: bool, *, copied: Sequence[int] = (0, 1), stored: bool = False
+) -> Nest:
+    """The loops of a product in normal form, on tensor cores.
+
+    copied: the operands that are copied into shared memory; A is there otherwise, in its static part. stored: the result is
+    left in shared memory, and warps do not divide k; else the block sums what its warps found and writes it with what
+    follows.
+    """
     kind = INTRINSICS.get(tensor_type(schedule.get(main)) or "")
     if kind is None:
         raise NoSchedule("no tensor core takes these operands")
-    batch, loop_i, loop_j, loop_k = schedule.get_loops(main)
+    *_, loop_k = schedule.get_loops(main)
+    if stored:
+        partial, over_warps = main, []
+        batch, loop_i, loop_j, _ = schedule.get_loops(main)
+        ko, ki = schedule.split(loop_k, [None, tile.k])
+    else:
+        _, kw, _ = schedule.split(loop_k, [None, tile.warps[2], tile.k // tile.warps[2]])
+        partial = schedule.rfactor(kw, 0)
+        batch, loop_i, loop_j, ko, kw, ki = schedule.get_loops(partial)
+        over_warps = [kw]
     oi, ii = schedule.split(loop_i, [None, SIDE])
     oj, ij = schedule.split(loop_j, [None, SIDE])
-    ok, ik = schedule.split(loop_k, [None, SIDE])
-    schedule.reorder(oi, oj, ok, ii, ij, ik)
+    ki, ik = schedule.split(ki, [None, SIDE])
+    schedule.reorder(*over_warps, oi, oj, ko, ki, ii, ij, ik)
     outer = schedule.blockize(ii)
-    bi, wi, ri = schedule.split(oi, [None, warps[0], i // SIDE // warps[0]])
-    bj, wj, rj = schedule.split(oj, [None, warps[1], j // SIDE // warps[1]])
-    ko, ki = schedule.split(ok, [None, k // SIDE])
-    schedule.reorder(batch, bi, bj, wi, wj, ko, ki, ri, rj)
-    schedule.bind(schedule.fuse(batch, bi, bj), "blockIdx.x")
-    warp = schedule.fuse(wi, wj)
+    bi, wi, ri = schedule.split(oi, [None, tile.warps[0], tile.rows // SIDE])
+    bj, wj, rj = schedule.split(oj, [None, tile.warps[1], tile.columns // SIDE])
+    schedule.reorder(batch, bi, bj, *over_warps, wi, wj, ko, ki, ri, rj)
+    block = schedule.fuse(batch, bi, bj)
+    warp = schedule.fuse(*over_warps, wi, wj)
     schedule.bind(warp, "threadIdx.y")
-    count = warps[0] * warps[1]
-    axes = [("threadIdx.y", count), ("threadIdx.x", WARP)]
-    for read in range(2):
-        copied = into_shared(schedule, outer, read, "shared.dyn", ko)
-        spread_copy(schedule, copied, count * WARP, axes, SIDE, PAD)
-        schedule.annotate(copied, "tirx.manifest_shared_memory_local_stage", 1)
-        schedule.annotate(copied, "double_buffer_scope", 0)
+    _copy_operands(schedule, outer, ko, tile, copied)
     fragments = [schedule.cache_read(outer, read, f"wmma.matrix_{name}") for read, name in enumerate("ab")]
     for fragment in fragments:
         schedule.compute_at(fragment, ki)
-    for loop, stages, order in ((ko, STEP_STAGES, STEP_ORDER), (ki, (0, 0, 1), (0, 1, 2))):
-        schedule.annotate(loop, "software_pipeline_stage", list(stages))
-        schedule.annotate(loop, "software_pipeline_order", list(order))
-    result = schedule.cache_write(outer, 0, "shared.dyn")
-    schedule.storage_align(result, 0, -2, SIDE, 4)
+    schedule.unroll(ki)
+    schedule.set_scope(outer, 0, "shared.dyn")
     sums = schedule.cache_write(outer, 0, "wmma.accumulator")
-    for block in (sums, result):
-        schedule.reverse_compute_at(block, warp)
-    start = schedule.decompose_reduction(outer, ko)
-    turned = "_trans" if transposed else ""
-    found = [(schedule.get_loops(schedule.get_child_blocks(start)[0])[-2], "wmma_fill_16x16x16_f32")]
-    for fragment, name in zip(fragments, ("a", f"b{turned}"), strict=True):
-        found.append((_by_fragments(schedule, fragment), f"wmma_load_16x16x16_{kind}_{name}_shared_dyn"))
-    found.append((_by_fragments(schedule, sums), "wmma_store_16x16x16_f32_shared_dyn"))
-    found.append((schedule.get_loops(main)[-3], f"wmma_sync_16x16x16_{kind}{kind}f32{turned}"))
-    inline_following(schedule, result)
+    schedule.reverse_compute_at(sums, warp)
+    kw = None if stored else _sum_warps(schedule, main, block, tile)
 
     def finish() -> None:
+        if kw is not None:
+            start = schedule.decompose_reduction(main, kw)
+            schedule.vectorize(schedule.get_loops(start)[-1])
+        start = schedule.decompose_reduction(outer, ko)
+        turned = "_trans" if transposed else ""
+        found = [(schedule.get_loops(schedule.get_child_blocks(start)[0])[-2], "wmma_fill_16x16x16_f32")]
+        places = ("a_shared_dyn" if 0 in copied else "a_shared", f"b{turned}_shared_dyn")
+        for fragment, place in zip(fragments, places, strict=True):
+            found.append((by_fragments(schedule, fragment), f"wmma_load_16x16x16_{kind}_{place}"))
+        written = schedule.blockize(by_fragments(schedule, sums))
+        schedule.storage_align(written, 0, -2, SIDE, SUM_PAD)
+        found.append((written, "wmma_store_16x16x16_f32_shared_dyn"))
+        found.append((schedule.get_loops(partial)[-3], f"wmma_sync_16x16x16_{kind}{kind}f32{turned}"))
         for loop, intrinsic in found:
             schedule.tensorize(loop, intrinsic)
-        _write(schedule, result)
 
-    return finish
-
-
-def _write(schedule: Any, result: Any) -> None:
-    """A warp writes its part of the tile in vectors."""
-    definition = schedule.get(result)
-    last = [definition.iter_vars[-1]]
-    regions = [*definition.reads, *definition.writes]
-    lanes = 4 if all(step(definition, region, last, 4, aligned=True) in (0, 1) for region in regions) else 1
-    factors = [None, WARP, lanes] if lanes > 1 else [None, WARP]
-    _, lane, *vector = schedule.split(schedule.fuse(*schedule.get_loops(result)[-2:]), factors)
-    schedule.bind(lane, "threadIdx.x")
-    for loop in vector:
-        schedule.vectorize(loop)
+    return Nest(block=block, finish=finish)
 
 
-def _by_fragments(schedule: Any, block: Any) -> Any:
+def _copy_operands(schedule: Any, outer: Any, ko: Any, tile: Tile, operands: Sequence[int]) -> None:
+    """Copies the parts of a step into shared memory, while the products of earlier steps are computed."""
+    warps = math.prod(tile.warps)
+    axes = [("threadIdx.y", warps), ("threadIdx.x", WARP)]
+    copies = []
+    for read in operands:
+        copied = into_shared(schedule, outer, read, "shared.dyn", ko)
+        lanes = spread_copy(schedule, copied, warps * WARP, axes, SIDE, PAD)
+        copies.append((copied, lanes >= ASYNC_LANES and _moves(schedule.get(copied))))
+    steps = int(schedule.get(ko).extent)
+    if steps == 1:
+        return
+    if all(at_once for _, at_once in copies):
+        stages, order = [0, 0, min(tile.stages, steps) - 1], [0, 1, 2]
+        schedule.annotate(ko, "software_pipeline_async_stages", [0])
+    else:
+        stages, order = list(STAGED), list(STAGED_ORDER)
+        for copied, _ in copies:
+            schedule.annotate(copied, "tirx.manifest_shared_memory_local_stage", 1)
+            schedule.annotate(copied, "double_buffer_scope", 0)
+    schedule.annotate(ko, "software_pipeline_stage", stages)
+    schedule.annotate(ko, "software_pipeline_order", order)
+
+
+def _sum_warps(schedule: Any, main: Any, block: Any, tile: Tile) -> Any:
+    """Threads of the block sum what its warps found, in vectors, and write it with what follows the product. Returns the
+    loop over warps, before which the sum is to be initialised last: then TVM takes the block for no reduction any more."""
+    schedule.reverse_compute_at(main, block, preserve_unit_loops=True)
+    _, kw, _, row, column = schedule.get_loops(main)
+    result = schedule.cache_write(main, 0, "local")
+    across = min(tile.j // SUM_LANES, WARP)
+    _, warp, line = schedule.split(row, [None, math.prod(tile.warps), WARP // across])
+    turn, place, vector = schedule.split(column, [None, across, SUM_LANES])
+    schedule.reorder(turn, warp, line, place, kw, vector)
+    schedule.bind(warp, "threadIdx.y")
+    thread = schedule.fuse(line, place)
+    schedule.bind(thread, "threadIdx.x")
+    schedule.reverse_compute_at(result, thread)
+    inline_following(schedule, result)
+    if may_be_vector(schedule.get(result), SUM_LANES):
+        schedule.vectorize(schedule.get_loops(result)[-1])
+    schedule.vectorize(vector)
+    schedule.unroll(kw)
+    return kw
+
+
+def _moves(definition: Any) -> bool:
+    """Whether a block copies elements as they are, or puts zeros beyond an end."""
+    value = definition.body.value
+    while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
+        value = value.args[1]
+    return isinstance(value, ir.TensorLoad) and isinstance(definition.body, tirx.BufferStore)
+
+
+def by_fragments(schedule: Any, block: Any) -> Any:
     """Divides the two innermost loops of a move of a tile into fragments; the loop over a fragment's rows."""
     loop_i, loop_j = schedule.get_loops(block)[-2:]
     oi, ii = schedule.split(loop_i, [None, SIDE])

@@ -162,6 +162,11 @@ class CpuKind(TargetKind):
         workload = Workload(digest=workload_digest(module), ir=save_ir(module))
         return apply_trace(module, default_trace(workload, target)).mod
 
+    def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
+        from tuner.measure.reference_program import on_all_cores
+
+        return on_all_cores(module), tvm_target
+
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import generate, with_packings
         from tuner.tvm_compat import to_tvm_target

@@ -12,6 +12,11 @@ from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target
 from pitchpipe.wire.task import Workload
 
+MOST_SOURCE = 200_000
+"""Characters of CUDA C++, at most, of a candidate. NVRTC takes about a second for as many, and for twice as many up to 12 s:
+of 360 candidates of BERT's and ResNet's tasks every one that took more than 2 s had more. What is unrolled that far exceeds
+the instruction caches."""
+
 
 class CudaKind(TargetKind):
     """Targets of kind `cuda`."""
@@ -21,6 +26,7 @@ class CudaKind(TargetKind):
     title = "a CUDA"
     runs_unscheduled = False
     has_streams = True
+    times_in_turns = True
     artifact = "model.gpu"
     needs_linker = False
     needs_compiler = False
@@ -124,9 +130,10 @@ class CudaKind(TargetKind):
         """StorageRewrite gives buffers of different types one allocation, and a later pass of TVM 0.27 refuses just that
         in shared memory: four in five tensor-core schedules do not compile. What the pass saves is done again later
         (MergeSharedMemoryAllocations) and by the device compiler (registers): the machine code of what it lets through is
-        the same without it, byte for byte (19 kernels compared).
+        the same without it, byte for byte (19 kernels compared). Asynchronous copies are made where a schedule asks for
+        them: software pipelines with stages that are said to be asynchronous.
         """
-        return {"tirx.disable_storage_rewrite": True}
+        return {"tirx.disable_storage_rewrite": True, "tirx.use_async_copy": True}
 
     def rewrites(self) -> Any:
         from tuner.target_kinds.cuda.rewrites import REWRITES
@@ -137,11 +144,12 @@ class CudaKind(TargetKind):
         return ()
 
     def replayed(self, module: Any, trace: str, target: Target) -> None:
-        """Up to CUDA C++, which takes 0.1 s: TVM refuses schedules as late as there."""
+        """Up to CUDA C++, which takes 0.1 s: TVM refuses schedules as late as there, and code that is unrolled too far is
+        seen there before it is compiled."""
         from tuner.schedule.trace import apply_trace
         from tuner.target_kinds.cuda.default import check_limits
 
-        check_limits(apply_trace(module, trace, checked=False).mod, target)
+        check_limits(apply_trace(module, trace, checked=False).mod, target, MOST_SOURCE)
 
     def baseline_trace(self, workload: Workload, target: Target) -> str:
         """The default schedule: what is compared with one thread per output element looks faster than it is."""
@@ -172,7 +180,8 @@ class CudaKind(TargetKind):
 
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import parameters
-        from tuner.measure.gpu_code import DeviceCompiler, check_parameters, lower, lower_kernels
+        from tuner.measure.device_compiler import DeviceCompiler
+        from tuner.measure.gpu_code import check_parameters, lower, lower_kernels
         from tuner.tvm_compat import to_tvm_target
 
         assert target.arch is not None

@@ -16,6 +16,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.space.gpu.attention import schedule_attention
 from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_products
@@ -25,6 +26,7 @@ from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
 RULES: tuple[tuple[str, Callable[[Any, Limits], None]], ...] = (
+    ("attention", schedule_attention),
     ("products", schedule_products),
     ("products on plain cores", partial(schedule_products, tensor_cores=False)),
     ("memory bound", schedule_memory_bound),
@@ -71,11 +73,14 @@ def _chosen(mod: Any, target: Target) -> str:
     return encode_trace(schedule.trace)
 
 
-def check_limits(scheduled: Any, target: Target) -> None:
-    """Has TVM make CUDA C++ of a scheduled module. Raises InvalidTrace beyond the target's limits, else what TVM raises."""
-    calls = lower(scheduled, to_tvm_target(target)).calls
+def check_limits(scheduled: Any, target: Target, most_source: int | None = None) -> None:
+    """Has TVM make CUDA C++ of a scheduled module. Raises InvalidTrace beyond the target's limits, or if it has more than
+    `most_source` characters, else what TVM raises."""
+    lowered = lower(scheduled, to_tvm_target(target))
+    if most_source is not None and len(lowered.source) > most_source:
+        raise InvalidTrace(f"{len(lowered.source)} characters of CUDA C++: unrolled too far")
     limits = Limits.of(target)
-    for launch in calls:
+    for launch in lowered.calls:
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if threads > limits.threads or launch.shared_bytes > limits.shared_bytes:
             raise InvalidTrace(

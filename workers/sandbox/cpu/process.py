@@ -4,7 +4,7 @@ Forked by the zygote (workers/sandbox/zygote.py), so TVM is imported already. Si
 children, not in itself, but it does parse the workload's IR. It communicates with the worker over a channel, in the
 messages of workers/sandbox/messages.py.
 
-What it does with a batch is in workers/sandbox/cpu/batch.py.
+What it does with a batch is in workers/sandbox/cpu/search.py and confirm.py.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import mmap
 import os
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Self
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import HeartbeatProgram
+from tuner.tvm_compat import import_object_loader
 from workers.sandbox.channel import Channel, Closed
-from workers.sandbox.cpu.batch import BatchRun
+from workers.sandbox.cpu.child import builder_body
+from workers.sandbox.cpu.confirm import ConfirmRun
+from workers.sandbox.cpu.search import SearchRun
 from workers.sandbox.messages import (
     Alive,
     Batch,
@@ -49,6 +53,8 @@ from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 from workers.sandbox.report import failed, last_line
 
 _ALIVE_SECS = 1.0
+_MOST_CODE_BYTES = 1 << 26
+"""Of a program that a builder makes. A kernel has tens of kilobytes; what is unrolled without measure has megabytes."""
 
 
 class Cancelled(Exception):
@@ -67,6 +73,7 @@ def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     """Prepares the zygote for the target: warms up TVM and compiles the heartbeat program. Returns the function that its
     forks run."""
     warm_up(target)
+    import_object_loader()
     heartbeat = HeartbeatProgram()
     return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, heartbeat))
 
@@ -106,11 +113,8 @@ class TaskProcess:
         """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
             bench = self._prepared()
-            run = BatchRun(self, bench, batch)
-            if batch.purpose is Purpose.CONFIRM:
-                run.confirm()
-            else:
-                run.search()
+            run = ConfirmRun if batch.purpose is Purpose.CONFIRM else SearchRun
+            run(self, bench, batch).run()
         except (Cancelled, quiet.Abandoned):
             pass
         except Unusable as unusable:
@@ -150,7 +154,7 @@ class TaskProcess:
                 bench.fill(name, positive=True)
             silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
-            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the unscheduled program gives no finite output")
+            raise Unusable(kind=FailureKind.RUN_ERROR, detail="the reference program gives no finite output")
         for name in SETS:
             if name not in silent:
                 bench.set_reference_outputs(name, memoryview(buffers[name]))
@@ -160,33 +164,31 @@ class TaskProcess:
     def _compute_reference_outputs(
         self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]
     ) -> list[str]:
-        """Runs the reference program on these sets, each in a child, which writes its outputs into the set's buffer.
+        """Runs the reference program on these sets, in a child, which writes its outputs into each set's buffer.
 
-        Returns the sets on which most outputs are not finite. Raises Unusable when a child fails.
+        Returns the sets on which most outputs are not finite. Raises Unusable when the child fails.
         """
-        config = self._opened.config
-        waiting, running, finite = deque(names), dict[Child, str](), dict[str, bool]()
-        while waiting or running:
-            while waiting and len(running) < self._opened.parallel_builds:
-                name = waiting.popleft()
 
-                def body(line: Line, name: str = name) -> None:
-                    line.send(
-                        ReferenceComputed(finite=bool(bench.compute_reference_outputs(name, memoryview(buffers[name]))))
-                    )
+        def body(line: Line) -> None:
+            program = bench.reference_program()
+            for name in names:
+                buffer = memoryview(buffers[name])
+                line.send(ReferenceComputed(finite=bench.compute_reference_outputs(program, name, buffer)))
 
-                child = self._nursery.spawn(
-                    body, self.limits(config), deadline_secs=config.build_timeout_secs + config.run_timeout_secs
-                )
-                running[child] = name
+        if not names:
+            return []
+        config, finite = self._opened.config, list[bool]()
+        deadline_secs = config.build_timeout_secs + len(names) * config.run_timeout_secs
+        started = self._nursery.spawn(body, self.limits(config), deadline_secs=deadline_secs)
+        while True:
             for child, event in self.events():
-                if isinstance(event, Ended):
-                    if running.pop(child) not in finite:
+                if child is started and isinstance(event, ReferenceComputed):
+                    finite.append(event.finite)
+                elif child is started and isinstance(event, Ended):
+                    if len(finite) != len(names):
                         kind = FailureKind.RUN_TIMEOUT if event.timed_out else FailureKind.RUN_ERROR
-                        raise Unusable(kind=kind, detail=f"the unscheduled program {event}")
-                elif isinstance(event, ReferenceComputed):
-                    finite[running[child]] = event.finite
-        return [name for name in names if not finite[name]]
+                        raise Unusable(kind=kind, detail=f"the reference program {event}")
+                    return [name for name, enough in zip(names, finite, strict=True) if not enough]
 
     # -- what a batch needs of its host
 
@@ -197,6 +199,16 @@ class TaskProcess:
     @property
     def parallel_builds(self) -> int:
         return self._opened.parallel_builds
+
+    @cached_property
+    def slots(self) -> Sequence[mmap.mmap]:
+        return [mmap.mmap(-1, _MOST_CODE_BYTES) for _ in range(self.parallel_builds)]
+
+    def builder_body(self, candidate: Candidate, slot: mmap.mmap) -> Callable[[Line], None]:
+        return builder_body(self._prepared(), candidate, slot)
+
+    def builder_limits(self, config: MeasureConfig) -> Limits:
+        return replace(self.limits(config), file_bytes=_MOST_CODE_BYTES)
 
     def send(self, result: Measurement) -> None:
         self._channel.send(Measured(result=result))

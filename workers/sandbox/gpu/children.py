@@ -1,12 +1,12 @@
 """The two kinds of children of a CUDA task process.
 
 A builder (one per candidate, confined, many at a time) applies a trace and compiles it, without a GPU, and leaves the
-program in memory that it shares with its parent. The runner (one, kept between batches) holds the GPU: the context, the
-inputs of all sets, and one program at a time, which it checks and times. They send:
+program in memory that it shares with its parent. A runner holds the GPU: the context, the inputs of all sets, and the
+programs that it is given, which it checks and times: of a search one at a time, of a confirming run all of them. They send:
 
     builder   Applied, then Compiled; or Fault
-    runner    Started or Broken; then one answer to each request: Sampled to TRIAL, Warmed to WARM, Sample to SAMPLE and
-              BEAT; or Fault
+    runner    Started or Broken; then one answer to each request: Sampled to TRIAL, Warmed to WARM and WARM_BRIEFLY, Sample
+              to SAMPLE and BEAT; or Fault
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from mmap import mmap
 
@@ -25,15 +25,16 @@ from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from tuner.measure.build import apply
 from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.cuda_driver import CudaError
+from tuner.measure.device_compiler import MAX_CODE_BYTES, DeviceCompiler
 from tuner.measure.gpu import DeviceProgram, GpuDevice
-from tuner.measure.gpu_code import MAX_CODE_BYTES, DeviceCompiler, compile_program
+from tuner.measure.gpu_code import compile_program
 from workers.sandbox.messages import Applied, Broken, Compiled, Fault, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
 
-TRIAL, WARM, SAMPLE, BEAT = b"t", b"w", b"s", b"b"
-"""Requests to a runner: check and time the program in the inbox; check program n and keep it loaded; take one sample of
-program n; time the heartbeat kernel."""
+TRIAL, WARM, WARM_BRIEFLY, SAMPLE, BEAT = b"t", b"w", b"c", b"s", b"b"
+"""Requests to a runner: check and time the program in the inbox; check it and keep it loaded as program n; the same, with
+the first input set alone; take one sample of program n; time the heartbeat kernel."""
 MAX_PROGRAM_BYTES = MAX_CODE_BYTES + (1 << 20)
 REQUEST = struct.Struct("=Qd")
 """Head of the inbox: size of the program that follows in bytes, and the incumbent's seconds (NaN for none)."""
@@ -71,10 +72,8 @@ def request(program: bytes, incumbent_secs: float | None) -> bytes:
     return REQUEST.pack(len(program), math.nan if incumbent_secs is None else incumbent_secs) + program
 
 
-def runner_body(
-    bench: Bench, config: MeasureConfig, heartbeat: bytes, inbox: mmap, programs: Sequence[bytes]
-) -> Callable[[Line], None]:
-    """The function that a runner runs. programs: those of a confirming run; else none."""
+def runner_body(bench: Bench, config: MeasureConfig, heartbeat: bytes, inbox: mmap) -> Callable[[Line], None]:
+    """The function that a runner runs."""
 
     def body(line: Line) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The output of kernels is dropped.
@@ -84,7 +83,7 @@ def runner_body(
         except (CudaError, NoDevice) as error:
             line.send(Broken(reason=last_line(error)))
             return
-        runner = _Runner(device, config, inbox, programs)
+        runner = _Runner(device, config, inbox)
         line.send(Started(uuid=device.uuid))
         while True:
             told, number = line.wait()
@@ -94,8 +93,8 @@ def runner_body(
 
 
 class _Runner:
-    def __init__(self, device: GpuDevice, config: MeasureConfig, inbox: mmap, programs: Sequence[bytes]) -> None:
-        self._device, self._config, self._inbox, self._programs = device, config, inbox, programs
+    def __init__(self, device: GpuDevice, config: MeasureConfig, inbox: mmap) -> None:
+        self._device, self._config, self._inbox = device, config, inbox
         self._warm: dict[int, tuple[Measuring, int]] = {}
 
     def answer(self, told: bytes, number: float) -> Sampled | Warmed | Sample | Fault:
@@ -105,8 +104,8 @@ class _Runner:
                 return Sample(secs=self._device.beat())
             if told == TRIAL:
                 return self._trial()
-            if told == WARM:
-                return self._make_warm(int(number))
+            if told in (WARM, WARM_BRIEFLY):
+                return self._make_warm(int(number), briefly=told == WARM_BRIEFLY)
             measuring, calls = self._warm[int(number)]
             return Sample(secs=measuring.warmed_sample(calls))
         except WrongOutput as error:
@@ -119,10 +118,14 @@ class _Runner:
         except Exception as error:  # noqa: BLE001 - a program that makes no sense
             return Fault(kind=FailureKind.RUN_ERROR, detail=last_line(error), spent=True)
 
-    def _trial(self) -> Sampled:
+    def _given(self) -> tuple[DeviceProgram, float]:
+        """(the program in the inbox, loaded; the incumbent's seconds)."""
         size, incumbent_secs = REQUEST.unpack(self._inbox[: REQUEST.size])
         program = decode(self._inbox[REQUEST.size : REQUEST.size + size])
-        running = DeviceProgram(self._device, program)
+        return DeviceProgram(self._device, program), incumbent_secs
+
+    def _trial(self) -> Sampled:
+        running, incumbent_secs = self._given()
         measuring = Measuring(self._device.bench, running)
         try:
             sampled = measuring.search(
@@ -143,9 +146,10 @@ class _Runner:
             clock_hz=self._device.clock.hz(),
         )
 
-    def _make_warm(self, number: int) -> Warmed:
-        running = DeviceProgram(self._device, decode(self._programs[number]))
+    def _make_warm(self, number: int, *, briefly: bool) -> Warmed:
+        running, _ = self._given()
         measuring = Measuring(self._device.bench, running)
-        calls = measuring.warm(self._config, one_set=False)
+        sets = list(self._device.bench.reference_outputs)
+        calls, secs = measuring.warm(self._config, measuring.check(sets[:1] if briefly else sets))
         self._warm[number] = measuring, calls
-        return Warmed(calls=calls, check=measuring.verdict(), clock_hz=self._device.clock.hz())
+        return Warmed(calls=calls, secs=secs, check=measuring.verdict(), clock_hz=self._device.clock.hz())

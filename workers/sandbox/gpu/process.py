@@ -3,9 +3,10 @@
     zygote
       └─ task process       holds inputs and reference outputs; never touches the GPU
            ├─ builders      one per candidate, confined: no GPU, no file, no process (workers/sandbox/gpu/children.py)
-           └─ runner        one, kept for 30 idle seconds: the only process with a context on the GPU
+           └─ runner        the only processes with a context on the GPU: one of a search, kept for 30 idle seconds, or the
+                            fresh ones of a confirming run
 
-A batch is measured in workers/sandbox/gpu/batch.py.
+A batch is measured in workers/sandbox/gpu/search.py or confirm.py.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from mmap import mmap
 
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import MeasureConfig
+from pitchpipe.wire.measure import Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure import quiet
 from tuner.measure.build import warm_up
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu import HEARTBEAT_SOURCE
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.gpu_code import lower
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
+from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
-from workers.sandbox.gpu.batch import GpuBatchRun, Runner
-from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, runner_body
+from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, builder_body, runner_body
+from workers.sandbox.gpu.confirm import ConfirmRun
+from workers.sandbox.gpu.runners import Runner
+from workers.sandbox.gpu.search import SearchRun
 from workers.sandbox.messages import Batch, End, FromChild, Open, ToTask
 from workers.sandbox.nursery import MAX_OUTPUT_BYTES, Child, Ended, Limits, Line
 from workers.sandbox.report import failed
@@ -99,23 +105,23 @@ class GpuTaskProcess(TaskProcess):
         super().__init__(channel, opened, None)
         self._compiled = prepared
         self.runner: Runner | None = None
-        builders = max(1, opened.parallel_builds - 1)
-        self.slots: Sequence[mmap] = [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(builders)]
+        self.programs: dict[str, BuiltCandidate] = {}
         self.inbox = mmap(-1, INBOX_BYTES)
 
-    @property
-    def compiler(self) -> DeviceCompiler:
-        return self._compiled.compiler
+    @cached_property
+    def slots(self) -> Sequence[mmap]:
+        return [mmap(-1, MAX_PROGRAM_BYTES) for _ in range(max(1, self.parallel_builds - 1))]
+
+    def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
+        return builder_body(self._prepared(), candidate, self._compiled.compiler, slot)
 
     def measure(self, batch: Batch) -> None:
         """Sends one Measured per candidate, unless the batch is cancelled, then End."""
         try:
-            bench = self._prepared()
-            with GpuBatchRun(self, bench, batch) as run:
-                if batch.purpose is Purpose.CONFIRM:
-                    run.confirm()
-                else:
-                    run.search()
+            self._prepared()
+            made = ConfirmRun if batch.purpose is Purpose.CONFIRM else SearchRun
+            with made(self, batch) as run:
+                run.run()
         except (Cancelled, quiet.Abandoned):
             pass
         except Unusable as unusable:
@@ -134,11 +140,11 @@ class GpuTaskProcess(TaskProcess):
             raise Cancelled
         return self._nursery.events(timeout_secs, self._channel.fileno())
 
-    def runner_body(self, config: MeasureConfig, programs: Sequence[bytes]) -> Callable[[Line], None]:
-        return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox, programs)
+    def runner_body(self, config: MeasureConfig) -> Callable[[Line], None]:
+        return runner_body(self._prepared(), config, self._compiled.heartbeat, self.inbox)
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
-        in_process = self.compiler.in_process
+        in_process = self._compiled.compiler.in_process
         return Limits(
             memory_bytes=config.memory_limit_bytes,
             cpu_secs=config.build_timeout_secs * 2,

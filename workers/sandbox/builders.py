@@ -1,4 +1,7 @@
-"""The builders of one batch on a GPU: forks that compile candidates, as many at a time as there are slots of shared memory.
+"""The builders of one batch: forks that compile candidates, as many at a time as there are slots of shared memory.
+
+A builder compiles one candidate (Applied, then Compiled, or Fault) and leaves the program in its slot, as data for the
+processes that run it. It is confined and runs no code of the candidate.
 
 Stragglers. The device compiler takes ten times as long as usual for a kernel whose accumulators do not fit the registers,
 and such a kernel is slow. When a search waits for nothing but builders, and each has taken longer than both STRAGGLER_SECS
@@ -8,6 +11,7 @@ of 64 random schedules of a 1024^3 product compiled for longer than 2 s; the slo
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -17,11 +21,8 @@ from mmap import mmap
 from typing import Protocol
 
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
-from tuner.measure.candidate import Bench
-from tuner.measure.gpu_code import DeviceCompiler
-from workers.sandbox.gpu.children import builder_body
 from workers.sandbox.messages import Applied, Compiled, Fault, FromChild
-from workers.sandbox.nursery import Child, Ended, Limits, Nursery
+from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 STRAGGLER_SECS = 2.0
 STRAGGLER_FACTOR = 6.0
@@ -39,8 +40,8 @@ class BuildHost(Protocol):
     def slots(self) -> Sequence[mmap]:
         """Buffers shared with children, one for each builder at work."""
 
-    @property
-    def compiler(self) -> DeviceCompiler: ...
+    def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
+        """The function that a builder runs: it writes the candidate's program into `slot`."""
 
     def builder_limits(self, config: MeasureConfig) -> Limits: ...
 
@@ -52,7 +53,10 @@ class BuiltCandidate:
     candidate: Candidate
     program: bytes
     build_secs: float
+    secs: float = math.inf
+    """Median seconds of a call in a search, once it has them."""
     repeats: int = 0
+    """Times that it was timed again because a beat was too slow."""
     judged: bool = False
     """Whether it was wrong in a confirming run after others, and is checked before them now."""
 
@@ -77,12 +81,11 @@ class Builders:
     def __init__(
         self,
         host: BuildHost,
-        bench: Bench,
         candidates: Sequence[Candidate],
         config: MeasureConfig,
         fail: Callable[[Candidate, FailureKind, str], None],
     ) -> None:
-        self._host, self._bench, self._config, self._fail = host, bench, config, fail
+        self._host, self._config, self._fail = host, config, fail
         self._waiting = deque(candidates)
         self._building: dict[Child, _Build] = {}
         self._slots = list(host.slots)
@@ -103,7 +106,7 @@ class Builders:
         """Starts as many builders as there are free slots."""
         while self._waiting and self._slots and len(self.ready) < _AHEAD:
             candidate, slot = self._waiting.popleft(), self._slots.pop()
-            body = builder_body(self._bench, candidate, self._host.compiler, slot)
+            body = self._host.builder_body(candidate, slot)
             limits = self._host.builder_limits(self._config)
             child = self._host.nursery.spawn(body, limits, deadline_secs=self._config.build_timeout_secs)
             self._building[child] = _Build(child=child, candidate=candidate, slot=slot)

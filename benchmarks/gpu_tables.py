@@ -1,0 +1,84 @@
+"""The tables of docs/performance.md that are of a GPU: as result_tables.py. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cells import Row, number, percent, ratio, table, time, verdict
+
+Lines = Iterable[str]
+
+
+def latency_cuda(result: dict[str, Any]) -> Lines:
+    """Peers' cells hold what the device takes for a call that is queued, its ratio over ours, and the call with a wait."""
+    rows = [row for row in result["rows"] if not row.get("refused")]
+    peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
+
+    def cell(row: Row, peer: str) -> str:
+        if (found := row["peers"].get(peer)) is None:
+            return "not run"
+        over = ratio(found["queued_over_ours"], found["queued_over_ours_interval"])
+        return f"{time(found['queued_secs'])}, {over}; wall {time(found['wall_secs'])}"
+
+    yield from table(
+        rows,
+        {
+            "model": lambda row: f"{row['model']} {row['dtype']} x {row['batch']}",
+            "ours": lambda row: f"{time(row['queued_secs'])}; wall {time(row['wall_secs'])}",
+            **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},
+            "best peer": lambda row: f"{row['best_peer']}: {verdict(_interval_of_best(row))}",
+            "kernels, sum": lambda row: f"{row['kernels']:.0f}, {time(row['kernel_secs'])}",
+            "of the best peer": lambda row: (
+                "{kernels:.0f}, ".format(**row["peers"][row["best_peer"]])
+                + time(row["peers"][row["best_peer"]]["kernel_secs"])
+            ),
+            "error, eager's": lambda row: f"{row['error']:.0e}, {row['peers']['eager']['error']:.0e}",
+            "tasks / queued": lambda row: (
+                percent(sum(task["weight"] * (task["secs"] or 0.0) for task in row["tasks"]) / row["queued_secs"])
+                if row["tasks"]
+                else "not tuned"
+            ),
+            "tuning, all included": lambda row: (
+                f"{row['tuning_secs']:.0f} s, {row['trials']} trials, {row['failed_trials']} failed"
+                + "".join(f", {count} {kind}" for kind, count in row.get("failures", {}).items())
+            ),
+        },
+    )
+    for row in rows:
+        if row.get("table"):
+            yield from _tasks(row)
+    for row in result["rows"]:
+        if row.get("refused"):
+            yield ""
+            yield f"{row['model']} {row['dtype']} x {row['batch']} was not run: {row['refused']}."
+
+
+def _tasks(row: Row) -> Lines:
+    """The costliest tasks of a model, a call each."""
+
+    def beside(found: Row, name: str) -> str:
+        if (secs := found.get(f"{name}_secs")) is None:
+            return "-"
+        return f"{time(secs)}, {ratio(secs / found['ours_secs'])}"
+
+    yield ""
+    yield (
+        f"{row['model']} {row['dtype']} x {row['batch']}, its costliest tasks, a call in a CUDA graph of such calls alone;"
+        " times of others with their ratio over ours:"
+    )
+    yield ""
+    yield from table(
+        row["table"],
+        {
+            "task": lambda found: f"{found['weight']} x {found['task']}",
+            "contraction": lambda found: number(found["contraction"]),
+            "ours": lambda found: time(found.get("ours_secs")),
+            "cuDNN, cuBLAS, eager": lambda found: found.get("equivalent") or beside(found, "library"),
+            "inductor": lambda found: beside(found, "inductor"),
+        },
+    )
+
+
+def _interval_of_best(row: Row) -> Any:
+    return row["peers"][row["best_peer"]]["queued_over_ours_interval"]

@@ -1,0 +1,151 @@
+"""What has no trial runs its default schedule, once that was checked; what is wrong, crashes or hangs runs the baseline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.model.strip import strip_onnx
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import Target
+from tests.compiler.programs import TARGET, conv, dense
+from tests.compiler.test_deploy import OF_ANOTHER_BLOCK, run, three_products
+from tuner.deploy import defaults
+from tuner.deploy.build import build_here, schedule_model
+from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
+from tuner.deploy.forks import Lost, in_forks
+from tuner.ingest import IngestedModel, IngestLimits
+from tuner.ingest.onnx_reader import read_onnx
+from tuner.space.default import default_trace
+from tuner.tvm_compat import IRModule, tirx, tvm_ffi
+
+
+def asked(folder: Path) -> tuple[IngestedModel, Any]:
+    stripped = strip_onnx(three_products().SerializeToString())
+    return read_onnx(stripped.data, IngestLimits()), stripped
+
+
+def test_a_build_gives_what_has_no_trial_its_default_schedule_and_remembers_that_it_is_right(tmp_path: Path) -> None:
+    model, _ = asked(tmp_path)
+    scheduled = schedule_model(model, TARGET, {}, defaults=partial(checked_defaults, folder=tmp_path))
+    assert len(scheduled.defaults) == 3
+    assert sorted(scheduled.untuned) == sorted(scheduled.defaults)
+    assert not scheduled.tuned
+    assert not scheduled.refused
+    assert len(list(tmp_path.iterdir())) == 3
+    # From now on nothing is checked: what is remembered is enough.
+    again = schedule_model(model, TARGET, {}, defaults=partial(remembered_defaults, folder=tmp_path))
+    assert again.defaults == scheduled.defaults
+
+
+def test_a_schedule_that_was_given_stays_and_one_that_does_not_apply_makes_room_for_the_default(tmp_path: Path) -> None:
+    model, _ = asked(tmp_path)
+    choose = partial(checked_defaults, folder=tmp_path)
+    first, second, third = schedule_model(model, TARGET, {}).untuned
+    traces = {first: OF_ANOTHER_BLOCK, second: BASELINE_TRACE}
+    scheduled = schedule_model(model, TARGET, traces, defaults=choose)
+    assert set(scheduled.defaults) == {first, third}
+    assert set(scheduled.refused) == {first}
+    assert set(scheduled.untuned) == {first, second, third}  # The second won as the baseline: that was confirmed.
+
+
+def test_a_default_schedule_that_computes_something_else_is_not_used_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, stripped = asked(tmp_path)
+    right = defaults.apply
+    monkeypatch.setattr(defaults, "apply", lambda mod, trace: wrong(right(mod, trace)))
+    scheduled = schedule_model(model, TARGET, {}, defaults=partial(checked_defaults, folder=tmp_path))
+    assert scheduled.defaults == ()
+    assert set(scheduled.refused) == set(scheduled.untuned)
+    assert all("matmul" in reason and "the error is up to" in reason for reason in scheduled.refused.values())
+    # It is remembered, also by a build in a process that cannot check.
+    manifest, executable = build_here(
+        stripped.data, model_format="onnx", target=TARGET.key, traces={}, defaults=str(tmp_path)
+    )
+    assert manifest["defaults"] == []
+    x = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
+    weights = stripped.weights
+    expected = x @ weights["w1"] @ weights["w2"] @ weights["w3"]
+    np.testing.assert_allclose(run(executable, manifest, weights, x), expected, rtol=1e-3, atol=1e-3)
+
+
+def wrong(mod: Any) -> Any:
+    """With every product of numbers halved."""
+
+    def halved(product: Any) -> Any:
+        is_number = "float" in str(product.ty.dtype)
+        return tirx.Mul(product, tirx.FloatImm("float32", 0.5)) if is_number else product
+
+    function = mod["main"]
+    return IRModule({"main": function.with_body(tvm_ffi.structural_map(function.body, (tirx.Mul, halved)))})
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "told", "kept"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV", True),
+        (lambda: time.sleep(1000), "longer than", False),
+        (lambda: os._exit(3), "exited with code 3", True),
+    ],
+    ids=["crashes", "hangs", "exits"],
+)
+def test_one_that_ends_its_process_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misdeed: Any, told: str, kept: bool
+) -> None:
+    workloads = [dense(), conv(), dense(32, 32, 32)]
+    checked = defaults._check
+
+    def check(bench: Any, trace: str) -> None:
+        if len(bench.mod["main"].params) == 4 and "conv" in str(bench.mod):
+            misdeed()
+        checked(bench, trace)
+
+    monkeypatch.setattr(defaults, "_check", check)
+    monkeypatch.setattr(defaults, "CHECK_SECS", 3.0 if not kept else 120.0)
+    found = checked_defaults(workloads, TARGET, tmp_path)
+    assert [found[workload.digest].fault is None for workload in workloads] == [True, False, True]
+    assert told in (found[conv().digest].fault or "")
+    known = remembered_defaults(workloads, TARGET, tmp_path)
+    assert (conv().digest in known) is kept
+
+
+def test_nothing_is_checked_for_a_target_whose_code_does_not_run_here(tmp_path: Path) -> None:
+    foreign = Target.parse({"kind": "llvm", "mcpu": "neoverse-n1", "num-cores": 2})
+    assert checked_defaults([dense()], foreign, tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_verdict_is_none(tmp_path: Path) -> None:
+    workloads = [dense()]
+    found = checked_defaults(workloads, TARGET, tmp_path)
+    assert found[dense().digest] == Checked(trace=default_trace(dense(), TARGET))
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    assert remembered_defaults(workloads, TARGET, tmp_path) == {}
+
+
+def test_a_workload_on_which_the_reference_gives_nothing_finite_runs_the_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "mostly_finite", lambda _: False)
+    found = checked_defaults([dense()], TARGET, tmp_path)
+    assert "no finite output" in (found[dense().digest].fault or "")
+
+
+def test_forks_answer_each_piece_though_a_thread_pool_runs_here() -> None:
+    def work(piece: int) -> bytes:
+        if piece == 3:
+            raise RuntimeError("not this one")
+        return bytes([piece])
+
+    found = in_forks(work, 6, processes=2, limit_secs=60.0)
+    assert [one for at, one in enumerate(found) if at != 3] == [bytes([at]) for at in (0, 1, 2, 4, 5)]
+    assert isinstance(found[3], Lost)

@@ -1,0 +1,74 @@
+"""A search's batch on a CPU. It goes in phases, because timing is exclusive on the host (tuner/measure/quiet.py):
+
+build   children build in parallel until enough of them wait for their turn; those still building are frozen
+time    one after another they are checked and timed, then the reference workload is (tuner/measure/heartbeat.py)
+report  if its beat is too slow, and was not so before, the whole phase is timed again; then the results are sent and the
+        children ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pitchpipe.wire.measure import Candidate
+from tuner.measure import quiet
+from tuner.measure.candidate import Bench
+from workers.sandbox.cpu.batch import BatchRun, Host, Trial
+from workers.sandbox.cpu.child import GO, candidate_body
+from workers.sandbox.messages import Batch, Sampled
+from workers.sandbox.nursery import Child
+
+_FEWEST_PER_PHASE = 16
+"""Candidates of a phase, at least. Each waits in a process of its own, so a phase is not much larger."""
+
+
+class SearchRun(BatchRun):
+    """A search's batch, in as little time as possible."""
+
+    def __init__(self, host: Host, bench: Bench, batch: Batch) -> None:
+        super().__init__(host, bench, batch)
+        # Long traces compile slowly: started last, one of them would keep the other cores waiting at the end.
+        ordered = sorted(batch.candidates, key=lambda candidate: len(candidate.trace), reverse=True)
+        self._starts.extend(partial(self._spawn, candidate) for candidate in ordered)
+        self._incumbent_secs = batch.incumbent_secs
+        self._dismissed: list[Child] = []
+        """Children that were killed. They are reaped while the next phase is built, since ending a process takes the kernel
+        5 ms."""
+
+    def run(self) -> None:
+        enough = max(_FEWEST_PER_PHASE, 4 * self._host.parallel_builds)
+        while self._starts or self._building or self._built:
+            self._get_ready(enough)
+            if self._built:
+                self._time_phase()
+
+    def _spawn(self, candidate: Candidate) -> Trial:
+        return self._start(candidate, candidate_body(self._bench, candidate, self._batch.config))
+
+    def _time_phase(self) -> None:
+        phase, self._built = self._built, []
+        self._host.nursery.end_all(self._dismissed)  # Their ends would disturb a timing; most are over by now.
+        with quiet.timing(self._host.abandoned):
+            (timed, self._incumbent_secs), ratio = self._undisturbed(lambda: self._time(phase))
+        for trial, sampled in timed:
+            self._timed(trial, sampled.run_secs, ratio, sampled.check, stop=sampled.stop, calls=sampled.calls)
+        self._dismissed = [trial.child for trial in phase]
+        for child in self._dismissed:
+            child.kill()
+
+    def _time(self, phase: Sequence[Trial]) -> tuple[list[tuple[Trial, Sampled]], float | None]:
+        """(the children that got a time, the incumbent's seconds after them); the other children failed.
+
+        The incumbent starts as that of the phases before, so that a phase which is repeated in a slower moment is not
+        judged by its own earlier times.
+        """
+        timed, incumbent = [], self._incumbent_secs
+        for trial in phase:
+            sampled = self._ask(trial, GO, Sampled, number=incumbent)
+            if sampled is None:
+                continue
+            timed.append((trial, sampled))
+            if incumbent is None or sampled.median_secs < incumbent:
+                incumbent = sampled.median_secs
+        return timed, incumbent
