@@ -55,7 +55,7 @@ from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 WORKLOAD = "0" * 64
 CHECK = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1.0, input_sets=3)
-CONFIG = MeasureConfig(run_timeout_secs=0.5, build_timeout_secs=20, min_samples=3)
+CONFIG = MeasureConfig(run_timeout_secs=3, build_timeout_secs=20, min_samples=3)
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=60, confined=False)
 
 
