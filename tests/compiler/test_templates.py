@@ -17,6 +17,7 @@ from tests.compiler.half_workloads import TEN
 from tests.compiler.template_cases import Case
 from tests.compiler.test_gpu_default import HOPPER
 from tests.triton_interpreter import run
+from tuner.graph.precision import PRECISION, TF32
 from tuner.measure.build import build
 from tuner.measure.check import inspect
 from tuner.measure.device_compiler import DeviceCompiler
@@ -27,7 +28,7 @@ from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contra
 from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
 from tuner.templates.space import contraction_space, shared_bytes
 from tuner.templates.text import CONTRACTION, Chosen, checked, parse
-from tuner.tvm_compat import load_ir, relax, to_tvm_target
+from tuner.tvm_compat import IRModule, load_ir, relax, to_tvm_target
 
 op = relax.op
 
@@ -195,6 +196,17 @@ def test_products_use_tensor_cores_and_asynchronous_copies() -> None:
     assert "wgmma" in ptx
     assert "cp.async" in ptx
     assert "mma.sync" in compiler.to_ptx(source.kernels[0], "sm_80").ptx
+
+
+def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
+    case = Case(
+        batch=1, rows=64, columns=64, length=64, dtype="float32", turned=(False, False), steps=(), relu_first=False
+    )  # fmt: skip
+    strict = template_cases.module(case)["main"]
+    source = source_of(IRModule({"main": strict}), chosen())
+    assert "mma" not in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
+    source = source_of(IRModule({"main": strict.with_attr(PRECISION, TF32)}), chosen())
+    assert "tf32" in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
 
 
 @pytest.mark.parametrize("name", ["128x768x3072, residual", "3x3 14x14x256, residual", "attention, scores"])
