@@ -66,7 +66,7 @@ class JobRun:
         self._crashes = 0
         self._loop: TuningLoop | None = None
         self._confirming = False
-        self._published = 0
+        self._published: tuple[int, int, int] | None = None
         self._spent_secs = 0.0
         self._stepped_at = time.monotonic()
         self._looked_at = -math.inf
@@ -86,7 +86,7 @@ class JobRun:
             self._confirming = view.state is JobState.CONFIRMING
             self._loop = self._build_loop(view)
         finished = self._loop.step(self._spent_secs)
-        if self._ledger.trials != self._published:
+        if self._known() != self._published:
             self._publish()
         if finished:
             self._complete()
@@ -241,7 +241,7 @@ class JobRun:
                 at,
                 trials=shown.trials - counted_later,
                 failed=shown.failed_trials,
-                best_secs=fastest[0][1] if fastest else None,
+                best_secs=shown.tuned_secs or (fastest[0][1] if fastest else None),
                 in_flight=in_flight[at] + counted_later,
                 batches_in_flight=batches_in_flight[at],
             )
@@ -305,6 +305,7 @@ class JobRun:
         return [Donor(workload=one.workload, trace=one.trace) for one in found]
 
     def _confirmed(self, at: int, best: Best) -> None:
+        self._ledger.tasks[at].best_secs = best.secs
         self._decide(at, best, last=True)
 
     def _decide(self, at: int, best: Best | None, *, last: bool) -> bool:
@@ -344,10 +345,16 @@ class JobRun:
                 jobs.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
         return enough
 
+    def _known(self) -> tuple[int, int, int]:
+        """How much a view of the job can show: trials, and how many tasks have a time, and how many a bound."""
+        tasks = self._ledger.tasks
+        timed = sum(task.best_secs is not None for task in tasks)
+        return self._ledger.trials, timed, sum(task.bound_secs is not None for task in tasks)
+
     def _publish(self) -> None:
         """Stores the job's progress and appends it to its events."""
-        self._published = self._ledger.trials
-        ledger = self._ledger
+        self._published = self._known()
+        ledger, latency = self._ledger, self._ledger.latency()
         eta = ledger.eta(self._spent_secs)
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
@@ -355,7 +362,8 @@ class JobRun:
                 trials=view.progress.trials,
                 failed_trials=view.progress.failed_trials,
                 reused_tasks=view.progress.reused_tasks,
-                best_secs=ledger.latency(),
+                best_secs=None if latency is None else latency.secs,
+                estimated_tasks=0 if latency is None else latency.estimated,
                 eta_secs=eta.secs,
                 eta_low_secs=eta.low_secs,
                 eta_high_secs=eta.high_secs,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pitchpipe.wire.measure import CheckVerdict, Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.tuning.budget import AHEAD, MOST_HELD_SHARE, STALE_TRIALS, BudgetLedger, effort
+from tuner.tuning.budget import ABOVE_BOUND, AHEAD, MOST_HELD_SHARE, STALE_TRIALS, BudgetLedger, Latency, effort
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=1)
@@ -249,7 +249,18 @@ def test_latency_weighs_each_task_by_its_occurrences():
     book.restore(0, trials=1, failed=0, best_secs=0.5)
     assert book.latency() is None
     book.restore(1, trials=1, failed=0, best_secs=0.25)
-    assert book.latency() == pytest.approx(2.0)
+    assert book.latency() == Latency(secs=2.0, estimated=0)
+
+
+def test_a_task_without_a_time_counts_with_its_bound_and_what_the_others_are_above_theirs():
+    book = ledger(task("a", weight=3), task("b", weight=2))
+    for one, secs in zip(book.tasks, (0.25, 0.125), strict=True):
+        one.bound_secs = secs
+    assert book.latency() == Latency(secs=ABOVE_BOUND * (3 * 0.25 + 2 * 0.125), estimated=2)
+    book.tasks[0].best_secs = 1.0
+    assert book.latency() == Latency(secs=3 * 1.0 + 2 * 4 * 0.125, estimated=1)
+    book.tasks[1].bound_secs = None
+    assert book.latency() is None
 
 
 def test_effort_compares_budgets_in_trials_and_seconds():

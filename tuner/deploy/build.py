@@ -72,13 +72,13 @@ def schedule_model(
     if defaults is not None and kind.runs_unscheduled:
         functions = {digest: function for _, function, digest in missing}
         chosen = defaults([Workload(digest=d, ir=save_ir(workload_module(f))) for d, f in functions.items()], target)
-    used = list[str]()
+    used, inapplicable = list[str](), dict(refused)
     for variable, function, digest in missing:
         if (checked := chosen.get(digest)) is None:
             continue
         if checked.fault is not None:
             named = f"the default schedule of {signature(variable.name_hint, function).operators} is not used"
-            before = [refused[digest]] if digest in traces else []
+            before = [inapplicable[digest]] if digest in inapplicable else []
             refused[digest] = "; ".join([*before, f"{named}: {checked.fault}"])
         elif checked.trace != BASELINE_TRACE:
             prepared.update_func(variable, _applied(function, variable, checked.trace))

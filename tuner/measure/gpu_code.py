@@ -22,7 +22,7 @@ from pitchpipe.target_kind import kind_named
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
-from tuner.measure.gpu_alignment import misaligned
+from tuner.measure.gpu_alignment import misaligned, without_type
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, codegen_build, ir, sym, tirx, tvm, tvm_ffi
 
@@ -114,6 +114,8 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
         for variable, kernel in device.functions_items():
             if (told := misaligned(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} may access {told}: not aligned")
+            if (told := without_type(kernel)) is not None:
+                raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} has {told}")
         calls, workspaces = _calls(split[name])
         return Lowered(calls=calls, workspaces=workspaces, source=_source(device, target))
 

@@ -36,6 +36,8 @@ STALE_GAIN = 0.01
 """As a share of the best time."""
 AT_BOUND = 0.03
 """A task whose best is within this share of its bound gets no more trials (tuner/workload/bound.py)."""
+ABOVE_BOUND = 2.0
+"""A task's time over its bound, as long as no task of the job has a time: a guess, for the first seconds."""
 TRIALS_PER_SEC = 8.0
 """Trials that one second of budget counts for when efforts are compared: about what the engine does with a single program
 (benchmarks/throughput.py); with many tasks the preparation of each is added. It is a constant, not the rate of a job, so
@@ -127,6 +129,15 @@ class Eta:
     secs: float | None
     low_secs: float | None
     high_secs: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """What a run of the model takes, as far as its tasks are known."""
+
+    secs: float
+    estimated: int
+    """Tasks of the sum that have no time yet."""
 
 
 class BudgetLedger:
@@ -279,11 +290,23 @@ class BudgetLedger:
         if queued == 0:
             task.batches_in_flight = max(0, task.batches_in_flight - 1)
 
-    def latency(self) -> float | None:
-        """f of the notation: the sum of weight x best seconds over the tasks; None until every task has a valid time."""
-        if any(task.best_secs is None for task in self.tasks):
-            return None
-        return sum(task.weight * task.best_secs for task in self.tasks if task.best_secs is not None)
+    def latency(self) -> Latency | None:
+        """f of the notation: the sum of weight x best seconds over the tasks. None while some task has neither a time nor a
+        bound.
+
+        A task without a time counts with its bound, multiplied by what the best of the others are above theirs (median).
+        """
+        known = [task.best_secs / task.bound_secs for task in self.tasks if task.best_secs and task.bound_secs]
+        above = statistics.median(known) if known else ABOVE_BOUND
+        secs, estimated = 0.0, 0
+        for task in self.tasks:
+            if task.best_secs is not None:
+                secs += task.weight * task.best_secs
+            elif task.bound_secs is not None:
+                secs, estimated = secs + task.weight * above * task.bound_secs, estimated + 1
+            else:
+                return None
+        return Latency(secs=secs, estimated=estimated)
 
     def eta(self, elapsed_secs: float) -> Eta:
         """The time left: for the remaining trials at the recent rate and `held_secs`, or the remaining seconds, whichever is
