@@ -147,6 +147,9 @@ class Host:
 
     builder_limits = limits
 
+    def before_building(self, candidate: Candidate) -> None:
+        pass
+
     def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
         return compiled(candidate, slot)
 

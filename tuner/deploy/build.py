@@ -21,6 +21,7 @@ from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
+from tuner.templates.text import is_template
 from tuner.tvm_compat import load_ir, save_ir, to_tvm_target, toolchain
 
 Defaults = Callable[[Sequence[Workload], Target], Mapping[str, Checked]]
@@ -60,6 +61,8 @@ def schedule_model(
     for variable, function, digest in workload_functions(prepared):
         try:
             if (trace := traces.get(digest)) is not None and trace != BASELINE_TRACE:
+                if is_template(trace) and not kind.has_templates:
+                    raise InvalidTrace(f"{kind.title} target has no templates")
                 prepared.update_func(variable, _applied(function, variable, trace))
                 tuned.append(digest)
                 continue
