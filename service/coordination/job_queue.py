@@ -92,12 +92,12 @@ class JobQueue:
             ready = workers.serving(session, rows.project, rows.targets)
         return open_ + waiting < BATCHES_AHEAD * max(1, ready)
 
-    def withdraw(self) -> None:
-        """Cancels the job's trials that no worker has leased."""
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
+        """Cancels the job's candidates for these purposes that no worker has leased."""
         rows = self.rows
         with rows.database.transaction() as session:
             coordination.assure(session, rows.holder)
-            batches.withdraw(session, rows.job)
+            batches.withdraw(session, rows.job, purposes)
 
     def parallel(self) -> int:
         """Active workers of the job's targets, at least one."""

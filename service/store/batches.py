@@ -228,14 +228,14 @@ def cancel_job(session: Session, job: str) -> int:
     return len(rows.all())
 
 
-def withdraw(session: Session, job: str) -> int:
-    """Cancels the job's queued trials and returns how many. Those of its confirming runs stay."""
+def withdraw(session: Session, job: str, purposes: Sequence[Purpose]) -> int:
+    """Cancels the job's queued candidates for these purposes and returns how many."""
     rows = session.execute(
         update(CandidateRow)
         .where(
             CandidateRow.job == job,
             CandidateRow.state == CandidateState.QUEUED,
-            CandidateRow.purpose.in_(_CHARGED),
+            CandidateRow.purpose.in_(purposes),
         )
         .values(state=CandidateState.CANCELLED)
         .returning(CandidateRow.id)

@@ -123,6 +123,9 @@ class Host:
 
     runner_limits = builder_limits
 
+    def before_building(self, candidate: Candidate) -> None:
+        pass
+
     def builder_body(self, made: Candidate, slot: mmap) -> Callable[[Line], None]:
         self.built += 1
         return built_at_once(made, slot)

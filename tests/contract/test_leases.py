@@ -400,7 +400,7 @@ class TestCancellation:
         confirming, grant = scene.granted(), scene.granted(3)
         scene.report(confirming, [], final=True)  # Queued again.
         with scene.database.transaction() as session:
-            assert batches.withdraw(session, scene.job) == 2
+            assert batches.withdraw(session, scene.job, [Purpose.SEARCH, Purpose.REPLAY]) == 2
         assert scene.counts() == batches.Counts(issued=7, queued=2, leased=3, terminal=2)
         scene.report(grant, [timed(candidate.digest) for candidate in grant.candidates])
         with scene.database.reading() as session:
@@ -415,7 +415,7 @@ class TestCancellation:
     def test_a_batch_of_which_all_was_withdrawn_ends_without_results(self, scene: Scene) -> None:
         scene.issue(candidates(0, 5))
         with scene.database.transaction() as session:
-            batches.withdraw(session, scene.job)
+            batches.withdraw(session, scene.job, [Purpose.SEARCH])
             (ended,) = batches.finished(session, scene.job)
         assert (ended.measured.results, ended.measured.withdrawn, ended.measured.worker) == ((), 5, None)
         assert scene.acquire() is None

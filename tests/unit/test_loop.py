@@ -15,7 +15,7 @@ from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
-from tuner.tuning.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.loop import CHARGED, CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
 from tuner.tuning.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
@@ -263,32 +263,33 @@ def test_a_task_is_confirmed_as_soon_as_it_gets_no_more_trials():
 
 
 class Queued(MemoryMeasurer):
-    """Measures trials when it is told to; those that wait can be withdrawn."""
+    """Measures nothing for `slow` purposes; what waits can be withdrawn."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, slow=(Purpose.SEARCH,)):
         super().__init__(*arguments)
-        self.waiting, self.withdrawals = [], 0
+        self.slow, self.waiting, self.withdrawals = slow, [], []
 
     def submit(self, task, purpose, proposals, incumbent_secs):
         n = super().submit(task, purpose, proposals, incumbent_secs)
-        if purpose.charged:
+        if purpose in self.slow:
             self.waiting.append(self.queued.pop())
         return n
 
-    def withdraw(self):
-        self.withdrawals += 1
-        for batch in self.waiting:
+    def withdraw(self, purposes):
+        self.withdrawals.append(purposes)
+        for batch in [batch for batch in self.waiting if batch.purpose in purposes]:
+            nothing = {"device_class": None, "toolchain": None, "whole": False}
             empty = {"candidates": (), "results": (), "records": (), "withdrawn": len(batch.candidates)}
-            self.queued.append(type(batch)(**{**vars(batch), **empty}))
-        self.waiting.clear()
+            self.queued.append(type(batch)(**{**vars(batch), **empty, **nothing}))
+            self.waiting.remove(batch)
 
     def has_capacity(self, waiting):
         return len(self.waiting) + waiting < 2
 
 
-def in_time(seconds, *tasks):
+def in_time(seconds, *tasks, **options):
     scene = Scene(*tasks, trials=10_000)
-    scene.measurer = scene.loop.measurer = Queued(tasks, scene.store, secs)
+    scene.measurer = scene.loop.measurer = Queued(tasks, scene.store, secs, **options)
     scene.ledger.seconds_limit = seconds
     return scene
 
@@ -299,14 +300,40 @@ def test_trials_that_nobody_measures_when_the_seconds_are_spent_are_withdrawn_an
     assert not scene.loop.step(1.1)
     assert scene.measurer.waiting
     assert not scene.loop.step(19.0)
-    assert scene.measurer.withdrawals == 0
+    assert scene.measurer.withdrawals == []
     scene.loop.step(19.5)
-    assert scene.measurer.withdrawals == 1
+    assert scene.measurer.withdrawals == [CHARGED]
     scene.loop.step(19.6)
     assert [purpose for _, purpose, _ in scene.measurer.submitted][-2:] == [Purpose.CONFIRM] * 2
     assert scene.loop.step(19.7)
     assert scene.bests.keys() == {0, 1}
-    assert scene.measurer.withdrawals == 1
+    assert scene.measurer.withdrawals == [CHARGED]
+
+
+def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_withdrawn_and_the_job_ends():
+    scene = in_time(20.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0), slow=(Purpose.CONFIRM,))
+    for elapsed in (1.0, 1.1, 1.2, 19.9):
+        scene.loop.step(elapsed)
+    assert {batch.purpose for batch in scene.measurer.waiting} == {Purpose.CONFIRM}
+    assert not scene.loop.step(19.99)
+    assert not scene.loop.step(20.0)
+    assert scene.measurer.withdrawals == [CHARGED, (Purpose.CONFIRM,)]
+    assert scene.loop.step(20.1)
+    assert scene.bests == {}
+    assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == 2, "none is made again"
+
+
+def test_a_replay_that_nobody_has_confirmed_when_all_seconds_are_spent_is_undecided():
+    earlier = Earlier(*TRACES[:4])
+    scene = replaying(earlier)
+    scene.measurer = scene.loop.measurer = Queued(scene.loop.tasks, scene.store, secs, slow=(Purpose.CONFIRM,))
+    scene.ledger.seconds_limit = 20.0
+    for elapsed in (1.0, 1.1, 1.2):
+        assert not scene.loop.step(elapsed)
+    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 2)]
+    assert not scene.loop.step(20.0)
+    assert scene.loop.step(20.1)
+    assert earlier.verdicts == [(0, None)]
 
 
 def test_a_search_that_runs_when_the_seconds_are_spent_is_not_waited_for():

@@ -37,7 +37,7 @@ def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
 
 
 def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
-    assert "best 12.50 ms (3 tasks estimated)" in describe(job(best_secs=0.0125, estimated_tasks=3))
+    assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
 
 
 def test_an_ended_job_has_no_time_left():

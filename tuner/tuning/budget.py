@@ -207,6 +207,10 @@ class BudgetLedger:
         """Whether the seconds for trials are spent, so that even trials in flight are too many."""
         return self.seconds_limit is not None and self._search_secs_left(elapsed_secs) <= 0
 
+    def over(self, elapsed_secs: float) -> bool:
+        """Whether the seconds of the whole job are spent."""
+        return self.seconds_limit is not None and elapsed_secs >= self.seconds_limit
+
     def _search_secs_left(self, elapsed_secs: float) -> float:
         assert self.seconds_limit is not None
         held = min(self.held_secs, MOST_HELD_SHARE * self.seconds_limit)

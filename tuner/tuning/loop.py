@@ -40,6 +40,8 @@ SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
 """Confirming runs of a task, at most; the last one's verdict stands. Workers may keep dying, or the device stay busy."""
+CHARGED = tuple(purpose for purpose in Purpose if purpose.charged)
+"""The purposes of trials."""
 MAX_SEARCH_CRASHES = 3
 """A task whose search crashed this often in a row gets no more batches. A job without any successful search fails when this
 many children have died or were killed in searches ..."""
@@ -59,8 +61,8 @@ class Measurer(Protocol):
     def has_capacity(self, waiting: int) -> bool:
         """Whether another batch should be started, when `waiting` batches are being searched for."""
 
-    def withdraw(self) -> None:
-        """Cancels the trials that nobody measures yet; their batches end without them. Confirming runs stay."""
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
+        """Cancels the candidates for these purposes that nobody measures yet; their batches end without them."""
 
     def parallel(self) -> int:
         """Batches that are measured side by side: the workers that are there, at least one."""
@@ -109,7 +111,8 @@ class TuningLoop:
     """Spends a job's budget on its tuned tasks, and confirms every task that is not reused, once it gets no more trials.
 
     Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back. When the rest is spent,
-    trials that nobody measures yet are withdrawn.
+    trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs: those tasks keep what they were
+    served.
 
     A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
     confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
@@ -154,7 +157,7 @@ class TuningLoop:
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
         self._cost = ConfirmingCost()
-        self._withdrawn = False
+        self._withdrawn = self._over = False
         # After the confirming run of a replay a search may follow, with a confirming run of its own.
         last = confirming - self._replaying.keys()
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
@@ -176,6 +179,7 @@ class TuningLoop:
                 self.predictor(self.tasks[batch.task].target.kind).observe(len(batch.results))
             else:
                 self._confirmed(batch)
+        self._keep_time(elapsed_secs)
         for search in [s for s in self._searches if s.future.done()]:
             self._searches.remove(search)
             self._queue(search)
@@ -185,7 +189,6 @@ class TuningLoop:
                 self._confirm(index)
         for index in [i for i in self._to_confirm if self.ledger.tasks[i].settled]:
             self._confirm_last(index)
-        self._hold_back(elapsed_secs)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
         if not self.ledger.finished(elapsed_secs):
@@ -194,8 +197,8 @@ class TuningLoop:
             self._confirm_last(index)
         return not self._confirming
 
-    def _hold_back(self, elapsed_secs: float) -> None:
-        """Holds back what confirming will cost, and ends what is in flight where no more than that is left."""
+    def _keep_time(self, elapsed_secs: float) -> None:
+        """Holds back what confirming will cost, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
         self.ledger.held_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
         if not self.ledger.time_up(elapsed_secs):
@@ -206,7 +209,11 @@ class TuningLoop:
         self._searches.clear()
         if not self._withdrawn:
             self._withdrawn = True
-            self.measurer.withdraw()
+            self.measurer.withdraw(CHARGED)
+        if self.ledger.over(elapsed_secs) and not self._over:
+            self._over = True
+            self._to_confirm.clear()
+            self.measurer.withdraw((Purpose.CONFIRM,))
 
     def _begin(self, elapsed_secs: float) -> bool:
         """Begins the next batch, replays before searches; False when none is due."""
@@ -239,7 +246,7 @@ class TuningLoop:
         ledger.replaying = False
         if self.replays.confirmed(index, best) or self.replay_only:
             ledger.exhausted = True
-            self._to_confirm.remove(index)
+            self._to_confirm = [i for i in self._to_confirm if i != index]
 
     def _confirmed(self, batch: MeasuredBatch) -> None:
         """Passes on the verdict of a confirming run; a run that decided nothing is repeated."""
@@ -247,7 +254,8 @@ class TuningLoop:
         best = choose_best(task, batch)
         self._confirming.discard(batch.task)
         self._confirmations[batch.task] += 1
-        if undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
+        again = undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS
+        if again and not self._over:
             self._submit_confirming(batch.task, left_in(task, batch))
         elif batch.task in self._replaying:
             self._replay_confirmed(batch.task, best)

@@ -133,7 +133,7 @@ class MemoryMeasurer:
         """True while fewer than `ahead` batches are searched for or measured."""
         return len(self.queued) + waiting < self.ahead
 
-    def withdraw(self) -> None:
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
         """Nothing waits: all is measured at once."""
 
     def parallel(self) -> int:
