@@ -55,6 +55,8 @@ class Manifest(Wire):
     defaults: tuple[Digest, ...] = ()
     """Of those, the ones that run their default schedule, which was checked where this was built; the rest run the
     baseline."""
+    computed: str | None = None
+    """A type less precise than its tensors' in which it may multiply: `tf32`."""
     refused: dict[Digest, str] = {}
     """Of those, the ones whose schedule does not apply here, or whose default schedule is not right, and why."""
 
@@ -148,10 +150,11 @@ def write(folder: Path, target: Target, export: Callable[[Path], Manifest]) -> N
             part.mkdir()
             file = compiled_file(part, target)
             manifest = export(file)
-            # What has no default schedule is told as ever, so that older versions take it.
-            version = MANIFEST_VERSION if manifest.defaults else 1 if kind_of(target).needs_linker else 2
+            # What has neither default schedules nor TF32 is told as ever, so that older versions take it.
+            absent = {name for name in ("defaults", "computed") if not getattr(manifest, name)}
+            version = MANIFEST_VERSION if len(absent) < 2 else 1 if kind_of(target).needs_linker else 2
             sealed = manifest.model_copy(update={"library": sha256(file.read_bytes()), "version": version})
-            told = sealed.model_dump_json(by_alias=True, indent=1, exclude=None if manifest.defaults else {"defaults"})
+            told = sealed.model_dump_json(by_alias=True, indent=1, exclude=absent)
             (part / "manifest.json").write_text(told)
             if folder.exists():
                 shutil.rmtree(folder)

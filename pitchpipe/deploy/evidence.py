@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.arrays import load_arrays, save_arrays
-from pitchpipe.model.comparison import Agreement, agreement
+from pitchpipe.model.comparison import Agreement, agreement, less_precise
 from pitchpipe.model.local import LocalModel
 from pitchpipe.model.reference import CannotRun, Expected, FileSource
 from pitchpipe.model.reference.source import run_asked
@@ -103,7 +103,9 @@ def compared(model: Any, evidence: Evidence) -> Agreement | Comparison:
     for inputs in expected.inputs:
         result = model(*inputs)
         found.append(list(result) if isinstance(result, tuple) else [result])
-    return agreement(found, expected.outputs, steps=expected.steps, computed=expected.computed)
+    computed = model.manifest.computed
+    least = expected.computed if computed is None else less_precise(expected.computed, computed)
+    return agreement(found, expected.outputs, steps=expected.steps, computed=least)
 
 
 def _weights(model: LocalModel, more: Mapping[str, Any], expected: Expected | None) -> dict[str, Any]:

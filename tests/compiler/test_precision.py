@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pitchpipe.deploy.evidence import Evidence, compared
 from pitchpipe.errors import InvalidInput
-from pitchpipe.model.comparison import TOLERANCE, less_precise
+from pitchpipe.model.comparison import TOLERANCE, Agreement, less_precise
 from pitchpipe.model.local import local_model
+from pitchpipe.model.reference import Expected
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.precision import CONTRACTIONS, tf32_of
 from pitchpipe.wire.target import Target
 from tests.compiler.models import tiny_network
 from tests.compiler.programs import TARGET
 from tests.scene import OTHER_TARGET
+from tuner.deploy.build import schedule_model
 from tuner.graph.prepare import prepare, workload_module
 from tuner.ingest import IngestedModel, TensorSpec, container, ingest
 from tuner.ingest.precision import set_precision
@@ -125,3 +130,26 @@ def test_torchs_switches_are_read_by_both_of_their_names() -> None:
         assert tf32_allowed(torch.device("cpu")) == ()
     finally:
         products.fp32_precision, convolutions.fp32_precision = before
+
+
+@pytest.mark.parametrize(("precision", "target", "computed"), [("tf32", TARGET, None), ("ieee", OTHER_TARGET, None)])
+def test_a_manifest_tells_tf32_only_where_it_may_be_used(precision: str, target: Target, computed: str | None) -> None:
+    assert scheduled(precision, target).computed == computed
+
+
+def test_a_library_that_may_multiply_in_tf32_is_compared_as_tf32() -> None:
+    assert scheduled("tf32", OTHER_TARGET).computed == "tf32"
+    exact = np.linspace(1, 2, 64, dtype=np.float32)
+    evidence = Evidence(expected=Expected(reference="a framework", inputs=((exact,),), outputs=((exact,),)), weights={})
+    for computed, agrees in ((None, False), ("tf32", True)):
+        library: Any = lambda x: x * np.float32(1.005)  # noqa: E731
+        library.inputs = (SimpleNamespace(dtype="float32", shape=(64,)),)
+        library.manifest = SimpleNamespace(computed=computed)
+        agreement = compared(library, evidence)
+        assert isinstance(agreement, Agreement)
+        assert (agreement.difference is None) == agrees
+
+
+def scheduled(precision: str, target: Target) -> Any:
+    ingested = ingest(set_precision(model(), "relax", tf32_of(precision)), ModelFormat.RELAX)
+    return schedule_model(ingested, target, {})

@@ -17,6 +17,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
 from tuner.deploy.finish import finish
+from tuner.graph.precision import TF32, multiplies_tf32
 from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
@@ -40,6 +41,8 @@ class Scheduled:
     """Digests of the others."""
     defaults: tuple[str, ...]
     """Of those, the ones that run a default schedule that was checked; the rest run the baseline."""
+    computed: str | None = None
+    """`tf32` where a tensor function may multiply in it, else None."""
     refused: Mapping[str, str]
     """Digest -> reason, of those whose schedule did not apply, since it may be another target's, or whose default schedule
     was not right."""
@@ -58,7 +61,8 @@ def schedule_model(
     prepared = prepare(load_ir(model.ir), target)
     tuned, untuned, refused = list[str](), list[str](), dict[str, str]()
     missing: list[tuple[Any, Any, str]] = []
-    for variable, function, digest in workload_functions(prepared):
+    workloads = workload_functions(prepared)
+    for variable, function, digest in workloads:
         try:
             if (trace := traces.get(digest)) is not None and trace != BASELINE_TRACE:
                 if is_template(trace) and not kind.has_templates:
@@ -94,6 +98,7 @@ def schedule_model(
         tuned=tuple(tuned),
         untuned=tuple(untuned),
         defaults=tuple(used),
+        computed=TF32 if any(multiplies_tf32(function) for _, function, _ in workloads) else None,
         refused=refused,
     )
 
@@ -208,6 +213,7 @@ def _manifest(ingested: IngestedModel, scheduled: Scheduled) -> dict[str, Any]:
         "tuned": sorted(scheduled.tuned),
         "untuned": sorted(scheduled.untuned),
         "defaults": sorted(scheduled.defaults),
+        "computed": scheduled.computed,
         "refused": dict(scheduled.refused),
         "toolchain": toolchain(scheduled.target.kind).model_dump(),
     }

@@ -33,6 +33,11 @@ def marked(name: str, function: Any, tf32: frozenset[str]) -> Any:
     return function.with_attr(PRECISION, TF32) if wanted in tf32 and multiplies_float32(function) else function
 
 
+def multiplies_tf32(function: Any) -> bool:
+    """Whether the tensor function is marked."""
+    return bool((function.attrs or {}).get(PRECISION) == TF32)
+
+
 def multiplies_float32(function: Any) -> bool:
     """Whether a reduction of the tensor function sums products of two tensors of float32."""
     found = False

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.wire.measure import CheckVerdict
-from tuner.graph.precision import PRECISION, TF32
+from tuner.graph.precision import multiplies_tf32
 from tuner.measure.build import parameters
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
@@ -125,7 +125,7 @@ def inspect(mod: Any) -> WorkloadProperties:
             exact = exact and getattr(node.op, "name", "") in _EXACT_CALLS
 
     structural_walk(function.body, [(object, visit)])
-    if (function.attrs or {}).get(PRECISION) == TF32:
+    if multiplies_tf32(function):
         reduction_bits = min(reduction_bits, TF32_BITS)
     if not written:
         raise ValueError("the workload writes none of its parameters")
