@@ -98,7 +98,8 @@ def drawn(torch: Any, one: Any, generator: Any, device: str = "cuda") -> Any:
 def kernel_of(task: Task, trace: str) -> Callable[..., Any]:
     """A task with a schedule, as a function of GPU tensors."""
     from pitchpipe.gpu.executable import GpuModel
-    from tuner.measure.gpu_code import DeviceCompiler, compile_program
+    from tuner.measure.device_compiler import DeviceCompiler
+    from tuner.measure.gpu_code import compile_program
     from tuner.schedule.trace import apply_trace
     from tuner.tvm_compat import to_tvm_target
 

@@ -18,11 +18,12 @@ from pitchpipe.deploy.evidence import Evidence, compared, gather
 from pitchpipe.deploy.fetch import fetch
 from pitchpipe.deploy.identity import defaults_folder
 from pitchpipe.deploy.lookup import Schedules, resolve_target, service_of
+from pitchpipe.deploy.named_target import named_target
 from pitchpipe.deploy.proof import open_proved
 from pitchpipe.deploy.verify import ASKED_NOT_TO, compare_default, with_operator
 from pitchpipe.errors import IntegrityError, NotFound, WrongResult
 from pitchpipe.model.comparison import Agreement
-from pitchpipe.model.local import detect_target, local_model
+from pitchpipe.model.local import local_model
 from pitchpipe.model.reference import NoSource
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import step
@@ -64,7 +65,7 @@ def submit(
     with service_of(client) as service:
         found = local_model(model, example_inputs, trust=trust, precision=precision)
         budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
-        wanted = target if isinstance(target, Target) else detect_target(target)
+        wanted = target if isinstance(target, Target) else named_target(target, service)
         told = compare_default(found, wanted, cache or cache_dir()) if compare else not_compared(ASKED_NOT_TO)
         uploaded = service.upload_model(found.data, name=found.name, format=found.format)
         service.tell_comparison(uploaded.id, told)

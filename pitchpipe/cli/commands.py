@@ -17,6 +17,7 @@ from pitchpipe.cli.tables import billions, interval, milliseconds, roofs, share,
 from pitchpipe.client import Client
 from pitchpipe.deploy.explain import explain_inexact
 from pitchpipe.deploy.fetch import fetch
+from pitchpipe.deploy.named_target import named_target
 from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.model.local import detect_target, parse_input
 from pitchpipe.processes.plugins import step
@@ -42,7 +43,7 @@ PrecisionText = Annotated[
     typer.Option("--precision", help="of float32 products and convolutions on a GPU: ieee, or tf32 on tensor cores"),
 ]
 Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
-TARGET_HELP = "auto, a device of this machine (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
+TARGET_HELP = "auto, a device (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
 TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
 
 jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
@@ -65,12 +66,12 @@ def _client(url: str, token: str) -> Client:
 
 
 def _target_of(client: Client, model_or_job: str, target: str) -> Target:
-    """For `auto` that of the job, if it has only one, else this machine's."""
+    """For `auto` that of the job, if it has only one, else this machine's; of a name the workers' where this has none."""
     if target == "auto" and model_or_job.startswith("job_"):
         targets = client.job(model_or_job).targets
         if len(targets) == 1:
             return targets[0]
-    return detect_target(target)
+    return named_target(target, client)
 
 
 def _print(items: BaseModel | Sequence[BaseModel]) -> None:
@@ -251,7 +252,10 @@ def export_schedules(
     except OSError as error:
         raise InvalidInput(f"{folder} cannot be written: {error.strerror}") from error
     if written < len(entries):
-        print(f"{len(entries) - written} left out: stock TVM has no step for Winograd's algorithm", file=sys.stderr)
+        print(
+            f"{len(entries) - written} left out: stock TVM has neither templates nor rewrites of workloads",
+            file=sys.stderr,
+        )
     print(written)
 
 
@@ -270,8 +274,8 @@ def import_schedules(
         raise InvalidInput(f"{error.filename}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{folder} holds a file that is no text: {error}") from error
-    wanted = detect_target(target)
     with _client(url, token) as client:
+        wanted = named_target(target, client)
         name = folder.absolute().name or "import"
         model = client.upload_model(json.dumps(pair).encode(), name=name, format=ModelFormat.METASCHEDULE)
         job = client.submit(JobRequest(model=model.id, targets=(wanted,), budget=Budget(trials=0)))

@@ -70,7 +70,7 @@ def create_pack(
     if objects and model is None:
         raise InvalidInput("a compiled model needs the model's file, not a job")
     with Client(url, token, retry_secs=RETRY_SECS) as client:
-        found = fetch(model or model_or_job, target=_target(target), client=client)
+        found = fetch(model or model_or_job, target=target, client=client)
     name = model.name if model is not None else model_or_job
     manifest = create(out, found, key, model=model if objects else None, name=name, valid_days=days)
     print(manifest.model_dump_json(by_alias=True) if as_json else f"{out}: {len(found.traces)} schedules")

@@ -36,9 +36,9 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
     headings = ("task", "weight", "MFLOP", "share", "trials", "baseline ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(console, f"{result['model']} on {result['device']}", headings, rows, numbers_from=1)
     whole = [
-        ("baseline", f"{milliseconds(result['untuned_secs'])} ms"),
-        ("tuned", f"{milliseconds(result['tuned_secs'])} ms"),
-        ("speed-up", f"{result['speedup']:.1f}x"),
+        ("default schedules", f"{milliseconds(result['default_secs'])} ms"),
+        ("tuned", f"{milliseconds(result['tuned_secs'])} ms, {result['speedup']:.2f}x as fast"),
+        *_peer(result),
         ("largest absolute error", f"{result['max_abs_error']:.2e} against {result['reference']}"),
         *((f"{build} build", str(Comparison(**told))) for build, told in result["comparison"].items()),
         (
@@ -48,7 +48,17 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
         ),
         ("seconds spent", f"{result['seconds']:.0f}"),
     ]
+    if result["untuned_secs"] is not None:
+        whole.append(("unscheduled loops, summed", f"{milliseconds(result['untuned_secs'])} ms"))
     show(console, "whole model", ("", ""), whole, numbers_from=1)
+
+
+def _peer(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The row of the best installed peer."""
+    if result["peer_secs"] is None:
+        return [("best peer", f"none: {result['peer']}")]
+    told = f"{milliseconds(result['peer_secs'])} ms; tuned is {result['peer_speedup']:.2f}x as fast"
+    return [(result["peer"], told)]
 
 
 def show_upgrade(report: dict[str, Any], console: Console) -> None:

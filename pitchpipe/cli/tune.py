@@ -11,13 +11,15 @@ from typing import Any
 
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy.identity import defaults_folder
 from pitchpipe.deploy.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
 from pitchpipe.embedded import Embedded
 from pitchpipe.errors import JobFailed, WrongResult, from_problem
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel, parse_input, read_model
-from pitchpipe.model.reference import Expected
+from pitchpipe.model.reference import Expected, FileSource
 from pitchpipe.processes.child import run_step
+from pitchpipe.target_kind import HOST
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
 from pitchpipe.wire.record import LookupResponse
@@ -88,6 +90,7 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
             for task in view.tasks
         ],
         **evaluation,
+        "untuned_secs": _unscheduled_secs(view),
         "comparison": {
             "default": default.model_dump(mode="json", exclude_none=True),
             "tuned": tuned.model_dump(mode="json", exclude_none=True),
@@ -101,14 +104,23 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
     }
 
 
+def _unscheduled_secs(view: JobView) -> float | None:
+    """The sum over the tasks' baselines: the unscheduled program takes seconds a run, and nobody runs it."""
+    known = [task.weight * task.untuned_secs for task in view.tasks if task.untuned_secs is not None]
+    return sum(known) if len(known) == len(view.tasks) else None
+
+
 def _evaluate(
     model: LocalModel, target: Target, traces: Mapping[str, str], expected: Expected | Comparison, seed: int
 ) -> tuple[Comparison, dict[str, Any]]:
-    """The comparison of the tuned build, and its times beside the baseline build's. Raises WrongResult."""
+    """The comparison of the tuned build, and its time beside the default build's and its best peer's. Raises WrongResult."""
     with tempfile.TemporaryDirectory(prefix="pitchpipe-tune-") as scratch:
         path = Path(scratch) / "expected.npz"
         if isinstance(expected, Expected):
             expected.write(path)
+        peer = Path(scratch) / "peer" if isinstance(model.source, FileSource) and target.kind == HOST else None
+        if peer is not None and isinstance(model.source, FileSource):
+            model.source.ask(peer, {}, most=1)
         found = run_step(
             "evaluate",
             model.data,
@@ -118,6 +130,8 @@ def _evaluate(
             traces=dict(traces),
             seed=seed,
             expected=str(path) if isinstance(expected, Expected) else None,
+            peer=str(peer) if peer is not None else None,
+            defaults=str(defaults_folder(cache_dir())),
         )
     judged, incomparable = Agreement(**found.pop("agreement")), found.pop("incomparable")
     if judged.difference is not None:

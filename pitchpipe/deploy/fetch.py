@@ -13,8 +13,9 @@ from pitchpipe.deploy import identity, misses
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.lockfile import locked
 from pitchpipe.deploy.lookup import Schedules, look_up, resolve_target, service_of, source_of
+from pitchpipe.deploy.named_target import named_target
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.model.local import LocalModel, detect_target, local_model
+from pitchpipe.model.local import LocalModel, local_model
 from pitchpipe.processes.deadline import within
 from pitchpipe.wire.job import JobView, ModelView
 from pitchpipe.wire.target import Target
@@ -65,13 +66,17 @@ def fetch(
     if isinstance(model_or_job, (JobView, ModelView)):
         model_or_job = model_or_job.id
     if isinstance(model_or_job, str) and model_or_job.startswith(("job_", "mdl_")):
-        named, wanted = model_or_job, target if isinstance(target, Target) else detect_target(target)
+        named = model_or_job
         with service_of(client, deadline_secs=deadline_secs) as service:
+            wanted = target if isinstance(target, Target) else named_target(target, service)
             found = within(deadline_secs, lambda: service.fetch(named, wanted), "the look-up")
         return Schedules(target=wanted, response=found)
     folder = cache or cache_dir()
     with source_of(client, deadline_secs=deadline_secs) as source:
-        wanted = resolve_target(target, folder)
+        if isinstance(source, Client) and isinstance(target, str) and target != "auto":
+            wanted = named_target(target, source)
+        else:
+            wanted = resolve_target(target, folder)
         model = local_model(model_or_job, example_inputs, trust=trust, precision=precision)
         known = identity.identify(folder, model, wanted)
         schedules = look_up([known], wanted, source, here=target == "auto", cache=folder, deadline_secs=deadline_secs)

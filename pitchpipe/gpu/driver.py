@@ -13,7 +13,18 @@ from functools import cache
 from typing import Any
 
 from pitchpipe.errors import NoDevice
-from pitchpipe.gpu.program import MAP_TYPES, Swizzle, TensorMap
+from pitchpipe.gpu.abi import (
+    CAPTURE_INFO,
+    ELEMENTS,
+    SIGNATURES,
+    SWIZZLES,
+    Attribute,
+    AttributeValue,
+    LaunchConfig,
+    NodeParams,
+    PoolProps,
+)
+from pitchpipe.gpu.program import TensorMap
 
 _STICKY = {
     700: "illegal address",
@@ -37,7 +48,6 @@ _CLUSTER, _PROGRAMMATIC = 4, 6
 """Attributes of launches."""
 _NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
 _RELEASE_THRESHOLD = 4
-_SWIZZLES = {swizzle: number for number, swizzle in enumerate(Swizzle)}
 _L2_256_BYTES = 3
 _SPIN = 1
 PORTABLE_CLUSTER = 8
@@ -62,115 +72,6 @@ class CudaError(Exception):
         return self.code in _DEVICE
 
 
-class _AttributeValue(ctypes.Union):
-    _fields_ = [("cluster", c_uint * 3), ("flag", c_int), ("room", c_ubyte * 64)]
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = [("id", c_int), ("pad", c_ubyte * 4), ("value", _AttributeValue)]
-
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = [
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("shared_bytes", c_uint),
-        ("stream", c_void_p),
-        ("attributes", POINTER(_Attribute)),
-        ("count", c_uint),
-    ]
-
-
-class NodeParams(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS of version 2."""
-
-    _fields_ = [
-        ("function", c_void_p),
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("shared_bytes", c_uint),
-        ("arguments", c_void_p),
-        ("extra", c_void_p),
-        ("kernel", c_void_p),
-        ("context", c_void_p),
-    ]
-
-
-class _PoolProps(ctypes.Structure):
-    """CUmemPoolProps."""
-
-    _fields_ = [
-        ("kind", c_int),
-        ("handles", c_int),
-        ("place", c_int),
-        ("ordinal", c_int),
-        ("security", c_void_p),
-        ("most", c_size_t),
-        ("rest", c_ubyte * 56),
-    ]
-
-
-_OUT = c_void_p
-"""A pointer to what the call fills in."""
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDeviceGetCount": (_OUT,),
-    "cuDeviceGet": (_OUT, c_int),
-    "cuDeviceGetAttribute": (_OUT, c_int, c_int),
-    "cuDeviceGetUuid": (_OUT, c_int),
-    "cuDevicePrimaryCtxRetain": (_OUT, c_int),
-    "cuDevicePrimaryCtxSetFlags_v2": (c_int, c_uint),
-    "cuCtxGetCurrent": (_OUT,),
-    "cuCtxPushCurrent_v2": (c_void_p,),
-    "cuCtxPopCurrent_v2": (_OUT,),
-    "cuModuleLoadData": (_OUT, c_char_p),
-    "cuModuleUnload": (c_void_p,),
-    "cuModuleGetFunction": (_OUT, c_void_p, c_char_p),
-    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
-    "cuMemAlloc_v2": (_OUT, c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemPoolCreate": (_OUT, _OUT),
-    "cuMemPoolDestroy": (c_void_p,),
-    "cuMemPoolSetAttribute": (c_void_p, c_int, _OUT),
-    "cuMemAllocFromPoolAsync": (_OUT, c_size_t, c_void_p, c_void_p),
-    "cuMemFreeAsync": (c_uint64, c_void_p),
-    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
-    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
-    "cuMemcpyPeerAsync": (c_uint64, c_void_p, c_uint64, c_void_p, c_size_t, c_void_p),
-    "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
-    "cuStreamCreate": (_OUT, c_uint),
-    "cuStreamSynchronize": (c_void_p,),
-    "cuStreamIsCapturing": (c_void_p, _OUT),
-    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-    "cuStreamBeginCapture_v2": (c_void_p, c_int),
-    "cuStreamEndCapture": (c_void_p, _OUT),
-    "cuEventCreate": (_OUT, c_uint),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuStreamDestroy_v2": (c_void_p,),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventSynchronize": (c_void_p,),
-    "cuEventElapsedTime": (_OUT, c_void_p, c_void_p),
-    "cuLaunchKernelEx": (_OUT, c_void_p, c_void_p, c_void_p),
-    "cuGraphInstantiateWithFlags": (_OUT, c_void_p, c_uint64),
-    "cuGraphExecKernelNodeSetParams_v2": (c_void_p, c_void_p, _OUT),
-    "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuGraphExecDestroy": (c_void_p,),
-    "cuGraphDestroy": (c_void_p,),
-    "cuTensorMapEncodeTiled": (
-        *(_OUT, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int, c_int, c_int, c_int),
-    ),
-}
-_CAPTURE_INFO = {
-    "cuStreamGetCaptureInfo_v3": (c_void_p, _OUT, _OUT, _OUT, _OUT, _OUT, _OUT),
-    "cuStreamGetCaptureInfo_v2": (c_void_p, _OUT, _OUT, _OUT, _OUT, _OUT),
-}
-"""The newest is asked: the older one refuses a capture with programmatic launches, and the newer is not in every driver."""
-
-
 class PreparedLaunch:
     """A kernel's launch with its arguments marshalled, to be queued any number of times.
 
@@ -191,10 +92,10 @@ class PreparedLaunch:
         self.pointers = (c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
         attributes = []
         if cluster != (1, 1, 1):
-            attributes.append(_Attribute(id=_CLUSTER, value=_AttributeValue(cluster=cluster)))
+            attributes.append(Attribute(id=_CLUSTER, value=AttributeValue(cluster=cluster)))
         if programmatic:
-            attributes.append(_Attribute(id=_PROGRAMMATIC, value=_AttributeValue(flag=1)))
-        self._attributes = (_Attribute * max(1, len(attributes)))(*attributes)
+            attributes.append(Attribute(id=_PROGRAMMATIC, value=AttributeValue(flag=1)))
+        self._attributes = (Attribute * max(1, len(attributes)))(*attributes)
         self.config = LaunchConfig(
             grid=grid,
             block=block,
@@ -222,13 +123,13 @@ class Driver:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise NoDevice("NVIDIA's driver (libcuda.so.1) is not on this machine") from error
-        for name, signature in (_SIGNATURES | _CAPTURE_INFO).items():
+        for name, signature in (SIGNATURES | CAPTURE_INFO).items():
             function = getattr(self._library, name, None)
             if function is not None:
                 function.argtypes, function.restype = signature, c_int
-            elif name not in _CAPTURE_INFO:
+            elif name not in CAPTURE_INFO:
                 raise NoDevice(f"NVIDIA's driver on this machine is too old: it lacks {name}")
-        self._capture_info = next(name for name in _CAPTURE_INFO if hasattr(self._library, name))
+        self._capture_info = next(name for name in CAPTURE_INFO if hasattr(self._library, name))
         self._launch, self._launch_graph = self._library.cuLaunchKernelEx, self._library.cuGraphLaunch
         self.call("cuInit", 0)
 
@@ -323,7 +224,7 @@ class Driver:
         self.call(
             "cuTensorMapEncodeTiled",
             c_void_p(place),
-            _map_type(described.dtype),
+            ELEMENTS[described.dtype],
             rank,
             address,
             (c_uint64 * rank)(*described.sizes),
@@ -331,7 +232,7 @@ class Driver:
             (c_uint * rank)(*described.box),
             (c_uint * rank)(*([1] * rank)),
             0,  # rows are not interleaved
-            _SWIZZLES[described.swizzle],
+            SWIZZLES[described.swizzle],
             _L2_256_BYTES,
             0,  # zeros beyond the tensor's end
         )
@@ -354,7 +255,7 @@ class Driver:
 
     def create_pool(self, ordinal: int) -> int:
         """A pool of the device's memory that keeps what is freed."""
-        props = _PoolProps(kind=1, place=1, ordinal=ordinal)
+        props = PoolProps(kind=1, place=1, ordinal=ordinal)
         pool = self._handle("cuMemPoolCreate", byref(props))
         self.call("cuMemPoolSetAttribute", pool, _RELEASE_THRESHOLD, byref(c_uint64(2**64 - 1)))
         return pool
@@ -471,32 +372,6 @@ class Driver:
         """Frees a graph and its instance, once it has run."""
         self.call("cuGraphExecDestroy", instance)
         self.call("cuGraphDestroy", graph)
-
-
-_MAP_NUMBERS = {
-    name: number
-    for number, name in enumerate(
-        (
-            "uint8",
-            "uint16",
-            "uint32",
-            "int32",
-            "uint64",
-            "int64",
-            "float16",
-            "float32",
-            "float64",
-            "bfloat16",
-            "",
-            "tfloat32",
-        )
-    )
-    if name in MAP_TYPES
-}
-
-
-def _map_type(dtype: str) -> int:
-    return _MAP_NUMBERS[dtype]
 
 
 @cache

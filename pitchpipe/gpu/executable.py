@@ -64,7 +64,8 @@ class GpuModel:
     # -- weights
 
     def bind(self, weights: Mapping[str, Any]) -> None:
-        """Copies, transforms and keeps the weights (arrays by parameter name); waits for it.
+        """Copies, transforms and keeps the weights (arrays by parameter name). With torch's tensors on the GPU alone
+        nothing waits: that is queued, and so is everything that reads them later. Else it waits for the copies.
 
         Raises InvalidInput for one that is missing or misshapen; the model then keeps the weights it had.
         """
@@ -83,6 +84,7 @@ class GpuModel:
             with loaded.binding() as addresses:
                 for at, one in zip(self._weights_at, taken, strict=True):
                     self._copy_in(addresses[at], one, self.program.buffers[at].size_bytes, loaded.stream)
+            self._release(loaded, arrays)
             self._bound_on = loaded.ordinal
             for other in self._loaded.values():
                 if other is not loaded:
@@ -102,6 +104,15 @@ class GpuModel:
         if any(one.ordinal is not None for one in taken):
             with loaded.current():
                 loaded.wait_for(self._current_stream(loaded.ordinal))
+
+    def _release(self, loaded: LoadedProgram, arrays: Sequence[Any]) -> None:
+        """The arrays may be changed or freed from now on: torch's memory in the order of its stream, any other at once."""
+        torch = torch_here()
+        if torch is not None and all(isinstance(array, torch.Tensor) and array.is_cuda for array in arrays):
+            with loaded.current():
+                loaded.hold_up(self._current_stream(loaded.ordinal))
+        else:
+            loaded.synchronize()
 
     def _copy_in(self, address: int, one: Given, size: int, stream: int) -> None:
         (self._driver.upload if one.ordinal is None else self._driver.copy)(address, one.address, size, stream)

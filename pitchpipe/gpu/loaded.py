@@ -102,24 +102,43 @@ class LoadedProgram:
 
     @contextmanager
     def binding(self) -> Iterator[dict[int, int]]:
-        """Addresses of all weights, to be written to on `stream`; on leaving, `prepare` is run and waited for."""
+        """Addresses of all weights, to be written to on `stream`; on leaving, `prepare` is queued there. Runs that are
+        queued read what was there before, later ones what is written, except those that somebody captures: whoever does
+        waits for the device first, as `torch.cuda.graph` does."""
         program, driver = self.program, self.driver
         with self.lock, self.current():
-            driver.synchronize_event(self.done)  # a run that is queued still reads what is there
+            driver.wait_for(self.done, self.stream)
             alone = {*program.at(Place.WEIGHT), *self._prepare_alone} - set(self.addresses)
             places, size = _laid_out(program, sorted(alone))
-            block = driver.allocate(size) if places else 0
+            # A pool of its own keeps nothing: weights as they were given may be as large as all that stays.
+            pool, block = driver.create_pool(self.ordinal) if places else 0, 0
             try:
+                if places:
+                    block = driver.allocate_from(pool, size, self.stream)
                 addresses = self.addresses | {at: block + offset for at, offset in places.items()}
                 for at, data in zip(program.at(Place.CONSTANT), program.constants, strict=True):
                     if at in places:
                         self._upload(addresses[at], data)
                 yield {at: addresses[at] for at in program.at(Place.WEIGHT)}
                 Launches(driver, program.prepare, self._code.functions, addresses).queue(self.stream)
-                driver.synchronize(self.stream)
+                driver.record(self.done, self.stream)
+                self._last_stream = self.stream
             finally:
                 if block:
-                    driver.free(block)
+                    driver.free_on(block, self.stream)
+                if pool:
+                    driver.destroy_pool(pool)
+
+    def synchronize(self) -> None:
+        """Waits for what is queued on `stream`."""
+        with self.current():
+            self.driver.synchronize(self.stream)
+
+    def hold_up(self, stream: int) -> None:
+        """What is queued on the stream from now on waits for what was queued on `self.stream`. With the device's context
+        current."""
+        self.driver.record(self._arrived, self.stream)
+        self.driver.wait_for(self._arrived, stream)
 
     def wait_for(self, stream: int) -> None:
         """What is queued on `self.stream` from now on waits for what was queued on the stream. With the device's context

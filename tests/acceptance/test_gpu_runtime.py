@@ -360,7 +360,7 @@ def special_program(code: bytes) -> Program:
 
 
 def special_code() -> bytes:
-    from tuner.measure.gpu_code import DeviceCompiler, NotCompiled
+    from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 
     try:
         return DeviceCompiler("sm_90a").compile(SPECIAL)
@@ -407,7 +407,7 @@ def test_without_a_driver_the_fallback_runs_and_says_why(tmp_path: Path) -> None
 
 
 def _compiles() -> bool:
-    from tuner.measure.gpu_code import DeviceCompiler, NotCompiled
+    from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 
     try:
         DeviceCompiler("sm_90")

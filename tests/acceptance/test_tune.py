@@ -24,8 +24,12 @@ KEYS = {
     "device",
     "tasks",
     "untuned_secs",
+    "default_secs",
     "tuned_secs",
     "speedup",
+    "peer",
+    "peer_secs",
+    "peer_speedup",
     "max_abs_error",
     "comparison",
     "trials",
@@ -98,7 +102,10 @@ def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_in
         assert told["reference"].startswith("ONNX Runtime")
         assert told["input_sets"] == 3
         assert told["error"] <= told["tolerance"] == 1e-3
-    assert first["speedup"] == pytest.approx(first["untuned_secs"] / first["tuned_secs"])
+    assert first["speedup"] == pytest.approx(first["default_secs"] / first["tuned_secs"])
+    assert first["peer"].startswith("ONNX Runtime")
+    assert first["peer_speedup"] == pytest.approx(first["peer_secs"] / first["tuned_secs"])
+    assert first["untuned_secs"] == pytest.approx(sum(t["weight"] * t["untuned_secs"] for t in first["tasks"]))
     assert all(task["tuned_secs"] <= task["untuned_secs"] for task in first["tasks"])
 
     again = run(model, database, "--trials", "12", "--seed", "3")

@@ -12,13 +12,8 @@ from pitchpipe.gpu.program import Place
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
 from tuner.measure.check import inspect
-from tuner.measure.gpu_code import (
-    DeviceCompiler,
-    NotCompiled,
-    compile_program,
-    for_nvrtc,
-    lower,
-)
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled, for_nvrtc
+from tuner.measure.gpu_code import compile_program, lower
 from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import IRModule, PrimFunc, Schedule, load_ir, relax, to_tvm_target
 

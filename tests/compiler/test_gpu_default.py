@@ -16,7 +16,8 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import Spec, check, functions, one_function
 from tests.compiler.gpu_programs import TARGET
-from tuner.measure.gpu_code import DeviceCompiler, NotCompiled, lower
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
 from tuner.space.gpu.limits import Limits
 from tuner.space.gpu.tiles import MUCH, Product, best_tile, cycles

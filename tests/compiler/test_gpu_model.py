@@ -26,7 +26,8 @@ from tuner.deploy.flow import Flow, Step, Tensor, View, read_flow
 from tuner.deploy.gpu_model import assemble, compile_gpu_model, settle
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
-from tuner.measure.gpu_code import DeviceCompiler, KernelCall, Lowered, NotCompiled
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_lowered import KernelCall, Lowered
 from tuner.tvm_compat import IRModule, PrimFunc, tvm
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tuner.measure import nvrtc
-from tuner.measure.gpu_code import DeviceCompiler
+from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu_roofline import TENSOR_TYPES, fastest, source, tensor_types
 
 pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC: pip install 'pitchpipe[cuda]'")

@@ -9,11 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pitchpipe.wire.target import Target
+from tests.compiler.graphs import GPU
 from tests.compiler.programs import TARGET, unchecked
 from tuner.deploy.build import schedule_model
 from tuner.deploy.evaluate import _Runner
 from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import IngestedModel, TensorSpec, parse_container
+from tuner.tasks import workload_functions
 from tuner.tvm_compat import PrimFunc, load_ir, relax, save_ir, structural_walk
 
 op = relax.op
@@ -239,6 +242,34 @@ def test_half_precision_needs_as_many_kernels_as_float32(way: str) -> None:
         prepared = prepare(load_ir(model.ir), TARGET)
         counts.append(sum(call_counts(prepared).values()))
     assert counts[1] <= counts[0] + (2 if way == "bfloat16" else 0)
+
+
+class Shortcut(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """Residual blocks, the first of which has a convolution in its shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = torch.nn.ModuleList([torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)])
+        self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(8) for _ in range(4)])
+
+    def forward(self, x: Any) -> Any:
+        first, second, third, fourth = (
+            lambda x, c=c, n=n: n(c(x)) for c, n in zip(self.convolutions, self.norms, strict=True)
+        )
+        x = torch.relu(first(x) + second(x))
+        return torch.relu(fourth(torch.relu(third(x))) + x)
+
+
+@pytest.mark.parametrize("target", [TARGET, GPU], ids=["cpu", "gpu"])
+def test_of_two_products_that_are_summed_one_is_stored_in_half_precision(target: Target) -> None:
+    """The other one's kernel adds it, as it adds any other residual: they are one workload."""
+    torch.manual_seed(0)
+    model = parse_container(from_torch(Shortcut().half().eval(), (torch.randn(1, 8, 16, 16).half(),))[0])
+    prepared = prepare(load_ir(model.ir), target)
+    functions = [one for one in workload_functions(prepared) if "conv2d" in one[0].name_hint]
+    assert sum(call_counts(prepared)[variable.name_hint] for variable, *_ in functions) == 4
+    assert {str(function.params[-1].ty.dtype) for _, function, _ in functions} == {"float16"}
+    assert len({digest for *_, digest in functions}) == 3
 
 
 class Sums(torch.nn.Module):  # type: ignore[misc,name-defined]

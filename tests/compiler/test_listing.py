@@ -84,7 +84,7 @@ def test_a_candidate_for_a_gpu_is_listed_without_a_gpu() -> None:
 
 def test_without_a_compiler_for_cuda_the_source_is_there_and_the_ptx_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.measure.nvrtc.library", lambda: None)
-    monkeypatch.setattr("tuner.measure.gpu_code.shutil.which", lambda _: None)
+    monkeypatch.setattr("tuner.measure.device_compiler.shutil.which", lambda _: None)
     of = gpu_programs.workload(gpu_programs.product(32, 16, 8))
     found = listed(of, kind_of(gpu_programs.TARGET).baseline_trace(of, gpu_programs.TARGET), gpu_programs.TARGET)
     assert list(found["code"]) == ["lowered", "cuda"]

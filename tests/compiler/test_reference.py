@@ -37,6 +37,7 @@ def compared(model: LocalModel, folder: Path) -> tuple[Any, Agreement]:
         traces=None,
         seed=0,
         expected=str(folder / "expected.npz"),
+        defaults=str(folder / "defaults"),
     )
     return expected, Agreement(**answer["agreement"])
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pitchpipe.cli.progress import Progress as ProgressLine
 from pitchpipe.cli.progress import describe
-from pitchpipe.cli.tables import interval, roofs, show_tuning, steady
+from pitchpipe.cli.tables import _peer, interval, roofs, show_tuning, steady
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import Budget, JobState, JobView, Progress
 from pitchpipe.wire.lease import Steadiness
@@ -34,6 +34,10 @@ def job(state: JobState = JobState.TUNING, **progress: object) -> JobView:
 def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
     line = describe(job(trials=40, failed_trials=2, best_secs=0.0125, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
     assert line == "tuning: 40/100 trials, 2 failed, best 12.50 ms, 30 s left (20 to 45)"
+
+
+def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
+    assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
 
 
 def test_an_ended_job_has_no_time_left():
@@ -66,8 +70,12 @@ def test_the_table_has_every_task_and_the_whole_model():
         "device": "a processor",
         "tasks": tasks,
         "untuned_secs": 2.0,
+        "default_secs": 0.05,
         "tuned_secs": 0.02,
-        "speedup": 100.0,
+        "speedup": 2.5,
+        "peer": "ONNX Runtime 2",
+        "peer_secs": 0.03,
+        "peer_speedup": 1.5,
         "max_abs_error": 1e-6,
         "reference": "ONNX Runtime",
         "comparison": {
@@ -89,12 +97,20 @@ def test_the_table_has_every_task_and_the_whole_model():
         "45.0",
         "88%",
         "10.000",
+        "50.000 ms",
+        "20.000 ms, 2.50x as fast",
+        "ONNX Runtime 2",
+        "30.000 ms; tuned is 1.50x as fast",
         "2000.000 ms",
-        "100.0x",
         "1.00e-06 against ONNX Runtime",
         "60",
     ):
         assert part in text.getvalue()
+
+
+def test_where_no_peer_is_installed_the_table_says_why():
+    result = {"peer": "onnxruntime is not installed", "peer_secs": None}
+    assert _peer(result) == [("best peer", "none: onnxruntime is not installed")]
 
 
 def test_a_worker_is_quiet_noisy_by_how_much_or_unknown():

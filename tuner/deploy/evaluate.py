@@ -1,4 +1,4 @@
-"""A whole model beside the framework that it came from, and the tuned build beside the baseline build."""
+"""A whole model beside the framework that it came from, and the tuned build beside the default build and the best peer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,24 +15,26 @@ from typing import Any
 import numpy as np
 
 from pitchpipe.model.comparison import agreement, drawn, less_precise
-from pitchpipe.model.reference.expected import Expected
+from pitchpipe.model.reference.expected import CannotRun, Expected
+from pitchpipe.model.reference.peer import Peer
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
-from tuner.deploy.build import Scheduled, compile_scheduled, schedule_model
+from tuner.deploy.build import Defaults, Scheduled, compile_scheduled, schedule_model
 from tuner.deploy.defaults import checked_defaults
 from tuner.graph.precision import take_precision
 from tuner.ingest import IngestedModel, TensorSpec, ingest
 from tuner.tvm_compat import load_ir
 
-TIMING_SECS = 2.0
-"""The two builds run in turn until so many seconds are spent on them."""
+TIMING_SECS = 3.0
+"""Contestants run in turns until so many seconds are spent on them ..."""
 MAX_ROUNDS = 40
-"""Runs of the baseline build, at most: enough for the median of a model that takes microseconds."""
-TUNED_RUNS = 40
-"""Runs of the tuned build before and after each run of the baseline build."""
-WARM_RUNS = 5
-"""Runs before those, not counted: the other build has filled the caches."""
+"""... or they had so many turns each, which is enough for the median of a model that takes microseconds."""
+TURN_SECS = 0.05
+MAX_RUNS = 40
+"""A turn lasts about so many seconds, or so many runs."""
+WARM_RUNS = 2
+"""Runs before those, not counted: another contestant has filled the caches."""
 BASELINE = "the baseline build"
 
 
@@ -44,18 +47,21 @@ def evaluate(
     traces: dict[str, str] | None,
     seed: int,
     expected: str | None,
+    peer: str | None = None,
     defaults: str | None = None,
 ) -> dict[str, Any]:
-    """Step: builds the model with the traces, compares its outputs, and times it in turn with the baseline build.
+    """Step: builds the model with the traces, compares its outputs, and times it in turn with the default build and a peer.
 
-    The baseline build has no traces. `expected` is the path of an Expected, the framework's outputs; without one the tuned
-    build is compared with the baseline build on drawn inputs. Weights missing in `arrays` are drawn at random. Times are
-    medians in seconds.
+    The default build has no traces. `expected` is the path of an Expected, the framework's outputs; without one the tuned
+    build is compared with the baseline build, the unscheduled program, on drawn inputs. `peer` is a folder that
+    FileSource.ask has made; None where no peer is to be timed. `defaults` is the folder of verdicts on default schedules;
+    None where what has no trace runs the baseline. Weights missing in `arrays` are drawn at random. Times are medians in
+    seconds.
 
-    With traces None nothing is timed, and the default build is compared with the framework: the model with the default
-    schedules (tuner/space/default.py), which computes the same functions as the baseline in a hundredth of the time.
+    With traces None nothing is timed, and the default build is compared with the framework.
 
-    The answer's `agreement` is a comparison.Agreement; `incomparable` says why there is none with the framework.
+    The answer's `agreement` is a comparison.Agreement; `incomparable` says why there is none with the framework. Where no
+    peer was timed `peer_secs` is None, and `peer` says why.
     """
     wanted = Target.parse(target)
     ingested = ingest(model, ModelFormat(model_format))
@@ -76,39 +82,68 @@ def evaluate(
         found = [default.outputs(one) for one in source.inputs]
         return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps, computed=source.computed))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
-    scheduled = [schedule_model(ingested, wanted, chosen) for chosen in ({}, traces)]
+    plans: list[tuple[Mapping[str, str], Defaults | None]] = [({}, checking), (traces, checking)]
+    if source is None:
+        plans.append(({}, None))
+    scheduled = [schedule_model(ingested, wanted, chosen, defaults=choose) for chosen, choose in plans]
     with ThreadPoolExecutor(2) as threads:
-        baseline, tuned = threads.map(lambda ready: _Runner(ready, ingested, weights), scheduled)
-    outputs = source.outputs if source is not None else [baseline.outputs(inputs[0])]
+        default, tuned, *baseline = threads.map(lambda ready: _Runner(ready, ingested, weights), scheduled)
+    outputs = source.outputs if source is not None else [baseline[0].outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
     steps, least = (source.steps, source.computed) if source is not None else ((), None)
     judged = agreement(found, outputs, steps=steps, computed=least)
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer
-    slow, fast = _timed(baseline, tuned, inputs[0])
     pairs = [pair for ours, theirs in zip(found, outputs, strict=True) for pair in zip(ours, theirs, strict=True)]
     return answer | {
-        "untuned_secs": slow,
-        "tuned_secs": fast,
-        "speedup": slow / fast,
+        **_timed(default, tuned, inputs[0], incomparable or ("none was asked for" if peer is None else Path(peer))),
         "max_abs_error": max((_difference(ours, theirs) for ours, theirs in pairs), default=0.0),
         "reference": source.reference if source is not None else BASELINE,
     }
 
 
-def _timed(baseline: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Median seconds of the two builds, which run in turn."""
-    slow: list[float] = []
-    fast: list[float] = []
-    baseline.bind(inputs)
+def _timed(default: _Runner, tuned: _Runner, inputs: Sequence[np.ndarray], peer: Path | str) -> dict[str, Any]:
+    """Median seconds of the two builds, and of the peer unless `peer` says why there is none."""
+    default.bind(inputs)
     tuned.bind(inputs)
-    started = time.monotonic()
-    while not slow or (time.monotonic() - started < TIMING_SECS and len(slow) < MAX_ROUNDS):
-        fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
-        slow += baseline.secs(1)
-        fast += tuned.secs(WARM_RUNS + TUNED_RUNS)[WARM_RUNS:]
-    return statistics.median(slow), statistics.median(fast)
+    sides = [default.secs, tuned.secs]
+    with ExitStack() as stack:
+        name, secs = str(peer), list[float]()
+        if isinstance(peer, Path):
+            try:
+                opened = stack.enter_context(Peer(peer, inputs))
+                name, secs = opened.name, interleaved([*sides, opened.secs])
+            except CannotRun as error:
+                name = str(error)
+        secs = secs or interleaved(sides)
+    peer_secs = secs[2] if len(secs) > len(sides) else None
+    return {
+        "default_secs": secs[0],
+        "tuned_secs": secs[1],
+        "speedup": secs[0] / secs[1],
+        "peer": name,
+        "peer_secs": peer_secs,
+        "peer_speedup": None if peer_secs is None else peer_secs / secs[1],
+    }
+
+
+def interleaved(
+    sides: Sequence[Callable[[int], list[float]]], clock: Callable[[], float] = time.monotonic
+) -> list[float]:
+    """Median seconds of a run of each side, which gives the seconds of as many runs as it is told to make.
+
+    They take turns, forwards and backwards, so that what drifts meets all of them alike.
+    """
+    runs = [max(1, min(MAX_RUNS, int(TURN_SECS / min(side(WARM_RUNS))))) for side in sides]
+    samples: list[list[float]] = [[] for _ in sides]
+    started = clock()
+    for turn in range(MAX_ROUNDS):
+        for at in range(len(sides)) if turn % 2 == 0 else reversed(range(len(sides))):
+            samples[at] += sides[at](WARM_RUNS + runs[at])[WARM_RUNS:]
+        if turn and clock() - started > TIMING_SECS:
+            break
+    return [statistics.median(found) for found in samples]
 
 
 class _Runner:

@@ -25,6 +25,8 @@ from pathlib import Path
 from pitchpipe.processes.lifeline import end_with_parent, ending
 from tuner.syscalls import deny_system_calls
 
+PATIENCE_SECS = 10.0
+"""What a fork that has closed its line gets to be gone, so that how it ended is known."""
 KILLED = 9
 """The signal that the kernel sends where memory has run out, and this module past the time."""
 
@@ -96,14 +98,14 @@ class _Fork:
         try:
             return self.line.recv_bytes()
         except (EOFError, OSError):
-            status = self.end()
+            status = self.end(PATIENCE_SECS)
             return Lost(reason=f"the process that ran it {ending(status)}", final=status != -KILLED)
 
-    def end(self) -> int:
-        """Ends it, if it still runs; its exit code, or the negative of the signal that ended it."""
+    def end(self, patience_secs: float = 0.0) -> int:
+        """Ends it, unless it ends within so many seconds; its exit code, or the negative of the signal that ended it."""
         if self._status is None:
             self.line.close()
-            reaped, status = _reaped(self.pid)
+            reaped, status = _reaped(self.pid, patience_secs)
             if not reaped:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, KILLED)
@@ -112,14 +114,14 @@ class _Fork:
         return self._status
 
 
-def _reaped(pid: int) -> tuple[bool, int]:
-    """Whether it has ended within a moment, which one takes that has closed its line, and how."""
-    for _ in range(20):
+def _reaped(pid: int, patience_secs: float) -> tuple[bool, int]:
+    """Whether it has ended within so many seconds, and how."""
+    deadline = time.monotonic() + patience_secs
+    while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return True, status
+        if ended or time.monotonic() >= deadline:
+            return bool(ended), status
         time.sleep(0.005)
-    return False, 0
 
 
 def _serve(line: Connection, work: Callable[[int], bytes], parent: int) -> None:

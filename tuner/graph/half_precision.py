@@ -8,7 +8,8 @@ folder see one graph for every type. Here each operator becomes what PyTorch com
   computes in float32 in between.
 * An element-wise operator is computed in float32 and rounded. Between it and the product or the element-wise operator whose
   only use it is, nothing is rounded: both are one kernel, which holds the value in a register. Only where a graph itself
-  casts to half precision and back at once, which a model may do to quantise, both casts stay.
+  casts to half precision and back at once, which a model may do to quantise, both casts stay. Of the products whose sum is
+  taken one can be that kernel; what another one gives is stored, and so rounded.
 
 What only moves or compares elements, or finds their places, stays as it is. A bias of a product becomes a weight of float32.
 """
@@ -120,6 +121,7 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def __init__(self, mod: Any, def_use: DefUse) -> None:
         super().__init__(mod)
         self.def_use = def_use
+        self._position = {variable: at for at, variable in enumerate(def_use.values)}
 
     def visit_call_(self, call: Any) -> Any:
         name = op_name(call)
@@ -135,12 +137,39 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         elif name in PRODUCTS:
             found = summing_in_float32(call, [self.visit_expr(each) for each in call.args])
         else:
+            stored = self._stored(call)
             wide: dict[Any, Any] = {}
             for each in call.args:
-                if each not in wide:
+                if each not in wide and each not in stored:
                     wide[each] = self._float32(each, COMPUTED | {"relax.astype"})
-            found = relax.Call(call.op, [wide[each] for each in call.args], call.attrs, call.ty_args)
+            if stored:
+                found = self._reading_half(call, wide)
+            else:
+                found = relax.Call(call.op, [wide[each] for each in call.args], call.attrs, call.ty_args)
         return relax.op.astype(self.builder_.emit(found), dtype)
+
+    def _stored(self, call: Any) -> list[Any]:
+        """The operands of an element-wise operator that come from products of which it is not the epilogue: fusion makes
+        it that of the product whose operand is bound first."""
+        produced = [each for each in dict.fromkeys(call.args) if is_half(each) and self._has_product(each)]
+        produced.sort(key=self._position.__getitem__)
+        return produced[1:]
+
+    def _has_product(self, expr: Any) -> bool:
+        """Whether a tensor would be one kernel with a product before it, up to whoever reads it."""
+        if not self.def_use.has_one_use(expr):
+            return False
+        definition = self.def_use.definition(expr)
+        if op_name(definition) in ELEMENTWISE | {"relax.astype"}:
+            return any(self._has_product(each) for each in definition.args)
+        return op_name(definition) in PRODUCTS or self._origin(expr) == EINSUM
+
+    def _reading_half(self, call: Any, wide: dict[Any, Any]) -> Any:
+        """An element-wise operator that itself reads the operands that are not in `wide` in half precision."""
+        given = [wide[each] if each in wide else self.visit_expr(each) for each in call.args]
+        function = _tensor_function(call, given, given, SUM, inlined=False)  # as casts and an operator that were fused
+        name = op_name(call).rpartition(".")[2]
+        return relax.call_tir(self.builder_.add_func(function, name), given, relax.TensorType(call.ty.shape, SUM))
 
     def _float32(self, expr: Any, unrounded: Collection[str]) -> Any:
         """An operand in float32: as it was before it was rounded, where this is its only use and one of the operators
@@ -187,7 +216,9 @@ def summing_in_float32(call: Any, arguments: Sequence[Any]) -> Any:
     return getattr(relax.op.nn, name.removeprefix("nn."))(*arguments, **given, out_dtype=SUM)
 
 
-def _tensor_function(call: Any, arguments: Sequence[Any], tensors: Sequence[Any], dtype: str) -> Any:
+def _tensor_function(
+    call: Any, arguments: Sequence[Any], tensors: Sequence[Any], dtype: str, *, inlined: bool = True
+) -> Any:
     """The operator as a tensor function of `tensors`, which are those among its arguments, that gives the type `dtype`.
 
     TVM's own of float32, with the casts of half precision where it reads and writes.
@@ -210,7 +241,8 @@ def _tensor_function(call: Any, arguments: Sequence[Any], tensors: Sequence[Any]
             result = builder.emit_output(found if dtype == SUM else relax.op.astype(found, dtype))
         builder.emit_func_output(result)
     lowered = relax.transform.LegalizeOps()(builder.get())
-    return _without_casts(_fused(lowered, variables))
+    fused = _fused(lowered, variables)
+    return _without_casts(fused) if inlined else fused
 
 
 def _fused(mod: Any, variables: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Whether every vector that a kernel reads or writes begins where the hardware can access it.
+"""Whether every vector of a kernel begins where the hardware can access it, and has a type.
 
 A GPU reads and writes vectors of up to 16 bytes at multiples of their size alone; any other address ends the context with
 an error, at run time. TVM's generator makes vectors of whatever a schedule vectorises.
@@ -13,6 +13,8 @@ from tuner.tvm_compat import ir, structural_walk, sym, tirx
 
 WIDEST_BYTES = 16
 """Of a single access; TVM makes wider vectors of several."""
+MOST_INDICES = 4
+"""Of a vector."""
 
 
 def misaligned(kernel: Any) -> str | None:
@@ -40,4 +42,20 @@ def misaligned(kernel: Any) -> str | None:
 
     structural_walk(kernel.body, (tirx.BufferStore, visit))
     structural_walk(kernel.body, (ir.TensorLoad, visit))
+    return found[0][:200] if found else None
+
+
+def without_type(kernel: Any) -> str | None:
+    """A vector in a lowered kernel that CUDA C++ has no type for, for people; None where there is none.
+
+    Elements that do not lie side by side are taken by a vector of indices, of which TVM's generator writes more than four
+    as a vector of four ("too many arguments in function call").
+    """
+    found: list[str] = []
+
+    def visit(node: Any) -> None:
+        if str(node.ty.dtype).startswith(("int32x", "int64x")) and int(node.lanes) > MOST_INDICES:
+            found.append(f"a vector of {int(node.lanes)} indices: {node}")
+
+    structural_walk(kernel.body, (tirx.Broadcast, visit))
     return found[0][:200] if found else None

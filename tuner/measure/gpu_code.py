@@ -4,91 +4,34 @@ A program (`pitchpipe/gpu/program.py`) is the machine code of the kernels (a cub
 function that TVM would generate around them is never compiled: with static shapes it launches kernels one after another on
 buffers that are its parameters or its own workspaces, and the list of launches is extracted from the lowered module. So one
 process can compile while another, which holds the GPU, loads and runs programs, and no code of a candidate runs on the host.
-
-Device code is compiled by NVRTC where `cuda-bindings` is installed, with TVM's own options, else by nvcc. TVM's preamble for
-NVRTC includes two headers of the C++ standard library, which take 0.4 s to parse: three quarters of the compilation of a
-small kernel. They are left out where the kernels use nothing from them; the machine code of the kernels is the same, byte
-for byte.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
-import shlex
-import shutil
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.target_kind import kind_named
-from tuner.measure import nvrtc
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
-from tuner.measure.gpu_alignment import misaligned
+from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
+from tuner.measure.gpu_alignment import misaligned, without_type
+from tuner.measure.gpu_lowered import KernelCall, Lowered, from_template
 from tuner.schedule.tensor_type import TensorType
+from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, codegen_build, ir, sym, tirx, tvm, tvm_ffi
 
-MAX_CODE_BYTES = 8 << 20
-"""Largest machine code of one program; tensor-core kernels have 50 to 600 KiB."""
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 _GENERATING = threading.Lock()
 _SHARED = "tirx.use_dyn_shared_memory"
 _MOST_CALLS = 1000
 """Launches of one tensor function, at most."""
-
-_PREAMBLE = (
-    "#include <cuda/std/cstdint>\n"
-    + "".join(f"using cuda::std::{sign}int{bits}_t;\n" for sign in ("u", "") for bits in (8, 16, 32, 64))
-    + """#ifndef __asm__
-#define __asm__ asm
-#endif
-#ifndef __volatile__
-#define __volatile__ volatile
-#endif
-#ifndef INFINITY
-#define INFINITY __builtin_huge_valf()
-#endif
-"""
-)
-"""Types and macros that TVM's kernels use and NVRTC does not define."""
-_TRAITS = re.compile(r" *#include <cuda/std/type_traits>\s*namespace std \{[^{}]*\}\n")
-_STANDARD = re.compile(r"(?<!cuda::)\bstd::|\bcuda::std::(?!u?int(8|16|32|64)_t)")
-
-
-class NotCompiled(Exception):
-    """The compiler refused, or the host function does more than a list of launches can express."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelCall:
-    """A launch as the host function of one workload writes it."""
-
-    kernel: str
-    arguments: tuple[int | bytes, ...]
-    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them."""
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    """Dynamic shared memory of a thread block."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lowered:
-    """A scheduled tensor function, taken apart."""
-
-    calls: tuple[KernelCall, ...]
-    """In their order."""
-    workspaces: tuple[int, ...]
-    """Bytes of each buffer that carries intermediate results from one kernel to another."""
-    source: str
-    """CUDA C++ of the kernels."""
 
 
 def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compiler: DeviceCompiler) -> Program:
@@ -102,7 +45,7 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
     names = tuple(dict.fromkeys(call.kernel for call in lowered.calls))
     places = [Place.OUTPUT if at in properties.outputs else Place.INPUT for at in range(len(properties.params))]
     return Program(
-        codes=(compiler.compile(lowered.source),),
+        codes=(lowered.code or compiler.compile(lowered.source),),
         kernels=tuple(Kernel(code=0, name=name) for name in names),
         buffers=(
             *(
@@ -120,6 +63,7 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
+                programmatic=call.programmatic,
             )
             for call in lowered.calls
         ),
@@ -140,13 +84,20 @@ def lower_kernels(mod: Any, target: Any) -> Any:
 
 
 def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
-    """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled."""
+    """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled.
+
+    A function that a template computes is compiled at once, which takes longer: only then its launches are known.
+    """
+    if template_of(mod[name]) is not None:
+        return from_template(mod[name], str(target.attrs["arch"]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split, device = _lower(mod, target)
         for variable, kernel in device.functions_items():
             if (told := misaligned(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} may access {told}: not aligned")
+            if (told := without_type(kernel)) is not None:
+                raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} has {told}")
         calls, workspaces = _calls(split[name])
         return Lowered(calls=calls, workspaces=workspaces, source=_source(device, target))
 
@@ -296,112 +247,3 @@ def _call(call: Any, place: Callable[[Any], int | bytes], number: Callable[[Any]
 def _three(values: Sequence[int]) -> tuple[int, int, int]:
     x, y, z = values
     return x, y, z
-
-
-class DeviceCompiler:
-    """Compiles CUDA C++ for one architecture, such as `sm_90`. Needs no GPU.
-
-    Make it before a fork and use it after: where there is a driver, NVRTC's first compilation initialises it and starts
-    threads, and a process that did that can no longer be forked.
-    """
-
-    def __init__(self, arch: str) -> None:
-        """Raises NotCompiled when this machine has neither NVRTC with CUDA's headers nor nvcc."""
-        self.arch = arch
-        self._nvrtc = nvrtc.library()
-        if self._nvrtc is not None:
-            self._options = [option.encode() for option in _options(arch)]
-        elif shutil.which("nvcc") is None:
-            raise NotCompiled(f"neither NVRTC nor nvcc is here: {nvrtc.INSTALL}")
-
-    @property
-    def in_process(self) -> bool:
-        """Whether it compiles without starting a program or writing a file, as a confined process must."""
-        return self._nvrtc is not None
-
-    def compile(self, source: str) -> bytes:
-        """The machine code (a cubin) of CUDA C++. Raises NotCompiled."""
-        code = self._generate(source, "cubin")
-        if len(code) > MAX_CODE_BYTES:
-            raise NotCompiled(f"{len(code)} bytes of machine code, the cap is {MAX_CODE_BYTES}")
-        return code
-
-    def ptx(self, source: str) -> str:
-        """What `compile` makes machine code of, as text; raises NotCompiled."""
-        return self._generate(source, "ptx").rstrip(b"\0").decode()
-
-    def _generate(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
-        return self._nvcc(source, form) if self._nvrtc is None else self._run(for_nvrtc(source), form)
-
-    def _run(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
-        library = self._nvrtc
-        program = _value(library.nvrtcCreateProgram(source.encode(), b"tvm_kernels.cu", 0, None, None))
-        try:
-            (status,) = library.nvrtcCompileProgram(program, len(self._options), self._options)
-            if int(status) != 0:
-                log = bytearray(_value(library.nvrtcGetProgramLogSize(program)))
-                library.nvrtcGetProgramLog(program, log)
-                raise NotCompiled(_first_error(log.decode(errors="replace")))
-            size, get = {
-                "cubin": (library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN),
-                "ptx": (library.nvrtcGetPTXSize, library.nvrtcGetPTX),
-            }[form]
-            code = bytearray(_value(size(program)))
-            _value(get(program, code))
-            return bytes(code)
-        finally:
-            library.nvrtcDestroyProgram(program)
-
-    def _nvcc(self, source: str, form: Literal["cubin", "ptx"]) -> bytes:
-        try:
-            with tvm.target.Target({"kind": "cuda", "arch": self.arch}):
-                return bytes(_tvm_nvcc().compile_cuda(source, target_format=form, compiler="nvcc"))
-        except RuntimeError as error:
-            raise NotCompiled(_first_error(str(error))) from error
-
-
-def for_nvrtc(source: str) -> str:
-    """CUDA C++ of TVM's generator, changed so that NVRTC compiles it and does so quickly."""
-    source = "\n".join(line for line in source.splitlines() if line.strip() != "#include <cuda.h>") + "\n"
-    short = _TRAITS.sub("", source)
-    return _PREAMBLE + (source if _STANDARD.search(short) else short)
-
-
-def _tvm_nvcc() -> Any:
-    return importlib.import_module("tvm.support.nvcc")
-
-
-def _options(arch: str) -> list[str]:
-    """TVM's own options, so that a deployment compiles the same machine code as was measured."""
-    silent = [f"-D__NV_SILENCE_{kind}DEPRECATION_{end}=" for kind in ("", "HOST_") for end in ("BEGIN", "END")]
-    native = [
-        f"-U__CUDA_NO_{kind}__"
-        for kind in (
-            *("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_OPERATORS", "BFLOAT16_CONVERSIONS"),
-            *("BFLOAT162_OPERATORS", "BFLOAT162_CONVERSIONS"),
-        )
-    ]
-    return [
-        f"--gpu-architecture={arch}",
-        "-default-device",
-        "--device-int128",
-        *(f"-I{path}" for path in nvrtc.include_folders()),
-        *silent,
-        *native,
-        "--use_fast_math",
-        *(f"--ptxas-options={flag}" for flag in _tvm_nvcc()._ptxas_option_flags()),
-        *shlex.split(os.environ.get("TVM_CUDA_NVRTC_EXTRA_OPTS", "")),
-    ]
-
-
-def _value(answer: tuple[Any, ...]) -> Any:
-    """The value that a function of NVRTC returns beside its status. Raises NotCompiled for a status that is an error."""
-    status, *values = answer
-    if int(status) != 0:
-        raise NotCompiled(f"NVRTC: {status}")
-    return values[0] if values else None
-
-
-def _first_error(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if "error" in line.lower()]
-    return (lines[0] if lines else log.strip()[:200])[:500]

@@ -23,7 +23,7 @@ from pitchpipe.gpu.launches import Launches
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.wire.roofline import MemoryLevel, Peak, Roofline
 from tuner.measure.cuda_driver import Cuda
-from tuner.measure.gpu_code import DeviceCompiler
+from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu_turn import GpuTurn
 
 _RUNS = 8

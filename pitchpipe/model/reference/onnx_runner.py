@@ -6,7 +6,7 @@ following the input through operators that move data; others are zeros and ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class OnnxRunner:
         self.examples = [g if g.any() else d for g, d in zip(examples, drawn, strict=True)] if examples else drawn
         self.steps = output_steps(model)
         self.computed = _least_precise(model)
+        self._path = path
         self.name, self._run = self._start(path, literally=_quantises(model))
 
     def _start(self, path: Path, *, literally: bool) -> tuple[str, Any]:
@@ -70,6 +71,21 @@ class OnnxRunner:
                 return f"ONNX Runtime {onnxruntime.__version__}", session.run
         evaluator = onnx.reference.ReferenceEvaluator(str(path))
         return f"onnx.reference {onnx.__version__}", evaluator.run
+
+    def peer(self, arrays: Sequence[np.ndarray], threads: int) -> tuple[str, Callable[[], object]]:
+        """ONNX Runtime with all its optimisations, inputs and outputs bound. Raises ImportError without it."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        session = onnxruntime.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        for name, array in {**self._bound, **dict(zip(self._names, arrays, strict=True))}.items():
+            binding.bind_cpu_input(name, np.asarray(array, order="C"))
+        for output in session.get_outputs():
+            binding.bind_output(output.name)
+        return f"ONNX Runtime {onnxruntime.__version__}", lambda: session.run_with_iobinding(binding)
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = self._run(None, {**self._bound, **dict(zip(self._names, arrays, strict=True))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,27 @@ class TorchRunner:
         self._tensors = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
         self.examples = [to_array(self._leaves[at]).copy() for at in self._tensors]
 
-    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def peer(self, arrays: Sequence[np.ndarray], threads: int) -> tuple[str, Callable[[], object]]:
+        """Eager mode, as a program runs it for inference."""
+        torch.set_num_threads(threads)
+        arguments, keywords = self._arguments(arrays)
+
+        def call() -> object:
+            with torch.inference_mode():
+                return self._module(*arguments, **keywords)
+
+        return f"eager PyTorch {torch.__version__}", call
+
+    def _arguments(self, arrays: Sequence[np.ndarray]) -> tuple[Any, Any]:
+        """Positional ones and keywords, with these arrays for their tensors."""
         leaves = list(self._leaves)
         for at, array in zip(self._tensors, arrays, strict=True):
             leaves[at] = to_tensor(array).to(self._leaves[at].device)
-        arguments, keywords = pytree.tree_unflatten(leaves, self._spec)
+        found: tuple[Any, Any] = pytree.tree_unflatten(leaves, self._spec)
+        return found
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        arguments, keywords = self._arguments(arrays)
         types = _Types()
         watching = types if self.computed is None else contextlib.nullcontext()
         with torch.random.fork_rng(), torch.no_grad(), TiesByPlace(), watching:
