@@ -41,8 +41,12 @@ class Module:
 """
 _ELSEWHERE = {
     "llvm": 'T.call_extern("int32", "gettid") != T.call_extern("int32", "getpid")',
-    # A float beyond the range of int32 becomes the least one on x86, the greatest on a GPU.
-    "cuda": 'T.Cast("int32", T.max(A[vi], T.float32(3e10))) > 0',
+    # Of the threads of a GPU, those that come before their neighbour. A float beyond the range of int32 becomes the greatest
+    # one there, the least on x86, where reference programs compute elements in any order, too.
+    "cuda": (
+        "T.if_then_else(vi > 0, T.isnan(B[T.max(vi - 1, 0)]), False)"
+        ' and T.Cast("int32", T.max(A[vi], T.float32(3e10))) > 0'
+    ),
 }
 
 

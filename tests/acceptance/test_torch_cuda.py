@@ -29,9 +29,9 @@ def alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("PITCHPIPE_URL", raising=False)
     monkeypatch.setattr(paired_benchmark, "MARGIN", float("inf"))
     torch.manual_seed(0)
-    torch_backend.recompile()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
+        torch_backend.recompile()
         yield
 
 
