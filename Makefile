@@ -1,6 +1,6 @@
 # The same few commands everywhere. Each does its own set-up into .venv; a second call of a set-up does nothing.
 #
-#   make demo         tune a ResNet-18 on this machine and compare it with the baseline build
+#   make demo         tune a ResNet-18 on this machine and compare it with the default build and ONNX Runtime
 #   make check        lint, and the tests that need no compiler, no PyTorch and no database: before every commit, under a minute
 #   make test         the whole suite, and its slowest tests; T=tests/unit/test_budget.py runs a part of it
 #   make lint         ruff, mypy, import-linter, hadolint

@@ -196,7 +196,7 @@ def _prepare_process() -> None:
         return step(name)(data, arrays or {}, **given)
 
     identity.run_step = here  # type: ignore[assignment]
-    building.run_step = here
+    building.run_step = sdk.run_step = here
     building.prove = lambda *_args, **_given: SimpleNamespace(ok=True, wrong=False, detail="")  # type: ignore[assignment,return-value]
     sdk.linker = lambda: None  # type: ignore[assignment]
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """Operators that memory bounds, at the shapes of BERT-base, ViT-B/16, ResNet and MobileNetV2: bytes per second.
 
     python benchmarks/memory_bound.py
+    python benchmarks/memory_bound.py --target cuda --json     (memory_bound_cuda.py says how)
 
 Four ways take turns on the same inputs: the baseline, the default schedule, PyTorch's eager
 operator where PyTorch is installed, and a copy that moves as many bytes on as many threads.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import memory_bound_cuda
 import numpy as np
 from environment import environment, parser, show
 
@@ -252,7 +254,12 @@ def _mean_secs(side: Callable[[], Any], secs: float) -> float:
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--target", choices=("llvm", "cuda"), default="llvm")
+    options = arguments.parse_args()
+    if options.target == "cuda":
+        memory_bound_cuda.main(options)
+        return
     target = detect_target("auto")
     os.environ |= OPENMP
     rounds = 5 if options.quick else 11

@@ -22,6 +22,7 @@ from typing import Any
 import gpu_tables
 import readme_figures
 import result_tables as tables
+import verdict_tables as verdicts
 from cells import number
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,37 +100,37 @@ SECTIONS = (
     Section(file="isolation_cuda", title="Hostile candidates on a GPU", script="isolation", table=tables.isolation),
     Section(file="false_wins", title="A program beside itself", script="false_wins", table=tables.false_wins),
     Section(file="agreement", title="Served times measured again", script="agreement", table=tables.agreement),
-    Section(file="coverage", title="Small architectures", script="coverage", table=tables.coverage),
+    Section(file="coverage", title="Small architectures", script="coverage", table=verdicts.coverage),
     Section(
         file="coverage_zoo",
         title="Five whole models by load",
         script="coverage",
-        table=tables.coverage,
+        table=verdicts.coverage,
         more="Here with `--models`: the first five of `benchmarks/models.py`, in full size.",
     ),
     Section(
         file="coverage_more",
         title="Five further models by load",
         script="coverage",
-        table=tables.coverage,
+        table=verdicts.coverage,
         more="Here with `--models`: the other five of `benchmarks/models.py`.",
     ),
-    Section(file="onnx_nodes", title="Node tests of ONNX", script="onnx_nodes", table=tables.onnx_nodes),
+    Section(file="onnx_nodes", title="Node tests of ONNX", script="onnx_nodes", table=verdicts.onnx_nodes),
     Section(
         file="torch_operators",
         title="Operators of torch, exported",
         script="torch_operators",
-        table=tables.torch_operators,
+        table=verdicts.torch_operators,
     ),
     Section(
         file="torch_operators_compile",
         title="Operators of torch through torch.compile",
         script="torch_operators",
-        table=tables.torch_operators,
+        table=verdicts.torch_operators,
         more="Here with `--compile`.",
     ),
     Section(
-        file="other_frontends", title="JAX, flax and TFLite", script="other_frontends", table=tables.other_frontends
+        file="other_frontends", title="JAX, flax and TFLite", script="other_frontends", table=verdicts.other_frontends
     ),
 )
 

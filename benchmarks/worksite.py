@@ -104,8 +104,12 @@ class Site(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def zygote(self) -> psutil.Process:
+    def fork_server(self) -> psutil.Process:
         (found,) = self.worker.children()
+        return found
+
+    def zygote(self) -> psutil.Process:
+        (found,) = self.fork_server().children()
         return found
 
     def asleep(self) -> Asleep | None:
@@ -116,9 +120,10 @@ class Site(ABC):
 
     def state(self) -> State:
         """Of this moment."""
-        zygote = self.zygote()
+        server, zygote = self.fork_server(), self.zygote()
         tasks = zygote.children()
-        known = {process.pid for process in (self.worker, zygote, *tasks)}
+        meant = (self.worker, server, zygote, *tasks)
+        known = {process.pid for process in meant}
         if self.target.kind == "cuda":  # Each may keep the one process that holds the GPU.
             known |= {children[0].pid for task in tasks if len(children := task.children()) == 1}
         below = {process.pid for process in self.worker.children(recursive=True)}
@@ -127,7 +132,7 @@ class Site(ABC):
         return State(
             strays={(pid, _name(pid)) for pid in strays | zombies},
             files=self._files(),
-            descriptors=sum(process.num_fds() for process in (self.worker, zygote, *tasks)),
+            descriptors=sum(process.num_fds() for process in meant),
             resident_bytes={"worker": self.worker.memory_info().rss, "zygote": zygote.memory_info().rss},
             device_bytes=_device_bytes() if self.target.kind == "cuda" else 0,
         )
@@ -154,12 +159,15 @@ class Site(ABC):
         return {pid for pid in adopted if os.waitpid(pid, os.WNOHANG)[0] == 0}
 
     def _with_its_environment(self) -> set[int]:
-        """Processes anywhere on the host that inherited the worker's environment; the server's are not among them."""
+        """Processes anywhere on the host that inherited the worker's environment, or are forks of its fork server, whose
+        command line they share; the server's are not among them."""
         mark = f"TMPDIR={self.folders['tmp']}".encode()
+        command = Path(f"/proc/{self.fork_server().pid}/cmdline").read_bytes()
         found = set()
         for pid in psutil.pids():
             with suppress(OSError):
-                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                inherited = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if inherited or Path(f"/proc/{pid}/cmdline").read_bytes() == command:
                     found.add(pid)
         return found
 
@@ -235,12 +243,18 @@ class Alone(Site):
         self._sandbox = Sandbox(target)
         self.worker = psutil.Process()
 
+    def fork_server(self) -> psutil.Process:
+        found = self.zygote().parent()
+        if found is None:
+            raise ValueError("the zygote is gone")
+        return found
+
     def zygote(self) -> psutil.Process:
         assert self._sandbox._process is not None
         return psutil.Process(self._sandbox._process.pid)
 
     def started(self) -> set[int]:
-        return {self.zygote().pid}
+        return {self.fork_server().pid}
 
     def _measure(
         self,

@@ -202,6 +202,13 @@ class TargetKind(ABC):
     def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
         """Design spaces beside MetaSchedule's: (module, target) -> sketches, the best first."""
 
+    has_templates: ClassVar[bool] = False
+    """Whether a template (tuner/templates/) may compute a workload."""
+
+    def templates(self, workload: Workload, target: Target) -> Sequence[Any]:
+        """The points of templates for the workload: `tuner.templates.space.Ranked`, the best by their estimate first."""
+        return ()
+
     replays_candidates: ClassVar[bool] = False
     """Whether `replayed` finds faults often enough to be asked before a candidate is issued."""
 

@@ -17,7 +17,7 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -292,6 +292,11 @@ def uses(expression: Any, variable: Any) -> bool:
 def loop_bindings(schedule: Any, block: Any) -> list[Any]:
     """What each axis of a block is bound to, in the order of its `iter_vars`."""
     return list(_block_realize(schedule, block).iter_values)
+
+
+def tensor_in(memory: Any, shape: Sequence[int], dtype: str) -> Any:
+    """A tensor of that shape and type in NumPy's bytes, which it keeps: contiguous, writable, on a boundary of 64 bytes."""
+    return tvm.runtime.from_dlpack(memory)._create_view(tuple(shape), dtype)
 
 
 def evict(tensors: list[Any]) -> None:

@@ -252,7 +252,10 @@ def export_schedules(
     except OSError as error:
         raise InvalidInput(f"{folder} cannot be written: {error.strerror}") from error
     if written < len(entries):
-        print(f"{len(entries) - written} left out: stock TVM has no step for Winograd's algorithm", file=sys.stderr)
+        print(
+            f"{len(entries) - written} left out: stock TVM has neither templates nor rewrites of workloads",
+            file=sys.stderr,
+        )
     print(written)
 
 

@@ -15,9 +15,9 @@ from pitchpipe.processes.plugins import step
 from pitchpipe.target_kind import kinds
 from pitchpipe.wire._base import Wire
 
-PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "apache-tvm-ffi-orcjit": "0.1.3"}
 """Versions that are known to work together; a later apache-tvm-ffi crashes in the search."""
-SHOWN = ("pitchpipe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "numpy", "onnx", "fastapi", "sqlalchemy", "torch")
+SHOWN = ("pitchpipe", *PINNED, "xgboost-cpu", "numpy", "onnx", "fastapi", "sqlalchemy", "torch")
 
 
 class Finding(Wire):

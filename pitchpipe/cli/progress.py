@@ -58,7 +58,8 @@ def describe(job: JobView) -> str:
     if progress.reused_tasks:
         parts.append(f"{progress.reused_tasks} tasks reused")
     if progress.best_secs is not None:
-        parts.append(f"best {progress.best_secs * 1e3:.2f} ms")
+        guessed = f" (tasks estimated: {progress.estimated_tasks})" if progress.estimated_tasks else ""
+        parts.append(f"best {progress.best_secs * 1e3:.2f} ms{guessed}")
     if progress.eta_secs is not None and not job.state.ended:
         eta = f"{progress.eta_secs:.0f} s left"
         if progress.eta_low_secs is not None and progress.eta_high_secs is not None:

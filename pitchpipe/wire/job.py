@@ -157,7 +157,15 @@ class Progress(Wire):
     trials: int = Field(default=0, ge=0)
     failed_trials: int = Field(default=0, ge=0)
     reused_tasks: int = Field(default=0, ge=0)
-    best_secs: float | None = Field(default=None, description="sum over tasks of weight x best median so far")
+    best_secs: float | None = Field(
+        default=None,
+        description="sum over tasks of weight x best median so far; absent while some task has neither a time nor a bound",
+    )
+    estimated_tasks: int = Field(
+        default=0,
+        ge=0,
+        description="tasks of that sum without a time so far; they count with a multiple of their bound, that of the others",
+    )
     eta_secs: float | None = Field(default=None, ge=0)
     eta_low_secs: float | None = Field(default=None, ge=0)
     eta_high_secs: float | None = Field(default=None, ge=0)

@@ -67,7 +67,8 @@ class Candidate(Wire):
 
     digest: Digest
     trace: str = Field(
-        max_length=1 << 20, description="JSON text: [instructions, decisions], as MetaSchedule writes it"
+        max_length=1 << 20,
+        description="JSON text: [instructions, decisions], as MetaSchedule writes it, or a template with its arguments",
     )
     predicted: float | None = Field(default=None, description="the cost model's score, higher is better")
 

@@ -89,8 +89,21 @@ class JobQueue:
             if rows.origin.idle and jobs.waited_for(session, rows.project) & {target.key for target in rows.targets}:
                 return False
             open_ = len(batches.open_(session, rows.job))
-            ready = [worker for worker in workers.active(session, rows.project) if worker.target in rows.targets]
-        return open_ + waiting < BATCHES_AHEAD * max(1, len(ready))
+            ready = workers.serving(session, rows.project, rows.targets)
+        return open_ + waiting < BATCHES_AHEAD * max(1, ready)
+
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
+        """Cancels the job's candidates for these purposes that no worker has leased."""
+        rows = self.rows
+        with rows.database.transaction() as session:
+            coordination.assure(session, rows.holder)
+            batches.withdraw(session, rows.job, purposes)
+
+    def parallel(self) -> int:
+        """Active workers of the job's targets, at least one."""
+        rows = self.rows
+        with rows.database.reading() as session:
+            return max(1, workers.serving(session, rows.project, rows.targets))
 
 
 class JobReplays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -38,8 +39,8 @@ BATCH_CANDIDATES = 32
 DONORS = 4
 """Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/tuning/budget.py,
 FEWEST)."""
-CONFIRM_SECS = 1.5
-"""Seconds held back from a budget in seconds for each task's confirming run."""
+LOOK_SECS = 1.0
+"""Time between two looks for a worker, without which the job's clock stands."""
 MAX_CRASHES = 3
 """Deaths of the process that splits a model, after which the job fails: one may be due to a host without memory."""
 
@@ -65,15 +66,18 @@ class JobRun:
         self._crashes = 0
         self._loop: TuningLoop | None = None
         self._confirming = False
-        self._published = 0
+        self._published: tuple[int, int, int] | None = None
         self._spent_secs = 0.0
-        self._looked_at = time.monotonic()
+        self._stepped_at = time.monotonic()
+        self._looked_at = -math.inf
+        self._served = True
 
     def step(self) -> None:
         """Advances the job as far as is possible without waiting. Raises the error that fails the job, or RoleLost."""
         now = time.monotonic()
-        self._spent_secs += now - self._looked_at
-        self._looked_at = now
+        if self._loop is None or self._has_worker(now):
+            self._spent_secs += now - self._stepped_at
+        self._stepped_at = now
         if self._loop is None:
             view = self._view()
             if view.state in (JobState.QUEUED, JobState.INGESTING) and not self._ingest(view):
@@ -82,13 +86,21 @@ class JobRun:
             self._confirming = view.state is JobState.CONFIRMING
             self._loop = self._build_loop(view)
         finished = self._loop.step(self._spent_secs)
-        if self._ledger.trials != self._published:
+        if self._known() != self._published:
             self._publish()
         if finished:
             self._complete()
         elif not self._loop.searching and not self._confirming:
             self._confirming = True
             self._enter(JobState.CONFIRMING)
+
+    def _has_worker(self, now: float) -> bool:
+        """Whether a worker of one of the job's targets is there."""
+        if now - self._looked_at >= LOOK_SECS:
+            self._looked_at = now
+            with self.database.reading() as session:
+                self._served = workers.serving(session, self.project, self._targets) > 0
+        return self._served
 
     def abandon(self) -> None:
         """Cancels the steps that the executor has not started yet."""
@@ -197,11 +209,9 @@ class JobRun:
             open_ = batches.open_(session, self.job)
             early = batches.charged_early(session, self.job)
         self._offered = self._effort(view, self._tasks)
-        seconds = view.budget.seconds
-        if seconds is not None:
-            seconds = max(1.0, seconds - CONFIRM_SECS * len(self._tasks))
+        budget = view.budget
         self._ledger = BudgetLedger(
-            self._tasks, trials=view.budget.trials, seconds=seconds, batch_size=BATCH_CANDIDATES
+            self._tasks, trials=budget.trials, seconds=budget.seconds, batch_size=BATCH_CANDIDATES
         )
         index = {(task.workload.digest, task.target.key): i for i, task in enumerate(self._tasks)}
         in_flight, batches_in_flight = [0] * len(self._tasks), [0] * len(self._tasks)
@@ -231,7 +241,7 @@ class JobRun:
                 at,
                 trials=shown.trials - counted_later,
                 failed=shown.failed_trials,
-                best_secs=fastest[0][1] if fastest else None,
+                best_secs=shown.tuned_secs or (fastest[0][1] if fastest else None),
                 in_flight=in_flight[at] + counted_later,
                 batches_in_flight=batches_in_flight[at],
             )
@@ -295,6 +305,7 @@ class JobRun:
         return [Donor(workload=one.workload, trace=one.trace) for one in found]
 
     def _confirmed(self, at: int, best: Best) -> None:
+        self._ledger.tasks[at].best_secs = best.secs
         self._decide(at, best, last=True)
 
     def _decide(self, at: int, best: Best | None, *, last: bool) -> bool:
@@ -334,18 +345,25 @@ class JobRun:
                 jobs.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
         return enough
 
+    def _known(self) -> tuple[int, int, int]:
+        """How much a view of the job can show: trials, and how many tasks have a time, and how many a bound."""
+        tasks = self._ledger.tasks
+        timed = sum(task.best_secs is not None for task in tasks)
+        return self._ledger.trials, timed, sum(task.bound_secs is not None for task in tasks)
+
     def _publish(self) -> None:
         """Stores the job's progress and appends it to its events."""
-        self._published = self._ledger.trials
-        ledger = self._ledger
-        eta = ledger.eta(self._spent_secs, tail_secs=CONFIRM_SECS * len(self._tasks))
+        self._published = self._known()
+        ledger, latency = self._ledger, self._ledger.latency()
+        eta = ledger.eta(self._spent_secs)
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
             progress = Progress(
                 trials=view.progress.trials,
                 failed_trials=view.progress.failed_trials,
                 reused_tasks=view.progress.reused_tasks,
-                best_secs=ledger.latency(),
+                best_secs=None if latency is None else latency.secs,
+                estimated_tasks=0 if latency is None else latency.estimated,
                 eta_secs=eta.secs,
                 eta_low_secs=eta.low_secs,
                 eta_high_secs=eta.high_secs,

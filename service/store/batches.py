@@ -16,7 +16,7 @@ from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
 from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_digest
-from service.tables import Base, Batch, CandidateRow, Job, JobTask, Record, spelled
+from service.tables import Base, Batch, CandidateRow, Job, JobTask, Lease, Record, spelled
 
 if TYPE_CHECKING:
     from tuner.tuning.confirm import MeasuredBatch
@@ -228,6 +228,21 @@ def cancel_job(session: Session, job: str) -> int:
     return len(rows.all())
 
 
+def withdraw(session: Session, job: str, purposes: Sequence[Purpose]) -> int:
+    """Cancels the job's queued candidates for these purposes and returns how many."""
+    rows = session.execute(
+        update(CandidateRow)
+        .where(
+            CandidateRow.job == job,
+            CandidateRow.state == CandidateState.QUEUED,
+            CandidateRow.purpose.in_(purposes),
+        )
+        .values(state=CandidateState.CANCELLED)
+        .returning(CandidateRow.id)
+    )
+    return len(rows.all())
+
+
 def counts(session: Session, job: str) -> Counts:
     """The job's candidates, counted by state."""
     rows = session.execute(
@@ -298,6 +313,8 @@ def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
 
     rows = session.execute(_with_records(batch.id, CandidateRow, Record)).all()
     timed = [record for _, record in rows if record.secs is not None]
+    lease = session.get(Lease, rows[-1][0].lease) if rows else None
+    issued = select(func.count()).select_from(CandidateRow).where(CandidateRow.batch == batch.id)
     device = get_device(session, timed[0].device_key) if timed else None
     return MeasuredBatch(
         task=task,
@@ -309,6 +326,10 @@ def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
         device_class=device.device_class if device is not None else None,
         driver=device.driver if device is not None else None,
         toolchain=get_toolchain(session, timed[0].toolchain_key).key if timed else None,
+        withdrawn=session.scalars(issued).one() - len(rows),
+        worker=lease.worker if lease is not None else None,
+        granted_at=lease.created_at if lease is not None else None,
+        ended_at=max((record.created_at for _, record in rows), default=None),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -185,6 +186,20 @@ def active(session: Session, project: str) -> list[WorkerView]:
         select(WorkerRow).where(WorkerRow.project == project, WorkerRow.state == spelled(WorkerState.ACTIVE))
     )
     return [_view(session, row) for row in rows]
+
+
+def serving(session: Session, project: str, targets: Collection[Target]) -> int:
+    """The project's active workers of these targets."""
+    keys = [target_digest(target) for target in targets]
+    return session.scalars(
+        select(func.count())
+        .select_from(WorkerRow)
+        .where(
+            WorkerRow.project == project,
+            WorkerRow.target_key.in_(keys),
+            WorkerRow.state == spelled(WorkerState.ACTIVE),
+        )
+    ).one()
 
 
 def rooflines(session: Session, project: str, target: Target) -> list[Roofline | None]:

@@ -25,7 +25,7 @@ from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from tests.compiler import models
 
 pytestmark = pytest.mark.timeout(900)
-TRIALS = 32
+TRIALS = 16
 
 
 class Fleet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from mmap import mmap
@@ -14,11 +15,21 @@ import pytest
 
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, MeasureConfig, Measurement, Stop, Timed
+from pitchpipe.wire.measure import (
+    BASELINE_TRACE,
+    Candidate,
+    CheckVerdict,
+    Failed,
+    FailureKind,
+    MeasureConfig,
+    Measurement,
+    Stop,
+    Timed,
+)
 from tuner.measure.candidate import Bench
 from workers.sandbox.builders import BuiltCandidate
-from workers.sandbox.cpu import confirm, search
-from workers.sandbox.cpu.child import SAMPLE
+from workers.sandbox.cpu import child, confirm, search
+from workers.sandbox.cpu.child import GO, SAMPLE
 from workers.sandbox.cpu.confirm import ConfirmRun
 from workers.sandbox.cpu.search import SearchRun
 from workers.sandbox.messages import Applied, Batch, Compiled, FromChild, Sample, Sampled, Waiting, Warmed, encode
@@ -73,7 +84,7 @@ def tell(line: Line, *said: Wire | dict[str, Any]) -> None:
 
 def searched(bench: Bench, candidate: Candidate, config: MeasureConfig) -> Callable[[Line], None]:
     """The child of a candidate of a search: the trace says what it does."""
-    _, building, running = HOSTILE.get(json.loads(candidate.trace), (None, [], []))
+    _, building, running = HOSTILE.get(str(json.loads(candidate.trace)), (None, [], []))
 
     def body(line: Line) -> None:
         if building:
@@ -89,7 +100,7 @@ def searched(bench: Bench, candidate: Candidate, config: MeasureConfig) -> Calla
 
 def compiled(candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
     """The builder of a candidate of a confirming run: the program is the trace."""
-    _, building, _ = HOSTILE.get(json.loads(candidate.trace), (None, [], []))
+    _, building, _ = HOSTILE.get(str(json.loads(candidate.trace)), (None, [], []))
     program = candidate.trace.encode()
 
     def body(line: Line) -> None:
@@ -104,7 +115,7 @@ def compiled(candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
 
 def loaded(bench: Bench, built: BuiltCandidate, config: MeasureConfig, copy: int) -> Callable[[Line], None]:
     """A process of a candidate of a confirming run: the program says what it does."""
-    _, building, running = HOSTILE.get(json.loads(built.program), (None, [], []))
+    _, building, running = HOSTILE.get(str(json.loads(built.program)), (None, [], []))
 
     def body(line: Line) -> None:
         tell(line, Waiting(build_secs=0.0))
@@ -135,6 +146,9 @@ class Host:
         return LIMITS
 
     builder_limits = limits
+
+    def before_building(self, candidate: Candidate) -> None:
+        pass
 
     def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
         return compiled(candidate, slot)
@@ -191,3 +205,86 @@ def test_a_report_that_makes_no_sense_ends_its_candidate_and_no_other(host: Host
             assert result.build_secs == 0.1
             assert result.rule is not None
             assert (result.rule.calls, result.check) == (7, CHECK)
+
+
+def test_a_baseline_that_is_far_behind_in_its_first_process_is_not_asked_in_the_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = mmap(-1, 4096)
+
+    def one_call(bench: Bench, built: BuiltCandidate, config: MeasureConfig, copy: int) -> Callable[[Line], None]:
+        is_baseline = built.candidate.trace == BASELINE_TRACE
+
+        def body(line: Line) -> None:
+            tell(line, Waiting(build_secs=0.0))
+            while True:
+                asked, number = line.wait()
+                if is_baseline:
+                    told[copy] += 1
+                    assert number == 1e-5, "the fastest candidate's seconds"
+                    tell(line, Sampled(run_secs=(1.0,), calls=1, stop=Stop.HOPELESS, check=CHECK))
+                else:
+                    tell(line, Sample(secs=1e-5) if asked == SAMPLE else Warmed(calls=7, secs=1e-5, check=CHECK))
+
+        return body
+
+    monkeypatch.setattr(confirm, "process_body", one_call)
+    traces = [BASELINE_TRACE, json.dumps("fine")]
+    batch = Batch(
+        candidates=tuple(Candidate.of("0" * 64, trace) for trace in traces),
+        config=MeasureConfig(),
+        purpose=Purpose.CONFIRM,
+        incumbent_secs=None,
+        usual_secs=1e-4,
+    )
+    ConfirmRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    baseline, fine = (next(r for r in host.results if r.candidate == c.digest) for c in batch.candidates)
+    assert isinstance(baseline, Timed)
+    assert isinstance(fine, Timed)
+    assert (baseline.run_secs, baseline.rule and baseline.rule.processes) == ((1.0,), 1)
+    assert len(fine.run_secs) == 18
+    assert list(told[:3]) == [1, 0, 0]
+
+
+class Asked:
+    """The parent's side of a child that runs in this process: what it is told, and what it said."""
+
+    def __init__(self, *told: tuple[bytes, float]) -> None:
+        self.told, self.said = list(told), []
+
+    def wait(self) -> tuple[bytes, float]:
+        if not self.told:
+            raise SystemExit
+        return self.told.pop(0)
+
+    def send(self, report: Wire) -> None:
+        self.said.append(report)
+
+
+@pytest.mark.parametrize(
+    ("calls", "fastest_secs", "copy", "expected"),
+    [
+        pytest.param([0.5, 0.4], 1e-3, 0, Sampled(run_secs=(0.4,), calls=1, stop=Stop.HOPELESS, check=CHECK), id="far behind"),
+        pytest.param([0.5, 2e-3], 1e-3, 0, Warmed(calls=3, secs=0.5, check=CHECK), id="only its first call was long"),
+        pytest.param([0.05], 1e-3, 1, Warmed(calls=3, secs=0.05, check=CHECK), id="fifty times as slow"),
+        pytest.param([0.5], math.nan, 0, Warmed(calls=3, secs=0.5, check=CHECK), id="nothing to compare with"),
+    ],
+)  # fmt: skip
+def test_a_process_tells_at_once_that_its_baseline_is_far_behind(
+    calls: list[float], fastest_secs: float, copy: int, expected: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(calls)
+    measuring = SimpleNamespace(
+        check=lambda sets: left.pop(0), warm=lambda config, secs: (3, secs), verdict=lambda: CHECK, warmed_sample=None
+    )
+    monkeypatch.setattr(child, "load_program", lambda data: None)
+    monkeypatch.setattr(child, "Running", lambda *a: SimpleNamespace(touch=lambda: None, call=lambda n: left.pop(0)))
+    monkeypatch.setattr(child, "Measuring", lambda *a: measuring)
+    monkeypatch.setattr(child, "spread_threads", lambda: None)
+    built = BuiltCandidate(candidate=Candidate.of("0" * 64, BASELINE_TRACE), program=b"", build_secs=0.1)
+    bench = cast(Bench, SimpleNamespace(reference_outputs=dict.fromkeys("abc")))
+    line = Asked((GO, fastest_secs))
+    with pytest.raises(SystemExit):
+        child.process_body(bench, built, MeasureConfig(), copy)(cast(Line, line))
+    assert line.said[1:] == [expected]
+    assert left == []

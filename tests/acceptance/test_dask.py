@@ -165,10 +165,10 @@ def test_a_job_is_tuned_by_a_coordinator_whose_steps_run_on_the_cluster(
                 time.sleep(0.1)
             data = step("strip_onnx")(models.tiny_network().SerializeToString()).data
             model = client.upload_model(data, name="small", format=ModelFormat.ONNX)
-            job = client.submit(JobRequest(model=model.id, targets=(this_target,), budget=Budget(trials=12)))
+            job = client.submit(JobRequest(model=model.id, targets=(this_target,), budget=Budget(trials=4)))
             view = client.wait(job.id, timeout_secs=PATIENCE_SECS)
         assert view.state is JobState.DONE, f"{view.error} {logs()}"
-        assert view.progress.trials == 12
+        assert view.progress.trials == 4
     finally:
         for process in reversed(own):
             process.terminate()

@@ -55,7 +55,9 @@ from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 WORKLOAD = "0" * 64
 CHECK = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1.0, input_sets=3)
-CONFIG = MeasureConfig(run_timeout_secs=0.5, build_timeout_secs=20, min_samples=3)
+CONFIG = MeasureConfig(run_timeout_secs=60, build_timeout_secs=60, min_samples=3)
+HURRIED = CONFIG.model_copy(update={"run_timeout_secs": 3.0})
+"""For programs that hang."""
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=60, confined=False)
 
 
@@ -114,11 +116,15 @@ class Host:
         self.started = self.built = 0
         self.repeats = self.told_beats = 0
         self.broken = False
+        self.config = CONFIG
 
     def builder_limits(self, config: MeasureConfig) -> Limits:
         return LIMITS
 
     runner_limits = builder_limits
+
+    def before_building(self, candidate: Candidate) -> None:
+        pass
 
     def builder_body(self, made: Candidate, slot: mmap) -> Callable[[Line], None]:
         self.built += 1
@@ -159,7 +165,7 @@ class Host:
         self.results.clear()
         batch = Batch(
             candidates=tuple(candidate(program) for program in programs),
-            config=CONFIG,
+            config=self.config,
             purpose=purpose,
             incumbent_secs=None,
             usual_secs=1e-4,
@@ -232,6 +238,7 @@ def test_one_runner_times_a_batch_and_is_kept_for_the_next(host: Host) -> None:
 
 
 def test_each_candidate_fails_for_its_own_fault_only(host: Host) -> None:
+    host.config = HURRIED
     results = host.measure(
         ["fine 0", "die", "fine 1", "hang", "fine 2", "sticky", "fine 3", "wrong", "fine 4", "invalid", "crash in the compiler"]
     )  # fmt: skip

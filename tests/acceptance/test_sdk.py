@@ -29,7 +29,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
-TRIALS = 16
+TRIALS = 8
 
 
 class TwoBranches(nn.Module):

@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
 
-TRIALS = 6
+TRIALS = 4
 WAITING = 600
 PATIENCE_SECS = 900.0
 """For a model, on a machine that is busy with something else; its tuning included."""

@@ -18,6 +18,8 @@ from tests.compiler import models
 pytestmark = pytest.mark.timeout(900)
 PATIENCE_SECS = 180
 """For one step, on a machine that is busy with other work."""
+FIRST, MORE = 6, 24
+"""Trials of the first run, and of one that is interrupted twice, each time after some of its trials."""
 KEYS = {
     "model",
     "target",
@@ -91,10 +93,10 @@ def interrupt(model: Path, database: Path, how: signal.Signals, *options: str) -
 
 def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_interruption(model, tmp_path):
     database = tmp_path / "p.db"
-    first = run(model, database, "--trials", "12", "--seed", "3")
+    first = run(model, database, "--trials", str(FIRST), "--seed", "3")
     assert first.keys() >= KEYS
     assert all(task.keys() >= TASK_KEYS for task in first["tasks"])
-    assert first["trials"] == 12 == sum(task["trials"] for task in first["tasks"])
+    assert first["trials"] == FIRST == sum(task["trials"] for task in first["tasks"])
     assert first["reused_tasks"] == 0
     assert first["max_abs_error"] < 1e-3
     for build in ("default", "tuned"):
@@ -108,21 +110,21 @@ def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_in
     assert first["untuned_secs"] == pytest.approx(sum(t["weight"] * t["untuned_secs"] for t in first["tasks"]))
     assert all(task["tuned_secs"] <= task["untuned_secs"] for task in first["tasks"])
 
-    again = run(model, database, "--trials", "12", "--seed", "3")
+    again = run(model, database, "--trials", str(FIRST), "--seed", "3")
     assert again["trials"] == 0
     assert again["reused_tasks"] == len(again["tasks"])
     assert {t["workload"] for t in again["tasks"]} == {t["workload"] for t in first["tasks"]}
 
     jobs = count(database, "jobs")
     for how in (signal.SIGINT, signal.SIGKILL):
-        interrupt(model, database, how, "--trials", "40")
-    more = run(model, database, "--trials", "40")
-    assert more["trials"] == 40
+        interrupt(model, database, how, "--trials", str(MORE))
+    more = run(model, database, "--trials", str(MORE))
+    assert more["trials"] == MORE
     assert more["reused_tasks"] < len(more["tasks"])
     assert count(database, "jobs") == jobs + 1
     searched = "candidates where purpose = 'search'"
     distinct = f"(select distinct workload, digest from {searched})"
-    assert count(database, searched) == count(database, distinct) == 12 + 40
+    assert count(database, searched) == count(database, distinct) == FIRST + MORE
 
 
 def wait_until_nobody_serves(database: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
 from tuner.deploy.forks import Lost, in_forks
 from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
+from tuner.measure.candidate import Bench, Running
+from tuner.measure.guards import Guards
 from tuner.space.default import default_trace
 from tuner.tvm_compat import IRModule, tirx, tvm_ffi
 
@@ -93,7 +97,7 @@ def wrong(mod: Any) -> Any:
     [
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV", True),
         (lambda: time.sleep(1000), "longer than", False),
-        (lambda: os._exit(3), "exited with code 3", True),
+        (lambda: os._exit(3), "exited with code 3", False),
     ],
     ids=["crashes", "hangs", "exits"],
 )
@@ -109,12 +113,28 @@ def test_one_that_ends_its_process_costs_itself(
         checked(bench, trace)
 
     monkeypatch.setattr(defaults, "_check", check)
-    monkeypatch.setattr(defaults, "CHECK_SECS", 3.0 if not kept else 120.0)
+    monkeypatch.setattr(defaults, "CHECK_SECS", 120.0 if told != "longer than" else 20.0)
     found = checked_defaults(workloads, TARGET, tmp_path)
     assert [found[workload.digest].fault is None for workload in workloads] == [True, False, True]
     assert told in (found[conv().digest].fault or "")
     known = remembered_defaults(workloads, TARGET, tmp_path)
     assert (conv().digest in known) is kept
+
+
+def test_one_that_writes_beside_its_outputs_is_not_right_though_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, guards = Bench(dense().ir, TARGET, 0), Guards()
+    bench.fill("random")
+    guarded = Running(bench, bench.reference_program(), guards.allocate)
+    guarded.run("random")
+    assert guards.intact
+    (output,) = guarded._views
+    ctypes.memset(output.ctypes.data + output.nbytes + 8, 0, 4)
+    assert not guards.intact
+    monkeypatch.setattr(defaults, "Guards", lambda: SimpleNamespace(allocate=guards.allocate, intact=False))
+    found = checked_defaults([dense()], TARGET, tmp_path)
+    assert "beside its outputs" in (found[dense().digest].fault or "")
 
 
 def test_nothing_is_checked_for_a_target_whose_code_does_not_run_here(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from tests.compiler.gpu_programs import TARGET
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
+from tuner.space.gpu.limits import Limits
+from tuner.space.gpu.tiles import MUCH, Product, best_tile, cycles
 from tuner.target_kinds.cuda.default import default_trace
 from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target, topi
 from tuner.workload.digest import workload_digest
@@ -68,6 +71,11 @@ def dense(b: Any, x: Any, w: Any, bias: Any) -> Any:
 CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     # name: (what, arguments, kernels)
     "gelu": (lambda b, x: op.nn.gelu(x), (((64, 768), H),), 1),
+    "relu in single precision between conversions": (
+        lambda b, x: op.astype(b.emit(op.nn.relu(b.emit(op.astype(x, F)))), H),
+        (((64, 1024), H),),
+        1,
+    ),
     "addition of odd width": (lambda b, x, y: op.add(x, y), (((7, 511), F), ((7, 511), F)), 1),
     "one element": (lambda b, x: op.exp(x), (((1,), F),), 1),
     "comparison": (lambda b, x, y: op.less(x, y), (((33, 64), F), ((33, 64), F)), 1),
@@ -75,6 +83,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
     "bytes": (lambda b, x, y: op.add(x, y), (((16, 128), "int8"), ((16, 128), "int8")), 1),
     "broadcast": (lambda b, x, y: op.multiply(x, y), (((8, 5, 64), H), ((5, 1), H)), 1),
     "concatenation": (lambda b, x, y: op.concat([x, y], axis=1), (((3, 10, 8), B), ((3, 6, 8), B)), 1),
+    "border": (lambda b, x: op.nn.pad(x, (0, 0, 1, 1, 1, 1, 0, 0)), (((2, 12, 12, 64), H),), 1),
+    "activated concatenation": (
+        lambda b, x, y: op.nn.relu(b.emit(op.concat([x, y], axis=1))),
+        (((3, 1, 64), H), ((3, 7, 64), H)),
+        1,
+    ),
     "transpose": (lambda b, x: op.permute_dims(x, [0, 2, 1]), (((3, 197, 99), H),), 1),
     "transpose of heads": (lambda b, x: op.permute_dims(x, [0, 2, 1, 3]), (((2, 33, 4, 64), F),), 1),
     "images to channels last": (lambda b, x: op.permute_dims(x, [0, 2, 3, 1]), (((2, 40, 14, 14), H),), 1),
@@ -157,6 +171,27 @@ def test_products_of_half_precision_use_tensor_cores_and_sum_in_single_precision
     make, specs, _ = CASES[name]
     (mod,) = functions(make, *specs)
     assert re.search(r"wmma_sync_16x16x16_(f16f16|bf16bf16)f32", trace_of(mod, HOPPER))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_of_products_are_copied_asynchronously_and_long_sums_are_divided_among_warps() -> None:
+    (mod,) = functions(dense, ((1, 64, 1024), H), ((1024, 64), H), ((64,), H))
+    source = lower(apply_trace(mod, trace_of(mod, HOPPER)).mod, to_tvm_target(HOPPER)).source
+    assert "cp_async" in source
+    tile = best_tile(Product(s=1, i=64, j=64, k=1024, run=1024), Limits.of(HOPPER), tensor_cores=True)
+    assert tile.warps[2] > 1
+    assert tile.parts == 1
+
+
+def test_two_kernels_divide_a_sum_only_where_they_are_estimated_to_be_much_faster() -> None:
+    limits = Limits.of(HOPPER)
+    for i, j, k in ((16, 32, 8192), (128, 768, 3072), (49, 512, 4608), (1024, 1024, 1024)):
+        product = Product(s=1, i=i, j=j, k=k, run=k)
+        tile = best_tile(product, limits, tensor_cores=True)
+        assert tile.shared_bytes <= limits.shared_bytes
+        assert tile.threads <= limits.threads
+        whole = replace(tile, parts=1)
+        assert tile.parts == 1 or MUCH * cycles(product, tile, limits) < cycles(product, whole, limits)
 
 
 def half_softmax(x: Any) -> list[Any]:
@@ -287,17 +322,23 @@ def compilers() -> dict[str, DeviceCompiler]:
 @pytest.mark.skipif(not compilers(), reason="needs NVRTC or nvcc")
 def test_defaults_compile_for_each_architecture() -> None:
     names = [
+        "product of half precision",
         "product of bfloat16, odd sizes",
+        "convolution of half precision",
+        "relu in single precision between conversions",
         "transpose",
         "softmax of bfloat16",
         "layer norm of 1000",
         "max pooling",
+        "depthwise convolution",
         "bytes",
     ]
-    for name in names:
-        make, specs, _ = CASES[name]
-        for mod in functions(make, *specs):
-            for arch, compiler in compilers().items():
-                target = Target.parse({**HOPPER.attributes(), "arch": arch})
-                scheduled = apply_trace(mod, trace_of(mod, target)).mod
-                assert compiler.compile(lower(scheduled, to_tvm_target(target)).source)[:4] == b"\x7fELF"
+    workloads = [mod for name in names for mod in functions(CASES[name][0], *CASES[name][1])]
+    workloads += [
+        load_ir(ATTENTIONS[name][0]().ir) for name in ("half precision", "bfloat16, keys that no tile divides")
+    ]
+    for mod in workloads:
+        for arch, compiler in compilers().items():
+            target = Target.parse({**HOPPER.attributes(), "arch": arch})
+            scheduled = apply_trace(mod, trace_of(mod, target)).mod
+            assert compiler.compile(lower(scheduled, to_tvm_target(target)).source)[:4] == b"\x7fELF"

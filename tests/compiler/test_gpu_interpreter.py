@@ -76,5 +76,28 @@ def test_a_barrier_that_some_threads_do_not_reach_is_found() -> None:
         kernel(lambda b, s, t: [tirx.IfThenElse(t < 7, BARRIER, None), BARRIER])
 
 
+def test_an_asynchronous_copy_arrives_when_it_is_waited_for() -> None:
+    def body(b: Any, s: Any, t: Any, *, waits: bool, meets: bool) -> list[Any]:
+        places = [
+            tirx.call_intrin("handle", "tirx.buffer_data", s),
+            t * 4,
+            tirx.call_intrin("handle", "tirx.buffer_data", b),
+        ]
+        copy = tirx.call_intrin("float32", "tirx.s_tir.cp_async_raw", *places, 28 - t * 4, 16)
+        zero, nothing = tirx.const(0, "int32"), tirx.Evaluate(tirx.const(0, "int32"))
+        queued = tirx.AttrStmt(
+            zero, "async_commit_queue_scope", zero, tirx.IfThenElse(t < 8, tirx.Evaluate(copy), None)
+        )
+        waited = tirx.AttrStmt(zero, "async_wait_inflight_count", zero, nothing)
+        filled = [store(b, t.astype("float32"), t), BARRIER]
+        return [*filled, queued, *([waited] if waits else []), *([BARRIER] if meets else []), store(b, s[t], t)]
+
+    turned = np.arange(32).reshape(8, 4)[::-1].reshape(-1)
+    np.testing.assert_array_equal(kernel(lambda *given: body(*given, waits=True, meets=True)), turned)
+    assert np.isnan(kernel(lambda *given: body(*given, waits=False, meets=True))).all()
+    with pytest.raises(Race):
+        kernel(lambda *given: body(*given, waits=True, meets=False))
+
+
 def test_what_was_never_written_is_no_number() -> None:
     assert np.isnan(kernel(lambda b, s, t: [store(b, s[t], t), BARRIER])).all()

@@ -27,7 +27,7 @@ from tuner.deploy.gpu_model import assemble, compile_gpu_model, settle
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
-from tuner.measure.gpu_code import KernelCall, Lowered
+from tuner.measure.gpu_lowered import KernelCall, Lowered
 from tuner.tvm_compat import IRModule, PrimFunc, tvm
 
 

@@ -207,8 +207,8 @@ def test_hostile_files_end_as_errors_of_the_caller(case: str) -> None:
 
 
 def test_a_parser_that_takes_too_long_is_killed_and_the_model_refused() -> None:
-    with pytest.raises(InvalidModel, match=r"longer than 0\.05 s"):
-        ingest(small_network().SerializeToString(), ModelFormat.ONNX, IngestLimits(wall_secs=0.05))
+    with pytest.raises(InvalidModel, match="longer than 0 s"):
+        ingest(small_network().SerializeToString(), ModelFormat.ONNX, IngestLimits(wall_secs=0.0))
 
 
 def test_a_parser_that_eats_memory_is_stopped() -> None:

@@ -24,11 +24,11 @@ from tuner.tvm_compat import relax
 
 def bench_of(made: Workload) -> Bench:
     bench = Bench(made.ir, TARGET, 0)
+    program = bench.reference_program()
     for name in SETS:
         bench.fill(name)
-        size = bench.output_bytes()
-        buffer = memoryview(bytearray(size))
-        bench.compute_reference_outputs(name, buffer)
+        buffer = memoryview(bytearray(bench.output_bytes()))
+        bench.compute_reference_outputs(program, name, buffer)
         bench.set_reference_outputs(name, buffer)
     return bench
 

@@ -11,6 +11,7 @@ from pitchpipe.wire.job import JobState
 from pitchpipe.wire.lease import LeaseRequest, Purpose, Steadiness, WorkerState
 from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.roofline import Roofline
+from pitchpipe.wire.target import Target
 from service.db import Database
 from service.store import batches, jobs, leases, records, workers
 from service.store.endings import body_digest
@@ -393,8 +394,47 @@ class TestCancellation:
             jobs.transition(session, scene.job, end)
         assert scene.counts().terminal == 2
 
+    def test_trials_that_are_withdrawn_end_their_batch_and_confirming_runs_stay(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 5))
+        scene.issue(candidates(5, 7), Purpose.CONFIRM)
+        confirming, grant = scene.granted(), scene.granted(3)
+        scene.report(confirming, [], final=True)  # Queued again.
+        with scene.database.transaction() as session:
+            assert batches.withdraw(session, scene.job, [Purpose.SEARCH, Purpose.REPLAY]) == 2
+        assert scene.counts() == batches.Counts(issued=7, queued=2, leased=3, terminal=2)
+        scene.report(grant, [timed(candidate.digest) for candidate in grant.candidates])
+        with scene.database.reading() as session:
+            (ended,) = batches.finished(session, scene.job)
+        assert (len(ended.measured.candidates), ended.measured.withdrawn) == (3, 2)
+        assert ended.measured.worker == scene.worker
+        assert ended.measured.granted_at is not None
+        assert ended.measured.ended_at is not None
+        assert ended.measured.granted_at <= ended.measured.ended_at
+        assert scene.issue(candidates(3, 5)) == 2, "they may be proposed again"
+
+    def test_a_batch_of_which_all_was_withdrawn_ends_without_results(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 5))
+        with scene.database.transaction() as session:
+            batches.withdraw(session, scene.job, [Purpose.SEARCH])
+            (ended,) = batches.finished(session, scene.job)
+        assert (ended.measured.results, ended.measured.withdrawn, ended.measured.worker) == ((), 5, None)
+        assert scene.acquire() is None
+
 
 class TestWorkers:
+    def test_those_that_serve_a_target_are_counted(self, scene: Scene) -> None:
+        def serving(*targets: Target) -> int:
+            with scene.database.reading() as session:
+                return workers.serving(session, scene.project, targets)
+
+        scene.register("another")
+        scene.register("a-gpu", target=OTHER_TARGET)
+        assert (serving(TARGET), serving(OTHER_TARGET), serving(TARGET, OTHER_TARGET)) == (2, 1, 3)
+        with scene.database.transaction() as session:
+            workers.set_state(session, scene.project, scene.worker, WorkerState.GONE)
+        assert serving(TARGET) == 1
+        assert serving() == 0
+
     def test_a_draining_worker_gets_nothing_and_may_finish(self, scene: Scene) -> None:
         scene.issue(candidates(0, 2))
         grant = scene.granted(1)

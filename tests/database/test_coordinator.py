@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -12,17 +13,18 @@ from sqlalchemy import event
 from pitchpipe.errors import IntegrityError, StepDied, StepTimeout, Unreachable
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
-from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.lease import Purpose, WorkerState
 from pitchpipe.wire.miss import MissCount, MissReport, MissStage
 from pitchpipe.wire.record import Origin
 from pitchpipe.wire.task import Signature, Workload
 from service.blobs import Blobs
+from service.coordination import job_run
 from service.coordination.coordinator import Coordinator
 from service.coordination.job_run import MAX_CRASHES
 from service.coordination.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.db import Database
 from service.settings import Settings
-from service.store import batches, coordination, jobs, misses, models, records, workloads
+from service.store import batches, coordination, jobs, misses, models, records, workers, workloads
 from service.wake import Wake
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
 from tuner.search.requests import Proposal, ProposeRequest, TrainedModel
@@ -240,6 +242,30 @@ def test_a_coordinator_that_comes_to_a_confirming_job_spends_no_trial(database: 
     with database.reading() as session:
         assert [batch.purpose for batch in batches.open_(session, scene.job)] == [Purpose.CONFIRM]
     assert steps.given == []
+
+
+def test_the_clock_of_a_job_stands_while_no_worker_is_there(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(database)
+    coordinator = make(database, Steps())
+    now = time.monotonic()
+    monkeypatch.setattr(job_run.time, "monotonic", lambda: now)
+
+    def spent_after(secs: float) -> float:
+        nonlocal now
+        now += secs
+        coordinator.tick()
+        return coordinator._runs[scene.job]._spent_secs
+
+    assert spent_after(0.0) == 0.0
+    assert spent_after(10.0) == pytest.approx(10.0)
+    with database.transaction() as session:
+        workers.set_state(session, scene.project, scene.worker, WorkerState.GONE)
+    assert spent_after(100.0) == pytest.approx(10.0)
+    assert spent_after(100.0) == pytest.approx(10.0)
+    scene.register("worker-a")
+    assert spent_after(5.0) == pytest.approx(15.0)
 
 
 def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(

@@ -171,9 +171,9 @@ def test_what_another_toolchain_driver_or_device_class_found_is_replayed_and_kep
     assert grant.purpose is Purpose.SEARCH, "workers know no other word for it"
     assert [c.trace for c in grant.candidates] == [f"[[],[{n}]]" for n in (5, 0, 1, 2)], "what is served comes first"
     assert len(grant.candidates) == REPLAYED
-    # The one that was served is confirmed, too, though three others were timed faster.
+    # The one that was served is confirmed, too, though another was timed much faster.
     confirming = world.measure(lambda c: timed(c.digest, 1e-3 if c.trace == earlier.trace else SECS[c.trace] + 1e-3))
-    assert [c.trace for c in confirming.candidates] == [BASELINE_TRACE, *(f"[[],[{n}]]" for n in (0, 1, 2, 5))]
+    assert [c.trace for c in confirming.candidates] == [BASELINE_TRACE, *(f"[[],[{n}]]" for n in (0, 5))]
     view = world.shown(job)
     assert (view.state, view.progress.trials, view.progress.reused_tasks) == (JobState.DONE, REPLAYED, 0)
     assert world.steps.given == [], "no search"
@@ -336,11 +336,14 @@ def test_a_coordinator_that_dies_at_any_moment_of_a_replay_charges_once_and_deci
     def result(c: Candidate) -> Measurement:
         return timed(c.digest, SECS[c.trace] if holds or c.trace == BASELINE_TRACE else 30e-3)
 
-    for measured, expected in enumerate(([0, 1, 2, 3], [None, 0, 1, 2])):
+    confirmed = (
+        [None, 0] if holds else [None, 0, 1, 2]
+    )  # Of those that hold, the second takes twice as long as the first.
+    for measured, expected in enumerate(([0, 1, 2, 3], confirmed)):
         for _ in range(2):
             world.restart()
             world.coordinator.tick()
-        assert world.scene.counts(job).queued == 4, "one batch is out, whoever issued it"
+        assert world.scene.counts(job).queued == len(expected), "one batch is out, whoever issued it"
         grant = world.scene.granted(2)
         world.scene.report(grant, [result(c) for c in grant.candidates], final=True)
         world.restart()
@@ -355,7 +358,7 @@ def test_a_coordinator_that_dies_at_any_moment_of_a_replay_charges_once_and_deci
         assert [c.trace for c in grant.candidates] == names
         assert world.scene.trials(job) == (REPLAYED, 0)
     counts = world.scene.counts(job)
-    assert (counts.issued, counts.terminal) == (REPLAYED + 4, REPLAYED + 4)
+    assert counts.issued == counts.terminal == REPLAYED + len(confirmed)
     view = world.shown(job)
     if holds:
         assert (view.state, view.tasks[0].replay) == (JobState.DONE, Replay.KEPT)

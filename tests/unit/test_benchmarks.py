@@ -22,6 +22,7 @@ try:
     import before_after
     import environment
     import latency
+    import memory_bound_cuda
     import model_tuning
     import operators
     import rounds
@@ -64,6 +65,20 @@ def test_the_geometric_mean_of_a_gain_and_its_inverse_is_one() -> None:
     assert rounds.geometric_mean([4.0, 1.0]) == pytest.approx(2.0)
     with pytest.raises(ValueError, match="math domain"):
         rounds.geometric_mean([1.0, 0.0])
+
+
+def test_small_kernels_need_no_share_of_a_copys_bandwidth_but_inductors_time() -> None:
+    def row(name: str, size: int, share: float, over: float, agrees: bool = True) -> dict[str, object]:
+        return {"operator": name, "bytes": size, "share_of_copy": share, "over_inductor": over, "agrees": agrees}
+
+    rows = [row("small", 4_000_000, 0.1, 1.3), row("large", 5_000_000, 0.7, 0.9), row("good", 64_000_000, 0.9, 1.2)]
+    found = memory_bound_cuda.summary(rows)
+    assert found["below_share"] == ["large"]
+    assert found["worst_share_of_copy"] == 0.7
+    assert found["slower_than_inductor"] == ["small"]
+    assert found["worst_over_inductor"] == 1.3
+    assert found["all_agree"]
+    assert not memory_bound_cuda.summary([*rows, row("wrong", 1, 1, 1, False)])["all_agree"]
 
 
 def test_the_latency_falls_as_tasks_get_better_and_never_rises() -> None:

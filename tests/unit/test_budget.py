@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pitchpipe.wire.measure import CheckVerdict, Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.tuning.budget import AHEAD, STALE_TRIALS, BudgetLedger, effort
+from tuner.tuning.budget import ABOVE_BOUND, AHEAD, MOST_HELD_SHARE, STALE_TRIALS, BudgetLedger, Latency, effort
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=1)
@@ -172,8 +172,35 @@ def test_an_empty_batch_marks_the_task_exhausted():
 
 def test_seconds_end_the_job_whatever_is_left_of_the_trials():
     book = ledger(task("a"), trials=None, seconds=10.0)
-    assert book.next_batch(9.9) is not None
+    assert book.next_batch(9.0) is not None
     assert book.next_batch(10.0) is None
+    assert not book.time_up(9.0)
+    assert book.time_up(10.0)
+
+
+def test_what_is_held_back_of_the_seconds_is_not_spent_on_trials_but_never_all_of_them_is_held():
+    book = ledger(task("a"), trials=None, seconds=10.0)
+    book.held_secs = 3.0
+    assert book.time_up(7.0)
+    assert not book.time_up(6.9)
+    book.held_secs = 100.0
+    assert book.time_up(10.0 * (1 - MOST_HELD_SHARE))
+    assert not book.time_up(0.9 * 10.0 * (1 - MOST_HELD_SHARE))
+
+
+def test_a_batch_is_as_large_as_the_seconds_left_have_room_for_at_the_recent_rate():
+    book = ledger(task("a"), trials=None, seconds=100.0)
+    for at in (10.0, 26.0, 42.0):  # The first tells nothing: before it the job was split.
+        index, n = book.next_batch(at) or (0, 0)
+        book.searched(index, n, n)
+        book.charge(index, n, times(n, 1.0), at)
+    assert book.secs_per_trial == pytest.approx(1.0)
+    assert book.left(90.5) == pytest.approx(9.5)
+    index, n = book.next_batch(94.0) or (0, 0)
+    assert n == 6
+    book.searched(index, n, n)
+    assert book.next_batch(94.5) is None, "those in flight take the rest"
+    assert not book.finished(94.5)
 
 
 def test_a_small_budget_reaches_every_task():
@@ -211,7 +238,8 @@ def test_the_eta_lies_within_its_interval(limit, gaps):
         if (due := measured(book, elapsed)) is None:
             break
         book.charge(due[0], due[1], times(due[1], 1.0), elapsed)
-        eta = book.eta(elapsed, tail_secs=2.0)
+        book.held_secs = 2.0
+        eta = book.eta(elapsed)
         assert eta.secs is not None
         assert 2.0 <= eta.low_secs <= eta.secs <= eta.high_secs
 
@@ -221,7 +249,18 @@ def test_latency_weighs_each_task_by_its_occurrences():
     book.restore(0, trials=1, failed=0, best_secs=0.5)
     assert book.latency() is None
     book.restore(1, trials=1, failed=0, best_secs=0.25)
-    assert book.latency() == pytest.approx(2.0)
+    assert book.latency() == Latency(secs=2.0, estimated=0)
+
+
+def test_a_task_without_a_time_counts_with_its_bound_and_what_the_others_are_above_theirs():
+    book = ledger(task("a", weight=3), task("b", weight=2))
+    for one, secs in zip(book.tasks, (0.25, 0.125), strict=True):
+        one.bound_secs = secs
+    assert book.latency() == Latency(secs=ABOVE_BOUND * (3 * 0.25 + 2 * 0.125), estimated=2)
+    book.tasks[0].best_secs = 1.0
+    assert book.latency() == Latency(secs=3 * 1.0 + 2 * 4 * 0.125, estimated=1)
+    book.tasks[1].bound_secs = None
+    assert book.latency() is None
 
 
 def test_effort_compares_budgets_in_trials_and_seconds():

@@ -14,7 +14,8 @@ from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
 from tuner.tuning.budget import BudgetLedger
-from tuner.tuning.loop import CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.confirming_cost import ConfirmingCost
+from tuner.tuning.loop import CHARGED, CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
 from tuner.tuning.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
@@ -249,6 +250,110 @@ def test_what_failed_for_good_or_was_far_slower_is_not_confirmed_again():
     assert submitted(scene) == [(Purpose.CONFIRM, 6), (Purpose.CONFIRM, 4)]
     assert [runs[trace] for trace in (*TRACES[40:44], TRACES[99])] == [1, 2, 2, 2, 1]
     assert scene.bests[0].trace == BASELINE_TRACE
+
+
+def test_a_task_is_confirmed_as_soon_as_it_gets_no_more_trials():
+    scene = Scene(fake_task("a"), fake_task("move", kind=TaskKind.FIXED))
+    scene.executor = scene.loop.executor = Waiting()
+    scene.loop.step(0.0)
+    assert scene.measurer.submitted == [(1, Purpose.CONFIRM, 2)], "while the other is searched"
+    scene.loop.step(1.0)
+    assert scene.bests.keys() == {1}
+    assert scene.loop.searching
+
+
+class Queued(MemoryMeasurer):
+    """Measures nothing for `slow` purposes; what waits can be withdrawn."""
+
+    def __init__(self, *arguments, slow=(Purpose.SEARCH,)):
+        super().__init__(*arguments)
+        self.slow, self.waiting, self.withdrawals = slow, [], []
+
+    def submit(self, task, purpose, proposals, incumbent_secs):
+        n = super().submit(task, purpose, proposals, incumbent_secs)
+        if purpose in self.slow:
+            self.waiting.append(self.queued.pop())
+        return n
+
+    def withdraw(self, purposes):
+        self.withdrawals.append(purposes)
+        for batch in [batch for batch in self.waiting if batch.purpose in purposes]:
+            nothing = {"device_class": None, "toolchain": None, "whole": False}
+            empty = {"candidates": (), "results": (), "records": (), "withdrawn": len(batch.candidates)}
+            self.queued.append(type(batch)(**{**vars(batch), **empty, **nothing}))
+            self.waiting.remove(batch)
+
+    def has_capacity(self, waiting):
+        return len(self.waiting) + waiting < 2
+
+
+def in_time(seconds, *tasks, **options):
+    scene = Scene(*tasks, trials=10_000)
+    scene.measurer = scene.loop.measurer = Queued(tasks, scene.store, secs, **options)
+    scene.ledger.seconds_limit = seconds
+    return scene
+
+
+def test_trials_that_nobody_measures_when_the_seconds_are_spent_are_withdrawn_and_the_tasks_confirmed():
+    scene = in_time(20.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0))
+    assert not scene.loop.step(1.0)
+    assert not scene.loop.step(1.1)
+    assert scene.measurer.waiting
+    assert not scene.loop.step(19.0)
+    assert scene.measurer.withdrawals == []
+    scene.loop.step(19.5)
+    assert scene.measurer.withdrawals == [CHARGED]
+    scene.loop.step(19.6)
+    assert [purpose for _, purpose, _ in scene.measurer.submitted][-2:] == [Purpose.CONFIRM] * 2
+    assert scene.loop.step(19.7)
+    assert scene.bests.keys() == {0, 1}
+    assert scene.measurer.withdrawals == [CHARGED]
+
+
+def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_withdrawn_and_the_job_ends():
+    scene = in_time(20.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0), slow=(Purpose.CONFIRM,))
+    for elapsed in (1.0, 1.1, 1.2, 19.9):
+        scene.loop.step(elapsed)
+    assert {batch.purpose for batch in scene.measurer.waiting} == {Purpose.CONFIRM}
+    assert not scene.loop.step(19.99)
+    assert not scene.loop.step(20.0)
+    assert scene.measurer.withdrawals == [CHARGED, (Purpose.CONFIRM,)]
+    assert scene.loop.step(20.1)
+    assert scene.bests == {}
+    assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == 2, "none is made again"
+
+
+def test_a_replay_that_nobody_has_confirmed_when_all_seconds_are_spent_is_undecided():
+    earlier = Earlier(*TRACES[:4])
+    scene = replaying(earlier)
+    scene.measurer = scene.loop.measurer = Queued(scene.loop.tasks, scene.store, secs, slow=(Purpose.CONFIRM,))
+    scene.ledger.seconds_limit = 20.0
+    for elapsed in (1.0, 1.1, 1.2):
+        assert not scene.loop.step(elapsed)
+    assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 2)]
+    assert not scene.loop.step(20.0)
+    assert scene.loop.step(20.1)
+    assert earlier.verdicts == [(0, None)]
+
+
+def test_a_search_that_runs_when_the_seconds_are_spent_is_not_waited_for():
+    scene = in_time(20.0, fake_task("a", flops=0.0))
+    scene.executor = scene.loop.executor = Waiting()
+    scene.loop.step(1.0)
+    scene.loop.step(19.9)
+    assert [future.cancelled() for future in scene.executor.futures] == [True]
+    assert scene.loop.step(20.0)
+    assert scene.measurer.submitted == [(0, Purpose.CONFIRM, 1)]
+
+
+def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_that_confirm_them():
+    scene = in_time(100.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0), fake_task("c", flops=1e9))
+    scene.loop.step(1.0)
+    alone = scene.ledger.held_secs
+    assert alone == pytest.approx(ConfirmingCost().secs(scene.loop.tasks))
+    scene.measurer.parallel = lambda: 4
+    scene.loop.step(1.1)
+    assert scene.ledger.held_secs == pytest.approx(alone / 4)
 
 
 def test_searches_of_a_loop_that_is_abandoned_do_not_start():

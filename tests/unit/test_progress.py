@@ -36,6 +36,10 @@ def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
     assert line == "tuning: 40/100 trials, 2 failed, best 12.50 ms, 30 s left (20 to 45)"
 
 
+def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
+    assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
+
+
 def test_an_ended_job_has_no_time_left():
     assert "left" not in describe(job(JobState.DONE, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from pitchpipe.wire.job import Progress
 from pitchpipe.wire.lease import Report
 from pitchpipe.wire.measure import Measurement, Timed
 from pitchpipe.wire.record import Tier
@@ -33,6 +34,10 @@ def test_a_timing_stored_before_intervals_were_kept_still_loads() -> None:
 
 def test_a_report_from_before_workers_told_their_steadiness_still_loads() -> None:
     assert Report.model_validate_json(json.dumps({"fence": 1, "results": [OLD], "final": True})).steadiness is None
+
+
+def test_progress_from_before_estimates_were_counted_still_loads() -> None:
+    assert Progress.model_validate({"trials": 3, "best_secs": 0.5}).estimated_tasks == 0
 
 
 @pytest.mark.parametrize("ends", [(0.002, 0.002), (0.001, 0.004)])

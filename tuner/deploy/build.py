@@ -22,6 +22,7 @@ from tuner.graph.prepare import call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
+from tuner.templates.text import is_template
 from tuner.tvm_compat import load_ir, save_ir, to_tvm_target, toolchain
 
 Defaults = Callable[[Sequence[Workload], Target], Mapping[str, Checked]]
@@ -64,6 +65,8 @@ def schedule_model(
     for variable, function, digest in workloads:
         try:
             if (trace := traces.get(digest)) is not None and trace != BASELINE_TRACE:
+                if is_template(trace) and not kind.has_templates:
+                    raise InvalidTrace(f"{kind.title} target has no templates")
                 prepared.update_func(variable, _applied(function, variable, trace))
                 tuned.append(digest)
                 continue
@@ -76,13 +79,13 @@ def schedule_model(
     if defaults is not None and kind.runs_unscheduled:
         functions = {digest: function for _, function, digest in missing}
         chosen = defaults([Workload(digest=d, ir=save_ir(workload_module(f))) for d, f in functions.items()], target)
-    used = list[str]()
+    used, inapplicable = list[str](), dict(refused)
     for variable, function, digest in missing:
         if (checked := chosen.get(digest)) is None:
             continue
         if checked.fault is not None:
             named = f"the default schedule of {signature(variable.name_hint, function).operators} is not used"
-            before = [refused[digest]] if digest in traces else []
+            before = [inapplicable[digest]] if digest in inapplicable else []
             refused[digest] = "; ".join([*before, f"{named}: {checked.fault}"])
         elif checked.trace != BASELINE_TRACE:
             prepared.update_func(variable, _applied(function, variable, checked.trace))

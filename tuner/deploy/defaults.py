@@ -28,6 +28,7 @@ from tuner.deploy.forks import Lost, in_forks
 from tuner.measure.build import apply, build
 from tuner.measure.candidate import Bench, Running, WrongOutput
 from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite, verdict
+from tuner.measure.guards import Guards
 from tuner.tvm_compat import tvm
 
 CHECK_SECS = 120.0
@@ -62,12 +63,12 @@ def checked_defaults(workloads: Sequence[Workload], target: Target, folder: Path
     )
     for workload, answer in zip(unknown, answers, strict=True):
         if isinstance(answer, Lost):
-            verdict, final = Checked(trace=BASELINE_TRACE, fault=answer.reason), answer.final
+            checked, final = Checked(trace=BASELINE_TRACE, fault=answer.reason), answer.final
         else:
-            verdict, final = Checked.model_validate_json(answer), True
-        found[workload.digest] = verdict
+            checked, final = Checked.model_validate_json(answer), True
+        found[workload.digest] = checked
         if final:
-            _remember(_file(folder, workload, target), verdict)
+            _remember(_file(folder, workload, target), checked)
     return found
 
 
@@ -101,12 +102,14 @@ def _runs_here(target: Target) -> bool:
 
 
 def _checked(workload: Workload, target: Target) -> Checked:
-    """In a fork: chooses the default schedule and checks it."""
+    """In a fork: chooses the default schedule and checks it. Raises MemoryError, which says nothing about a schedule."""
     trace = BASELINE_TRACE
     try:
         trace = kind_of(target).default_trace(workload, target)
         if trace != BASELINE_TRACE:
             _check(Bench(workload.ir, target, 0), trace)
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the workload runs its baseline
         words = str(error).strip().splitlines() or [type(error).__name__]
         return Checked(trace=trace, fault=words[-1][:300])
@@ -114,19 +117,22 @@ def _checked(workload: Workload, target: Target) -> Checked:
 
 
 def _check(bench: Bench, trace: str) -> None:
-    """Raises WrongOutput, ValueError where no input set gives finite outputs, and whatever refuses to compile.
+    """Raises WrongOutput, ValueError for a write beside the outputs and where no input set gives finite outputs, and
+    whatever refuses to compile.
 
     One set after another, so that the inputs of one are held at a time.
     """
     scheduled, reference = build(apply(bench.mod, trace), bench.tvm_target), bench.reference_program()
-    results = []
+    results, guards = [], Guards()
     for name in SETS:
         for positive in (False, True):
             bench.fill(name, positive=positive)
             expected = [array.copy() for array in Running(bench, reference).outputs_on(name)]
             if mostly_finite(expected):
                 outputs = ReferenceOutputs(bench.properties, name, expected)
-                results.append(outputs.compare(Running(bench, scheduled).outputs_on(name)))
+                results.append(outputs.compare(Running(bench, scheduled, guards.allocate).outputs_on(name)))
+                if not guards.intact:
+                    raise ValueError("it writes beside its outputs")
                 if not (judged := verdict(results)).passed:
                     raise WrongOutput(judged, name)
                 break

@@ -12,6 +12,7 @@ from typing import Any
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, normalised, workload_module
+from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, tvm, tvm_ffi
 
 
@@ -40,15 +41,15 @@ def _schedule_rest(mod: Any, target: Target) -> None:
     in_main, kind = call_counts(mod), kind_of(target)
     for variable, function in list(mod.functions.items()):
         left_as_it_is = variable.name_hint in in_main and kind.runs_unscheduled
-        if not isinstance(function, PrimFunc) or left_as_it_is or _has_threads(function):
+        if not isinstance(function, PrimFunc) or left_as_it_is or _is_scheduled(function):
             continue
         scheduled = kind.default_schedule(workload_module(normalised(function)), target)[MAIN]
         mod.update_func(variable, scheduled.without_attr("global_symbol"))
 
 
-def _has_threads(function: Any) -> bool:
-    """Whether a GPU schedule was applied to a tensor function."""
-    found = False
+def _is_scheduled(function: Any) -> bool:
+    """Whether a GPU schedule was applied to a tensor function, or a template computes it."""
+    found = template_of(function) is not None
 
     def visit(loop: Any) -> None:
         nonlocal found

@@ -1,17 +1,16 @@
 """Work done in forks of this process, so that what crashes or hangs costs one piece of it.
 
 A fork has what this process has read and imported, which a new process would take seconds for. It is confined as those are
-that measure candidates: it computes and answers, and starts no program, opens no socket and writes no file. Its work runs
-in a thread of its own, because a thread pool that this process may have started is not there in a fork.
+that measure candidates: it computes and answers, and starts no program, opens no socket and writes no file. Each piece has
+a fork of its own, so that what one does to its memory meets no other. The work runs in a thread of its own, because a
+thread pool that this process may have started is not there in a fork.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import os
 import resource
-import socket
 import threading
 import time
 import traceback
@@ -25,6 +24,8 @@ from pathlib import Path
 from pitchpipe.processes.lifeline import end_with_parent, ending
 from tuner.syscalls import deny_system_calls
 
+PATIENCE_SECS = 10.0
+"""What a fork that has closed its line gets to be gone, so that how it ended is known."""
 KILLED = 9
 """The signal that the kernel sends where memory has run out, and this module past the time."""
 
@@ -39,27 +40,21 @@ class Lost:
 
 
 def in_forks(work: Callable[[int], bytes], count: int, *, processes: int, limit_secs: float) -> list[bytes | Lost]:
-    """What `work(0)` to `work(count - 1)` return, called in at most so many forks at a time, each for at most `limit_secs`.
+    """What `work(0)` to `work(count - 1)` return, each called in a fork of its own, for `limit_secs` at most.
 
-    A fork does one piece after another; what one of them changes in memory, the next may find changed. One thread of this
-    process may call it, while no other one forks.
+    processes: forks at a time. One thread of this process may call it, while no other one forks.
     """
     found: list[bytes | Lost] = [Lost(reason="it was not begun", final=False)] * count
     waiting, forks = deque(range(count)), list[_Fork]()
     try:
         while waiting or forks:
             while waiting and len(forks) < processes:
-                forks.append(_Fork(work, forks))
-                forks[-1].give(waiting.popleft(), limit_secs)
-            ready = wait([fork.line for fork in forks], max(0.0, min(fork.until for fork in forks) - time.monotonic()))
+                forks.append(_Fork(work, waiting.popleft(), limit_secs))
+            left_secs = min(fork.until for fork in forks) - time.monotonic()
+            ready = wait([fork.line for fork in forks], max(0.0, left_secs))
             for fork in list(forks):
-                if fork.line not in ready and fork.until > time.monotonic():
-                    continue
-                found[fork.piece] = answer = fork.answer(limit_secs)
-                if isinstance(answer, bytes) and waiting:
-                    fork.give(waiting.popleft(), limit_secs)
-                else:
-                    fork.end()
+                if fork.line in ready or fork.until <= time.monotonic():
+                    found[fork.piece] = fork.answer(limit_secs)
                     forks.remove(fork)
     finally:
         for fork in forks:
@@ -68,68 +63,49 @@ def in_forks(work: Callable[[int], bytes], count: int, *, processes: int, limit_
 
 
 class _Fork:
-    """A fork and the line to it."""
+    """A fork that does one piece of work, and the line on which it answers."""
 
-    def __init__(self, work: Callable[[int], bytes], siblings: list[_Fork]) -> None:
-        parent = os.getpid()
-        ours, theirs = socket.socketpair()
+    def __init__(self, work: Callable[[int], bytes], piece: int, limit_secs: float) -> None:
+        parent, (reader, writer) = os.getpid(), os.pipe()
+        self.piece, self.until = piece, time.monotonic() + limit_secs
         self.pid = os.fork()
         if self.pid == 0:
-            ours.close()
-            for sibling in siblings:
-                sibling.line.close()
-            _serve(Connection(theirs.detach()), work, parent)
-        theirs.close()
-        self.line: Connection = Connection(ours.detach())
-        self.piece, self.until = -1, math.inf
-        self._status: int | None = None
-
-    def give(self, piece: int, limit_secs: float) -> None:
-        self.piece, self.until = piece, time.monotonic() + limit_secs
-        with suppress(OSError):  # Its end is noticed when its answer is asked for.
-            self.line.send_bytes(piece.to_bytes(4, "little"))
+            os.close(reader)
+            _serve(Connection(writer, readable=False), lambda: work(piece), parent)
+        os.close(writer)
+        self.line = Connection(reader, writable=False)
 
     def answer(self, limit_secs: float) -> bytes | Lost:
-        """Once it has sent something, has ended, or had its time."""
+        """Once it has answered, has ended, or had its time; ends it."""
+        data = None
         if not self.line.poll():
+            self.end()
             return Lost(reason=f"it took longer than {limit_secs:g} s", final=False)
-        try:
-            return self.line.recv_bytes()
-        except (EOFError, OSError):
-            status = self.end()
-            return Lost(reason=f"the process that ran it {ending(status)}", final=status != -KILLED)
+        with suppress(EOFError, OSError):
+            data = self.line.recv_bytes()
+        status = self.end(PATIENCE_SECS)
+        if status == 0 and data is not None:
+            return data
+        return Lost(reason=f"the process that ran it {ending(status)}", final=status < 0 and status != -KILLED)
 
-    def end(self) -> int:
-        """Ends it, if it still runs; its exit code, or the negative of the signal that ended it."""
-        if self._status is None:
-            self.line.close()
-            reaped, status = _reaped(self.pid)
-            if not reaped:
+    def end(self, patience_secs: float = 0.0) -> int:
+        """Ends it, unless it ends within so many seconds; its exit code, or the negative of the signal that ended it."""
+        self.line.close()
+        deadline = time.monotonic() + patience_secs
+        while True:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= deadline:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, KILLED)
-                _, status = os.waitpid(self.pid, 0)
-            self._status = os.waitstatus_to_exitcode(status)
-        return self._status
+                return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            time.sleep(0.002)
 
 
-def _reaped(pid: int) -> tuple[bool, int]:
-    """Whether it has ended within a moment, which one takes that has closed its line, and how."""
-    for _ in range(20):
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return True, status
-        time.sleep(0.005)
-    return False, 0
-
-
-def _serve(line: Connection, work: Callable[[int], bytes], parent: int) -> None:
-    """The fork: one piece after another until the line closes. Never returns."""
-
-    def pieces() -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                line.send_bytes(work(int.from_bytes(line.recv_bytes(), "little")))
-
+def _serve(line: Connection, work: Callable[[], bytes], parent: int) -> None:
+    """The fork: does its work, answers, and ends. Never returns."""
+    answers: list[bytes] = []
     try:
         end_with_parent(parent)
         gc.disable()  # It ends before its garbage matters, and collecting writes to pages that it shares.
@@ -137,10 +113,11 @@ def _serve(line: Connection, work: Callable[[int], bytes], parent: int) -> None:
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")  # Where memory runs out, it goes first.
         deny_system_calls()
-        worker = threading.Thread(target=pieces, name="work")
+        worker = threading.Thread(target=lambda: answers.append(work()), name="work")
         worker.start()
         worker.join()
+        line.send_bytes(answers[0])
     except BaseException:  # noqa: BLE001 - nothing above to tell
         traceback.print_exc()
-    finally:
-        os._exit(0)
+        os._exit(1)
+    os._exit(0)

@@ -34,7 +34,9 @@ from tuner.deploy.flow import Flow, Step, Tensor, View, read_flow
 from tuner.deploy.memory_plan import Lifetime, plan
 from tuner.graph.prepare import MAIN
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
-from tuner.measure.gpu_code import KernelCall, Lowered, lower
+from tuner.measure.gpu_code import lower
+from tuner.measure.gpu_lowered import KernelCall, Lowered
+from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, PrimFunc, te, to_tvm_target, tvm_ffi
 
 _lowering = threading.Lock()
@@ -95,28 +97,37 @@ def _copy(view: View, functions: dict[str, Any], target: Target) -> str:
 def _lowered(functions: Mapping[str, Any], target: Target) -> dict[str, Lowered]:
     """Every function taken apart; equal ones share what was made of the first. Raises UnsupportedOperator."""
     tvm_target = to_tvm_target(target)
-    found: dict[str, Lowered] = {}
     alike: dict[int, list[tuple[Any, str]]] = {}
+    first_of: dict[str, str] = {}
+    plain_of: dict[str, Any] = {}
     for name, function in functions.items():
         plain = function.without_attr("global_symbol")
         others = alike.setdefault(tvm_ffi.structural_hash(plain), [])
-        first = next((other for known, other in others if tvm_ffi.structural_equal(known, plain)), None)
-        if first is not None:
-            found[name] = found[first]
-            continue
-        others.append((plain, name))
+        first_of[name] = next((other for known, other in others if tvm_ffi.structural_equal(known, plain)), name)
+        if first_of[name] == name:
+            others.append((plain, name))
+            plain_of[name] = plain
+
+    def one(name: str) -> Lowered:
         try:
-            found[name] = lower(IRModule({name: plain.with_attr("global_symbol", name)}), tvm_target, name)
+            return lower(IRModule({name: plain_of[name].with_attr("global_symbol", name)}), tvm_target, name)
         except Exception as error:  # NotCompiled, or whatever TVM's C++ side met
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
             raise UnsupportedOperator(f"{name} cannot be run by a GPU alone: {reason}") from error
-    return found
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        # What a template computes is compiled at once, outside of the interpreter's lock for most of the time.
+        begun = {name: threads.submit(one, name) for name, plain in plain_of.items() if template_of(plain) is not None}
+        own = {name: one(name) for name in plain_of if name not in begun}
+        found = {**own, **{name: future.result() for name, future in begun.items()}}
+    return {name: found[first] for name, first in first_of.items()}
 
 
 def _compiled(lowered: Mapping[str, Lowered], target: Target) -> dict[str, bytes]:
     """Machine code by source, on all cores. Raises PitchpipeError."""
     assert target.arch is not None
-    names = {one.source: name for name, one in lowered.items()}
+    made = {one.source: one.code for one in lowered.values()}
+    names = {one.source: name for name, one in lowered.items() if not one.code}
     try:
         compiler = DeviceCompiler(target.arch)
     except NotCompiled as error:
@@ -129,7 +140,7 @@ def _compiled(lowered: Mapping[str, Lowered], target: Target) -> dict[str, bytes
             raise PitchpipeError(f"the compiler refused {names[source]}: {error}") from error
 
     with ThreadPoolExecutor(usable_cores()) as threads:
-        return dict(zip(names, threads.map(compiled, names), strict=True))
+        return made | dict(zip(names, threads.map(compiled, names), strict=True))
 
 
 def assemble(flow: Flow, lowered: Mapping[str, Lowered], codes: Mapping[str, bytes]) -> Program:
@@ -213,6 +224,7 @@ class _Assembly:
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
+                programmatic=call.programmatic,
             )
             for (code, call), arguments in calls
         )

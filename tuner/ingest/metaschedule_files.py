@@ -31,6 +31,7 @@ from tuner.graph.prepare import normalised, workload_module
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.relax_reader import judge_tensor_function
 from tuner.schedule.trace import apply_trace, decode_trace, rewrite_of
+from tuner.templates.text import is_template
 from tuner.tvm_compat import PrimFunc, load_ir, ms, save_ir, structural_walk, to_tvm_target, tvm, tvm_ffi
 from tuner.workload.digest import workload_digest
 
@@ -59,11 +60,12 @@ class ImportedRecord:
 def export(entries: Sequence[tuple[Workload, str, float]], target: Target, folder: Path) -> int:
     """Writes (workload, trace, seconds) as the pair in `folder`, replacing an older pair; returns the records written.
 
-    Traces that begin with a rewrite of their workload are left out: stock TVM has no such step. Raises InvalidTrace for a
-    trace that does not apply to its workload; nothing is replaced then.
+    Templates, and traces that begin with a rewrite of their workload, are left out: stock TVM has neither. Raises
+    InvalidTrace for a trace that does not apply to its workload; nothing is replaced then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tvm_target = to_tvm_target(target)
+    entries = [entry for entry in entries if not is_template(entry[1])]
     entries = [entry for entry in entries if rewrite_of(json.loads(decode_trace(entry[1]))[0]) is None]
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         database = ms.database.JSONDatabase(work_dir=draft)

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.packing import Packing, packings_of, without_packings
 from tuner.schedule.tensor_type import TensorType
 from tuner.schedule.trace import apply_trace
+from tuner.templates.kernels import template_of
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
@@ -79,7 +81,9 @@ def with_packings(mod: Any) -> tuple[Any, list[Packing]]:
 
 
 def build(mod: Any, target: Any) -> CpuProgram:
-    """Compiles a workload, scheduled or not, for a CPU target down to machine code."""
+    """Compiles a workload, scheduled or not, for a CPU target down to machine code. Raises InvalidTrace for a template."""
+    if template_of(mod["main"]) is not None:
+        raise InvalidTrace("templates are for GPUs")
     whole, packings = with_packings(mod)
     module = compile_module(whole, target)
     compiled = [packing for packing in packings if packing.positions is None]

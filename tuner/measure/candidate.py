@@ -10,7 +10,7 @@ before the fork.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -152,9 +152,10 @@ class Running:
 
     most_calls = MAX_CALLS
 
-    def __init__(self, bench: Bench, program: CpuProgram) -> None:
+    def __init__(self, bench: Bench, program: CpuProgram, allocate: Callable[[TensorType], Any] | None = None) -> None:
+        """allocate: gives the tensors that the program writes."""
         self._bench, self._program = bench, program
-        self._outputs = [_empty(found) for found in bench.output_types]
+        self._outputs = [(allocate or _empty)(found) for found in bench.output_types]
         self._views = [_view(tensor) for tensor in self._outputs]
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}

@@ -12,7 +12,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,9 @@ from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu_alignment import misaligned, without_type
+from tuner.measure.gpu_lowered import KernelCall, Lowered, from_template
 from tuner.schedule.tensor_type import TensorType
+from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, codegen_build, ir, sym, tirx, tvm, tvm_ffi
 
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
@@ -31,31 +32,6 @@ _GENERATING = threading.Lock()
 _SHARED = "tirx.use_dyn_shared_memory"
 _MOST_CALLS = 1000
 """Launches of one tensor function, at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelCall:
-    """A launch as the host function of one workload writes it."""
-
-    kernel: str
-    arguments: tuple[int | bytes, ...]
-    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them."""
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    """Dynamic shared memory of a thread block."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lowered:
-    """A scheduled tensor function, taken apart."""
-
-    calls: tuple[KernelCall, ...]
-    """In their order."""
-    workspaces: tuple[int, ...]
-    """Bytes of each buffer that carries intermediate results from one kernel to another."""
-    source: str
-    """CUDA C++ of the kernels."""
 
 
 def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compiler: DeviceCompiler) -> Program:
@@ -69,7 +45,7 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
     names = tuple(dict.fromkeys(call.kernel for call in lowered.calls))
     places = [Place.OUTPUT if at in properties.outputs else Place.INPUT for at in range(len(properties.params))]
     return Program(
-        codes=(compiler.compile(lowered.source),),
+        codes=(lowered.code or compiler.compile(lowered.source),),
         kernels=tuple(Kernel(code=0, name=name) for name in names),
         buffers=(
             *(
@@ -87,6 +63,7 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
+                programmatic=call.programmatic,
             )
             for call in lowered.calls
         ),
@@ -107,7 +84,12 @@ def lower_kernels(mod: Any, target: Any) -> Any:
 
 
 def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
-    """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled."""
+    """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled.
+
+    A function that a template computes is compiled at once, which takes longer: only then its launches are known.
+    """
+    if template_of(mod[name]) is not None:
+        return from_template(mod[name], str(target.attrs["arch"]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split, device = _lower(mod, target)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pitchpipe.errors import InvalidTarget
+from pitchpipe.errors import InvalidTarget, InvalidTrace
 from pitchpipe.target_kind import HOST, kind_of
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
 from pitchpipe.wire.ids import canonical_json
@@ -26,6 +26,7 @@ from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
 from tuner.schedule.trace import apply_trace, decode_trace
 from tuner.syscalls import deny_system_calls
+from tuner.templates.text import is_template
 from tuner.tvm_compat import load_ir
 
 SEED = 0
@@ -50,6 +51,8 @@ def minify_task(
     if wanted.kind != HOST:
         raise InvalidTarget(f"tasks are tried on CPUs; a worker tries one for {wanted.kind}")
     trace = decode_trace(trace)
+    if is_template(trace):
+        raise InvalidTrace("a template has no instructions of which one could be the cause")
     kind_of(wanted).load_intrinsics()
     properties = inspect(load_ir(ir))
     whole = _try(ir, trace, wanted, wall_secs)

@@ -2,7 +2,7 @@
 
 A trace is `[instructions, decisions]` in JSON, as MetaSchedule writes it. An instruction is `[kind, inputs, attributes,
 outputs]`; inputs and outputs name random variables (`b0` a block, `l4` a loop, `v11` a number), a decision is `[index
-of a sampling instruction, value]`.
+of a sampling instruction, value]`. Texts of templates (tuner/templates/text.py) are decoded and applied in its place.
 
 A trace may begin with a rewrite of the workload, because no instruction of TVM's changes an algorithm: its first two
 instructions then take the root block and annotate it with REWRITE and a name of WINOGRAD or PANELS, and all of it applies
@@ -26,6 +26,7 @@ from typing import Any
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.ids import canonical_json
 from tuner.schedule.index_type import with_index_type
+from tuner.templates.text import is_template, parse
 
 MAX_BYTES = 1 << 20
 """Length of a trace's text, at most; also the limit of the wire type. MetaSchedule's traces have 2 to 60 KiB."""
@@ -123,10 +124,12 @@ _INDEX_MAP_NODES: Mapping[str, frozenset[str]] = {
 
 
 def decode_trace(text: str | bytes) -> str:
-    """The canonical text of a trace. Raises InvalidTrace, which names the fault, unless it is well formed and allowed.
+    """The canonical text of a trace or a template. Raises InvalidTrace, which names the fault, where it is not allowed.
 
-    Needs no compiler. Does not check that the trace fits a workload: `apply_trace` does.
+    Needs no compiler. Does not check that it fits a workload: `apply_trace` does.
     """
+    if is_template(text):
+        return parse(text).text
     if len(text) > MAX_BYTES:
         raise InvalidTrace(f"the trace has {len(text)} bytes, the cap is {MAX_BYTES}")
     try:
@@ -153,9 +156,8 @@ def without_postproc(text: str) -> str:
 
 def rewrite_of(instructions: Sequence[Any]) -> str | None:
     """The name of the rewrite that a trace begins with, from the instructions of its JSON."""
-    if len(instructions) < 2 or instructions[1][0] != "Annotate" or instructions[1][2] != [REWRITE]:
-        return None
-    return str(instructions[1][1][1]).strip('"')
+    named = len(instructions) > 1 and instructions[1][0] == "Annotate" and instructions[1][2] == [REWRITE]
+    return str(instructions[1][1][1]).strip('"') if named else None
 
 
 def rewritten(mod: Any, name: str) -> Any:
@@ -180,9 +182,11 @@ def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
     """
     from tuner.tvm_compat import Schedule, Trace
 
-    if checked:
-        trace = decode_trace(trace)
-    instructions, _ = value = json.loads(trace)
+    if is_template(trace):
+        from tuner.templates.kernels import marked
+
+        return Schedule(marked(mod, trace), debug_mask=0, error_render_level="none")
+    instructions, _ = value = json.loads(decode_trace(trace) if checked else trace)
     if (name := rewrite_of(instructions)) is not None:
         mod = rewritten(mod, name)
     schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")

@@ -1,4 +1,4 @@
-"""The search: one round of evolution over a design space, ranked by the cost model.
+"""The search: one round of evolution over a design space, ranked by the cost model, beside points of templates.
 
 `propose` is pure: the same request gives the same proposals in every process, whatever is cached and however many
 threads work on it, because every candidate is drawn from a seed of its own and never from a shared stream.
@@ -42,6 +42,7 @@ from tuner.search.cost_model import CostModel, pack_features, target_of, unpack_
 from tuner.search.population import families_of, family_of, identified, parent_of
 from tuner.search.replays import Replays
 from tuner.search.requests import Proposal, ProposeRequest
+from tuner.search.templates import propose_templates, share_of, without_templates
 from tuner.search.transfer import refitted
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
@@ -88,6 +89,16 @@ def propose(request: ProposeRequest) -> list[Proposal]:
     With a cost model that cannot be loaded the search goes on without one: scores are random. Measured traces that do not
     apply (those of another version of TVM, or of another space) are not used as parents.
     """
+    if request.n <= 0:
+        return []
+    proposals = propose_templates(request, share_of(request.n))
+    traces = _propose_traces(without_templates(request, request.n - len(proposals)))
+    if len(proposals) + len(traces) < request.n:
+        proposals = propose_templates(request, request.n - len(traces))
+    return [*proposals, *traces]
+
+
+def _propose_traces(request: ProposeRequest) -> list[Proposal]:
     if request.n <= 0:
         return []
     with ThreadPoolExecutor(min(usable_cores(), MAX_THREADS), thread_name_prefix="propose") as threads:

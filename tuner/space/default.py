@@ -12,9 +12,9 @@ from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.schedule.trace import apply_trace, encode_trace
-from tuner.space import space_of
 from tuner.space.access import dividing_lanes, element_bits, is_flat, turned_axis, vector_lanes
 from tuner.space.inlining import inline_producers, root_blocks
+from tuner.space.metaschedule import generate
 from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
 from tuner.space.refusals import tell_refused
@@ -56,11 +56,11 @@ def default_trace(workload: Workload, target: Target) -> str:
 
 
 def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | None:
-    """The first analytic seed of the workload's register tiles; None where it holds no contraction that can be tiled."""
+    """The register tile that its model ranks best, the one that a search begins with; None where there is none."""
     try:
-        if not tiled_sketches(mod, target, most=1):
+        if not (sketches := tiled_sketches(mod, target, most=1)):
             return None
-        space = space_of(workload, target)  # For its postprocessors; the search of the task needs it too.
+        space = generate(workload, target, empty=True).joined([sketches])
         schedule = space.candidate(space.analytic_seeds[0], seed=1)
         if schedule is None:
             return None

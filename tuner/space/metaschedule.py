@@ -140,8 +140,11 @@ class Space:
         return np.asarray(found[0].numpy(), dtype=np.float32)
 
 
-def generate(workload: Workload, target: Target) -> Space:
-    """MetaSchedule's post-order-apply space, with its own rules, postprocessors and mutators for the target."""
+def generate(workload: Workload, target: Target, *, empty: bool = False) -> Space:
+    """MetaSchedule's post-order-apply space, with its own rules, postprocessors and mutators for the target.
+
+    empty: without sketches, for who brings some (`Space.joined`) and needs what makes candidates of them.
+    """
     kind = kind_of(target)
     kind.load_intrinsics()
     mod = load_ir(workload.ir)
@@ -155,7 +158,7 @@ def generate(workload: Workload, target: Target) -> Space:
         rand_state=1,
         num_threads=1,
     )
-    schedules = _sketches(context)
+    schedules = [] if empty else _sketches(context)
     generator = context.space_generator
     mutators = sorted(((str(mutator), float(p), mutator) for mutator, p in generator.mutator_probs.items()))
     probabilities = np.array([p for _, p, _ in mutators], dtype=np.float64)

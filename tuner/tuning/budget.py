@@ -36,6 +36,8 @@ STALE_GAIN = 0.01
 """As a share of the best time."""
 AT_BOUND = 0.03
 """A task whose best is within this share of its bound gets no more trials (tuner/workload/bound.py)."""
+ABOVE_BOUND = 2.0
+"""A task's time over its bound, as long as no task of the job has a time: a guess, for the first seconds."""
 TRIALS_PER_SEC = 8.0
 """Trials that one second of budget counts for when efforts are compared: about what the engine does with a single program
 (benchmarks/throughput.py); with many tasks the preparation of each is added. It is a constant, not the rate of a job, so
@@ -46,6 +48,11 @@ BATCH_SHARE = 0.5
 """The same for later batches: also a small budget has to be spent in several steps, so that results can redirect it."""
 FEWEST = 4
 """Candidates of a batch, at least, unless the budget has fewer left."""
+MOST_HELD_SHARE = 0.75
+"""Of a budget in seconds, for what follows the last trial: with less than a quarter for the search there is little to
+confirm."""
+RECENT_BATCHES = 8
+"""Batches from whose rate follows how many trials fit into the seconds left."""
 AHEAD = 2
 """Batches of one task in flight, at most: the next one is searched for while one is measured, and uses all results before
 that one. A task without any result gets one batch at a time."""
@@ -88,6 +95,11 @@ class TaskLedger:
         return self.exhausted or self.stale or self.at_bound
 
     @property
+    def settled(self) -> bool:
+        """Whether it gets no more trials and none is in flight or about to be."""
+        return self.finished and not (self.in_flight or self.replaying or self.searching)
+
+    @property
     def at_bound(self) -> bool:
         """Whether the best is within AT_BOUND of the bound. A best far below the bound disproves it, so it is ignored."""
         if self.best_secs is None or self.bound_secs is None:
@@ -119,12 +131,24 @@ class Eta:
     high_secs: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """What a run of the model takes, as far as its tasks are known."""
+
+    secs: float
+    estimated: int
+    """Tasks of the sum that have no time yet."""
+
+
 class BudgetLedger:
     """Divides a job's trials or seconds among its tasks. Pure: time is an argument, in seconds since the job started."""
 
     def __init__(self, tasks: Sequence[Task], *, trials: int | None, seconds: float | None, batch_size: int) -> None:
         self.trials_limit = trials
         self.seconds_limit = seconds
+        """Of the whole job."""
+        self.held_secs = 0.0
+        """Of these, what is kept for what follows the last trial."""
         fair = effort(sum(task.kind is TaskKind.TUNED for task in tasks), trials, seconds)
         self.batch_size = max(FEWEST, min(batch_size, int(fair * BATCH_SHARE)))
         self.first_batch_size = max(FEWEST, min(batch_size, int(fair * FIRST_SHARE)))
@@ -173,11 +197,30 @@ class BudgetLedger:
         return not any(task.in_flight or task.replaying for task in self.tasks) and self._due(elapsed_secs) is None
 
     def left(self, elapsed_secs: float) -> float:
-        """Trials that are neither spent nor in flight; infinite if only seconds are limited, zero once those are spent."""
-        if self.seconds_limit is not None and elapsed_secs >= self.seconds_limit:
-            return 0
+        """Trials that are neither spent nor in flight: of seconds, those that fit into them at the recent rate."""
         left = math.inf if self.trials_limit is None else self.trials_limit - self.trials
+        if self.seconds_limit is not None:
+            left = min(left, self._search_secs_left(elapsed_secs) / self.secs_per_trial)
         return max(0, left - sum(task.in_flight for task in self.tasks))
+
+    def time_up(self, elapsed_secs: float) -> bool:
+        """Whether the seconds for trials are spent, so that even trials in flight are too many."""
+        return self.seconds_limit is not None and self._search_secs_left(elapsed_secs) <= 0
+
+    def over(self, elapsed_secs: float) -> bool:
+        """Whether the seconds of the whole job are spent."""
+        return self.seconds_limit is not None and elapsed_secs >= self.seconds_limit
+
+    def _search_secs_left(self, elapsed_secs: float) -> float:
+        assert self.seconds_limit is not None
+        held = min(self.held_secs, MOST_HELD_SHARE * self.seconds_limit)
+        return max(0.0, self.seconds_limit - held - elapsed_secs)
+
+    @property
+    def secs_per_trial(self) -> float:
+        """Of the job's clock, recently; a guess before the first trials."""
+        recent = self._secs_per_trial[1:][-RECENT_BATCHES:]  # Before the first batch, the job was ingested and split.
+        return max(statistics.fmean(recent), 1e-3) if recent else 1 / TRIALS_PER_SEC
 
     def reserve(self, index: int, n: int) -> None:
         """Counts `n` candidates of the task as in flight which no search proposed."""
@@ -247,16 +290,27 @@ class BudgetLedger:
         if queued == 0:
             task.batches_in_flight = max(0, task.batches_in_flight - 1)
 
-    def latency(self) -> float | None:
-        """f of the notation: the sum of weight x best seconds over the tasks; None until every task has a valid time."""
-        if any(task.best_secs is None for task in self.tasks):
-            return None
-        return sum(task.weight * task.best_secs for task in self.tasks if task.best_secs is not None)
+    def latency(self) -> Latency | None:
+        """f of the notation: the sum of weight x best seconds over the tasks. None while some task has neither a time nor a
+        bound.
 
-    def eta(self, elapsed_secs: float, *, tail_secs: float = 0.0) -> Eta:
-        """The time left: for the remaining trials at the recent rate, or the remaining seconds, whichever is less.
+        A task without a time counts with its bound, multiplied by what the best of the others are above theirs (median).
+        """
+        known = [task.best_secs / task.bound_secs for task in self.tasks if task.best_secs and task.bound_secs]
+        above = statistics.median(known) if known else ABOVE_BOUND
+        secs, estimated = 0.0, 0
+        for task in self.tasks:
+            if task.best_secs is not None:
+                secs += task.weight * task.best_secs
+            elif task.bound_secs is not None:
+                secs, estimated = secs + task.weight * above * task.bound_secs, estimated + 1
+            else:
+                return None
+        return Latency(secs=secs, estimated=estimated)
 
-        tail_secs: added for what follows the last trial.
+    def eta(self, elapsed_secs: float) -> Eta:
+        """The time left: for the remaining trials at the recent rate and `held_secs`, or the remaining seconds, whichever is
+        less.
 
         The interval is that of the mean seconds per trial (normal approximation over batches) times the trials left. Its
         lower end assumes that every task becomes stale as early as it can.
@@ -269,14 +323,15 @@ class BudgetLedger:
             spread = 1.96 * statistics.stdev(recent) / math.sqrt(len(recent)) if len(recent) > 1 else mean
             until_stale = sum(max(0, STALE_TRIALS - t.trials) for t in self.tasks if not t.finished)
             low = min(left, until_stale) * max(0.0, mean - spread)
-            bounds.append((left * mean, low, left * (mean + spread)))
+            held = self.held_secs
+            bounds.append((left * mean + held, low + held, left * (mean + spread) + held))
         if self.seconds_limit is not None:
             left_secs = max(0.0, self.seconds_limit - elapsed_secs)
             bounds.append((left_secs, 0.0 if all(t.trials for t in self.tasks) else left_secs, left_secs))
         if not bounds:
             return Eta(secs=None, low_secs=None, high_secs=None)
         secs, low, high = (min(column) for column in zip(*bounds, strict=True))
-        return Eta(secs=secs + tail_secs, low_secs=low + tail_secs, high_secs=max(secs, high) + tail_secs)
+        return Eta(secs=secs, low_secs=low, high_secs=max(secs, high))
 
 
 def effort(tunable_tasks: int, trials: int | None, seconds: float | None) -> float:

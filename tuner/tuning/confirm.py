@@ -50,6 +50,14 @@ class MeasuredBatch:
     """The toolchain of that measurement, as one line; None when nothing was timed."""
     driver: str | None = None
     """The driver of that device; None where it is not known."""
+    withdrawn: int = 0
+    """Candidates that were cancelled before they were measured."""
+    worker: str | None = None
+    """The id of the worker that had its last lease; None where nobody knows."""
+    granted_at: float | None = None
+    """When that lease was granted, in seconds of the database's clock."""
+    ended_at: float | None = None
+    """When its last result came, by the same clock."""
 
 
 def contenders(measured: Sequence[tuple[str, float | None]]) -> list[str]:

@@ -25,6 +25,7 @@ from tuner.execution.steps import propose_on
 from tuner.search.requests import Donor, Proposal, ProposeRequest
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch, choose_best, contenders, left_in, undecided
+from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.records import RecordStore
 from tuner.tuning.replay import ReplayStage
 
@@ -39,6 +40,8 @@ SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
 """Confirming runs of a task, at most; the last one's verdict stands. Workers may keep dying, or the device stay busy."""
+CHARGED = tuple(purpose for purpose in Purpose if purpose.charged)
+"""The purposes of trials."""
 MAX_SEARCH_CRASHES = 3
 """A task whose search crashed this often in a row gets no more batches. A job without any successful search fails when this
 many children have died or were killed in searches ..."""
@@ -57,6 +60,12 @@ class Measurer(Protocol):
 
     def has_capacity(self, waiting: int) -> bool:
         """Whether another batch should be started, when `waiting` batches are being searched for."""
+
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
+        """Cancels the candidates for these purposes that nobody measures yet; their batches end without them."""
+
+    def parallel(self) -> int:
+        """Batches that are measured side by side: the workers that are there, at least one."""
 
 
 class Predictor(Protocol):
@@ -99,7 +108,11 @@ class _Search:
 
 
 class TuningLoop:
-    """Spends a job's budget on its tuned tasks, then confirms every task that is not reused.
+    """Spends a job's budget on its tuned tasks, and confirms every task that is not reused, once it gets no more trials.
+
+    Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back. When the rest is spent,
+    trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs: those tasks keep what they were
+    served.
 
     A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
     confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
@@ -143,25 +156,30 @@ class TuningLoop:
         self._crashes = [0] * len(tasks)
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
+        self._cost = ConfirmingCost()
+        self._withdrawn = self._over = False
         # After the confirming run of a replay a search may follow, with a confirming run of its own.
         last = confirming - self._replaying.keys()
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
         self._confirming = set(confirming)
         for index, task in enumerate(tasks):
             ledger.tasks[index].replaying = index in self._replaying
-            if task.kind is TaskKind.FIXED or index in reused or replay_only:
+            if task.kind is TaskKind.FIXED or index in reused or index in last or replay_only:
                 ledger.tasks[index].exhausted = True
 
     def step(self, elapsed_secs: float) -> bool:
         """Passes on everything that has finished; True when the job is complete. Raises what searches keep dying of."""
         for batch in self.measurer.collect():
+            self._cost.observe(self.tasks[batch.task], batch)
             if batch.purpose.charged:
                 if self._replaying.get(batch.task) is ReplayStage.MEASURING:
                     self._replaying[batch.task] = ReplayStage.MEASURED
-                self.ledger.charge(batch.task, len(batch.candidates), batch.results, elapsed_secs)
+                issued = len(batch.candidates) + batch.withdrawn
+                self.ledger.charge(batch.task, issued, batch.results, elapsed_secs)
                 self.predictor(self.tasks[batch.task].target.kind).observe(len(batch.results))
             else:
                 self._confirmed(batch)
+        self._keep_time(elapsed_secs)
         for search in [s for s in self._searches if s.future.done()]:
             self._searches.remove(search)
             self._queue(search)
@@ -169,13 +187,33 @@ class TuningLoop:
             if stage is ReplayStage.MEASURED:
                 self._replaying[index] = ReplayStage.CONFIRMING
                 self._confirm(index)
+        for index in [i for i in self._to_confirm if self.ledger.tasks[i].settled]:
+            self._confirm_last(index)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
         if not self.ledger.finished(elapsed_secs):
             return False
-        while self._to_confirm:
-            self._confirm(self._to_confirm.pop())
+        for index in sorted(self._to_confirm, key=lambda i: self.tasks[i].weight * self.tasks[i].flops, reverse=True):
+            self._confirm_last(index)
         return not self._confirming
+
+    def _keep_time(self, elapsed_secs: float) -> None:
+        """Holds back what confirming will cost, and withdraws what there is no time for."""
+        left = {*self._to_confirm, *self._confirming}
+        self.ledger.held_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
+        if not self.ledger.time_up(elapsed_secs):
+            return
+        for search in self._searches:
+            search.future.cancel()
+            self.ledger.searched(search.task, search.reserved, 0)
+        self._searches.clear()
+        if not self._withdrawn:
+            self._withdrawn = True
+            self.measurer.withdraw(CHARGED)
+        if self.ledger.over(elapsed_secs) and not self._over:
+            self._over = True
+            self._to_confirm.clear()
+            self.measurer.withdraw((Purpose.CONFIRM,))
 
     def _begin(self, elapsed_secs: float) -> bool:
         """Begins the next batch, replays before searches; False when none is due."""
@@ -208,7 +246,7 @@ class TuningLoop:
         ledger.replaying = False
         if self.replays.confirmed(index, best) or self.replay_only:
             ledger.exhausted = True
-            self._to_confirm.remove(index)
+            self._to_confirm = [i for i in self._to_confirm if i != index]
 
     def _confirmed(self, batch: MeasuredBatch) -> None:
         """Passes on the verdict of a confirming run; a run that decided nothing is repeated."""
@@ -216,7 +254,8 @@ class TuningLoop:
         best = choose_best(task, batch)
         self._confirming.discard(batch.task)
         self._confirmations[batch.task] += 1
-        if undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS:
+        again = undecided(task, batch, best) and self._confirmations[batch.task] < MAX_CONFIRMATIONS
+        if again and not self._over:
             self._submit_confirming(batch.task, left_in(task, batch))
         elif batch.task in self._replaying:
             self._replay_confirmed(batch.task, best)
@@ -271,6 +310,12 @@ class TuningLoop:
         self.ledger.searched(search.task, search.reserved, queued)
         if queued == 0:
             ledger.exhausted = True
+
+    def _confirm_last(self, index: int) -> None:
+        """Confirms a task that gets no more trials."""
+        self._to_confirm.remove(index)
+        self.ledger.tasks[index].exhausted = True
+        self._confirm(index)
 
     def _confirm(self, index: int) -> None:
         task = self.tasks[index]

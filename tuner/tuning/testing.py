@@ -133,6 +133,13 @@ class MemoryMeasurer:
         """True while fewer than `ahead` batches are searched for or measured."""
         return len(self.queued) + waiting < self.ahead
 
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
+        """Nothing waits: all is measured at once."""
+
+    def parallel(self) -> int:
+        """One."""
+        return 1
+
     def _measure(self, task: int, candidate: Candidate) -> Measurement:
         outcome = self.secs_of(task, candidate.trace)
         if isinstance(outcome, Failed):

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from mmap import mmap
 from typing import Protocol
 
@@ -44,6 +45,9 @@ class BuildHost(Protocol):
         """The function that a builder runs: it writes the candidate's program into `slot`."""
 
     def builder_limits(self, config: MeasureConfig) -> Limits: ...
+
+    def before_building(self, candidate: Candidate) -> None:
+        """Called in a builder before it is confined: it starts what a builder may not start any more afterwards."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,7 +112,8 @@ class Builders:
             candidate, slot = self._waiting.popleft(), self._slots.pop()
             body = self._host.builder_body(candidate, slot)
             limits = self._host.builder_limits(self._config)
-            child = self._host.nursery.spawn(body, limits, deadline_secs=self._config.build_timeout_secs)
+            secs, first = self._config.build_timeout_secs, partial(self._host.before_building, candidate)
+            child = self._host.nursery.spawn(body, limits, deadline_secs=secs, first=first)
             self._building[child] = _Build(child=child, candidate=candidate, slot=slot)
 
     def absorb(self, child: Child, event: FromChild | Ended) -> None:

@@ -30,6 +30,8 @@ from workers.sandbox.messages import FROM_CHILD, FromChild, complaint, decode, e
 MAX_OUTPUT_BYTES = 1 << 20
 """Bytes that a child may print; more kill it."""
 _TOLD = struct.Struct("=cd")
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""Compilers' libraries handle these by looking up names for a stack, which takes seconds."""
 _TAIL_BYTES = 1500
 _COMPLAINT_CHARS = 500
 _MAX_REPORT_BYTES = 1 << 20
@@ -171,8 +173,19 @@ class Nursery:
         self._children: list[Child] = []
         self._elders = set(children())
 
-    def spawn(self, body: Callable[[Line], None], limits: Limits, *, deadline_secs: float) -> Child:
-        """Forks a child that runs `body` and exits."""
+    def spawn(
+        self,
+        body: Callable[[Line], None],
+        limits: Limits,
+        *,
+        deadline_secs: float,
+        first: Callable[[], None] = lambda: None,
+    ) -> Child:
+        """Forks a child that runs `body` and exits.
+
+        first: called in the child before it is confined, to start what it may not start any more afterwards. What it starts
+        has the child's limits and cannot leave its process group.
+        """
         parent = os.getpid()
         to_parent, to_child = os.pipe(), os.pipe()
         output = os.memfd_create("output", os.MFD_CLOEXEC)
@@ -180,7 +193,7 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             line = Line(to_child[0], to_parent[1], seal)
-            self._run(body, limits, parent, line, output, {to_child[0], to_parent[1]})
+            self._run(body, limits, parent, line, output, {to_child[0], to_parent[1]}, first)
         os.close(to_parent[1])
         os.close(to_child[0])
         with suppress(OSError):
@@ -199,7 +212,14 @@ class Nursery:
         return child
 
     def _run(
-        self, body: Callable[[Line], None], limits: Limits, parent: int, line: Line, output: int, keep: set[int]
+        self,
+        body: Callable[[Line], None],
+        limits: Limits,
+        parent: int,
+        line: Line,
+        output: int,
+        keep: set[int],
+        first: Callable[[], None],
     ) -> None:
         """Runs `body` in the fork, confined. Never returns."""
         code = 1
@@ -207,7 +227,7 @@ class Nursery:
             os.setpgid(0, 0)
             die_with_parent(parent)
             gc.disable()  # It ends before its garbage matters, and collecting writes to pages it shares.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, *_CRASHES):
                 signal.signal(number, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
@@ -224,10 +244,10 @@ class Nursery:
                 writable_only=limits.reserves,
             )
             die_first()
+            deny_leaving()
+            first()
             if limits.confined:
                 deny_system_calls()
-            else:
-                deny_leaving()
             body(line)
             code = 0
         except BaseException:  # noqa: BLE001 - the child has no caller; what went wrong goes to its output

@@ -9,6 +9,7 @@ from tuner.space.access import spatial_axes
 from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, VECTOR_BYTES, Limits
 from tuner.space.gpu.stages import fused
 from tuner.space.gpu.vectors import lanes_of, step
+from tuner.tvm_compat import ir, structural_walk, tirx, tvm
 
 TILE = 32
 """Side of a tile of a transposition, in elements: a warp reads and writes whole lines of 64 or 128 bytes."""
@@ -17,37 +18,98 @@ MAX_VECTORS = 4
 
 
 def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
-    """One kernel: neighbouring threads take neighbouring vectors, in the order of the block's axes."""
-    axes = spatial_axes(schedule.get(block))
-    if (turned := _turned(schedule.get(block), axes)) is not None:
+    """One kernel: neighbouring threads take neighbouring vectors, in the order of the block's axes.
+
+    What is computed, not only moved, is computed one element after another in registers, between vectors that are loaded
+    and stored: of some functions TVM 0.27 has no vectors (erf), of some vectors no constants (eight floats), and where it
+    has none, it loads and stores elements as well.
+    """
+    definition = schedule.get(block)
+    axes = spatial_axes(definition)
+    if (turned := _turned(definition, axes)) is not None:
         _transpose(schedule, block, *turned, limits)
         return
-    lanes = lanes_of(schedule.get(block), axes) if axes else 1
-    total = math.prod(int(axis.dom.extent) for axis in axes)
-    loop = fused(schedule, block, list(schedule.get_loops(block)))
-    vector = None
-    if lanes > 1:
-        loop, vector = schedule.split(loop, [None, lanes])
-    vectors = total // lanes
+    loops = list(schedule.get_loops(block))
+    lanes = lanes_of(definition, axes) if axes else 1
+    vectors = math.prod(int(axis.dom.extent) for axis in axes) // lanes
     threads = BLOCK_THREADS if vectors >= BLOCK_THREADS * MULTIPROCESSORS else 2 * limits.warp
-    spread(schedule, loop, vectors, min(threads, limits.threads), inner=[] if vector is None else [vector])
-    if vector is not None:
+    threads, each = _shares(vectors, min(threads, limits.threads), limits)
+    if lanes == 1:
+        spread(schedule, fused(schedule, block, loops), each, threads, inner=[])
+        return
+    whole = int(axes[-1].dom.extent) % lanes == 0
+    if whole:  # Then no condition on another axis depends on the lane.
+        last, vector = schedule.split(loops[-1], [None, lanes])
+        loop = fused(schedule, block, [*loops[:-1], last])
+    else:
+        loop, vector = schedule.split(fused(schedule, block, loops), [None, lanes])
+    inside = spread(schedule, loop, each, threads, inner=[vector])
+    if whole and vectors % (threads * each) == 0 and not _moves(definition):
+        _through_registers(schedule, block, inside, axes, lanes)
+        schedule.unroll(vector)
+    else:
         schedule.vectorize(vector)
 
 
-def spread(schedule: Any, loop: Any, extent: int, threads: int, *, inner: list[Any]) -> None:
-    """Binds a loop to blocks and threads, several iterations a thread where there are enough to fill the device twice."""
-    each = 1
-    while each < MAX_VECTORS and extent >= 4 * each * threads * MULTIPROCESSORS * (2048 // threads):
-        each *= 2
+def spread(schedule: Any, loop: Any, each: int, threads: int, *, inner: list[Any]) -> Any:
+    """Binds a loop to blocks and threads, `each` iterations a thread; the innermost loop of those around `inner`."""
     if each == 1:
         blocks, thread = schedule.split(loop, [None, threads])
+        inside = thread
     else:
-        blocks, turn, thread = schedule.split(loop, [None, each, threads])
-        schedule.reorder(blocks, thread, turn, *inner)
-        schedule.unroll(turn)
+        blocks, inside, thread = schedule.split(loop, [None, each, threads])
+        schedule.reorder(blocks, thread, inside, *inner)
+        schedule.unroll(inside)
     schedule.bind(blocks, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
+    return inside
+
+
+def _shares(vectors: int, threads: int, limits: Limits) -> tuple[int, int]:
+    """(threads of a block, vectors of a thread): several vectors where there are enough to fill the device twice, and, if
+    there are such numbers, without a remainder."""
+    each = 1
+    while each < MAX_VECTORS and vectors >= 4 * each * threads * MULTIPROCESSORS * (2048 // threads):
+        each *= 2
+    counts = [threads >> power for power in range(4) if threads >> power >= limits.warp]
+    even = ((count, n) for n in (each, each // 2, each // 4) if n for count in counts if vectors % (count * n) == 0)
+    return next(even, (threads, each))
+
+
+def _through_registers(schedule: Any, block: Any, inside: Any, axes: list[Any], lanes: int) -> None:
+    """Loads what is read in vectors before, and stores the result after."""
+    definition = schedule.get(block)
+    conditions: list[Any] = []
+    structural_walk(
+        definition.body, (ir.Call, lambda call: conditions.append(str(call.op)) if _chooses(call) else None)
+    )
+    for index, read in enumerate(definition.reads):
+        if not conditions and step(definition, read, axes, lanes, aligned=True) == 1:
+            loaded = schedule.cache_read(block, index, "local")
+            schedule.compute_at(loaded, inside)
+            schedule.vectorize(schedule.get_loops(loaded)[-1])
+    stored = schedule.cache_write(block, 0, "local")
+    schedule.reverse_compute_at(stored, inside)
+    schedule.vectorize(schedule.get_loops(stored)[-1])
+
+
+def _chooses(call: Any) -> bool:
+    """Whether a call computes one of its arguments only, so that what it reads may not be there otherwise."""
+    return str(getattr(call.op, "name", "")).endswith("if_then_else")
+
+
+def _moves(definition: Any) -> bool:
+    """Whether a block computes nothing but which element to take, and of which type."""
+    value = definition.body.value if isinstance(definition.body, tirx.BufferStore) else None
+    computed: list[Any] = []
+    arithmetic = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
+
+    def note(node: Any) -> None:
+        if str(node.ty.dtype).startswith(("float", "bfloat")) and not (isinstance(node, ir.Call) and _chooses(node)):
+            computed.append(node)
+
+    structural_walk(value, ((*arithmetic, ir.Call), note))
+    return value is not None and not computed
 
 
 def _turned(definition: Any, axes: list[Any]) -> tuple[int, int] | None:
@@ -94,6 +156,4 @@ def _transpose(schedule: Any, block: Any, read: int, position: int, limits: Limi
 
 
 def _bits(buffer: Any) -> int:
-    from tuner.tvm_compat import tvm
-
     return int(tvm.runtime.DataType(str(buffer.dtype)).bits)

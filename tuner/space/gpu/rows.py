@@ -182,13 +182,16 @@ def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
 
 def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
     """Makes the chain one kernel."""
-    for stage in chain.stages[:-1]:
+    stages = [*chain.stages]
+    if mapping.threads == 1 and (stored := _stored_after(schedule, stages[-1])) is not None:
+        stages.append(stored)
+    for stage in stages[:-1]:
         written = schedule.get(stage.block).writes
         if not _is_result(schedule, [region.source for region in written]):
             for index in range(len(written)):
                 schedule.set_scope(stage.block, index, "local")
     row, column = ("threadIdx.x", "threadIdx.y") if chain.side_by_side else ("threadIdx.y", "threadIdx.x")
-    nests = [nest for stage in chain.stages for nest in _nests(schedule, stage, chain, mapping, column)]
+    nests = [nest for stage in stages for nest in _nests(schedule, stage, chain, mapping, column)]
     if len(nests) > 1:
         schedule.merge(*(schedule.get_loops(nest.block)[1] for nest in nests))
     blocks, rows = list(schedule.get_loops(nests[0].block))[:2]
@@ -196,6 +199,20 @@ def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
     schedule.bind(rows, row if mapping.threads > 1 else "threadIdx.x")
     for nest in nests:
         _finish(schedule, nest)
+
+
+def _stored_after(schedule: Any, stage: Stage) -> Stage | None:
+    """Has a reduction sum up in registers, and returns the stage that stores its result; None where there is none to add."""
+    definition = schedule.get(stage.block)
+    if not stage.reduces or len(definition.writes) > 1:
+        return None
+    indices = [dim.min for dim in definition.writes[0].region]
+    places = [[at for at, index in enumerate(indices) if index.same_as(row)] for row in stage.rows]
+    if any(len(found) != 1 for found in places):
+        return None
+    block = schedule.cache_write(stage.block, 0, "local")
+    axes = schedule.get(block).iter_vars
+    return Stage(block=block, rows=tuple(axes[at].var for (at,) in places), reduces=False, columns=1, lanes=1)
 
 
 # -- what is found
@@ -291,9 +308,12 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
     if len(order := [*rows, *columns]) > 1:
         schedule.reorder(*order)
     column = fused(schedule, stage.block, columns) if columns else None
-    row = fused(schedule, stage.block, rows)
     inner: list[Any] = []
-    if mapping.lanes > 1:
+    if mapping.lanes > 1 and int(schedule.get(rows[-1]).extent) % mapping.lanes == 0:
+        rows[-1], vector = schedule.split(rows[-1], [None, mapping.lanes])  # No condition on another axis has the lane.
+        inner = [vector]
+    row = fused(schedule, stage.block, rows)
+    if mapping.lanes > 1 and not inner:
         row, vector = schedule.split(row, [None, mapping.lanes])
         inner = [vector]
     outer = list(schedule.split(row, [None, mapping.rows]))

@@ -32,6 +32,7 @@ class CudaKind(TargetKind):
     needs_compiler = False
     multiplies_tf32 = True
     replays_candidates = True
+    has_templates = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cuda.fit import fit
@@ -64,6 +65,7 @@ class CudaKind(TargetKind):
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         from tuner.measure import nvrtc
         from tuner.target_kinds.cuda import device
+        from tuner.templates import compiler
 
         found = device.visible()
         if isinstance(found, str):
@@ -73,6 +75,7 @@ class CudaKind(TargetKind):
             yield f"GPU {ordinal}", lambda gpu=gpu: device.describe(gpu)  # type: ignore[misc]
         yield "NVIDIA driver", lambda: found.driver or "its version is not told"
         yield "NVRTC", nvrtc.describe
+        yield "Triton", compiler.describe
 
     def load(self, path: Path, target: Target) -> Any:
         from pitchpipe.gpu.encoding import decode
@@ -117,9 +120,11 @@ class CudaKind(TargetKind):
 
     def codegen(self) -> str:
         from tuner.measure import nvrtc
+        from tuner.templates import compiler
 
         version = nvrtc.version()
-        return "CUDA without NVRTC" if version is None else f"CUDA {version[0]}.{version[1]}"
+        own = "CUDA without NVRTC" if version is None else f"CUDA {version[0]}.{version[1]}"
+        return f"{own}, Triton {compiler.version()}" if compiler.available() else own
 
     def load_intrinsics(self) -> None:
         from tuner.tvm_compat import load_cuda_intrinsics
@@ -142,6 +147,11 @@ class CudaKind(TargetKind):
 
     def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
         return ()
+
+    def templates(self, workload: Workload, target: Target) -> Sequence[Any]:
+        from tuner.target_kinds.cuda.templates import templates
+
+        return templates(workload, target)
 
     def replayed(self, module: Any, trace: str, target: Target) -> None:
         """Up to CUDA C++, which takes 0.1 s: TVM refuses schedules as late as there, and code that is unrolled too far is
@@ -182,10 +192,15 @@ class CudaKind(TargetKind):
         from tuner.measure.build import parameters
         from tuner.measure.device_compiler import DeviceCompiler
         from tuner.measure.gpu_code import check_parameters, lower, lower_kernels
+        from tuner.templates import kernels
         from tuner.tvm_compat import to_tvm_target
 
         assert target.arch is not None
         check_parameters(scheduled, parameters(module))
+        if kernels.template_of(scheduled["main"]) is not None:
+            yield "triton", kernels.triton_of(scheduled["main"])
+            yield "ptx", kernels.ptx_of(scheduled["main"], target.arch)
+            return
         tvm_target = to_tvm_target(target)
         yield "lowered", lower_kernels(scheduled, tvm_target).script()
         source = lower(scheduled, tvm_target).source

@@ -69,15 +69,19 @@ class ConfirmRun(BatchRun):
         ready: dict[Trial, Warmed] = {}
         behind: dict[Trial, Sampled] = {}
         fastest_secs: float | None = None
-        for trial in [*(t for t in trials if not _is_baseline(t)), *filter(_is_baseline, trials)]:
-            if trial.candidate.digest in self._over or any(t.candidate == trial.candidate for t in behind):
+        baselines = [trial for trial in trials if _is_baseline(trial)]
+        for trial in [*(trial for trial in trials if trial not in baselines), *baselines]:
+            if trial.candidate.digest in self._over or (behind and trial in baselines):
                 continue
-            told = self._ask(trial, GO, Warmed, Sampled, number=fastest_secs if _is_baseline(trial) else None)
+            if trial in baselines and trial.copy == 0 and fastest_secs is not None:
+                told = self._ask(trial, GO, Warmed, Sampled, number=fastest_secs)
+            else:
+                told = self._ask(trial, GO, Warmed)
             if isinstance(told, Sampled):
                 behind[trial] = told
             elif isinstance(told, Warmed):
                 ready[trial] = told
-                if not _is_baseline(trial):
+                if trial not in baselines:
                     fastest_secs = min(told.secs, fastest_secs or told.secs)
         return {trial: ready[trial] for trial in trials if trial in ready}, behind
 

@@ -207,6 +207,9 @@ class TaskProcess:
     def builder_body(self, candidate: Candidate, slot: mmap.mmap) -> Callable[[Line], None]:
         return builder_body(self._prepared(), candidate, slot)
 
+    def before_building(self, candidate: Candidate) -> None:
+        """Nothing: builders for a CPU start nothing."""
+
     def builder_limits(self, config: MeasureConfig) -> Limits:
         return replace(self.limits(config), file_bytes=_MOST_CODE_BYTES)
 

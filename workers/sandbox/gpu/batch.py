@@ -81,16 +81,16 @@ class GpuBatchRun:
         try:
             self._run()
         except NoRunner as error:
-            for candidate in [*self._builders.left(), *self._unmeasured()]:
-                self._fail(candidate, FailureKind.DEVICE_ERROR, str(error))
+            self._give_up(str(error))
 
     def _run(self) -> None:
         """As `run`. Raises NoRunner."""
         raise NotImplementedError
 
-    def _unmeasured(self) -> list[Candidate]:
-        """The candidates without a result that no builder has any more."""
-        return [built.candidate for built in self._suspects]
+    def _give_up(self, reason: str) -> None:
+        """Sends device_error for every candidate without a result."""
+        for candidate in [*self._builders.left(), *(built.candidate for built in self._suspects)]:
+            self._fail(candidate, FailureKind.DEVICE_ERROR, reason)
 
     def _make_way(self) -> None:
         """Pauses building while a worker for this host's CPU waits to time (tuner/measure/quiet.py)."""

@@ -28,6 +28,9 @@ from tuner.measure.cuda_driver import CudaError
 from tuner.measure.device_compiler import MAX_CODE_BYTES, DeviceCompiler
 from tuner.measure.gpu import DeviceProgram, GpuDevice
 from tuner.measure.gpu_code import compile_program
+from tuner.templates import assembler
+from tuner.templates import compiler as templates
+from tuner.templates.text import is_template
 from workers.sandbox.messages import Applied, Broken, Compiled, Fault, Sample, Sampled, Started, Warmed
 from workers.sandbox.nursery import Line
 from workers.sandbox.report import last_line
@@ -65,6 +68,13 @@ def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, s
         line.send(Compiled(size_bytes=len(data), build_secs=time.perf_counter() - start))
 
     return body
+
+
+def start_assembler(candidate: Candidate, compiler: DeviceCompiler) -> None:
+    """For a template: starts the assembler, which waits for the builder that will be confined."""
+    if is_template(candidate.trace) and templates.available():
+        with suppress(assembler.AssemblerError):  # The build will say that there is none.
+            assembler.start(assembler.machine(compiler.arch), 1)
 
 
 def request(program: bytes, incumbent_secs: float | None) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pitchpipe.wire.measure import Candidate, FailureKind, Stop
+from pitchpipe.wire.measure import FailureKind, Stop
 from tuner.measure.drift import drifted
 from tuner.measure.interleaving import Interleaving
 from tuner.measure.timing import CONFIRM_PROCESSES, abba
@@ -51,8 +51,10 @@ class ConfirmRun(GpuBatchRun):
                 return
             starting = [self._runners.start() for _ in range(CONFIRM_PROCESSES if self._present else 0)]
 
-    def _unmeasured(self) -> list[Candidate]:
-        return [*super()._unmeasured(), *(built.candidate for built in self._present)]
+    def _give_up(self, reason: str) -> None:
+        super()._give_up(reason)
+        for built in self._present:
+            self._fail(built.candidate, FailureKind.DEVICE_ERROR, reason)
 
     def _confirmed(self, runners: list[Runner]) -> bool:
         """One attempt; whether all were timed. False after a failure: the candidate was removed, or moved to the beginning

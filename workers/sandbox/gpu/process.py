@@ -26,11 +26,12 @@ from tuner.measure.build import warm_up
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu import HEARTBEAT_SOURCE
 from tuner.measure.gpu_code import lower
+from tuner.templates import compiler as templates
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
 from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
-from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, builder_body, runner_body
+from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, builder_body, runner_body, start_assembler
 from workers.sandbox.gpu.confirm import ConfirmRun
 from workers.sandbox.gpu.runners import Runner
 from workers.sandbox.gpu.search import SearchRun
@@ -63,6 +64,8 @@ def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
     warm_up(target)
     assert target.arch is not None
     compiler = DeviceCompiler(target.arch)
+    if templates.available():
+        templates.warm_up(target.arch)
     n = 64
     a, b = (te.placeholder((n, n), "float16", name=name) for name in "ab")
     k = te.reduce_axis((0, n), name="k")
@@ -114,6 +117,9 @@ class GpuTaskProcess(TaskProcess):
 
     def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
         return builder_body(self._prepared(), candidate, self._compiled.compiler, slot)
+
+    def before_building(self, candidate: Candidate) -> None:
+        start_assembler(candidate, self._compiled.compiler)
 
     def measure(self, batch: Batch) -> None:
         """Sends one Measured per candidate, unless the batch is cancelled, then End."""

@@ -25,6 +25,7 @@ START_SECS = 60.0
 """Time limit for a runner to make its context and copy the inputs, which takes half a second."""
 MAX_STARTS = 2
 """Failed starts after which the device is at fault."""
+_TURN_POLL_SECS = 2e-3
 
 
 @dataclass(eq=False, kw_only=True)
@@ -128,14 +129,12 @@ class Runners:
         message = request(program, incumbent_secs)
         self._host.inbox[: len(message)] = message
 
-    def ask(
-        self, runner: Runner, byte: bytes, limit_secs: float, *, number: float = math.nan, poll_secs: float = 2e-3
-    ) -> FromChild | Ended:
+    def ask(self, runner: Runner, byte: bytes, limit_secs: float, number: float = math.nan) -> FromChild | Ended:
         """Sends a request to a runner, once this process has its turn on the GPU, and waits for its answer or its end."""
         if self._turn is None:
             self._turn = GpuTurn(runner.uuid)
         while not self._turn.take():
-            self._wait(poll_secs)
+            self._wait(_TURN_POLL_SECS)
         try:
             runner.child.deadline = time.monotonic() + limit_secs
             runner.busy = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from pitchpipe.wire.measure import Candidate
 from tuner.measure.drift import drifted
 from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.cpu.batch import MAX_REPEATS
@@ -48,11 +47,10 @@ class SearchRun(GpuBatchRun):
                     self._runners.end(runner)
                 self._time(self._suspects)
 
-    def _unmeasured(self) -> list[Candidate]:
-        """As of any batch. The group has its times, and is reported without a beat."""
-        for built, sampled in self._group:
+    def _give_up(self, reason: str) -> None:
+        for built, sampled in self._group:  # They have their times, and no beat.
             self._timed(built, sampled, sampled.run_secs, sampled.stop, None)
-        return super()._unmeasured()
+        super()._give_up(reason)
 
     def _time(self, queue: deque[BuiltCandidate]) -> None:
         """Times the first of the queue: its result joins the group, or its failure is sent, or it is checked again later."""

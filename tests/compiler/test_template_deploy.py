@@ -1,0 +1,88 @@
+"""A model whose workloads have templates, built as a deployment builds it, and a candidate as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.gpu.encoding import decode, encode
+from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.task import Workload
+from tests.compiler import programs
+from tests.compiler.half_workloads import TEN
+from tests.compiler.test_gpu_default import HOPPER
+from tests.compiler.test_gpu_models import text_model
+from tuner.deploy.build import compile_scheduled, schedule_model, workload_functions
+from tuner.graph.prepare import prepare, workload_module
+from tuner.ingest import IngestedModel, parse_container
+from tuner.measure.listing import list_code
+from tuner.templates.text import is_template, parse
+from tuner.tvm_compat import load_ir, save_ir
+
+torch = pytest.importorskip("torch")
+
+from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
+
+
+@pytest.fixture(scope="module")
+def model() -> IngestedModel:
+    torch.manual_seed(0)
+    module, examples = text_model("Bert", 1, "sdpa")
+    return parse_container(from_torch(module.half().eval(), examples)[0])
+
+
+@pytest.fixture(scope="module")
+def texts(model: IngestedModel) -> dict[str, str]:
+    """The best point by the estimate, by workload that has one."""
+    found = {}
+    for _, function, digest in workload_functions(prepare(load_ir(model.ir), HOPPER)):
+        points = kind_of(HOPPER).templates(Workload(digest=digest, ir=save_ir(workload_module(function))), HOPPER)
+        found |= {digest: points[0].text} if points else {}
+    return found
+
+
+def test_all_of_a_layer_but_its_look_up_has_templates(model: IngestedModel, texts: dict[str, str]) -> None:
+    digests = {digest for _, _, digest in workload_functions(prepare(load_ir(model.ir), HOPPER))}
+    assert len(digests) - len(texts) == 1
+    assert {parse(text).template for text in texts.values()} == {"contraction-1", "rows-1"}
+
+
+def test_a_deployed_model_launches_the_kernels_of_templates(model: IngestedModel, texts: dict[str, str]) -> None:
+    scheduled = schedule_model(model, HOPPER, texts)
+    assert set(scheduled.tuned) == set(texts)
+    assert not scheduled.refused
+    program = compile_scheduled(scheduled)
+    early = [program.kernels[launch.kernel].name for launch in program.run if launch.programmatic]
+    assert set(early) <= {"contraction", "sum_of_parts", "rows"}
+    assert len(early) >= len(texts)
+    assert decode(encode(program)) == program
+
+
+def test_another_kind_of_target_refuses_templates_by_name(texts: dict[str, str]) -> None:
+    torch.manual_seed(0)
+    module, examples = text_model("Bert", 1, "sdpa")
+    model = parse_container(from_torch(module.eval(), examples)[0])
+    (text, *_) = texts.values()
+    digests = [digest for _, _, digest in workload_functions(prepare(load_ir(model.ir), programs.TARGET))]
+    scheduled = schedule_model(model, programs.TARGET, dict.fromkeys(digests, text))
+    assert set(scheduled.refused) == set(digests)
+    assert all("no templates" in reason for reason in scheduled.refused.values())
+
+
+def test_a_template_is_listed_as_its_workload_its_program_and_its_ptx() -> None:
+    workload = TEN["attention, scores"]()
+    text = kind_of(HOPPER).templates(workload, HOPPER)[0].text
+    assert is_template(text)
+    listing = list_code(
+        b"", {}, workload=workload.digest, ir=workload.ir, trace=text, target=HOPPER.key, compiled=True
+    )  # fmt: skip
+    assert listing["failed"] is None
+    assert "pitchpipe.template" in listing["tir"]
+    assert "tl.dot(" in listing["code"]["triton"]
+    assert ".entry contraction(" in listing["code"]["ptx"]
+    wrong = list_code(
+        b"", {}, workload=workload.digest, ir=workload.ir, trace=text.replace("-1", "-0"), target=HOPPER.key, compiled=True
+    )  # fmt: skip
+    assert "no template" in wrong["failed"]
+    with pytest.raises(InvalidTrace):
+        parse(text.replace("-1", "-0"))

@@ -1,0 +1,236 @@
+"""Templates compute what their workloads say, for any shape, type and epilogue; and they compile for every architecture."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pitchpipe.errors import InvalidTrace
+from tests.compiler import template_cases
+from tests.compiler.gpu_cases import arguments_of, functions, on_the_host
+from tests.compiler.half_workloads import TEN
+from tests.compiler.template_cases import Case
+from tests.compiler.test_gpu_default import HOPPER
+from tests.triton_interpreter import run
+from tuner.graph.precision import PRECISION, TF32
+from tuner.measure.build import build
+from tuner.measure.check import inspect
+from tuner.measure.device_compiler import DeviceCompiler
+from tuner.measure.gpu_code import compile_program, lower
+from tuner.schedule.trace import apply_trace
+from tuner.templates import assembler, compiler
+from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contraction
+from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
+from tuner.templates.space import contraction_space, shared_bytes
+from tuner.templates.text import CONTRACTION, Chosen, checked, parse
+from tuner.tvm_compat import IRModule, load_ir, relax, to_tvm_target
+
+op = relax.op
+
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "int8": 0.0}
+"""Of the largest value: the result is rounded to its type, and the sums' order is another."""
+ARGUMENTS = {"rows": 64, "columns": 64, "step": 32, "parts": 1, "stages": 3, "warps": 4, "group": 0, "early": 0}
+
+SLOW = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def chosen(**changed: int) -> Chosen:
+    return checked(CONTRACTION, {**ARGUMENTS, **changed})
+
+
+def fitting(length: int, step: int, wanted: int) -> int:
+    """As many parts of a sum as are wanted, or as there are steps."""
+    parts = min(wanted, -(-length // step))
+    while (parts - 1) * -(-length // (step * parts)) * step >= length:
+        parts -= 1
+    return parts
+
+
+@SLOW
+@given(
+    case=template_cases.cases(),
+    rows=st.sampled_from((16, 32, 64)),
+    columns=st.sampled_from((16, 32, 64)),
+    step=st.sampled_from((16, 32, 64)),
+    parts=st.sampled_from((1, 1, 2, 5)),
+    group=st.sampled_from((0, 4)),
+)
+def test_products_compute_what_numpy_does(case: Case, **arguments: int) -> None:
+    arguments["parts"] = fitting(case.length, arguments["step"], arguments["parts"])
+    mod = template_cases.module(case)
+    values = template_cases.arguments(case, mod)
+    wanted = template_cases.expected(case, values)
+    run(source_of(mod, chosen(**arguments)), values)
+    found = values[-1].astype(wanted.dtype)
+    halved = any(step.name == "halved" for step in case.steps)
+    scale = max(1e-3, float(np.abs(wanted).max()))
+    tolerance = max(TOLERANCE[case.dtype], TOLERANCE["float16"] if halved else 0)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * scale)
+
+
+def convolved(x: Any, w: Any, stride: int, dilation: int, padding: int) -> np.ndarray:
+    """A convolution, channels last, weights OHWI, in NumPy."""
+    x = np.pad(x.astype(np.float64), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = ((extent - dilation * (w.shape[1] - 1) - 1) // stride + 1 for extent in x.shape[1:3])
+    found = np.zeros((x.shape[0], height, width, w.shape[0]))
+    for p, q in itertools.product(range(w.shape[1]), range(w.shape[2])):
+        rows = slice(p * dilation, p * dilation + (height - 1) * stride + 1, stride)
+        columns = slice(q * dilation, q * dilation + (width - 1) * stride + 1, stride)
+        found += x[:, rows, columns] @ w[:, p, q].astype(np.float64).T
+    return found
+
+
+@SLOW
+@given(
+    size=st.integers(5, 11),
+    images=st.integers(1, 2),
+    channels=st.sampled_from((7, 16, 32)),
+    outputs=st.sampled_from((5, 16, 24)),
+    window=st.sampled_from((1, 2, 3)),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    layout=st.sampled_from(("NHWC", "NCHW")),
+    parts=st.sampled_from((1, 3)),
+)
+def test_convolutions_compute_what_numpy_does(
+    size: int, images: int, channels: int, outputs: int, window: int, stride: int, dilation: int, padding: int,
+    layout: str, parts: int,
+) -> None:  # fmt: skip
+    order = [0, *(1 + "NHWC"[1:].index(axis) for axis in layout[1:])]
+    x_shape = tuple((images, size, size, channels)[at] for at in order)
+    kernel_layout = "OHWI" if layout == "NHWC" else "OIHW"
+    w_shape = (outputs, window, window, channels) if layout == "NHWC" else (outputs, channels, window, window)
+
+    def make(b: Any, x: Any, w: Any) -> Any:
+        y = op.nn.conv2d(
+            x, w, strides=stride, dilation=dilation, padding=padding,
+            data_layout=layout, kernel_layout=kernel_layout, out_dtype="float32",
+        )  # fmt: skip
+        return op.astype(op.nn.relu(b.emit(y)), "float16")
+
+    (mod,) = functions(make, (x_shape, "float16"), (w_shape, "float16"))
+    x, w, result = arguments_of(mod)
+    result[...] = np.nan
+    length = channels * window * window
+    assume(length >= LEAST_SUMMED)
+    run(source_of(mod, chosen(rows=32, columns=16, step=16, parts=fitting(length, 16, parts))), [x, w, result])
+    if layout == "NCHW":
+        x, w = x.transpose(0, 2, 3, 1), w.transpose(0, 2, 3, 1)
+    wanted = np.maximum(convolved(x, w, stride, dilation, padding), 0)
+    wanted = wanted.transpose(0, 3, 1, 2) if layout == "NCHW" else wanted
+    np.testing.assert_allclose(result.astype(np.float64), wanted, atol=4e-3 * max(1e-3, np.abs(wanted).max()))
+
+
+def test_an_epilogue_in_half_precision_is_rounded_where_the_workload_rounds() -> None:
+    mod = load_ir(TEN["attention, values"]().ir)
+    values = arguments_of(mod)
+    wanted = on_the_host(mod, arguments_of(mod))[-1]
+    run(source_of(mod, chosen(columns=64, step=64, parts=2)), values)
+    assert np.abs(values[-1].astype(np.float32) - wanted.astype(np.float32)).max() <= 2**-9 * np.abs(wanted).max()
+
+
+# -- what is no contraction
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda b, x: op.nn.softmax(x), [(8, 16)]),
+        (lambda b, x: op.sum(x, axis=[1]), [(8, 16)]),
+        (lambda b, x: op.nn.relu(x), [(8, 16)]),
+        (lambda b, x: op.max(x, axis=[1]), [(8, 16)]),
+        (lambda b, x, w: op.matmul(x, w), [(8, 15), (15, 8)]),
+        (lambda b, x, w: op.nn.conv2d(x, w, groups=8, data_layout="NHWC", kernel_layout="HWOI"), [(1, 6, 6, 8), (3, 3, 8, 1)]),
+    ],
+    ids=["softmax", "sum", "element-wise", "maximum", "short", "depthwise"],
+)  # fmt: skip
+def test_what_is_no_contraction_is_refused(make: Any, shapes: list[tuple[int, ...]]) -> None:
+    (mod,) = functions(make, *((shape, "float32") for shape in shapes))
+    with pytest.raises(NotRecognised):
+        find_contraction(mod)
+
+
+def test_arguments_that_leave_parts_of_a_sum_without_work_are_refused() -> None:
+    mod = load_ir(TEN["attention, scores"]().ir)
+    with pytest.raises(InvalidTrace, match="nothing"):
+        source_of(mod, chosen(step=64, parts=2))
+
+
+def test_a_template_is_not_compiled_for_a_processor() -> None:
+    mod = apply_trace(load_ir(TEN["attention, scores"]().ir), chosen().text).mod
+    with pytest.raises(InvalidTrace, match="GPU"):
+        build(mod, None)
+
+
+# -- machine code
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", ["128x3072x768, GELU", "attention, values", "3x3 14x14x256, residual"])
+def test_a_template_compiles_for_every_architecture_to_the_same_code_each_time(arch: str, name: str) -> None:
+    mod = apply_trace(load_ir(TEN[name]().ir), chosen(step=64, parts=2, early=int(arch != "sm_80")).text).mod
+    found = compile_function(mod["main"], arch)
+    assert b"debug_line" not in found.code
+    assert [launch.kernel for launch in found.launches] == ["contraction", "sum_of_parts"]
+    if arch == "sm_100a":  # The assembler of CUDA 12.9 numbers registers in one of several ways there.
+        assert ptx_of(mod["main"], arch) == ptx_of(mod["main"], arch)
+    else:
+        assert compile_function(mod["main"], arch) == found
+
+
+def test_a_kernel_that_waits_is_refused_where_there_is_nothing_to_wait_with() -> None:
+    mod = apply_trace(load_ir(TEN["attention, values"]().ir), chosen(early=1).text).mod
+    with pytest.raises(assembler.AssemblerError, match="sm_90"):
+        compile_function(mod["main"], "sm_80")
+
+
+def test_products_use_tensor_cores_and_asynchronous_copies() -> None:
+    source = source_of(load_ir(TEN["3x3 14x14x256, residual"]().ir), chosen(step=64, parts=3))
+    ptx = compiler.to_ptx(source.kernels[0], "sm_90a").ptx
+    assert "wgmma" in ptx
+    assert "cp.async" in ptx
+    assert "mma.sync" in compiler.to_ptx(source.kernels[0], "sm_80").ptx
+
+
+def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
+    case = Case(
+        batch=1, rows=64, columns=64, length=64, dtype="float32", turned=(False, False), steps=(), relu_first=False
+    )  # fmt: skip
+    strict = template_cases.module(case)["main"]
+    source = source_of(IRModule({"main": strict}), chosen())
+    assert "mma" not in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
+    source = source_of(IRModule({"main": strict.with_attr(PRECISION, TF32)}), chosen())
+    assert "tf32" in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
+
+
+@pytest.mark.parametrize("name", ["128x768x3072, residual", "3x3 14x14x256, residual", "attention, scores"])
+def test_no_point_of_the_space_needs_more_shared_memory_than_was_predicted(name: str) -> None:
+    mod = load_ir(TEN[name]().ir)
+    found = find_contraction(mod)
+    points = contraction_space(found, HOPPER)
+    for at in np.random.default_rng(1).choice(len(points), size=6, replace=False):
+        arguments = parse(points[int(at)].text)
+        compiled = compiler.to_ptx(source_of(mod, arguments).kernels[0], "sm_90a")
+        assert compiled.shared_bytes <= shared_bytes(found, arguments.arguments)
+
+
+def test_a_candidate_is_a_program_with_its_launches() -> None:
+    workload = TEN["128x768x3072, residual"]()
+    plain = load_ir(workload.ir)
+    mod = apply_trace(plain, chosen(step=64, parts=4, early=1).text).mod
+    assert template_of(plain["main"]) is None
+    assert template_of(mod["main"]) == chosen(step=64, parts=4, early=1).text
+    program = compile_program(mod, to_tvm_target(HOPPER), inspect(plain), DeviceCompiler("sm_90a"))
+    product, total = program.run
+    assert product.programmatic
+    assert total.programmatic
+    assert product.grid == (2 * 12, 4, 1)
+    assert product.shared_bytes == 3 * (64 + 64) * 64 * 2
+    assert program.buffers[-1].shape == (4 * 128 * 768 * 4,)
+    assert lower(mod, to_tvm_target(HOPPER)).code == program.codes[0]

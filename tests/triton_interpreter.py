@@ -1,0 +1,65 @@
+"""Runs the kernels of templates in Triton's interpreter, in a process of its own: the interpreter replaces parts of Triton."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache
+from multiprocessing import get_context
+
+import numpy as np
+
+from tuner.templates.kernel_source import KernelSource, TemplateSource
+
+_DOT = re.compile(r"tl\.dot\((\w+), (\w+),")
+_SPOILED = 0xFF
+"""What workspaces are filled with before a run: NaN as a float of any size."""
+
+
+def run(source: TemplateSource, arguments: Sequence[np.ndarray]) -> None:
+    """Runs the kernels in order; writes into `arguments`, the parameters of the workload."""
+    plain = [(argument.view(np.uint8) if argument.size else argument, str(argument.dtype)) for argument in arguments]
+    found = _process().submit(_run, source, plain).result(timeout=240)
+    for argument, other in zip(arguments, found, strict=True):
+        argument.view(np.uint8)[...] = other
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin)
+
+
+def _begin() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _run(source: TemplateSource, arguments: Sequence[tuple[np.ndarray, str]]) -> list[np.ndarray]:
+    import torch
+
+    tensors = [torch.from_numpy(array).view(getattr(torch, dtype)) for array, dtype in arguments]
+    for kernel in source.kernels:
+        spoiled = [torch.full((size,), _SPOILED, dtype=torch.uint8).view(_type(kernel)) for size in source.workspaces]
+        if kernel is source.kernels[0]:
+            workspaces = spoiled
+        function = _interpreted(kernel)
+        function[kernel.grid](*([*tensors, *workspaces][at] for at in kernel.arguments))
+    return [tensor.view(torch.uint8).numpy() for tensor in tensors]
+
+
+def _type(kernel: KernelSource) -> object:
+    """Of the workspace, which is a kernel's last pointer."""
+    import torch
+
+    return {"*fp32": torch.float32, "*i32": torch.int32}[kernel.types[-1]]
+
+
+def _interpreted(kernel: KernelSource) -> object:
+    from tuner.templates.compiler import jitted
+
+    if "*bf16" not in kernel.types:
+        return jitted(kernel)
+    # The interpreter multiplies bfloat16 as if it were whole numbers. In float32 the products are the same.
+    return jitted(replace(kernel, text=_DOT.sub(r"tl.dot(\1.to(tl.float32), \2.to(tl.float32),", kernel.text)))

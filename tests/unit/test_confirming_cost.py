@@ -1,0 +1,78 @@
+"""What confirming is expected to cost, from made-up leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from pitchpipe.wire.lease import Purpose
+from tuner.tuning.confirm import MeasuredBatch
+from tuner.tuning.confirming_cost import CALLS, NAIVE_FLOPS_PER_SEC, PRIOR_SECS, TASK_SECS, ConfirmingCost
+from tuner.tuning.testing import fake_task
+
+SMALL = fake_task("small", flops=0.0)
+
+
+def batch(
+    granted_at: float, ended_at: float, purpose: Purpose = Purpose.CONFIRM, *, whole: bool = True
+) -> MeasuredBatch:
+    return MeasuredBatch(
+        task=0,
+        purpose=purpose,
+        candidates=(),
+        results=(),
+        records=(),
+        whole=whole,
+        device_class=None,
+        toolchain=None,
+        worker="wrk_1",
+        granted_at=granted_at,
+        ended_at=ended_at,
+    )
+
+
+def of_a_second(runs: int, secs: float = 1.0) -> ConfirmingCost:
+    """After so many confirming runs, one after another."""
+    cost = ConfirmingCost()
+    for n in range(runs):
+        cost.observe(SMALL, batch(n * secs, (n + 1) * secs))
+    return cost
+
+
+def test_at_first_a_task_costs_what_is_usual_and_a_naive_baseline_its_calls() -> None:
+    cost = ConfirmingCost()
+    assert cost.secs([SMALL, SMALL]) == pytest.approx(2 * TASK_SECS)
+    large = fake_task("large", flops=NAIVE_FLOPS_PER_SEC)
+    assert cost.secs([large]) == pytest.approx(TASK_SECS + CALLS)
+    scheduled = large.model_copy(update={"baseline": '[["scheduled"],[]]'})
+    assert cost.secs([scheduled]) == pytest.approx(TASK_SECS), "a schedule's calls are short"
+    assert cost.secs([]) == 0
+
+
+def test_what_runs_took_decides_what_is_expected_of_the_next_ones() -> None:
+    assert of_a_second(100).secs([SMALL]) == pytest.approx(1.0, rel=0.05)
+    assert of_a_second(100, 0.1).secs([SMALL]) == pytest.approx(0.1, rel=0.2)
+    assert TASK_SECS < of_a_second(1).secs([SMALL]) < (PRIOR_SECS + 1) / PRIOR_SECS * TASK_SECS
+
+
+def test_a_lease_that_was_granted_ahead_costs_from_the_end_of_the_one_before() -> None:
+    ahead = ConfirmingCost()
+    for n in range(100):
+        ahead.observe(SMALL, batch(n - 1.0, n + 1.0))
+    assert ahead.secs([SMALL]) == pytest.approx(of_a_second(100).secs([SMALL]), rel=0.02)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.SEARCH, Purpose.REPLAY])
+def test_trials_tell_how_long_the_worker_was_busy_and_nothing_else(purpose: Purpose) -> None:
+    cost = ConfirmingCost()
+    cost.observe(SMALL, batch(0.0, 50.0, purpose))
+    assert cost.secs([SMALL]) == pytest.approx(TASK_SECS)
+    cost.observe(SMALL, batch(0.0, 50.0 + TASK_SECS))
+    assert cost.secs([SMALL]) == pytest.approx(TASK_SECS)
+
+
+def test_a_run_torn_over_two_leases_or_of_an_unknown_worker_tells_nothing() -> None:
+    cost = ConfirmingCost()
+    cost.observe(SMALL, batch(0.0, 50.0, whole=False))
+    unknown = MeasuredBatch(**{**vars(batch(0.0, 50.0)), "worker": None})
+    cost.observe(SMALL, unknown)
+    assert cost.secs([SMALL]) == pytest.approx(TASK_SECS)

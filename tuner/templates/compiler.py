@@ -1,0 +1,142 @@
+"""From a Triton program to PTX: with assembler.py the only module that knows Triton's ways.
+
+Triton's own `compile` keeps results in files and starts its assembler; here its stages are run one after another, in memory,
+up to PTX. A GPU, a driver and torch are not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.templates import assembler
+from tuner.templates.kernel_source import KernelSource
+
+INSTALL = "pip install 'pitchpipe[cuda]'"
+_LINES = re.compile(r"^\s*\.(?:loc|file)\s.*\n|^\s*\.section\s+\.debug_\w+\s*\{[^{}]*\}", re.MULTILINE)
+"""Where in the source the instructions come from: half of a cubin would be that."""
+HIDDEN_PARAMETERS = 2
+"""Pointers behind a kernel's own: to global scratch memory and to that of a profiler, neither of which is used here."""
+_ALIGNED = 16
+"""Bytes at whose multiples all buffers begin (CALLER_ALIGNMENT of pitchpipe/gpu/program.py)."""
+
+
+class NotCompiled(Exception):
+    """Triton is not here, or refuses the program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A kernel in PTX."""
+
+    ptx: str
+    name: str
+    threads: int
+    shared_bytes: int
+
+
+@functools.cache
+def available() -> bool:
+    """Whether Triton is installed. Does not import it."""
+    return sys.platform == "linux" and importlib.util.find_spec("triton") is not None
+
+
+def version() -> str:
+    """Triton's version. Raises NotCompiled without it."""
+    return str(_triton().__version__)
+
+
+def describe() -> str:
+    """Triton's version, for the doctor. Raises NotCompiled without it."""
+    return f"{version()} for templates"
+
+
+def warm_up(arch: str) -> None:
+    """Imports what compiling needs, for a process that will be forked. Starts no thread and keeps no process."""
+    _triton()
+    assembler.version(assembler.machine(arch))
+
+
+def to_ptx(source: KernelSource, arch: str) -> Compiled:
+    """Compiles a kernel for an architecture such as sm_90a. Raises NotCompiled."""
+    _triton()
+    compiling = importlib.import_module("triton.compiler.compiler")
+    backends = importlib.import_module("triton.backends.compiler")
+    ir = importlib.import_module("triton._C.libtriton").ir
+    target = backends.GPUTarget("cuda", assembler.capability(arch), 32)
+    backend = compiling.make_backend(target)
+    major, minor = assembler.version(assembler.machine(arch))
+    wanted = {"num_warps": source.warps, "num_stages": source.stages, "launch_pdl": source.early}
+    wanted["enable_fp_fusion"] = True  # said, since versions differ in what they assume
+    options = backend.parse_options(
+        {
+            **wanted,
+            "ptx_version": importlib.import_module("triton.backends.nvidia.compiler").ptx_get_version(
+                f"{major}.{minor}"
+            ),
+        }
+    )
+    try:
+        function = jitted(source)
+        names = function.arg_names
+        ast = compiling.ASTSource(
+            fn=function,
+            signature=dict(zip(names, source.types, strict=True)),
+            attrs={(at,): [["tt.divisibility", _ALIGNED]] for at in range(len(names))},
+        )
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        metadata: dict[str, Any] = dict(options.__dict__)
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, ast.language)
+        functions = backend.get_codegen_implementation(options)
+        module = ast.make_ir(target, options, functions, backend.get_module_map(), context)
+        for name, stage in stages.items():
+            if name == "cubin":
+                break
+            module = stage(module, metadata)
+    except Exception as error:  # Triton raises whatever its passes met
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
+        raise NotCompiled(f"Triton refuses {source.name}: {reason}") from error
+    _check_parameters(module, metadata, len(names))
+    return Compiled(
+        ptx=_LINES.sub("", module),
+        name=str(metadata["name"]),
+        threads=32 * int(metadata["num_warps"]),
+        shared_bytes=int(metadata["shared"]),
+    )
+
+
+def jitted(source: KernelSource) -> Any:
+    """Triton's function of a kernel."""
+    # Triton reads sources through `inspect`, which looks into this cache; a name of its own for each.
+    file = f"<template {hashlib.sha256(source.text.encode()).hexdigest()}>"
+    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+    space: dict[str, Any] = {"__name__": "pitchpipe_template"}
+    exec(compile(source.text, file, "exec"), space)
+    del linecache.cache[file]
+    return space[source.name]
+
+
+def _check_parameters(ptx: str, metadata: dict[str, Any], pointers: int) -> None:
+    """Raises NotCompiled unless the kernel takes its pointers and the hidden ones, of which it uses none."""
+    entry = re.search(r"\.entry\s+\w+\((.*?)\)", ptx, re.DOTALL)
+    count = len(re.findall(r"\.param\b", entry[1])) if entry else 0
+    used = any(metadata.get(name) for name in ("global_scratch_size", "profile_scratch_size", "tensordesc_meta"))
+    if count != pointers + HIDDEN_PARAMETERS or used:
+        raise NotCompiled(f"a kernel of {pointers} pointers takes {count} arguments")
+
+
+def _triton() -> Any:
+    try:
+        return importlib.import_module("triton")
+    except ImportError as error:
+        raise NotCompiled(f"Triton is not here: {INSTALL}") from error

@@ -1,0 +1,121 @@
+"""A kernel's text in Triton, made of printed statements, and its launch: what all templates share.
+
+Kernels whose launch may begin early wait for the one before them first of all; whatever they read then is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.templates.contraction import Axis
+from tuner.templates.printer import TANH, NotPrintable, Printer, Value
+
+BOTH = frozenset((0, 1))
+_HEAD = "import triton\nimport triton.language as tl\n"
+_EARLY = """
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+"""
+_POINTERS = {
+    **{f"float{bits}": f"*fp{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"*i{bits}" for bits in (8, 16, 32, 64)},
+    "bfloat16": "*bf16",
+    "bool": "*i8",
+    "uint8": "*u8",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSource:
+    """A kernel in Triton, and its launch."""
+
+    text: str
+    name: str
+    arguments: tuple[int, ...]
+    """Places of its pointers among the workload's parameters and, behind them, its workspaces."""
+    types: tuple[str, ...]
+    """Of these, as Triton writes them."""
+    grid: tuple[int, int, int]
+    warps: int
+    stages: int
+    early: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateSource:
+    """The kernels of a workload, in their order."""
+
+    kernels: tuple[KernelSource, ...]
+    workspaces: tuple[int, ...]
+    """Bytes of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How a kernel is launched."""
+
+    grid: tuple[int, int, int]
+    warps: int
+    stages: int
+    early: bool
+
+
+def begin(printer: Printer, early: bool) -> None:
+    """The first statements of a kernel."""
+    if early:
+        printer.line("gdc_launch_dependents()")
+        printer.line("gdc_wait()")
+
+
+def written(
+    printer: Printer, params: Sequence[Any], name: str, shape: Shape, workspace: tuple[str, str] | None = None
+) -> KernelSource:
+    """The kernel of a printer's statements. workspace: name and element type of the first one, where the kernel takes it.
+
+    Raises NotPrintable for a parameter that Triton has no type for.
+    """
+    places = sorted(printer.read)
+    names, types = [f"p{at}" for at in places], [_pointer(str(params[at].ty.dtype)) for at in places]
+    if workspace is not None:
+        places, names, types = [*places, len(params)], [*names, workspace[0]], [*types, _pointer(workspace[1])]
+    body = "\n".join(printer.lines)
+    helpers = (_EARLY if shape.early else "") + (TANH if "_tanh(" in body else "")
+    return KernelSource(
+        text=f"{_HEAD}{helpers}\n\n@triton.jit\ndef {name}({', '.join(names)}):\n{body}\n",
+        name=name,
+        arguments=tuple(places),
+        types=tuple(types),
+        grid=shape.grid,
+        warps=shape.warps,
+        stages=shape.stages,
+        early=shape.early,
+    )
+
+
+def number(text: str, *axes: int) -> Value:
+    """A whole number that varies along these axes of a tile."""
+    return Value(text=text, dtype="int32", axes=frozenset(axes))
+
+
+def unravelled(printer: Printer, axes: Sequence[Axis], flat: Value) -> dict[Any, Value]:
+    """The values of axes from their place in row-major order."""
+    found, below = {}, math.prod(axis.extent for axis in axes)
+    for at, axis in enumerate(axes):
+        below //= axis.extent
+        text = flat.text if below == 1 else f"{flat.text} // {below}"
+        text = text if at == 0 else f"{text} % {axis.extent}"
+        found[axis.variable] = flat if text == flat.text else printer.value(text, "int32", flat)
+    return found
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not below the number."""
+    return 1 << (least - 1).bit_length()
+
+
+def _pointer(dtype: str) -> str:
+    if dtype not in _POINTERS:
+        raise NotPrintable(f"Triton has no numbers of type {dtype} here")
+    return _POINTERS[dtype]

@@ -1,0 +1,116 @@
+"""A workload with a template: what is launched, and its machine code.
+
+A candidate's text marks the workload's function (`marked`), which is what other candidates' schedules change. So a module
+passes through preparation and deployment as any other; where TVM would lower a function, one that is marked becomes kernels
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.templates import assembler, compiler
+from tuner.templates.contraction import find_contraction
+from tuner.templates.kernel_source import TemplateSource
+from tuner.templates.row_source import write_rows
+from tuner.templates.rows import find_rows
+from tuner.templates.source import write_contraction
+from tuner.templates.text import ROWS, Chosen, parse
+from tuner.tvm_compat import IRModule
+
+TEMPLATE = "pitchpipe.template"
+"""Attribute of a tensor function: the text of the template that computes it, in place of its body."""
+_HEADER = (".version", ".target", ".address_size", ".extern .shared")
+"""Lines that PTX of several kernels has once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateLaunch:
+    """A launch of one of the kernels."""
+
+    kernel: str
+    arguments: tuple[int | bytes, ...]
+    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them."""
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    programmatic: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateKernels:
+    """What a workload with a template runs."""
+
+    launches: tuple[TemplateLaunch, ...]
+    workspaces: tuple[int, ...]
+    """Bytes of each."""
+    code: bytes
+    """A cubin with all kernels."""
+
+
+def marked(mod: Any, text: str) -> Any:
+    """The module whose main is computed by the template of that text. Raises InvalidTrace where it does not apply."""
+    chosen = parse(text)
+    source_of(mod, chosen)
+    functions = {variable.name_hint: function for variable, function in mod.functions_items()}
+    return IRModule({**functions, "main": functions["main"].with_attr(TEMPLATE, chosen.text)})
+
+
+def template_of(function: Any) -> str | None:
+    """The text of the template that computes a function; None where its body does."""
+    text = (function.attrs or {}).get(TEMPLATE)
+    return None if text is None else str(text)
+
+
+def source_of(mod: Any, chosen: Chosen) -> TemplateSource:
+    """The kernels of a workload in Triton. Raises InvalidTrace where the template does not apply to it."""
+    if chosen.template == ROWS:
+        return write_rows(find_rows(mod), chosen.arguments)
+    return write_contraction(find_contraction(mod), chosen.arguments)
+
+
+def compile_function(function: Any, arch: str) -> TemplateKernels:
+    """The kernels of a marked function.
+
+    Raises InvalidTrace where the template does not apply, NotCompiled or AssemblerError.
+    """
+    source = _source(function)
+    found = [compiler.to_ptx(kernel, arch) for kernel in source.kernels]
+    hidden = [bytes(8)] * compiler.HIDDEN_PARAMETERS
+    launches = tuple(
+        TemplateLaunch(
+            kernel=compiled.name,
+            arguments=(*kernel.arguments, *hidden),
+            grid=kernel.grid,
+            threads=compiled.threads,
+            shared_bytes=compiled.shared_bytes,
+            programmatic=kernel.early,
+        )
+        for kernel, compiled in zip(source.kernels, found, strict=True)
+    )
+    code = assembler.assemble(_joined([one.ptx for one in found]), assembler.machine(arch))
+    return TemplateKernels(launches=launches, workspaces=source.workspaces, code=code)
+
+
+def triton_of(function: Any) -> str:
+    """The Triton programs of a marked function's kernels. Raises InvalidTrace."""
+    return "\n".join(kernel.text for kernel in _source(function).kernels)
+
+
+def ptx_of(function: Any, arch: str) -> str:
+    """The PTX of a marked function's kernels. Raises InvalidTrace, NotCompiled."""
+    return _joined([compiler.to_ptx(kernel, arch).ptx for kernel in _source(function).kernels])
+
+
+def _source(function: Any) -> TemplateSource:
+    text = template_of(function)
+    assert text is not None
+    return source_of(IRModule({"main": function}), parse(text))
+
+
+def _joined(texts: list[str]) -> str:
+    """One PTX module of several, whose names are distinct."""
+    first, *others = texts
+    rest = ["\n".join(line for line in text.splitlines() if not line.startswith(_HEADER)) for text in others]
+    return "\n".join([first, *rest])

@@ -1,0 +1,89 @@
+"""What a candidate of a template says, in the place where other candidates have a trace:
+
+    {"args":{"columns":64,...},"template":"contraction-1"}
+
+A template generates its source from a worker's own code; the text holds a name and bounded integers and nothing else. The
+name carries a version: a template whose meaning changes gets a new name, and texts of the old one are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pitchpipe.errors import InvalidTrace
+from pitchpipe.wire.ids import canonical_json
+
+MAX_BYTES = 4096
+"""Of a text: names and numbers of at most some tens of arguments."""
+POWERS = tuple(1 << exponent for exponent in range(4, 9))
+"""16 to 256: sides of tiles."""
+CONTRACTION, ROWS = "contraction-1", "rows-1"
+TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    CONTRACTION: {
+        "rows": POWERS,
+        "columns": POWERS,
+        "step": POWERS,
+        "parts": tuple(range(1, 65)),
+        "stages": tuple(range(1, 9)),
+        "warps": (1, 2, 4, 8, 16),
+        "group": (0, 4, 8, 16),
+        "early": (0, 1),
+    },
+    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1)},
+}
+"""Template -> argument -> values that it may have.
+
+contraction-1: the tile that a thread block computes (rows x columns), iterations of the sum for which operands are in shared
+memory at a time (step), parts into which the sum is divided among blocks, depth of the pipeline of copies (stages), warps of
+a block, rows of tiles that are computed one after another so that they find their operands in the L2 cache (group; 0 for
+all), whether a launch may begin before the one before it has ended (early).
+
+rows-1: the rows that a block computes, its warps, early.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A template with its arguments."""
+
+    template: str
+    arguments: Mapping[str, int]
+
+    @property
+    def text(self) -> str:
+        """The canonical text."""
+        return canonical_json({"template": self.template, "args": dict(self.arguments)}).decode()
+
+
+def is_template(text: str | bytes) -> bool:
+    """Whether a candidate's text is a template's; else it is a trace. Says nothing of whether it is valid."""
+    return text[:1] in ("{", b"{")
+
+
+def parse(text: str | bytes) -> Chosen:
+    """The template and the arguments of a text, canonical or not. Raises InvalidTrace, which names the fault."""
+    if len(text) > MAX_BYTES:
+        raise InvalidTrace(f"the template's text has {len(text)} bytes, the cap is {MAX_BYTES}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidTrace(f"the template's text is not JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict) or set(value) != {"template", "args"} or not isinstance(value["args"], dict):
+        raise InvalidTrace('a template is {"template": name, "args": {name: number}}')
+    return checked(value["template"], value["args"])
+
+
+def checked(name: Any, arguments: Mapping[str, Any]) -> Chosen:
+    """A template with arguments that it may have. Raises InvalidTrace."""
+    known = TEMPLATES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise InvalidTrace(f"there is no template {str(name)[:64]!r}")
+    if set(arguments) != set(known):
+        raise InvalidTrace(f"the template {name} takes {', '.join(sorted(known))}")
+    for argument, values in known.items():
+        if type(arguments[argument]) is not int or arguments[argument] not in values:
+            raise InvalidTrace(f"{name}: {argument} may not be {str(arguments[argument])[:64]}")
+    return Chosen(template=name, arguments={argument: arguments[argument] for argument in sorted(known)})

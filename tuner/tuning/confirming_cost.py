@@ -1,0 +1,56 @@
+"""What confirming the tasks that are left will cost, from what confirming has cost so far.
+
+Of a task t in seconds of one worker, with C_t its FLOPs, and r what the confirming runs of this job took over what was
+expected of them:
+
+    cost(t) = r (TASK_SECS + CALLS C_t / NAIVE_FLOPS_PER_SEC)
+
+The second term is the baseline's, where that is the unscheduled program; a schedule's calls are short. r begins at 1 and
+weighs as much as PRIOR_SECS of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.task import Task
+from tuner.tuning.confirm import MeasuredBatch
+
+TASK_SECS = 0.35
+"""Compiling two or three programs, six to nine processes, and their samples of a millisecond."""
+CALLS = 3.0
+"""Of a baseline that has lost: two in one process or one in each of three."""
+NAIVE_FLOPS_PER_SEC = 1.5e9
+"""An unscheduled convolution or product on one core, whose sums wait for each other."""
+PRIOR_SECS = 2.0
+
+
+class ConfirmingCost:
+    """The expected cost of confirming runs; learns from each that ends."""
+
+    def __init__(self) -> None:
+        self._taken = self._expected = PRIOR_SECS
+        self._busy_until: dict[str, float] = {}
+
+    def secs(self, tasks: Iterable[Task]) -> float:
+        """Seconds that one worker takes to confirm these tasks."""
+        return self._taken / self._expected * sum(map(_expected, tasks))
+
+    def observe(self, task: Task, batch: MeasuredBatch) -> None:
+        """Learns from a batch that has ended, of whatever purpose.
+
+        A lease may be granted while its worker still measures the one before: the run began when that ended.
+        """
+        if batch.worker is None or batch.granted_at is None or batch.ended_at is None:
+            return
+        before = self._busy_until.get(batch.worker, batch.granted_at)
+        self._busy_until[batch.worker] = max(before, batch.ended_at)
+        if not batch.purpose.charged and batch.whole:
+            self._taken += max(0.0, batch.ended_at - max(before, batch.granted_at))
+            self._expected += _expected(task)
+
+
+def _expected(task: Task) -> float:
+    naive = task.flops / NAIVE_FLOPS_PER_SEC if task.baseline == BASELINE_TRACE else 0.0
+    return TASK_SECS + CALLS * naive
