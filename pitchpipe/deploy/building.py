@@ -59,13 +59,9 @@ def artifact_folder(cache: Path, key: str) -> Path:
     return cache / "artifacts" / key
 
 
-def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
-    """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
-
-    Of several processes one works and the others wait. `evidence` asks the model's framework, whose outputs the proof run
-    compares with. Raises InvalidTrace, ArtifactRefused when the proof run fails, WrongResult when it shows other outputs,
-    InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
-    """
+def compile_only(spec: BuildSpec, cache: Path) -> Path:
+    """Builds the artifact in a child, unless that was done, and has it tried by nobody; its folder. Raises as `make` does
+    but for the proof run."""
     folder, model = spec.folder(cache), spec.model
     plan: dict[str, Any] = {"target": spec.target.key, "traces": dict(spec.traces)}
 
@@ -82,6 +78,17 @@ def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, eviden
     except PitchpipeError as error:
         write_json(_failure_file(folder), Failure(detail=error.detail[:1000], at=datetime.now(UTC)))
         raise
+    return folder
+
+
+def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, evidence: Witness | None = None) -> Path:
+    """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
+
+    Of several processes one works and the others wait. `evidence` asks the model's framework, whose outputs the proof run
+    compares with. Raises InvalidTrace, ArtifactRefused when the proof run fails, WrongResult when it shows other outputs,
+    InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
+    """
+    folder = compile_only(spec, cache)
     check(prove(folder, timeout_secs=proof_secs, evidence=evidence), folder)
     return folder
 

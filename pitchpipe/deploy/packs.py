@@ -14,6 +14,7 @@ whose digests are in the manifest: no pickle, no archive, no names that could be
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import struct
 import tempfile
@@ -31,18 +32,20 @@ from pydantic import Field, ValidationError
 from pitchpipe import target_kind
 from pitchpipe.deploy import identity, lookup, signing
 from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, compiled_file, write
-from pitchpipe.deploy.building import BuildSpec, artifact_folder, make
+from pitchpipe.deploy.building import BuildSpec, artifact_folder, compile_only, make
 from pitchpipe.deploy.evidence import Evidence, gather
 from pitchpipe.deploy.proof import check, open_proved, proof_of, prove
 from pitchpipe.deploy.verify import weights_digest
-from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget
+from pitchpipe.errors import IntegrityError, InvalidInput, InvalidTarget, MeasurementFailed
 from pitchpipe.model.local import LocalModel
 from pitchpipe.model.reference import Expected
 from pitchpipe.wire._base import Digest, Instant, Wire
-from pitchpipe.wire.comparison import Comparison
+from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.ids import canonical_json, sha256
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
+
+log = logging.getLogger("pitchpipe")
 
 MAGIC = b"PITCHPK\x01"
 DOMAIN = b"pitchpipe pack\0"
@@ -158,6 +161,15 @@ class Pack(lookup.Schedules):
                 raise IntegrityError(f"the outputs in the pack cannot be read: {error}") from error
 
 
+def _runs_here(target: Target) -> bool:
+    """Whether this machine has a device for what is compiled for the target."""
+    try:
+        here = target_kind.kind_of(target).detect()
+    except MeasurementFailed:
+        return False
+    return here is not None and target_kind.fit(here, target).fits
+
+
 def open_pack(
     path: str | Path,
     *,
@@ -219,8 +231,8 @@ def create_pack(
     """Writes a pack of the schedules; with a model also of the library that `load` would build from the two here.
 
     Where the model's framework is installed, an input set and its outputs go along, on which the library is compared
-    before it is used elsewhere. Raises InvalidInput when the file or the key cannot be used, WrongResult for a library that
-    differs, and whatever keeps the model from being built.
+    before it is used elsewhere; one for a device that is not here is tried there alone. Raises InvalidInput when the file or
+    the key cannot be used, WrongResult for a library that differs, and whatever keeps the model from being built.
     """
     private = signing.private_key(key)
     contents = [(MemberKind.SCHEDULES, schedules.response.model_dump_json(by_alias=True).encode())]
@@ -228,9 +240,14 @@ def create_pack(
     if model is not None:
         spec = BuildSpec(model=model, target=schedules.target, traces=schedules.traces)
         evidence = gather(model, {})
-        folder = make(spec, cache or cache_dir(), evidence=lambda: evidence)
-        verdict = proof_of(folder)
-        comparison = verdict.comparison if verdict is not None else None
+        if _runs_here(spec.target):
+            folder = make(spec, cache or cache_dir(), evidence=lambda: evidence)
+            verdict = proof_of(folder)
+            comparison = verdict.comparison if verdict is not None else None
+        else:
+            folder = compile_only(spec, cache or cache_dir())
+            comparison = not_compared("the machine that made the pack has no such device")
+            log.warning("%s: nobody tried it: there is no device for it here; whoever loads it tries it", path.name)
         contents.append((MemberKind.ARTIFACT, (folder / "manifest.json").read_bytes()))
         contents.append((MemberKind.LIBRARY, compiled_file(folder, spec.target).read_bytes()))
     if isinstance(evidence, Evidence) and not evidence.expected.weights:

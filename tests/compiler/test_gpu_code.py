@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
 from tuner.measure.check import inspect
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled, for_nvrtc
-from tuner.measure.gpu_code import compile_program, lower
+from tuner.measure.gpu_code import Lowered, compile_program, lower
 from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import IRModule, PrimFunc, Schedule, load_ir, relax, to_tvm_target
 
@@ -57,19 +61,53 @@ def test_kernels_that_hand_data_on_share_a_workspace() -> None:
     assert first.shared_bytes == second.shared_bytes == 0
 
 
-def test_loops_of_the_host_whose_length_is_known_are_launches() -> None:
-    """TVM's sort for GPUs merges runs in a loop, whose kernels are told how long the runs are."""
+def sort_of_tvm() -> Lowered:
+    """Of 4 x 3000 numbers: models have another one."""
     x, builder = relax.Var("x", relax.TensorType((4, 3000), "float32")), relax.BlockBuilder()
     with builder.function("main", [x]):
         builder.emit_func_output(builder.emit(relax.op.sort(x, axis=1)))
     with to_tvm_target(TARGET):
         module = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(builder.get()))
     (sort,) = (function for function in module.functions.values() if isinstance(function, PrimFunc))
-    calls = lower(IRModule({"main": sort.with_attr("global_symbol", "main")}), to_tvm_target(TARGET)).calls
+    return lower(IRModule({"main": sort.with_attr("global_symbol", "main")}), to_tvm_target(TARGET))
+
+
+def test_loops_of_the_host_whose_length_is_known_are_launches() -> None:
+    """TVM's sort for GPUs merges runs in a loop, whose kernels are told how long the runs are."""
+    calls = sort_of_tvm().calls
     told = [[int.from_bytes(one, "little") for one in call.arguments if isinstance(one, bytes)] for call in calls]
     assert [sorted(scalars) for scalars in told if len(scalars) > 1] == [
         [at, min(1024, run), run] for at, run in enumerate((256, 512, 1024, 2048, 4096))
     ]
+
+
+def compiler() -> Any:
+    try:
+        return DeviceCompiler("sm_90")
+    except NotCompiled:
+        return None
+
+
+PRINTS_WHAT_IT_COMPILES = """
+import hashlib
+from tests.compiler.gpu_programs import TARGET
+from tests.compiler.test_gpu_code import sort_of_tvm
+from tuner.measure.device_compiler import DeviceCompiler
+lowered = sort_of_tvm()
+print(hashlib.sha256(DeviceCompiler(TARGET.arch).compile(lowered.source)).hexdigest(), lowered.calls)
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs NVRTC or nvcc")
+def test_every_process_compiles_the_same_machine_code() -> None:
+    """Of kernels with several scalars, too, whose order TVM might take from a hash table."""
+    told = []
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [sys.executable, "-W", "ignore", "-c", PRINTS_WHAT_IT_COMPILES]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=True)
+        told.append(ended.stdout.strip().splitlines()[-1])
+    assert told[0] == told[1]
 
 
 def test_a_schedule_that_leaves_work_on_the_host_is_refused() -> None:
@@ -121,13 +159,6 @@ def test_standard_headers_are_left_out_where_nothing_uses_them(kernel: str, left
     assert ("type_traits" in source) is left
     assert "cuda.h" not in source
     assert kernel in source
-
-
-def compiler() -> Any:
-    try:
-        return DeviceCompiler("sm_90")
-    except NotCompiled:
-        return None
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs NVRTC or nvcc")

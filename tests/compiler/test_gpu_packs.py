@@ -7,14 +7,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pitchpipe.deploy import packs, signing
-from pitchpipe.deploy.artifact import intact, open_library, read_manifest, write
-from pitchpipe.deploy.building import BuildSpec
+from pitchpipe.deploy.artifact import intact, open_library, read_manifest
 from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.errors import ArtifactRefused
 from pitchpipe.gpu.program import Program
@@ -25,7 +23,6 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.record import LookupResponse, ScheduleAnswer, Tier
 from tests.compiler.gpu_programs import TARGET
 from tests.compiler.test_gpu_model import here, perceptron
-from tuner.deploy.build import build
 
 pytestmark = pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
 
@@ -66,7 +63,7 @@ assert not [name for name in sys.modules if name.partition(".")[0] in ("tvm", "t
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A pack with objects and the key to trust, made as `create_pack` makes one, but tried by nobody: that takes a GPU."""
+    """A pack with objects and the key to trust. Without a GPU nobody has tried it."""
     folder = tmp_path_factory.mktemp("pack")
     data = perceptron().SerializeToString()
     (folder / "model.onnx").write_bytes(data)
@@ -79,24 +76,11 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         source=NoSource(reason="a test"),
     )
 
-    def make(spec: BuildSpec, cache: Path, **_: Any) -> Path:
-        made = spec.folder(cache)
-        plan: dict[str, Any] = {"model_format": "onnx", "target": spec.target.key, "traces": {}}
-        write(
-            made,
-            spec.target,
-            lambda file: packs.Manifest.model_validate(build(model.data, {}, library=str(file), **plan)),
-        )
-        return made
-
     key = folder / "key.pem"
     signing.create_keys(key)
     answers = (ScheduleAnswer(workload="0" * 64, tier=Tier.NONE, reason="nothing is known"),)
     schedules = Schedules(target=TARGET, response=LookupResponse(answers=answers))
-    patch = pytest.MonkeyPatch()
-    patch.setattr(packs, "make", make)
     packs.create_pack(folder / "model.pitchpack", schedules, key, model=model, cache=folder / "cache")
-    patch.undo()
     return folder / "model.pitchpack", signing.public_path(key)
 
 
