@@ -8,7 +8,7 @@ from typing import Any
 from tuner.space.access import spatial_axes
 from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, VECTOR_BYTES, Limits
 from tuner.space.gpu.stages import fused
-from tuner.space.gpu.vectors import lanes_of, step
+from tuner.space.gpu.vectors import computed_lanes, lanes_of, step
 from tuner.tvm_compat import ir, structural_walk, tirx, tvm
 
 TILE = 32
@@ -30,21 +30,24 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
         _transpose(schedule, block, *turned, limits)
         return
     loops = list(schedule.get_loops(block))
+    total = math.prod(int(axis.dom.extent) for axis in axes)
     lanes = lanes_of(definition, axes) if axes else 1
-    vectors = math.prod(int(axis.dom.extent) for axis in axes) // lanes
-    threads = BLOCK_THREADS if vectors >= BLOCK_THREADS * MULTIPROCESSORS else 2 * limits.warp
-    threads, each = _shares(vectors, min(threads, limits.threads), limits)
+    threads, each = _shares(total // lanes, limits)
+    whole = lanes > 1 and int(axes[-1].dom.extent) % lanes == 0
+    in_registers = whole and total % (lanes * threads * each) == 0 and not _moves(definition)
+    if not in_registers and computed_lanes(definition, lanes) < lanes:
+        lanes = computed_lanes(definition, lanes)
+        threads, each = _shares(total // lanes, limits)
     if lanes == 1:
         spread(schedule, fused(schedule, block, loops), each, threads, inner=[])
         return
-    whole = int(axes[-1].dom.extent) % lanes == 0
     if whole:  # Then no condition on another axis depends on the lane.
         last, vector = schedule.split(loops[-1], [None, lanes])
         loop = fused(schedule, block, [*loops[:-1], last])
     else:
         loop, vector = schedule.split(fused(schedule, block, loops), [None, lanes])
     inside = spread(schedule, loop, each, threads, inner=[vector])
-    if whole and vectors % (threads * each) == 0 and not _moves(definition):
+    if in_registers:
         _through_registers(schedule, block, inside, axes, lanes)
         schedule.unroll(vector)
     else:
@@ -65,10 +68,11 @@ def spread(schedule: Any, loop: Any, each: int, threads: int, *, inner: list[Any
     return inside
 
 
-def _shares(vectors: int, threads: int, limits: Limits) -> tuple[int, int]:
+def _shares(vectors: int, limits: Limits) -> tuple[int, int]:
     """(threads of a block, vectors of a thread): several vectors where there are enough to fill the device twice, and, if
     there are such numbers, without a remainder."""
-    each = 1
+    threads = BLOCK_THREADS if vectors >= BLOCK_THREADS * MULTIPROCESSORS else 2 * limits.warp
+    threads, each = min(threads, limits.threads), 1
     while each < MAX_VECTORS and vectors >= 4 * each * threads * MULTIPROCESSORS * (2048 // threads):
         each *= 2
     counts = [threads >> power for power in range(4) if threads >> power >= limits.warp]

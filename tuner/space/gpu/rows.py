@@ -30,7 +30,7 @@ from typing import Any
 from tuner.space.chain import parallel_candidates, shared_parallel_axes
 from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, power_of_two
 from tuner.space.gpu.stages import axis_loops, fused, reduction_axes
-from tuner.space.gpu.vectors import lanes_of, step
+from tuner.space.gpu.vectors import computed_lanes, lanes_of, step
 from tuner.space.inlining import is_reduction
 from tuner.tvm_compat import ScheduleError
 
@@ -272,13 +272,13 @@ def _column_lanes(definition: Any, rows: Sequence[Any]) -> int:
     axes = _column_axes(definition, rows)
     if not axes or ((reduced := reduction_axes(definition)) and len(definition.writes) > 2):
         return 1
-    return lanes_of(definition, axes, reads_decide=bool(reduced))
+    return computed_lanes(definition, lanes_of(definition, axes, reads_decide=bool(reduced)))
 
 
 def _row_lanes(definition: Any, rows: Sequence[Any]) -> int:
     """1 for reductions of several values at once: TVM does not vectorise them."""
     axes = [axis for row in rows for axis in definition.iter_vars if axis.var.same_as(row)]
-    return 1 if not axes or len(definition.writes) > 1 else lanes_of(definition, axes)
+    return 1 if not axes or len(definition.writes) > 1 else computed_lanes(definition, lanes_of(definition, axes))
 
 
 # -- the loop nests

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.space.gpu.limits import VECTOR_BYTES
-from tuner.tvm_compat import ir, sym, tirx, tvm, tvm_ffi
+from tuner.tvm_compat import ir, structural_walk, sym, tirx, tvm, tvm_ffi
 
 MAX_LANES = 8
 """TVM 0.27 has no CUDA vector of more than eight floats."""
 MAX_INTEGER_LANES = 4
 """Nor one of more than four 32-bit integers, to which indices and narrow integers are often converted."""
+MAX_CONSTANT_LANES = 4
+"""And it writes a constant of eight floats as four numbers of eight arguments, which no compiler takes."""
 
 
 def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False) -> int:
@@ -40,6 +42,17 @@ def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False
                 return lanes
         lanes //= 2
     return 1
+
+
+def computed_lanes(definition: Any, lanes: int) -> int:
+    """As many of the lanes as a block may be computed in."""
+    wide: list[Any] = []
+    structural_walk(definition.body, (tirx.FloatImm, lambda one: wide.append(one) if _is_single(one) else None))
+    return min(lanes, MAX_CONSTANT_LANES) if wide else lanes
+
+
+def _is_single(constant: Any) -> bool:
+    return str(constant.ty.dtype) == "float32"
 
 
 def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, aligned: bool = False) -> int | None:
