@@ -34,11 +34,7 @@ def latency_cuda(result: dict[str, Any]) -> Lines:
                 + time(row["peers"][row["best_peer"]]["kernel_secs"])
             ),
             "error, eager's": lambda row: f"{row['error']:.0e}, {row['peers']['eager']['error']:.0e}",
-            "tasks / queued": lambda row: (
-                percent(sum(task["weight"] * (task["secs"] or 0.0) for task in row["tasks"]) / row["queued_secs"])
-                if row["tasks"]
-                else "not tuned"
-            ),
+            "tasks / queued": _tasks_over_queued,
             "tuning, all included": lambda row: (
                 f"{row['tuning_secs']:.0f} s, {row['trials']} trials, {row['failed_trials']} failed"
                 + "".join(f", {count} {kind}" for kind, count in row.get("failures", {}).items())
@@ -76,6 +72,33 @@ def _tasks(row: Row) -> Lines:
             "ours": lambda found: time(found.get("ours_secs")),
             "cuDNN, cuBLAS, eager": lambda found: found.get("equivalent") or beside(found, "library"),
             "inductor": lambda found: beside(found, "inductor"),
+        },
+    )
+
+
+def _tasks_over_queued(row: Row) -> str:
+    tasks = row["tasks"]
+    if not tasks:
+        return "not tuned"
+    if untimed := sum(task["secs"] is None for task in tasks):
+        return f"{untimed} of {len(tasks)} tasks not confirmed"
+    return percent(sum(task["weight"] * task["secs"] for task in tasks) / row["queued_secs"])
+
+
+def memory_bound_cuda(result: dict[str, Any]) -> Lines:
+    """Seconds of ours, of inductor's kernels and of a copy of as many bytes; what is wrong is said."""
+    yield from table(
+        result["rows"],
+        {
+            "operator": lambda row: row["operator"],
+            "MB": lambda row: number(row["bytes"] / 1e6),
+            "launches": lambda row: str(row["launches"]),
+            "ours": lambda row: time(row["ours_secs"]),
+            "inductor": lambda row: time(row["inductor_secs"]),
+            "copy": lambda row: time(row["copy_secs"]),
+            "of a copy's bandwidth": lambda row: percent(row["share_of_copy"]),
+            "ours over inductor": lambda row: f"{row['over_inductor']:.2f}",
+            "result": lambda row: "right" if row["agrees"] else "**wrong**",
         },
     )
 

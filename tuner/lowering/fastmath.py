@@ -93,6 +93,24 @@ def expand_intrinsics(mod: Any) -> Any:
     return _EXPAND(mod)
 
 
+def expand_powers(mod: Any) -> Any:
+    """The module with products and roots in place of `pow` by a constant in its tensor functions; for GPUs, whose other
+    functions are their own. Before TVM lowers the module."""
+    return _EXPAND_POWERS(mod)
+
+
+def _expand_powers(function: Any, _mod: Any, _context: Any) -> Any:
+    body = tvm_ffi.structural_map(function.body, [(ir.Call, _expanded_power)])
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+_EXPAND_POWERS = tirx.transform.prim_func_pass(_expand_powers, opt_level=0, name="pitchpipe.ExpandPowers")
+
+
+def _expanded_power(call: Any) -> Any:
+    return _expanded(call) if str(getattr(call.op, "name", "")) == "tirx.pow" else call
+
+
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
     function = split_remainders(function)
     body = tvm_ffi.structural_map(
