@@ -8,7 +8,6 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
 from tuner.deploy.forks import Lost, in_forks
 from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
-from tuner.measure.candidate import Bench, Running
-from tuner.measure.guards import Guards
+from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
+from tuner.measure.check import ReferenceOutputs
 from tuner.space.default import default_trace
 from tuner.tvm_compat import IRModule, tirx, tvm_ffi
 
@@ -124,15 +123,20 @@ def test_one_that_ends_its_process_costs_itself(
 def test_one_that_writes_beside_its_outputs_is_not_right_though_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, guards = Bench(dense().ir, TARGET, 0), Guards()
+    bench = Bench(dense().ir, TARGET, 0)
     bench.fill("random")
-    guarded = Running(bench, bench.reference_program(), guards.allocate)
-    guarded.run("random")
-    assert guards.intact
-    (output,) = guarded._views
+    running = Running(bench, bench.reference_program())
+    expected = [array.copy() for array in running.outputs_on("random")]
+    assert running.stays_inside
+    bench.reference_outputs["random"] = ReferenceOutputs(bench.properties, "random", expected)
+    measuring = Measuring(bench, running)
+    assert measuring.check(["random"]) > 0
+    (output,) = running._views
     ctypes.memset(output.ctypes.data + output.nbytes + 8, 0, 4)
-    assert not guards.intact
-    monkeypatch.setattr(defaults, "Guards", lambda: SimpleNamespace(allocate=guards.allocate, intact=False))
+    assert not running.stays_inside
+    with pytest.raises(WrongOutput, match="beside the outputs"):
+        measuring.check(["random"])
+    monkeypatch.setattr(Running, "stays_inside", False)
     found = checked_defaults([dense()], TARGET, tmp_path)
     assert "beside its outputs" in (found[dense().digest].fault or "")
 

@@ -28,7 +28,6 @@ from tuner.deploy.forks import Lost, in_forks
 from tuner.measure.build import apply, build
 from tuner.measure.candidate import Bench, Running, WrongOutput
 from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite, verdict
-from tuner.measure.guards import Guards
 from tuner.tvm_compat import tvm
 
 CHECK_SECS = 120.0
@@ -117,24 +116,25 @@ def _checked(workload: Workload, target: Target) -> Checked:
 
 
 def _check(bench: Bench, trace: str) -> None:
-    """Raises WrongOutput, ValueError for a write beside the outputs and where no input set gives finite outputs, and
+    """Raises WrongOutput, also for a write beside the outputs, ValueError where no input set gives finite outputs, and
     whatever refuses to compile.
 
     One set after another, so that the inputs of one are held at a time.
     """
     scheduled, reference = build(apply(bench.mod, trace), bench.tvm_target), bench.reference_program()
-    results, guards = [], Guards()
+    results = []
     for name in SETS:
         for positive in (False, True):
             bench.fill(name, positive=positive)
             expected = [array.copy() for array in Running(bench, reference).outputs_on(name)]
             if mostly_finite(expected):
                 outputs = ReferenceOutputs(bench.properties, name, expected)
-                results.append(outputs.compare(Running(bench, scheduled, guards.allocate).outputs_on(name)))
-                if not guards.intact:
-                    raise ValueError("it writes beside its outputs")
+                running = Running(bench, scheduled)
+                results.append(outputs.compare(running.outputs_on(name)))
+                if not running.stays_inside:
+                    raise WrongOutput("it writes beside its outputs")
                 if not (judged := verdict(results)).passed:
-                    raise WrongOutput(judged, name)
+                    raise WrongOutput.of(judged, name)
                 break
         del bench.inputs[name]
     if not results:

@@ -10,7 +10,7 @@ before the fork.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from tuner.measure.check import (
     size_bytes,
     verdict,
 )
+from tuner.measure.guards import Guards
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
@@ -51,13 +52,14 @@ twentieth of it."""
 
 
 class WrongOutput(Exception):
-    """The outputs differ by more than the tolerance."""
+    """The outputs differ by more than the tolerance, or something was written beside them."""
 
-    def __init__(self, found: CheckVerdict, input_set: str) -> None:
-        super().__init__(
+    @classmethod
+    def of(cls, found: CheckVerdict, input_set: str) -> WrongOutput:
+        """For outputs that differ on an input set."""
+        return cls(
             f"on the {input_set} inputs the error is up to {found.max_abs_error:g}, tolerance {found.tolerance:g}"
         )
-        self.verdict = found
 
 
 class Bench:
@@ -152,10 +154,10 @@ class Running:
 
     most_calls = MAX_CALLS
 
-    def __init__(self, bench: Bench, program: CpuProgram, allocate: Callable[[TensorType], Any] | None = None) -> None:
-        """allocate: gives the tensors that the program writes."""
+    def __init__(self, bench: Bench, program: CpuProgram) -> None:
         self._bench, self._program = bench, program
-        self._outputs = [(allocate or _empty)(found) for found in bench.output_types]
+        self._guards = Guards()
+        self._outputs = [self._guards.allocate(found) for found in bench.output_types]
         self._views = [_view(tensor) for tensor in self._outputs]
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}
@@ -212,6 +214,11 @@ class Running:
             for tensor, view in zip(self._outputs, self._views, strict=True)
         ]
 
+    @property
+    def stays_inside(self) -> bool:
+        """Whether no run so far has written beside the outputs."""
+        return self._guards.intact
+
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set; the parameters that `cold` names are evicted before each."""
         arguments = self._prepare(SETS[0])
@@ -246,6 +253,10 @@ class Runnable(Protocol):
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """The outputs of the last run."""
 
+    @property
+    def stays_inside(self) -> bool:
+        """Whether no run so far has written beside the outputs, as far as that can be seen."""
+
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set."""
 
@@ -269,7 +280,9 @@ class Measuring:
     def _compare(self, name: str) -> None:
         self._results.append(self._bench.reference_outputs[name].compare(self._running.outputs()))
         if not (found := self.verdict()).passed:
-            raise WrongOutput(found, name)
+            raise WrongOutput.of(found, name)
+        if not self._running.stays_inside:
+            raise WrongOutput(f"on the {name} inputs something was written beside the outputs")
 
     def verdict(self) -> CheckVerdict:
         """The verdict over all comparisons so far; a set that was compared twice counts once."""
