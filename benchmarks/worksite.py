@@ -49,6 +49,8 @@ class Site(ABC):
     worker: psutil.Process
 
     def __init__(self) -> None:
+        self._there = {process.pid for process in psutil.Process().children()}
+        """Children of this process before the site's: a fork server of its own."""
         self._batches = 0
         self._over = threading.Event()
 
@@ -155,7 +157,7 @@ class Site(ABC):
 
     def _orphans(self) -> set[int]:
         """What this process, the reaper of all below it, has inherited and what has not ended; the rest is reaped."""
-        adopted = {process.pid for process in psutil.Process().children()} - self.started()
+        adopted = {process.pid for process in psutil.Process().children()} - self.started() - self._there
         return {pid for pid in adopted if os.waitpid(pid, os.WNOHANG)[0] == 0}
 
     def _with_its_environment(self) -> set[int]:

@@ -97,6 +97,7 @@ stream 1
 load code
 attribute wide shared 99000
 attribute wide cluster 1
+wait 81 e2 0
 wait 0 e2 0
 map 0 type 1 rank 2 at 10 sizes 64 31 strides 128 box 32 8 steps 1 1 plain 1 swizzle 1 promotion 1 zeros 1
 capture 51 1

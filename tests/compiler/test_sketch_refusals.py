@@ -67,7 +67,7 @@ def test_a_default_schedule_that_is_refused_is_told_and_the_next_plan_is_taken(m
 
 
 def test_a_register_tile_that_is_refused_as_a_default_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default, "space_of", the_first_call_fails(default.space_of))
+    monkeypatch.setattr(default, "tiled_sketches", the_first_call_fails(default.tiled_sketches))
     with structlog.testing.capture_logs() as lines:
         default.default_trace(programs.dense(128, 256, 192), programs.TARGET)
     assert [(line["generator"], line["choice"]) for line in lines] == [("default", "register tiles")]
