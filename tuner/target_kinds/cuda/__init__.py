@@ -14,7 +14,7 @@ from pitchpipe.wire.task import Workload
 
 MOST_SOURCE = 200_000
 """Characters of CUDA C++, at most, of a candidate. NVRTC takes about a second for as many, and for twice as many up to 12 s:
-of 360 candidates of BERT's and ResNet's tasks every one that took more than 2 s had more. What is unrolled that far exceeds
+of the candidates of BERT's and ResNet's tasks nearly all that took more than 2 s had more. What is unrolled that far exceeds
 the instruction caches."""
 
 
