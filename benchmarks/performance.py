@@ -78,7 +78,8 @@ SECTIONS = (
         title="Whole models on a GPU",
         script="latency_cuda",
         table=gpu_tables.latency_cuda,
-        more="Times are those of calls that are queued; `wall` has the wait for each.",
+        more="Times are those of calls that are queued; `wall` has the wait for each. Rows of c1422b5 and earlier were "
+        "compiled with fast mathematics, which is off since.",
     ),
     Section(
         file="before_after",
