@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from cuda_graphs import REPLAYS, captured, error_of, timed
 from environment import environment, show, target_here
-from rounds import geometric_mean, orders, time_of
+from rounds import geometric_mean
 
 from pitchpipe.wire.target import Target
 
@@ -31,8 +32,6 @@ CACHES = 3
 """How many times the L2 cache the tensors of all calls of a graph fill ..."""
 LEAST_CALLS, MOST_CALLS = 4, 200
 """... within these numbers of calls."""
-REPLAYS = 5
-"""Of a graph and round."""
 ROUNDS, QUICK_ROUNDS = 12, 4
 LARGEST_ERROR = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "int64": 0.0}
 """Of a result, relative to its size and the root mean square of all."""
@@ -141,44 +140,3 @@ def compiled(module: Any, inputs: Sequence[Any], target: Target) -> Any:
     model = GpuModel(program, specs, [], graphs=False)
     model.bind({})
     return model
-
-
-def captured(torch: Any, calls: Sequence[Callable[[], Any]]) -> Any:
-    """A CUDA graph of all calls, whose results stay: none is written where another was."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [call() for call in calls]
-    del results
-    return graph
-
-
-def timed(torch: Any, graphs: Mapping[str, Any], calls: int, rounds: int) -> dict[str, float]:
-    """Seconds of one call in each graph, the median of rounds."""
-    names, samples = list(graphs), {name: list[list[float]]() for name in graphs}
-    for order in orders(len(names), rounds):
-        for name in (names[at] for at in order):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graphs[name].replay()
-            begin.record()
-            for _ in range(REPLAYS):
-                graphs[name].replay()
-            end.record()
-            end.synchronize()
-            samples[name].append([begin.elapsed_time(end) * 1e-3 / (REPLAYS * calls)])
-    return {name: time_of(found).value for name, found in samples.items()}
-
-
-def error_of(torch: Any, found: Any, expected: Any) -> float:
-    """Largest |a_i - r_i| / (|r_i| + s), s the root mean square of r; infinite for another shape. For positions: whether
-    any differs."""
-    if found.shape != expected.shape:
-        return math.inf
-    if not found.is_floating_point():
-        return float((found != expected).any())
-    a, r = found.double(), expected.double()
-    error = ((a - r).abs() / (r.abs() + r.square().mean().sqrt())).max()
-    return float(error) if bool(torch.isfinite(error)) else math.inf

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from rounds import orders, time_of
+from cuda_graphs import captured, error_of, timed
 from torch_equivalents import NoEquivalent, equivalents
 
 from pitchpipe.wire.target import Target
@@ -27,8 +27,6 @@ from tuner.tvm_compat import load_ir
 
 CALLS = 20
 """Of a graph."""
-REPLAYS = 5
-"""Of a graph and round."""
 ROUNDS = 8
 LARGEST_ERROR = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-2}
 """Of a result, relative to its size and the root mean square of all: of the tolerance of TF32 in float32."""
@@ -84,7 +82,7 @@ def compared(torch: Any, task: Task, trace: str) -> dict[str, Any]:
         "library": captured(torch, [lambda one=one: one.function(*one.arguments) for one in theirs]),
         "inductor": captured(torch, [lambda one=one: compiled(*one.arguments) for one in theirs]),
     }
-    found = timed(torch, graphs)
+    found = timed(torch, graphs, CALLS, ROUNDS)
     return {"error": told, **{f"{name}_secs": secs for name, secs in found.items()}}
 
 
@@ -114,45 +112,6 @@ def kernel_of(task: Task, trace: str) -> Callable[..., Any]:
     model = GpuModel(program, specs, [], graphs=False)
     model.bind({})
     return model
-
-
-def captured(torch: Any, calls: Sequence[Callable[[], Any]]) -> Any:
-    """A CUDA graph of all calls."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def timed(torch: Any, graphs: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of one call in each graph, the median of rounds."""
-    names, samples = list(graphs), {name: list[list[float]]() for name in graphs}
-    for order in orders(len(names), ROUNDS):
-        for name in (names[at] for at in order):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graphs[name].replay()
-            begin.record()
-            for _ in range(REPLAYS):
-                graphs[name].replay()
-            end.record()
-            end.synchronize()
-            samples[name].append([begin.elapsed_time(end) * 1e-3 / (REPLAYS * CALLS)])
-    return {name: time_of(found).value for name, found in samples.items()}
-
-
-def error_of(torch: Any, found: Any, reference: Any) -> float:
-    """Largest |a_i - r_i| / (|r_i| + s), s the root mean square of r; infinite for another shape."""
-    if found.shape != reference.shape:
-        return float("inf")
-    a, r = found.double(), reference.double()
-    error = ((a - r).abs() / (r.abs() + r.square().mean().sqrt())).max()
-    return float(error) if bool(torch.isfinite(error)) else float("inf")
 
 
 def tasks_of(module: Any, inputs: Sequence[Any], target: Target) -> list[Task]:

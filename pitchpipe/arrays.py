@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,21 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         for number, (name, dtype) in enumerate(stored[_TYPES]):
             array = stored[f"a{number}"]
             if str(array.dtype) != dtype:
-                importlib.import_module("ml_dtypes")  # gives NumPy the names of such types
-                array = array.view(np.dtype(str(dtype)))
+                array = array.view(numpy_dtype(str(dtype)))
             found[str(name)] = array
     return found
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of that name; ml_dtypes, where it is installed, gives it those that it has no name for, such as bfloat16.
+
+    Raises TypeError for a name that stands for none.
+    """
+    import numpy as np
+
+    with suppress(ImportError):
+        importlib.import_module("ml_dtypes")
+    return np.dtype(name)
 
 
 def _bits(array: Any) -> str:

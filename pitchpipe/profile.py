@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pitchpipe.arrays import numpy_dtype
 from pitchpipe.deploy import identity
 from pitchpipe.deploy.artifact import CompiledModel, cache_dir
 from pitchpipe.deploy.lookup import Schedules, Source, look_up, resolve_target, source_of
@@ -118,7 +119,7 @@ def profile(
             schedules = look_up([known], wanted, asked, here=here, cache=folder)
     compiled = load(found, schedules, cache=folder)
     rng = np.random.default_rng(0)
-    arrays = [drawn(spec.shape, np.dtype(spec.dtype), rng) for spec in compiled.inputs]
+    arrays = [drawn(spec.shape, numpy_dtype(spec.dtype), rng) for spec in compiled.inputs]
     return profile_of(found.name, compiled, arrays, known, schedules, runs)
 
 

@@ -9,14 +9,12 @@ once.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import resource
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 
 import filelock
 
+from pitchpipe.arrays import numpy_dtype
 from pitchpipe.deploy.artifact import CompiledModel, Tensor, open_artifact, read_manifest
 from pitchpipe.deploy.evidence import Evidence, compared
 from pitchpipe.deploy.identity import machine_key, read_json, write_json
@@ -210,9 +209,7 @@ def _try(folder: Path, evidence: Evidence | None) -> dict[str, Any]:
 def _zeros(tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     import numpy as np
 
-    with suppress(ImportError):
-        importlib.import_module("ml_dtypes")  # gives NumPy the dtypes that it has no name for, such as bfloat16
-    return {tensor.name: np.zeros(tensor.shape, np.dtype(tensor.dtype)) for tensor in tensors}
+    return {tensor.name: np.zeros(tensor.shape, numpy_dtype(tensor.dtype)) for tensor in tensors}
 
 
 def main(folder: str, evidence: str | None = None) -> None:

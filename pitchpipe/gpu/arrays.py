@@ -6,7 +6,6 @@ not is copied by torch, in stream order. An array on the host is copied.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pitchpipe.arrays import numpy_dtype
 from pitchpipe.errors import InvalidInput
 from pitchpipe.gpu import dlpack
 from pitchpipe.gpu.dlpack import Borrowed, Described
@@ -141,9 +141,7 @@ def host_array(buffer: Buffer) -> Any:
     """A new array of NumPy's for what a buffer holds."""
     import numpy as np
 
-    with suppress(ImportError):
-        importlib.import_module("ml_dtypes")  # gives NumPy the dtypes that it has no name for, such as bfloat16
-    return np.empty(buffer.shape, np.dtype(buffer.dtype))
+    return np.empty(buffer.shape, numpy_dtype(buffer.dtype))
 
 
 def torch_empty(torch: Any, buffer: Buffer, ordinal: int) -> Any:

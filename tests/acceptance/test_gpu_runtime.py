@@ -94,7 +94,16 @@ def convolutions() -> Any:
     )
 
 
+class Powers(nn.Module):  # type: ignore[misc]
+    """What fast mathematics gets wrong: powers of negative numbers, sines of large ones, small quotients."""
+
+    def forward(self, x: Any) -> Any:
+        normed = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+        return normed + torch.sin(1024 * x) + x.pow(3) / (1e4 + x.abs())
+
+
 MODELS = {
+    "powers": (Powers, (16, 256)),
     "perceptron": (perceptron, (32, 64)),
     "convolutions": (convolutions, (2, 8, 12, 12)),
     "encoder": (Encoder, (1, 64, 128)),
