@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Trial:
     """Whether its result was sent or it failed: then it is not asked for anything any more."""
 
 
-class BatchRun:
+class BatchRun(ABC):
     """One batch. `run` is called once, and sends one result per candidate."""
 
     def __init__(self, host: Host, bench: Bench, batch: Batch) -> None:
@@ -93,9 +94,9 @@ class BatchRun:
         self._over: set[str] = set()
         """Digests of the candidates whose result has been sent."""
 
+    @abstractmethod
     def run(self) -> None:
         """Gives every candidate a time or a failure."""
-        raise NotImplementedError
 
     # -- children that get ready for their turn
 

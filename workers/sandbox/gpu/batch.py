@@ -10,6 +10,7 @@ candidate may have changed the context's memory. Where runners do not start twic
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -52,7 +53,7 @@ class GpuHost(BuildHost, RunnerHost, Protocol):
         """Tells the worker that results are measured again."""
 
 
-class GpuBatchRun:
+class GpuBatchRun(ABC):
     """One batch, as a context manager. `run` is called once, and sends one result per candidate."""
 
     def __init__(self, host: GpuHost, batch: Batch, candidates: Sequence[Candidate]) -> None:
@@ -83,9 +84,9 @@ class GpuBatchRun:
         except NoRunner as error:
             self._give_up(str(error))
 
+    @abstractmethod
     def _run(self) -> None:
         """As `run`. Raises NoRunner."""
-        raise NotImplementedError
 
     def _give_up(self, reason: str) -> None:
         """Sends device_error for every candidate without a result."""
