@@ -26,6 +26,9 @@ class Context:
     wake: Wake
     metrics: Metrics
     authenticator: Authenticator
+    """Of the API's tokens."""
+    sessions: Authenticator
+    """Of the pages' cookies."""
 
 
 async def _context(request: Request) -> Context:
