@@ -36,6 +36,7 @@ def add_commands(app: typer.Typer) -> None:
             raise ImportError(f"the service needs {library}: install pitchpipe[server]", name=library)
     app.command("server")(serve)
     app.command("coordinator")(coordinate)
+    app.command("dashboard")(dashboard)
     tokens = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens, in the database itself.")
     tokens.command("create")(create_token)
     tokens.command("list")(list_tokens)
@@ -94,6 +95,40 @@ def serve(
         port_file=port_file,
         socket_fd=socket_fd,
     )
+
+
+def dashboard(
+    database: Annotated[
+        str | None, typer.Argument(help="sqlite:///PATH, or a file's path; default: what `pitchpipe tune` uses")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 0,
+) -> None:
+    """Shows in a browser what this machine has tuned: prints a link that signs in once, and serves until Ctrl-C."""
+    import filelock
+
+    from pitchpipe.errors import InvalidInput
+    from pitchpipe.places import default_database
+    from service import logs, server
+
+    url = database or default_database()
+    path = Path(url.removeprefix("sqlite:///")).absolute()
+    if "://" in url and not url.startswith("sqlite:///"):
+        raise InvalidInput("this shows a file of this machine; the dashboard of a service is under / of its server")
+    if not path.is_file():
+        raise InvalidInput(f"there is no database {path}: `pitchpipe tune` makes one")
+    settings = _settings(
+        host="127.0.0.1",
+        port=port,
+        database_url=f"sqlite:///{path}",
+        blob_url=path.with_suffix(".blobs").as_uri(),
+        log_level="warning",
+    )
+    logs.configure(settings.log_level)
+    try:
+        with filelock.FileLock(f"{path}.lock", timeout=0):
+            server.run(settings, embedded=True, on_link=lambda link: print(link, flush=True))
+    except filelock.Timeout as error:
+        raise InvalidInput(f"{path} is in use by another pitchpipe command") from error
 
 
 def coordinate(

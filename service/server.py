@@ -23,7 +23,7 @@ from service.blobs import Blobs
 from service.db import Database
 from service.http.app import create_app
 from service.settings import Settings
-from service.store import coordination, leases, tokens
+from service.store import coordination, leases, sessions, tokens
 from service.wake import Wake
 
 if TYPE_CHECKING:
@@ -95,8 +95,12 @@ def run(
     parent: int | None = None,
     port_file: Path | None = None,
     socket_fd: int | None = None,
+    on_link: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, or until process `parent` is not, or no longer, the one that started this one."""
+    """Serves until SIGTERM or SIGINT, or until process `parent` is not, or no longer, the one that started this one.
+
+    on_link: called with a link that signs one browser in to the dashboard, as admin of `default`, while this runs.
+    """
     with contextlib.ExitStack() as stack:
         database = Database(settings.database_url)
         stack.callback(database.close)
@@ -116,12 +120,15 @@ def run(
         bound = stack.enter_context(made)
         port = bound.getsockname()[1]
         coordinator = coordinate(settings, database, blobs, wake) if with_coordinator else None
+        code = None if on_link is None else stack.enter_context(_visitor(database))
 
         def on_listening() -> None:
             gc.freeze()  # What is here stays: a full collection over it would hold every look-up up.
             log.info("listening", host=settings.host, port=port, database=database.url, coordinator=with_coordinator)
             if port_file is not None:
                 _write(port_file, f"{port}\n")
+            if on_link is not None:
+                on_link(f"http://{settings.host}:{port}/sign-in/{code}")
 
         server = build(settings, database, blobs, wake, on_listening=on_listening)
         if coordinator is not None:
@@ -168,6 +175,19 @@ def _bootstrap(settings: Settings, database: Database) -> None:
     request = TokenRequest(project="default", scope=Scope.ADMIN, label="bootstrap")
     with database.transaction() as session:
         tokens.adopt(session, request, settings.bootstrap_token.get_secret_value())
+
+
+@contextlib.contextmanager
+def _visitor(database: Database) -> Iterator[str]:
+    """The code of a link to the dashboard. Its token, whose text nobody learns, is revoked in the end."""
+    with database.transaction() as session:
+        token = tokens.create(session, TokenRequest(project="default", scope=Scope.ADMIN, label="dashboard")).id
+        code = sessions.link(session, token)
+    try:
+        yield code
+    finally:
+        with database.transaction() as session:
+            tokens.revoke(session, token)
 
 
 def _write(path: Path, text: str) -> None:

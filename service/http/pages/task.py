@@ -45,6 +45,7 @@ def task_page(view: UserView, job_id: str, position: int) -> Response:
         columns=_COLUMNS,
         choices={"failure": tuple(FailureKind)},
         empty="Nothing was measured yet.",
+        rows=20,
     )
     return view.page(
         "task.html",

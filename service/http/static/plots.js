@@ -33,7 +33,7 @@
           series.push(line(name, style, { dash: [6, 4] }));
         }
       }
-      return { columns, series, x: axis("time since the job began", (value) => `${Math.round(value)} s`, { size: 50 }), y: axis("", seconds), log: false };
+      return { columns, series, x: axis("time since the job began", (value) => `${Number(value.toPrecision(3))} s`, { size: 50 }), y: axis("", seconds), log: false };
     },
     trials(data) {
       const x = data.points.map((point) => point[0]), secs = data.points.map((point) => point[1]);
