@@ -18,7 +18,7 @@ from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.loop import CHARGED, CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
-from tuner.tuning.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
+from tuner.tuning.testing import TARGET, CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
 
 TRACES = [json.dumps([["i", n], []]) for n in range(100)]
 
@@ -125,6 +125,28 @@ def test_a_task_that_got_no_trial_is_served_its_default_schedule():
     scene.run()
     assert scene.count(Purpose.SEARCH) == 0
     assert scene.bests[0].trace == task.fixed
+
+
+def with_default(*names):
+    return [fake_task(name).model_copy(update={"fixed": '[["fixed"],[]]'}) for name in names]
+
+
+def test_the_default_schedule_is_among_the_first_trials_and_replaces_one_of_them():
+    scene = Scene(*with_default("a"), trials=8)
+    scene.run()
+    assert [n for _, purpose, n in scene.measurer.submitted if purpose is Purpose.SEARCH] == [4, 4]
+    measured = [record.trace for record in scene.store.for_task(scene.loop.tasks[0].workload.digest, TARGET)]
+    assert measured[:8] == ['[["fixed"],[]]', *TRACES[:7]]
+
+
+@pytest.mark.parametrize(("default_secs", "confirmed"), [(1.1e-2, True), (1.3e-2, False), (9e-3, True)])
+def test_the_default_schedule_is_confirmed_where_it_may_be_the_fastest(default_secs, confirmed):
+    def close(task, trace):
+        return default_secs if "fixed" in trace else 1.0 if trace == BASELINE_TRACE else 1e-2 + secs(task, trace) / 100
+
+    scene = Scene(*with_default("a"), secs_of=close).run()
+    assert submitted(scene)[-1] == (Purpose.CONFIRM, 1 + CONFIRMED + (confirmed and default_secs > 1e-2))
+    assert (scene.bests[0].trace == '[["fixed"],[]]') == (default_secs < 1e-2)
 
 
 def test_a_search_that_always_crashes_ends_the_task():

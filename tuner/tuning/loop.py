@@ -35,7 +35,7 @@ MEASURED_SHOWN = 256
 """Measured candidates given to a search: the fastest ones. The others influence it through the cost model only."""
 CONFIRMED = 3
 """Measured candidates that are timed beside the baseline in the confirming run, at most: of the fastest, those that may be
-the fastest in truth."""
+the fastest in truth. The default schedule joins them where it may be."""
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
@@ -132,6 +132,7 @@ class TuningLoop:
         seed: int,
         confirming: frozenset[int] = frozenset(),
         on_confirmed: Callable[[int, Best], None],
+        on_searched: Callable[[], None] = lambda: None,
         donors: Callable[[Task], Sequence[Donor]] = lambda _: (),
         donors_only: bool = False,
         replays: Replays | None = None,
@@ -140,6 +141,7 @@ class TuningLoop:
     ) -> None:
         """Starts nothing yet; `step` does.
 
+        on_searched: called from another thread when a search has ended, so that the next step is due.
         donors: the schedules of other workloads with which a task's first search begins.
         donors_only: whether that search proposes nothing else.
         replaying: the tasks that are replayed, and the stage of each.
@@ -148,7 +150,7 @@ class TuningLoop:
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
         # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
         self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
-        self.donors, self.donors_only = donors, donors_only
+        self.on_searched, self.donors, self.donors_only = on_searched, donors, donors_only
         self.replays: Replays = replays or NoReplays()
         self.replay_only = replay_only
         self._replaying = dict(replaying or {})
@@ -286,7 +288,9 @@ class TuningLoop:
             donors_only=self.donors_only,
             seed=int(json_digest([self.seed, task.workload.digest, ledger.trials + ledger.in_flight])[:7], 16),
         )
-        return _Search(task=index, reserved=n, future=propose_on(self.executor, request))
+        future = propose_on(self.executor, request)
+        future.add_done_callback(lambda _: self.on_searched())
+        return _Search(task=index, reserved=n, future=future)
 
     def _queue(self, search: _Search) -> None:
         ledger = self.ledger.tasks[search.task]
@@ -304,12 +308,23 @@ class TuningLoop:
             return
         self._answered = True
         self._crashes[search.task] = 0
+        proposals = self._with_default(search, proposals)
         queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
         # The search has nothing new, but candidates from other circumstances may be left that were not replayed yet.
         queued = queued or self._submit_unreplayed(search.task, search.reserved)
         self.ledger.searched(search.task, search.reserved, queued)
         if queued == 0:
             ledger.exhausted = True
+
+    def _with_default(self, search: _Search, proposals: list[Proposal]) -> list[Proposal]:
+        """The proposals of a task's first search with the default schedule among them, in place of the last one: what a
+        deployment runs without us is what a winner has to be faster than."""
+        task, ledger = self.tasks[search.task], self.ledger.tasks[search.task]
+        if task.fixed in (None, task.baseline) or self.donors_only or ledger.batches or ledger.batches_in_flight > 1:
+            return proposals
+        default = Proposal(candidate=Candidate.of(task.workload.digest, str(task.fixed)), features=None)
+        others = [each for each in proposals if each.candidate.digest != default.candidate.digest]
+        return proposals if len(others) < len(proposals) else [default, *others[: search.reserved - 1]]
 
     def _confirm_last(self, index: int) -> None:
         """Confirms a task that gets no more trials."""
@@ -321,8 +336,10 @@ class TuningLoop:
         task = self.tasks[index]
         traces: list[str] = []
         if task.kind is TaskKind.TUNED:
-            measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
+            measured = self.records.fastest(task.workload.digest, task.target, MEASURED_SHOWN)
             traces = contenders(measured)
+            default = [trace for trace in traces[CONFIRMED:] if trace == task.fixed]
+            traces = traces[:CONFIRMED] + default
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
         if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.
