@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from pitchpipe.cli.progress import Progress
+from pitchpipe.cli.progress import Progress, state_of
 from pitchpipe.cli.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.client import Client
 from pitchpipe.deploy.explain import explain_inexact
@@ -58,6 +58,8 @@ def add_commands(app: typer.Typer) -> None:
     groups = {"jobs": jobs, "schedules": schedules, "workers": workers, "models": models, "misses": misses}
     for name, group in groups.items():
         app.add_typer(group, name=name)
+    app.command("pause")(pause_job)
+    app.command("resume")(resume_job)
     app.command("doctor")(doctor)
 
 
@@ -121,7 +123,7 @@ def list_jobs(url: Url = HERE, token: Token = "", as_json: Json = False) -> None
         _print(found)
         return
     rows = [
-        (job.id, job.model_name, job.state.value, str(job.progress.trials), milliseconds(job.progress.best_secs))
+        (job.id, job.model_name, state_of(job), str(job.progress.trials), milliseconds(job.progress.best_secs))
         for job in found
     ]
     show(Console(), "jobs", ("job", "model", "state", "trials", "best ms"), rows, numbers_from=3)
@@ -148,7 +150,7 @@ def show_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False
         )
         for t in view.tasks
     ]
-    title = f"{view.id} {view.model_name}: {view.state.value}" + (f" ({view.error})" if view.error else "")
+    title = f"{view.id} {view.model_name}: {state_of(view)}" + (f" ({view.error})" if view.error else "")
     title += f"\n{view.comparison}" if view.comparison is not None else ""
     headings = ("task", "weight", "trials", "baseline ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(Console(), title, headings, rows, numbers_from=1)
@@ -179,6 +181,20 @@ def cancel_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = Fal
     with _client(url, token) as client:
         view = client.cancel(job)
     _print(view) if as_json else print(view.state.value)
+
+
+def pause_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+    """Pauses a job: nothing of it is measured, and its clock stands, until `resume`."""
+    with _client(url, token) as client:
+        view = client.pause(job)
+    _print(view) if as_json else print(state_of(view))
+
+
+def resume_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+    """Lets a paused job go on with what it has left."""
+    with _client(url, token) as client:
+        view = client.resume(job)
+    _print(view) if as_json else print(state_of(view))
 
 
 @schedules.command("lookup")

@@ -43,16 +43,21 @@ class Progress:
             self._live.update(Text(line))
             return
         now = time.monotonic()
-        if now - self._last_secs >= PLAIN_EVERY_SECS or job.state.value != self._last_state:
-            self._last_secs, self._last_state = now, job.state.value
+        if now - self._last_secs >= PLAIN_EVERY_SECS or state_of(job) != self._last_state:
+            self._last_secs, self._last_state = now, state_of(job)
             print(line, file=sys.stderr, flush=True)
+
+
+def state_of(job: JobView) -> str:
+    """The job's state in words."""
+    return f"{job.state.value}, paused" if job.paused else job.state.value
 
 
 def describe(job: JobView) -> str:
     """One line: state, trials, best so far, time left with its interval."""
     progress = job.progress
     limit = "" if job.budget.trials is None else f"/{job.budget.trials}"
-    parts = [f"{job.state.value}: {progress.trials}{limit} trials"]
+    parts = [f"{state_of(job)}: {progress.trials}{limit} trials"]
     if progress.failed_trials:
         parts.append(f"{progress.failed_trials} failed")
     if progress.reused_tasks:

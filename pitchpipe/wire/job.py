@@ -181,6 +181,9 @@ class JobView(Wire):
     seed: int
     state: JobState
     origin: JobOrigin = JobOrigin.USER
+    paused: bool = Field(
+        default=False, description="nothing of it is searched for or leased, and its clock stands, until it is resumed"
+    )
     error: str | None = None
     error_code: str | None = Field(default=None, description="problem type of the error")
     progress: Progress
@@ -192,7 +195,7 @@ class JobView(Wire):
 
 class EventKind(StrEnum):
     STATE = "state"
-    """The job changed state; data: state, error."""
+    """The job changed state, or was paused or resumed; data: state, error, and then also paused."""
     TASKS = "tasks"
     """The model was split; data: number of tasks and how many were reused."""
     PROGRESS = "progress"

@@ -21,7 +21,7 @@ from service.blobs import Blobs
 from service.coordination.job_queue import JobQueue, JobReplays, JobRows
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
-from service.store import batches, donors, events, jobs, models, records, replays, workers
+from service.store import batches, coordination, donors, events, jobs, models, records, replays, workers
 from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.execution.steps import split_ingested
@@ -101,6 +101,12 @@ class JobRun:
             with self.database.reading() as session:
                 self._served = workers.serving(session, self.project, self._targets) > 0
         return self._served
+
+    def store_clock(self) -> None:
+        """Stores the seconds spent, so that whoever steps the job next goes on from them. Raises RoleLost."""
+        with self.database.transaction() as session:
+            coordination.assure(session, self.holder)
+            jobs.set_spent(session, self.job, self._spent_secs)
 
     def abandon(self) -> None:
         """Cancels the steps that the executor has not started yet."""
@@ -268,6 +274,7 @@ class JobRun:
             seed=view.seed,
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
+            on_searched=self.wake.notify,
             donors=self._donors,
             donors_only=self._origin is JobOrigin.TRANSFER,
             replays=JobReplays(rows, self._circumstances, partial(self._decide, last=False)),
@@ -370,6 +377,7 @@ class JobRun:
             )
             jobs.update_progress(session, self.job, progress, self._spent_secs)
             events.append(session, self.job, EventKind.PROGRESS, progress.model_dump())
+        self.wake.notify()
 
     def _complete(self) -> None:
         with self.database.transaction() as session:
