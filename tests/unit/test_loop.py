@@ -15,7 +15,8 @@ from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
-from tuner.tuning.loop import CHARGED, CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.confirming_plan import CONFIRMED
+from tuner.tuning.loop import CHARGED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
 from tuner.tuning.testing import TARGET, CannedExecutor, MemoryMeasurer, NoPredictor, fake_task

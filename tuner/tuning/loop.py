@@ -23,9 +23,10 @@ from pitchpipe.wire.task import Task, TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.execution.steps import propose_on
 from tuner.search.requests import Donor, Proposal, ProposeRequest
-from tuner.tuning.budget import BudgetLedger
-from tuner.tuning.confirm import MeasuredBatch, choose_best, contenders, left_in, undecided
+from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
+from tuner.tuning.confirm import MeasuredBatch, choose_best, left_in, undecided
 from tuner.tuning.confirming_cost import ConfirmingCost
+from tuner.tuning.confirming_plan import by_value, compared
 from tuner.tuning.records import RecordStore
 from tuner.tuning.replay import ReplayStage
 
@@ -33,9 +34,6 @@ log = structlog.get_logger("pitchpipe.loop")
 
 MEASURED_SHOWN = 256
 """Measured candidates given to a search: the fastest ones. The others influence it through the cost model only."""
-CONFIRMED = 3
-"""Measured candidates that are timed beside the baseline in the confirming run, at most: of the fastest, those that may be
-the fastest in truth. The default schedule joins them where it may be."""
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
@@ -110,9 +108,9 @@ class _Search:
 class TuningLoop:
     """Spends a job's budget on its tuned tasks, and confirms every task that is not reused, once it gets no more trials.
 
-    Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back. When the rest is spent,
-    trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs: those tasks keep what they were
-    served.
+    Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back, up to a share. When
+    the rest is spent, trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs: those tasks
+    keep what they were served.
 
     A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
     confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
@@ -189,15 +187,28 @@ class TuningLoop:
             if stage is ReplayStage.MEASURED:
                 self._replaying[index] = ReplayStage.CONFIRMING
                 self._confirm(index)
+        self._to_confirm.sort(key=by_value(self.tasks, self.ledger.tasks), reverse=True)
         for index in [i for i in self._to_confirm if self.ledger.tasks[i].settled]:
+            if not self._may_confirm(elapsed_secs):
+                break
             self._confirm_last(index)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
         if not self.ledger.finished(elapsed_secs):
             return False
-        for index in sorted(self._to_confirm, key=lambda i: self.tasks[i].weight * self.tasks[i].flops, reverse=True):
+        for index in list(self._to_confirm):
             self._confirm_last(index)
         return not self._confirming
+
+    def _may_confirm(self, elapsed_secs: float) -> bool:
+        """Whether a confirming run may begin while trials are still spent: it would go before them. Of a budget in seconds
+        it may where workers would wait otherwise, and as long as confirming has had no more than its share."""
+        if self.ledger.seconds_limit is None:
+            return True
+        workers = self.measurer.parallel()
+        waiting = sum(task.batches_in_flight for task in self.ledger.tasks) <= len(self._searches)
+        within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
+        return len(self._confirming) < workers and (waiting or within)
 
     def _keep_time(self, elapsed_secs: float) -> None:
         """Holds back what confirming will cost, and withdraws what there is no time for."""
@@ -337,9 +348,7 @@ class TuningLoop:
         traces: list[str] = []
         if task.kind is TaskKind.TUNED:
             measured = self.records.fastest(task.workload.digest, task.target, MEASURED_SHOWN)
-            traces = contenders(measured)
-            default = [trace for trace in traces[CONFIRMED:] if trace == task.fixed]
-            traces = traces[:CONFIRMED] + default
+            traces = compared(task, self.ledger.tasks[index], self.ledger.latency(), measured)
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
         if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.
