@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,26 @@ PrecisionText = Annotated[
     typer.Option("--precision", help="of float32 products and convolutions on a GPU: ieee, or tf32 on tensor cores"),
 ]
 Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
+
+
+def share_of(text: str) -> float:
+    """A share as it is typed: 1% or 0.01. Raises BadParameter for anything else."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if rest or not 0 < share < 1:
+        raise typer.BadParameter(f"{text!r} is no share between 0 and 1, such as 1% or 0.01")
+    return share
+
+
+UntilGain = Annotated[
+    float | None,
+    typer.Option(
+        parser=share_of, metavar="SHARE", help="stop when another minute is expected to save less of a run, as 1%"
+    ),
+]
 TARGET_HELP = "auto, a device (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
 TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
 
@@ -90,6 +111,7 @@ def submit_job(
     target: TargetText = "auto",
     trials: Annotated[int | None, typer.Option(min=0)] = None,
     seconds: Annotated[float | None, typer.Option(min=1)] = None,
+    until_gain: UntilGain = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     trust: Trust = False,
     inputs: Inputs = None,
@@ -105,6 +127,7 @@ def submit_job(
             target=target,
             trials=trials,
             seconds=seconds,
+            until_gain=until_gain,
             seed=seed,
             client=client,
             trust=trust,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -54,7 +55,7 @@ def state_of(job: JobView) -> str:
 
 
 def describe(job: JobView) -> str:
-    """One line: state, trials, best so far, time left with its interval."""
+    """One line: state, trials, best so far and what is expected, each with its interval, time left."""
     progress = job.progress
     limit = "" if job.budget.trials is None else f"/{job.budget.trials}"
     parts = [f"{state_of(job)}: {progress.trials}{limit} trials"]
@@ -65,6 +66,14 @@ def describe(job: JobView) -> str:
     if progress.best_secs is not None:
         guessed = f" (tasks estimated: {progress.estimated_tasks})" if progress.estimated_tasks else ""
         parts.append(f"best {progress.best_secs * 1e3:.2f} ms{guessed}")
+    if progress.gain is not None:
+        parts.append(f"{progress.gain:.0%} saved")
+    if progress.forecast_secs is not None and not job.state.ended:
+        ends = [progress.forecast_low_secs or 0.0, progress.forecast_high_secs or math.inf]
+        expected = " to ".join(f"{secs * 1e3:.2f}" for secs in ends)
+        parts.append(f"expected {progress.forecast_secs * 1e3:.2f} ms ({expected})")
+    if progress.minute_gain is not None and not job.state.ended:
+        parts.append(f"another minute {progress.minute_gain:.1%}")
     if progress.eta_secs is not None and not job.state.ended:
         eta = f"{progress.eta_secs:.0f} s left"
         if progress.eta_low_secs is not None and progress.eta_high_secs is not None:

@@ -55,6 +55,12 @@ class Budget(Wire):
 
     trials: int | None = Field(default=None, ge=0, le=10_000_000)
     seconds: float | None = Field(default=None, gt=0, le=1e7, description="wall seconds from the job's start")
+    until_gain: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="no more trials once another minute of them is expected to save less than this share of a run",
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -165,6 +171,18 @@ class Progress(Wire):
         default=0,
         ge=0,
         description="tasks of that sum without a time so far; they count with a multiple of their bound, that of the others",
+    )
+    gain: float | None = Field(
+        default=None,
+        description="share of the time with default schedules that the best so far saves; of tasks with both",
+    )
+    forecast_secs: float | None = Field(
+        default=None, ge=0, description="best_secs as it is expected when the budget is spent; tuner/tuning/forecast.py"
+    )
+    forecast_low_secs: float | None = Field(default=None, ge=0, description="lower end of its interval")
+    forecast_high_secs: float | None = Field(default=None, ge=0, description="upper end")
+    minute_gain: float | None = Field(
+        default=None, description="share of best_secs that another minute of trials is expected to save"
     )
     eta_secs: float | None = Field(default=None, ge=0)
     eta_low_secs: float | None = Field(default=None, ge=0)

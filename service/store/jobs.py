@@ -44,6 +44,8 @@ def submit(
     """
     models.get(session, project, request.model)
     body = request.model_dump(mode="json", by_alias=True)
+    if request.budget.until_gain is None:
+        del body["budget"]["until_gain"]  # So that the digest is the one that older services made of the same request.
     digest = json_digest(body if only is None else [body, origin.value, list(only)])
     job = session.execute(
         insert(session, Job)
@@ -185,8 +187,7 @@ def set_paused(session: Session, project: str, job: str, *, paused: bool) -> Job
     state = _lock(session, job)
     if state.ended:
         raise InvalidTransition(f"job {job} is {state.value}: it can be neither paused nor resumed")
-    since = session.execute(select(Job.paused_at).where(Job.id == job)).scalar_one()
-    if paused is (since is None):
+    if paused is (session.scalar(select(Job.paused_at).where(Job.id == job)) is None):
         session.execute(update(Job).where(Job.id == job).values(paused_at=clock(session) if paused else None))
         batches.hold(session, job, paused=paused)
         events.append(session, job, EventKind.STATE, {"state": state.value, "error": None, "paused": paused})

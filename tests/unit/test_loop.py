@@ -379,6 +379,13 @@ def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_
     assert scene.ledger.held_secs == pytest.approx(alone / 4)
 
 
+@pytest.mark.parametrize(("until_gain", "trials"), [(0.99, 8), (1e-9, 64)])
+def test_no_more_trials_are_spent_when_another_minute_is_worth_less_than_was_asked_for(until_gain, trials):
+    scene = Scene(fake_task("a"), fake_task("b"), until_gain=until_gain).run()
+    assert trials <= scene.count(Purpose.SEARCH) <= max(32, trials)
+    assert scene.bests.keys() == {0, 1}, "what was found is confirmed"
+
+
 def test_searches_of_a_loop_that_is_abandoned_do_not_start():
     scene = Scene(fake_task("a"))
     scene.executor = Waiting()

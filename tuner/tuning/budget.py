@@ -183,13 +183,14 @@ class BudgetLedger:
         trials: int,
         failed: int,
         best_secs: float | None,
+        default_secs: float | None = None,
         in_flight: int = 0,
         batches_in_flight: int = 0,
     ) -> None:
         """Sets what was spent on a task, and what is in flight for it, from before this process started."""
         task = self.tasks[index]
         task.trials, task.failed, task.best_secs, task.in_flight = trials, failed, best_secs, in_flight
-        task.batches_in_flight = batches_in_flight
+        task.batches_in_flight, task.default_secs = batches_in_flight, default_secs
         task.batches = math.ceil(trials / self.batch_size)
         task.history = [(trials, best_secs)] if trials else []
 
@@ -307,22 +308,25 @@ class BudgetLedger:
             task.batches_in_flight = max(0, task.batches_in_flight - 1)
 
     def latency(self) -> Latency | None:
-        """f of the notation: the sum of weight x best seconds over the tasks. None while some task has neither a time nor a
-        bound.
+        """f of the notation: the sum of weight x seconds over the tasks' `estimates`. None while there are none."""
+        if (estimates := self.estimates()) is None:
+            return None
+        secs = sum(task.weight * each for task, each in zip(self.tasks, estimates, strict=True))
+        return Latency(secs=secs, estimated=sum(task.best_secs is None for task in self.tasks))
+
+    def estimates(self) -> list[float] | None:
+        """The best seconds of each task. None while some task has neither a time nor a bound.
 
         A task without a time counts with its bound, multiplied by what the best of the others are above theirs (median).
         """
         known = [task.best_secs / task.bound_secs for task in self.tasks if task.best_secs and task.bound_secs]
         above = statistics.median(known) if known else ABOVE_BOUND
-        secs, estimated = 0.0, 0
+        found = list[float]()
         for task in self.tasks:
-            if task.best_secs is not None:
-                secs += task.weight * task.best_secs
-            elif task.bound_secs is not None:
-                secs, estimated = secs + task.weight * above * task.bound_secs, estimated + 1
-            else:
+            if task.best_secs is None and task.bound_secs is None:
                 return None
-        return Latency(secs=secs, estimated=estimated)
+            found.append(above * (task.bound_secs or 0.0) if task.best_secs is None else task.best_secs)
+        return found
 
     def eta(self, elapsed_secs: float) -> Eta:
         """The time left: for the remaining trials at the recent rate and `held_secs`, or the remaining seconds, whichever is

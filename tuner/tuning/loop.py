@@ -27,6 +27,7 @@ from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch, choose_best, left_in, undecided
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import by_value, compared
+from tuner.tuning.forecast import outlook
 from tuner.tuning.records import RecordStore
 from tuner.tuning.replay import ReplayStage
 
@@ -128,6 +129,7 @@ class TuningLoop:
         executor: Executor,
         *,
         seed: int,
+        until_gain: float | None = None,
         confirming: frozenset[int] = frozenset(),
         on_confirmed: Callable[[int, Best], None],
         on_searched: Callable[[], None] = lambda: None,
@@ -139,6 +141,7 @@ class TuningLoop:
     ) -> None:
         """Starts nothing yet; `step` does.
 
+        until_gain: share of the latency; when another minute of trials is expected to save less, no more are spent.
         on_searched: called from another thread when a search has ended, so that the next step is due.
         donors: the schedules of other workloads with which a task's first search begins.
         donors_only: whether that search proposes nothing else.
@@ -157,6 +160,7 @@ class TuningLoop:
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
         self._cost = ConfirmingCost()
+        self._until_gain, self._enough = until_gain, False
         self._withdrawn = self._over = False
         # After the confirming run of a replay a search may follow, with a confirming run of its own.
         last = confirming - self._replaying.keys()
@@ -214,7 +218,7 @@ class TuningLoop:
         """Holds back what confirming will cost, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
         self.ledger.held_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
-        if not self.ledger.time_up(elapsed_secs):
+        if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return
         for search in self._searches:
             search.future.cancel()
@@ -227,6 +231,15 @@ class TuningLoop:
             self._over = True
             self._to_confirm.clear()
             self.measurer.withdraw((Purpose.CONFIRM,))
+
+    def _gains_too_little(self, elapsed_secs: float) -> bool:
+        """Whether another minute is worth less than was asked for; then no task gets more trials."""
+        if self._until_gain is not None and not self._enough:
+            gain = outlook(self.ledger, elapsed_secs).minute_gain
+            self._enough = gain is not None and gain < self._until_gain
+            for task in self.ledger.tasks:
+                task.exhausted |= self._enough
+        return self._enough
 
     def _begin(self, elapsed_secs: float) -> bool:
         """Begins the next batch, replays before searches; False when none is due."""
