@@ -346,6 +346,19 @@ def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_wi
     assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == 2, "none is made again"
 
 
+def test_a_job_ends_soon_after_its_seconds_whatever_is_still_measured():
+    class Leased(Queued):
+        def withdraw(self, purposes):
+            pass
+
+    scene = in_time(20.0, fake_task("a", flops=0.0), slow=(Purpose.CONFIRM,))
+    scene.measurer = scene.loop.measurer = Leased(scene.loop.tasks, scene.store, secs, slow=(Purpose.CONFIRM,))
+    for elapsed in (1.0, 1.1, 1.2, 19.9, 20.0, 21.4):
+        assert not scene.loop.step(elapsed)
+    assert scene.loop.step(21.6)
+    assert scene.bests == {}
+
+
 def test_a_replay_that_nobody_has_confirmed_when_all_seconds_are_spent_is_undecided():
     earlier = Earlier(*TRACES[:4])
     scene = replaying(earlier)

@@ -52,6 +52,8 @@ FEWEST = 4
 CONFIRMING_SHARE = 0.15
 """Of a budget in seconds, for confirming runs, at most. Where that is not enough for all tasks, those whose best saves most
 have it, and the others keep what they are served."""
+GRACE_SECS, GRACE_SHARE = 1.5, 0.03
+"""After the seconds of a job, whichever is more: for what workers are measuring then, mostly a confirming run."""
 RECENT_BATCHES = 8
 """Batches from whose rate follows how many trials fit into the seconds left."""
 AHEAD = 2
@@ -225,6 +227,12 @@ class BudgetLedger:
     def over(self, elapsed_secs: float) -> bool:
         """Whether the seconds of the whole job are spent."""
         return self.seconds_limit is not None and elapsed_secs >= self.seconds_limit
+
+    def overdue(self, elapsed_secs: float) -> bool:
+        """Whether the job ends whatever is still measured for it."""
+        if self.seconds_limit is None:
+            return False
+        return elapsed_secs >= self.seconds_limit + max(GRACE_SECS, GRACE_SHARE * self.seconds_limit)
 
     def _search_secs_left(self, elapsed_secs: float) -> float:
         assert self.seconds_limit is not None

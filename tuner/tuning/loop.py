@@ -110,8 +110,8 @@ class TuningLoop:
     """Spends a job's budget on its tuned tasks, and confirms every task that is not reused, once it gets no more trials.
 
     Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back, up to a share. When
-    the rest is spent, trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs: those tasks
-    keep what they were served.
+    the rest is spent, trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs, and those
+    that are measured then are waited for a moment: the tasks keep what they were served.
 
     A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
     confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
@@ -198,6 +198,10 @@ class TuningLoop:
             self._confirm_last(index)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
+        if self.ledger.overdue(elapsed_secs):
+            for index in list(self._replaying):
+                self._replay_confirmed(index, None)
+            return True
         if not self.ledger.finished(elapsed_secs):
             return False
         for index in list(self._to_confirm):
