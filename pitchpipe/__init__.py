@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pitchpipe.errors import PitchpipeError
     from pitchpipe.sdk import load, submit
     from pitchpipe.torch_backend import explain
+    from pitchpipe.tuning.call import tune
+    from pitchpipe.tuning.tuned import TunedModel
     from pitchpipe.wire.target import Target
 
 __version__ = "0.1.0"
@@ -28,12 +30,14 @@ __all__ = [
     "PitchpipeError",
     "SafeModel",
     "Target",
+    "TunedModel",
     "explain",
     "fetch",
     "load",
     "load_safely",
     "open_pack",
     "submit",
+    "tune",
 ]
 
 _HOMES = {
@@ -43,12 +47,14 @@ _HOMES = {
     "PitchpipeError": "pitchpipe.errors",
     "SafeModel": "pitchpipe.deploy.safe",
     "Target": "pitchpipe.wire.target",
+    "TunedModel": "pitchpipe.tuning.tuned",
     "explain": "pitchpipe.torch_backend",
     "fetch": "pitchpipe.deploy.fetch",
     "load": "pitchpipe.sdk",
     "load_safely": "pitchpipe.deploy.safe",
     "open_pack": "pitchpipe.deploy.packs",
     "submit": "pitchpipe.sdk",
+    "tune": "pitchpipe.tuning.call",
 }
 
 

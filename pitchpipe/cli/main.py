@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from pitchpipe.cli import commands, deploy_commands, minify_commands, record_commands, upgrade_command
-from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import show_tuning
 from pitchpipe.cli.tune import TuneOptions, tune
 from pitchpipe.embedded import DEFAULT_SECONDS
@@ -23,6 +22,7 @@ from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.places import default_database
 from pitchpipe.target_kind import hold_device
+from pitchpipe.tuning.progress import Progress
 from pitchpipe.wire.job import Budget
 
 app = typer.Typer(

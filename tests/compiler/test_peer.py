@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pitchpipe.model.interleaved import interleaved
 from pitchpipe.model.local import local_model
 from pitchpipe.model.reference import CannotRun, FileSource
 from pitchpipe.model.reference.peer import Peer
 from tests.compiler import models
 from tuner.deploy import evaluate
-from tuner.deploy.evaluate import interleaved
 
 torch = pytest.importorskip("torch")
 
