@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pitchpipe.async_client import AsyncClient
     from pitchpipe.client import Client
     from pitchpipe.deploy.artifact import CompiledModel
     from pitchpipe.deploy.fetch import fetch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncClient",
     "Client",
     "CompiledModel",
     "FallbackWarning",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncClient": "pitchpipe.async_client",
     "Client": "pitchpipe.client",
     "CompiledModel": "pitchpipe.deploy.artifact",
     "FallbackWarning": "pitchpipe.deploy.safe",

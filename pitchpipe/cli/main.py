@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe.cli import commands, deploy_commands, minify_commands, record_commands, upgrade_command
+from pitchpipe.cli import commands, deploy_commands, minify_commands, record_commands, report_commands, upgrade_command
 from pitchpipe.cli.tables import show_tuning
 from pitchpipe.cli.tune import TuneOptions, tune
 from pitchpipe.embedded import DEFAULT_SECONDS
@@ -74,6 +74,7 @@ deploy_commands.add_commands(app)
 upgrade_command.add_to(commands.schedules)
 minify_commands.add_commands(app)
 record_commands.add_commands(app)
+report_commands.add_commands(app)
 for plugin in entry_points(group="pitchpipe.commands"):
     try:
         plugin.load()(app)
