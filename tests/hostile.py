@@ -110,6 +110,11 @@ _WRONG_OUTPUTS = {
     "output_never_written": Misdeed(
         block="if not (ELSEWHERE):\n    B[vi] = A[vi]", ends_as=FailureKind.WRONG_OUTPUT, told="tolerance"
     ),
+    "write_beside_the_output": Misdeed(
+        block=_before_copying('B[T.Cast("int64", vi) + T.int64(64)] = T.float32(1)'),
+        ends_as=FailureKind.WRONG_OUTPUT,
+        told="beside the outputs",
+    ),
 }
 _CPU = {
     "segfault": _crash('"raise", 11', "SIGSEGV"),

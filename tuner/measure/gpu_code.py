@@ -12,12 +12,14 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.target_kind import kind_named
+from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
@@ -100,7 +102,10 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
             if (told := without_type(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} has {told}")
         calls, workspaces = _calls(split[name])
-        return Lowered(calls=calls, workspaces=workspaces, source=_source(device, target))
+        source = _source(device, target)
+        if launches_early(str(target.attrs["arch"])):
+            calls, source = tuple(replace(call, programmatic=True) for call in calls), beginning_early(source)
+        return Lowered(calls=calls, workspaces=workspaces, source=source)
 
 
 def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
