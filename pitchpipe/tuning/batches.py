@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from pitchpipe.errors import InvalidInput
 
 MOST_SIZES = 8
@@ -25,21 +28,16 @@ def batch_sizes(batch: range | tuple[int, int]) -> list[int]:
 def resized(arguments: Sequence[Any], keywords: Mapping[str, Any], size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with so many rows in each tensor whose first axis has the extent of the first tensor's: theirs, again
     and again. Raises InvalidInput where there is no such axis."""
-    import torch
-    from torch.utils import _pytree as pytree
-
     leaves, spec = pytree.tree_flatten((tuple(arguments), dict(keywords)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
         raise InvalidInput("the first example input has no rows that a range of batches could be of")
     rows = tensors[0].shape[0]
-    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
-        [
-            leaf[torch.arange(size, device=leaf.device) % rows]
-            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == rows
-            else leaf
-            for leaf in leaves
-        ],
-        spec,
-    )
+    grown = [leaf[torch.arange(size, device=leaf.device) % rows] if has_rows(leaf, rows) else leaf for leaf in leaves]
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(grown, spec)
     return found
+
+
+def has_rows(leaf: Any, rows: int) -> bool:
+    """Whether a leaf is a tensor with so many rows."""
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and bool(leaf.shape[0] == rows)

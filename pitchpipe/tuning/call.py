@@ -33,18 +33,15 @@ from pitchpipe.deploy.verify import ASKED_NOT_TO, with_operator
 from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import InvalidInput, PitchpipeError, WrongResult
 from pitchpipe.places import own_database
-from pitchpipe.tuning.batches import batch_sizes, resized
 from pitchpipe.tuning.job import Ended, history, submit_or_resume, watched_or_ended_early
 from pitchpipe.tuning.progress import Progress, Silent
 from pitchpipe.tuning.report import Figures, Report, report_of
-from pitchpipe.tuning.subjects import ArraySubject, Build, ModuleSubject, Subject
-from pitchpipe.tuning.tuned import TunedModel, Variant
+from pitchpipe.tuning.subjects import WORTHWHILE, ArraySubject, Build, ModuleSubject, Subject
+from pitchpipe.tuning.tuned import Padded, TunedModel, Variant
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobEvent
 from pitchpipe.wire.target import Target
 
-WORTHWHILE = 0.98
-"""Share of the time of what ran before. What is not faster by more than a timing can tell is not worth another build."""
 FIRST_RUNS = 3
 """Of the default build, for the progress; the report's figures come in the end."""
 
@@ -102,7 +99,7 @@ def tune(
         _run_jobs(works, _part(wanted, len(works)), seed, client, shown)
         shown.say(f"{works[0].subject.model.name}: building and comparing what was found")
         variants = [_finished(work) for work in works if work.ended is not None]
-    return TunedModel(variants, cache or cache_dir())
+    return TunedModel(variants, cache or cache_dir(), _padded(variants))
 
 
 @dataclass(kw_only=True)
@@ -144,6 +141,8 @@ def _subjects(
     arguments = tuple(examples or ())
     if batch is None:
         return [ModuleSubject(model, arguments, keywords, precision)]
+    from pitchpipe.tuning.batches import batch_sizes, resized
+
     return [ModuleSubject(model, *resized(arguments, keywords, size), precision) for size in batch_sizes(batch)]
 
 
@@ -241,6 +240,15 @@ def _finished(work: _Work) -> Variant:
         report=_with(report, comparison),
         build=None if goes_on else builds[fastest],
     )
+
+
+def _padded(variants: Sequence[Variant]) -> Padded | None:
+    """What runs the batches between several tuned sizes."""
+    if len(variants) < 2:
+        return None
+    from pitchpipe.tuning.padding import padded
+
+    return padded(variants)
 
 
 def _with(report: Report, comparison: Comparison) -> Report:

@@ -68,8 +68,8 @@ class ModuleCalls:
         index = self.device.index
         return kind_of_device(self.device.type).name + (f":{index}" if index else "")
 
-    def taken_apart(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Leaves | None:
-        """The leaves of a call that a build can run; None of one that only the module itself can."""
+    def flat(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Leaves | None:
+        """The leaves of a call that is like the example's but for shapes and types; None of any other."""
         try:
             flat: tuple[Leaves, Any] = pytree.tree_flatten(self._ordered(arguments, keywords))
         except TypeError:
@@ -79,11 +79,15 @@ class ModuleCalls:
             return None
         if torch.is_autocast_enabled(self.device.type) != self._autocast:
             return None
+        return leaves
+
+    def fits(self, leaves: Leaves) -> bool:
+        """Whether a build was made for such leaves, and none of them is to get a gradient."""
         steps = torch.is_grad_enabled()
         for leaf, kind in zip(leaves, self._kinds, strict=True):
             if _kind(leaf) != kind or (steps and isinstance(leaf, torch.Tensor) and leaf.requires_grad):
-                return None
-        return leaves
+                return False
+        return True
 
     def put_together(self, tensors: Sequence[Any]) -> Any:
         """The module's result with these tensors in it."""
@@ -158,9 +162,14 @@ class ModuleBuild:
 
     def __call__(self, leaves: Leaves, /) -> Any:
         """The module's result, without gradients. Raises whatever the runtime does."""
+        return self._calls.put_together(self.tensors(leaves))
+
+    def tensors(self, leaves: Leaves) -> Sequence[Any]:
+        """Those of the result, in order."""
         with torch.no_grad():
             weights = [store[key] for store, key in self._stores]
-            return self._calls.put_together(self._runner(*self._calls.tensors(leaves), *weights))
+            found: Sequence[Any] = self._runner(*self._calls.tensors(leaves), *weights)
+            return found
 
 
 def difference(calls: ModuleCalls, build: ModuleBuild) -> str | None:

@@ -153,8 +153,8 @@ def describe(job: JobView, default_secs: float | None = None) -> str:
         parts.append(f"{progress.reused_tasks} tasks reused")
     if progress.best_secs is not None:
         guessed = f" (tasks estimated: {progress.estimated_tasks})" if progress.estimated_tasks else ""
-        against = "" if default_secs is None else f" against {default_secs * 1e3:.2f} ms by default"
-        parts.append(f"best {progress.best_secs * 1e3:.2f} ms{against}{guessed}")
+        against = "" if default_secs is None else f" against {_short(default_secs)} by default"
+        parts.append(f"best {_short(progress.best_secs)}{against}{guessed}")
     tuned = [task for task in job.tasks if task.kind is TaskKind.TUNED]
     if tuned and not job.state.ended:
         under_way = sum(bool(task.trials) and task.tuned_secs is None for task in tuned)
@@ -165,6 +165,10 @@ def describe(job: JobView, default_secs: float | None = None) -> str:
             eta += f" ({progress.eta_low_secs:.0f} to {progress.eta_high_secs:.0f})"
         parts.append(eta)
     return ", ".join(parts)
+
+
+def _short(secs: float) -> str:
+    return f"{secs * 1e3:.2f} ms" if secs >= 1e-3 else f"{secs * 1e6:.1f} µs"
 
 
 def _done(job: JobView) -> float | None:

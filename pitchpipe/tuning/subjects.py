@@ -30,6 +30,8 @@ from pitchpipe.wire.target import Target
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional arguments and keywords."""
+WORTHWHILE = 0.98
+"""Share of the time of what ran before. What is not faster by more than a timing can tell is not worth another build."""
 Side = Callable[[int], list[float]]
 """Of an interleaved timing: the seconds of each of so many runs."""
 
@@ -56,6 +58,10 @@ class Subject(ABC):
     def evidence(self) -> Evidence | Comparison:
         """What its framework computes, asked once."""
         return gather(self.model, {})
+
+    def exported(self) -> LocalModel:
+        """The model as it is now."""
+        return self.model
 
     @property
     @abstractmethod
@@ -99,7 +105,12 @@ class ModuleSubject(Subject):
         self._modules = modules
         self.calls = modules.ModuleCalls(module, arguments, keywords)
         self.target_name = self.calls.target_name
-        self.model = local_model(module, self.calls.arguments, keywords=self.calls.keywords, precision=precision)
+        self._precision = precision
+        self.model = self.exported()
+
+    def exported(self) -> LocalModel:
+        calls = self.calls
+        return local_model(calls.module, calls.arguments, keywords=calls.keywords, precision=self._precision)
 
     @property
     def before(self) -> Callable[..., Any]:
@@ -107,7 +118,8 @@ class ModuleSubject(Subject):
         return found
 
     def taken_apart(self, call: Call) -> Any | None:
-        return self.calls.taken_apart(*call)
+        leaves = self.calls.flat(*call)
+        return leaves if leaves is not None and self.calls.fits(leaves) else None
 
     def open(self, folder: Path, target: Target) -> Build:
         build = self._modules.ModuleBuild(self.calls, self.model, folder, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from pitchpipe.errors import InvalidInput
 from pitchpipe.tuning.report import Report
 from pitchpipe.tuning.subjects import Build, Subject
 from pitchpipe.wire.record import LookupResponse
+
+Padded = Callable[[Sequence[Any], Mapping[str, Any]], Any | None]
+"""Runs calls between tuned sizes; None for those that it cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,11 @@ class TunedModel:
     without a `fallback` such calls raise InvalidInput. Safe for concurrent calls where the model is a torch module.
     """
 
-    def __init__(self, variants: Sequence[Variant], cache: Path) -> None:
-        """variants: at least one, of one model."""
+    def __init__(self, variants: Sequence[Variant], cache: Path, padded: Padded | None = None) -> None:
+        """variants: at least one, of one model; of several batches the smallest first."""
         self._variants = tuple(variants)
         self._before: Callable[..., Any] | None = variants[0].subject.before
-        self._cache = cache
+        self._cache, self._padded = cache, padded
         self._broken: set[int] = set()
 
     @property
@@ -73,17 +76,27 @@ class TunedModel:
                 if self._before is None:
                     raise
                 self._broken.add(at)
-                warnings.warn(f"Pitchpipe runs the model itself: a run failed: {error}", FallbackWarning, stacklevel=2)
+                self._warn(error)
+        if self._padded is not None:
+            try:
+                if (found := self._padded(arguments, keywords)) is not None:
+                    return found
+            except Exception as error:  # noqa: BLE001 - whatever the runtime raises; the module goes on
+                self._padded = None
+                self._warn(error)
         if self._before is None:
             raise InvalidInput("the model was not built for these arguments, and no fallback was given")
         return self._before(*arguments, **keywords)
 
+    def _warn(self, error: Exception) -> None:
+        warnings.warn(f"Pitchpipe runs the model itself: a run failed: {error}", FallbackWarning, stacklevel=3)
+
     def save(self, path: str | os.PathLike[str], key: str | os.PathLike[str] | None = None) -> PackManifest:
         """Writes a signed pack with the schedules and the compiled model, which `pitchpipe.open_pack` opens.
 
+        A module is saved as it is now; of several batches the largest is compiled, and the schedules of all go along.
         key: a private key's file; by default one of your own, made at the first call, which your `open_pack` trusts. Other
-        users, and other machines, are given its public half ([pitchpipe keys create](docs/operations.md)). Raises as
-        `create_pack` does.
+        machines are given its public half (`own.pub` in the folder of trusted keys). Raises as `create_pack` does.
         """
         several = (answer for variant in self._variants for answer in variant.schedules.response.answers)
         answers = {answer.workload: answer for answer in several}
@@ -91,4 +104,4 @@ class TunedModel:
         target = last.schedules.target
         schedules = Schedules(target=target, response=LookupResponse(answers=tuple(answers.values())))
         signer = Path(key) if key is not None else own_key()
-        return create_pack(Path(path), schedules, signer, model=last.subject.model, cache=self._cache)
+        return create_pack(Path(path), schedules, signer, model=last.subject.exported(), cache=self._cache)

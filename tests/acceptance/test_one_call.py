@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import pitchpipe
 from pitchpipe.client import Client
+from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model import interleaved
 from pitchpipe.tuning.tuned import Variant
@@ -76,28 +78,23 @@ def timed_briefly() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tuned(embedded: Client) -> tuple[Any, Any]:
-    """A module and what was made of it; the module is as it was."""
+    """A module and what was made of it, for four and for eight rows; the module is as it was."""
     module, arguments, keywords = made()
     before = state(module)
-    fast = pitchpipe.tune(module, arguments, keywords, trials=TRIALS, client=embedded, progress=False)
+    fast = pitchpipe.tune(module, arguments, keywords, trials=TRIALS, batch=(4, 8), client=embedded, progress=False)
     assert state(module) == before
     return module, fast
 
 
 def compiled(fast: Any) -> Variant:
-    """The variant, whose build runs whichever was faster on this busy machine."""
-    (variant,) = fast._variants
+    """The variant of eight rows, whose build runs, whichever was faster on this busy machine."""
+    variant = fast._variants[-1]
     if variant.build is None:
-        fast._variants = (variant.__class__(**{**vars(variant), "build": reopened(fast, variant)}),)
-    return fast._variants[0]
-
-
-def reopened(fast: Any, variant: Variant) -> Any:
-    from pitchpipe.deploy.building import BuildSpec
-
-    target = variant.schedules.target
-    spec = BuildSpec(model=variant.subject.model, target=target, traces=variant.schedules.traces)
-    return variant.subject.open(spec.folder(fast._cache), target)
+        target = variant.schedules.target
+        spec = BuildSpec(model=variant.subject.model, target=target, traces=variant.schedules.traces)
+        variant = replace(variant, build=variant.subject.open(spec.folder(fast._cache), target))
+        fast._variants = (*fast._variants[:-1], variant)
+    return variant
 
 
 def test_a_tuned_module_takes_and_gives_what_the_module_does(tuned: Any) -> None:
@@ -107,7 +104,7 @@ def test_a_tuned_module_takes_and_gives_what_the_module_does(tuned: Any) -> None
     pair = {"left": pair["right"] * 3, "right": pair["left"]}  # not the examples
     with torch.no_grad():
         expected = module(pair, more, **keywords)
-    assert fast._variants[0].subject.taken_apart(((pair, more), keywords)) is not None
+    assert compiled(fast).subject.taken_apart(((pair, more), keywords)) is not None
     close(fast(pair, more, **keywords), expected)
     close(fast(pair=pair, mask=keywords["mask"], more=more), expected)
     with torch.no_grad():
@@ -117,11 +114,25 @@ def test_a_tuned_module_takes_and_gives_what_the_module_does(tuned: Any) -> None
     assert build.is_current
 
 
+def test_a_batch_between_the_tuned_ones_is_padded(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, fast = tuned
+    last = compiled(fast)
+    _, (pair, more), keywords = made(rows=5)
+    padded = fast._padded
+    monkeypatch.setattr(padded, "is_faster", lambda *_: True)
+    monkeypatch.setattr(padded, "_batches", (padded._batches[0], replace(padded._batches[1], build=last.build)))
+    with torch.no_grad():
+        expected = module(pair, more, **keywords)
+    close(padded((pair, more), keywords), expected)
+    close(fast(pair, more, **keywords), expected)
+    _, (pair, more), keywords = made(rows=9)
+    assert padded((pair, more), keywords) is None
+
+
 def test_calls_that_no_build_fits_run_the_module(tuned: Any) -> None:
     module, fast = tuned
-    subject = compiled(fast).subject
-    _, (pair, more), keywords = made(rows=5)
-    assert subject.taken_apart(((pair, more), keywords)) is None
+    assert compiled(fast).build is not None
+    _, (pair, more), keywords = made(rows=9)
     close(fast(pair, more, **keywords), module(pair, more, **keywords))
     _, (pair, more), keywords = made()
     pair["left"].requires_grad_()
@@ -143,7 +154,9 @@ def test_what_a_build_has_as_a_constant_is_watched(tuned: Any) -> None:
 
 
 def test_the_report_has_three_figures_and_every_task(tuned: Any) -> None:
-    report = tuned[1].report
+    first, report = tuned[1].reports
+    assert report is tuned[1].report
+    assert first.job != report.job
     assert report.trials == sum(task.trials for task in report.tasks)
     assert report.figures.peer.startswith("eager PyTorch")
     assert min(report.figures.default_secs, report.figures.tuned_secs, report.figures.peer_secs) > 0
@@ -159,13 +172,10 @@ def test_what_was_saved_is_a_signed_pack(tuned: Any, tmp_path: Path, monkeypatch
     fast.save(tmp_path / "net.pitchpipe")
     pack = pitchpipe.open_pack(tmp_path / "net.pitchpipe")
     _, (pair, more), keywords = made()
-    loaded = pack.load(
-        {**fast._variants[0].subject.model.weights, **{n: p.detach() for n, p in module.named_parameters()}}
-    )
+    loaded = pack.load(module.state_dict())
     found = loaded(pair["left"], pair["right"], more[0], keywords["mask"])
     with torch.no_grad():
-        module.scale.sub_(1.0)  # as it was when it was tuned
-        expected = module(pair, more, **keywords)
+        expected = module(pair, more, **keywords)  # whose weights and constants are others than when it was tuned
     np.testing.assert_allclose(found[0], expected["out"].numpy(), rtol=1e-3, atol=1e-4)
 
 
