@@ -29,7 +29,7 @@ from pitchpipe.deploy.building import BuildSpec, make
 from pitchpipe.deploy.lookup import Schedules, resolve_target, service_of
 from pitchpipe.deploy.proof import proof_of
 from pitchpipe.deploy.safe import FallbackWarning
-from pitchpipe.deploy.verify import ASKED_NOT_TO, with_operator
+from pitchpipe.deploy.verify import with_operator
 from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import InvalidInput, PitchpipeError, WrongResult
 from pitchpipe.places import own_database
@@ -91,11 +91,13 @@ def tune(
     except ValidationError as error:
         raise InvalidInput(f"the budget is not valid: {error.errors()[0]['msg']}") from error
     given = _subjects(model, example_inputs, keywords or {}, batch, fallback, trust=trust, precision=precision)
+    for subject in given:
+        subject.compare = compare
     with Progress() if progress else Progress(Silent()) as shown:
         works = []
         for subject in given:
             shown.say(f"{subject.model.name}: building it with default schedules")
-            works.append(_begun(subject, target, cache or cache_dir(), compare))
+            works.append(_begun(subject, target, cache or cache_dir()))
         _run_jobs(works, _part(wanted, len(works)), seed, client, shown)
         shown.say(f"{works[0].subject.model.name}: building and comparing what was found")
         variants = [_finished(work) for work in works if work.ended is not None]
@@ -109,7 +111,6 @@ class _Work:
     subject: Subject
     target: Target
     cache: Path
-    compare: bool
     default: Build
     default_secs: float
     comparison: Comparison
@@ -154,41 +155,38 @@ def _part(budget: Budget, parts: int) -> Budget:
     return Budget(trials=trials, seconds=None if budget.seconds is None else budget.seconds / parts)
 
 
-def _begun(subject: Subject, target: Target | str, cache: Path, compare: bool) -> _Work:
+def _begun(subject: Subject, target: Target | str, cache: Path) -> _Work:
     """With its default build, which was compared with its framework."""
     wanted = resolve_target(subject.target_name if target == "auto" else target, cache)
     if lacks_linker(wanted):
         raise InvalidInput("no C++ compiler is here to link the model: install one (on Debian, apt-get install g++)")
-    build, comparison = _built(subject, wanted, {}, cache, compare)
+    build, comparison = _built(subject, wanted, {}, cache)
     secs = subject.side(build)(1 + FIRST_RUNS)[1:]
     return _Work(
         subject=subject,
         target=wanted,
         cache=cache,
-        compare=compare,
         default=build,
         default_secs=statistics.median(secs),
         comparison=comparison,
     )
 
 
-def _built(
-    subject: Subject, target: Target, traces: Mapping[str, str], cache: Path, compare: bool
-) -> tuple[Build, Comparison]:
+def _built(subject: Subject, target: Target, traces: Mapping[str, str], cache: Path) -> tuple[Build, Comparison]:
     spec = BuildSpec(model=subject.model, target=target, traces=traces)
     try:
-        folder = make(spec, cache, evidence=(lambda: subject.evidence) if compare else None)
+        folder = make(spec, cache, evidence=lambda: subject.evidence)
     except WrongResult as error:
         raise WrongResult(with_operator(error.detail, subject.model.source, target)) from error
     verdict = proof_of(folder)
     told = verdict.comparison if verdict is not None else None
-    return subject.open(folder, target), told or not_compared(ASKED_NOT_TO)
+    return subject.open(folder, target), told or not_compared("nobody who tried it here asked its framework")
 
 
 @contextmanager
 def _service(client: Client | None, target: Target) -> Iterator[Client]:
     """The one that is named, or one that lives as long as the block."""
-    if client is not None or os.environ.get("PITCHPIPE_URL"):
+    if _is_named(client):
         with service_of(client) as service:
             yield service
     else:
@@ -197,16 +195,29 @@ def _service(client: Client | None, target: Target) -> Iterator[Client]:
             own.close()
 
 
+def _is_named(client: Client | None) -> bool:
+    return client is not None or bool(os.environ.get("PITCHPIPE_URL"))
+
+
 def _run_jobs(works: Sequence[_Work], budget: Budget, seed: int, client: Client | None, shown: Progress) -> None:
+    """One after another; an interrupt leaves out those behind it."""
+    resume = not _is_named(client)
     with _service(client, works[0].target) as service:
         for work in works:
             shown.default_secs = work.default_secs
-            job = submit_or_resume(service, work.subject.model, work.target, budget, seed, work.comparison)
-            work.ended = watched_or_ended_early(service, job, shown.show)
-            response = service.job_schedules(work.ended.view.id, work.target)
+            model = work.subject.model
+            job = submit_or_resume(service, model, work.target, budget, seed, work.comparison, resume=resume)
+            try:
+                ended = watched_or_ended_early(service, job, shown.show)
+            except KeyboardInterrupt:
+                if work is works[0]:
+                    raise
+                return
+            response = service.job_schedules(ended.view.id, work.target)
             work.schedules = Schedules(target=work.target, response=response)
-            work.events = history(service, work.ended.view)
-            if work.ended.interrupted:
+            work.events = history(service, service.job(job.id))
+            work.ended = ended
+            if ended.interrupted:
                 return
 
 
@@ -216,7 +227,7 @@ def _finished(work: _Work) -> Variant:
     builds = [work.default]
     reason = ""
     try:
-        tuned, comparison = _built(work.subject, work.target, work.schedules.traces, work.cache, work.compare)
+        tuned, comparison = _built(work.subject, work.target, work.schedules.traces, work.cache)
         builds.append(tuned)
     except PitchpipeError as error:
         reason, comparison = error.detail, work.comparison

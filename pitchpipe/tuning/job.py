@@ -32,13 +32,23 @@ class Ended:
 
 
 def submit_or_resume(
-    client: Client, model: LocalModel, target: Target, budget: Budget, seed: int, comparison: Comparison
+    client: Client,
+    model: LocalModel,
+    target: Target,
+    budget: Budget,
+    seed: int,
+    comparison: Comparison,
+    *,
+    resume: bool = True,
 ) -> JobView:
-    """The interrupted job for the same model, target, budget and seed if there is one, else a new job."""
+    """The interrupted job for the same model, target, budget and seed if there is one, else a new job.
+
+    resume: false for a service that others use, too: such a job may be somebody else's.
+    """
     uploaded = client.upload_model(model.data, name=model.name, format=model.format)
     client.tell_comparison(uploaded.id, comparison)
     request = JobRequest(model=uploaded.id, targets=(target,), budget=budget, seed=seed)
-    for job in client.jobs():
+    for job in client.jobs() if resume else ():
         same = (job.model, job.targets, job.budget, job.seed) == (
             request.model,
             request.targets,

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from pitchpipe.deploy.artifact import open_library
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import LocalModel
+from pitchpipe.model.reference import CannotRun
 from pitchpipe.model.reference.torch_runner import own_copy
 from pitchpipe.target_kind import kind_of, kind_of_device
 from pitchpipe.torch_operators.arrays import to_tensor
@@ -50,8 +51,12 @@ class ModuleCalls:
             raise InvalidInput(f"the module and its example inputs must lie on one device, not on {names}")
         (self.device,) = devices
         self._autocast = torch.is_autocast_enabled(self.device.type)
+        try:
+            copied = own_copy(module)
+        except CannotRun as error:
+            raise InvalidInput(f"{error}, and without a copy its state would not stay as it is") from error
         with torch.random.fork_rng(), torch.no_grad():
-            found = own_copy(module)(*self.arguments, **self.keywords)
+            found = copied(*self.arguments, **self.keywords)
         results, self._result_spec = pytree.tree_flatten(found)
         self._results = [None if isinstance(one, torch.Tensor) else one for one in results]
         self._results_at = [at for at, one in enumerate(results) if isinstance(one, torch.Tensor)]

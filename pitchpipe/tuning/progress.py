@@ -77,15 +77,15 @@ class Lines:
     """Plain lines on stderr; the last of a job is always there."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._next_secs = clock, float("-inf")
+        self._clock, self._next_secs, self._line = clock, float("-inf"), ""
 
     def start(self) -> None:
         """Nothing to do."""
 
     def show(self, line: str, done: float | None, *, last: bool) -> None:  # noqa: ARG002 - a Display
         """Prints the line, unless one was printed a moment ago."""
-        if last or self._clock() >= self._next_secs:
-            self._next_secs = self._clock() + PLAIN_EVERY_SECS
+        if line != self._line and (last or self._clock() >= self._next_secs):
+            self._next_secs, self._line = self._clock() + PLAIN_EVERY_SECS, line
             print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from pitchpipe.arrays import numpy_dtype
 from pitchpipe.deploy.artifact import CompiledModel, open_artifact
 from pitchpipe.deploy.evidence import Evidence, gather
+from pitchpipe.deploy.verify import ASKED_NOT_TO
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.comparison import drawn
 from pitchpipe.model.interleaved import interleaved
@@ -25,7 +26,7 @@ from pitchpipe.model.local import LocalModel, local_model
 from pitchpipe.model.reference import CannotRun, FileSource
 from pitchpipe.model.reference.peer import Peer
 from pitchpipe.target_kind import HOST
-from pitchpipe.wire.comparison import Comparison
+from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.target import Target
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
@@ -53,11 +54,13 @@ class Subject(ABC):
     model: LocalModel
     target_name: str = "auto"
     """The device that it is for, as `target` names it."""
+    compare: bool = True
+    """Whether its framework is asked."""
 
     @cached_property
     def evidence(self) -> Evidence | Comparison:
         """What its framework computes, asked once."""
-        return gather(self.model, {})
+        return gather(self.model, {}) if self.compare else not_compared(ASKED_NOT_TO)
 
     def exported(self) -> LocalModel:
         """The model as it is now."""
@@ -160,9 +163,7 @@ class ArraySubject(Subject):
         return None if keywords else arrays
 
     def open(self, folder: Path, target: Target) -> Build:
-        evidence = self.evidence
-        weights = evidence.weights if isinstance(evidence, Evidence) else self.model.weights
-        return _ArrayBuild(open_artifact(folder, target, {**weights, **self.model.weights}))
+        return _ArrayBuild(open_artifact(folder, target, self.model.weights))
 
     def side(self, build: Build) -> Side:
         assert isinstance(build, _ArrayBuild)
