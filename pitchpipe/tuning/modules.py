@@ -108,15 +108,17 @@ class ModuleCalls:
 
     def timed(self, call: Callable[[], object]) -> Callable[[int], list[float]]:
         """A side of an interleaved timing: the seconds of each of so many runs, until their results are there."""
-        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        queues = kind_of_device(self.device.type).has_streams
 
         def secs(runs: int) -> list[float]:
             found = []
             for _ in range(runs):
-                wait()
+                if queues:
+                    torch.accelerator.synchronize(self.device)
                 started = time.perf_counter()
                 call()
-                wait()
+                if queues:
+                    torch.accelerator.synchronize(self.device)
                 found.append(time.perf_counter() - started)
             return found
 
