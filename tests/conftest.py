@@ -29,7 +29,9 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 
-SHARING = frozenset(f"tests/acceptance/test_{name}.py" for name in ("commands", "sdk", "torch_tuned", "verified"))
+SHARING = frozenset(
+    f"tests/acceptance/test_{name}.py" for name in ("commands", "one_call", "sdk", "torch_tuned", "verified")
+)
 """Files whose tests share one service (tests/acceptance/conftest.py)."""
 
 
