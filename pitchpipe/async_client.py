@@ -126,6 +126,8 @@ class AsyncClient:
     jobs = _iterated(Client.jobs)
     job = _awaited(Client.job)
     cancel = _awaited(Client.cancel)
+    pause = _awaited(Client.pause)
+    resume = _awaited(Client.resume)
     events = _iterated(Client.events)
     job_schedules = _awaited(Client.job_schedules)
     fetch = _awaited(Client.fetch)

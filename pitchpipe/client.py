@@ -164,6 +164,14 @@ class Client:
     def cancel(self, job_id: str) -> JobView:
         return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/cancel"))
 
+    def pause(self, job_id: str) -> JobView:
+        """Pauses a job: nothing of it is leased, and its clock stands, until `resume`. Raises Conflict for an ended one."""
+        return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/pause"))
+
+    def resume(self, job_id: str) -> JobView:
+        """Lets a paused job go on. Raises Conflict for one that ended."""
+        return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/resume"))
+
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """The job's events from number `after` + 1 on, each once and in order, until the job has ended.
 

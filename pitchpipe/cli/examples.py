@@ -10,6 +10,8 @@ EXAMPLES = {
     "doctor": "pitchpipe doctor --json",
     "report": f"pitchpipe report {JOB} --html report.html",
     "compare": f"pitchpipe compare {JOB} job_01m80 --markdown",
+    "pause": f"pitchpipe pause {JOB}",
+    "resume": f"pitchpipe resume {JOB}",
     "minify": "pitchpipe minify model.onnx",
     "lock": "pitchpipe lock encoder.onnx decoder.onnx --check",
     "coverage": "pitchpipe coverage model.onnx",

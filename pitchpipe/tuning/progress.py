@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -142,11 +143,16 @@ def _fitting() -> Display:
     return Bar(console) if sys.stderr.isatty() else Lines()
 
 
+def state_of(job: JobView) -> str:
+    """The job's state in words."""
+    return f"{job.state.value}, paused" if job.paused else job.state.value
+
+
 def describe(job: JobView, default_secs: float | None = None) -> str:
-    """One line: state, trials, best so far against the default schedules, tasks, time left with its interval."""
+    """One line: state, trials, best so far against the default schedules, what is expected, tasks, time left."""
     progress = job.progress
     limit = "" if job.budget.trials is None else f"/{job.budget.trials}"
-    parts = [f"{job.state.value}: {progress.trials}{limit} trials"]
+    parts = [f"{state_of(job)}: {progress.trials}{limit} trials"]
     if progress.failed_trials:
         parts.append(f"{progress.failed_trials} failed")
     if progress.reused_tasks:
@@ -155,6 +161,14 @@ def describe(job: JobView, default_secs: float | None = None) -> str:
         guessed = f" (tasks estimated: {progress.estimated_tasks})" if progress.estimated_tasks else ""
         against = "" if default_secs is None else f" against {_short(default_secs)} by default"
         parts.append(f"best {_short(progress.best_secs)}{against}{guessed}")
+    if progress.gain is not None:
+        parts.append(f"{progress.gain:.0%} saved")
+    if progress.forecast_secs is not None and not job.state.ended:
+        ends = [progress.forecast_low_secs or 0.0, progress.forecast_high_secs or math.inf]
+        expected = " to ".join(f"{secs * 1e3:.2f}" for secs in ends)
+        parts.append(f"expected {progress.forecast_secs * 1e3:.2f} ms ({expected})")
+    if progress.minute_gain is not None and not job.state.ended:
+        parts.append(f"another minute {progress.minute_gain:.1%}")
     tuned = [task for task in job.tasks if task.kind is TaskKind.TUNED]
     if tuned and not job.state.ended:
         under_way = sum(bool(task.trials) and task.tuned_secs is None for task in tuned)

@@ -4,8 +4,10 @@ import io
 from datetime import UTC, datetime
 
 import pytest
+import typer
 from rich.console import Console
 
+from pitchpipe.cli.commands import share_of
 from pitchpipe.cli.tables import _peer, interval, roofs, show_tuning, steady
 from pitchpipe.tuning.progress import Bar, Lines, _done, describe
 from pitchpipe.tuning.progress import Progress as ProgressLine
@@ -38,6 +40,23 @@ def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
 
 def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
     assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
+
+
+def test_the_line_says_what_was_gained_and_what_is_expected():
+    ahead = {"forecast_secs": 0.011, "forecast_low_secs": 0.0105, "forecast_high_secs": 0.0125, "minute_gain": 0.004}
+    line = describe(job(trials=40, best_secs=0.0125, gain=0.25, **ahead))
+    assert line.endswith("best 12.50 ms, 25% saved, expected 11.00 ms (10.50 to 12.50), another minute 0.4%")
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0.02", 0.02)])
+def test_a_share_is_typed_in_per_cent_or_as_a_number(text: str, share: float):
+    assert share_of(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "1", "100%", "-1%", "one", "1%%", "nan"])
+def test_what_is_no_share_is_refused(text: str):
+    with pytest.raises(typer.BadParameter, match="such as 1%"):
+        share_of(text)
 
 
 def test_an_ended_job_has_no_time_left():
