@@ -41,6 +41,8 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
     if lanes == 1:
         spread(schedule, fused(schedule, block, loops), each, threads, inner=[])
         return
+    loaded = _loads(schedule, block, axes, lanes) if in_registers else []
+    loops = list(schedule.get_loops(block))
     if whole:  # Then no condition on another axis depends on the lane.
         last, vector = schedule.split(loops[-1], [None, lanes])
         loop = fused(schedule, block, [*loops[:-1], last])
@@ -48,7 +50,7 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
         loop, vector = schedule.split(fused(schedule, block, loops), [None, lanes])
     inside = spread(schedule, loop, each, threads, inner=[vector])
     if in_registers:
-        _through_registers(schedule, block, inside, axes, lanes)
+        _through_registers(schedule, block, inside, loaded)
         schedule.unroll(vector)
     else:
         schedule.vectorize(vector)
@@ -80,18 +82,27 @@ def _shares(vectors: int, limits: Limits) -> tuple[int, int]:
     return next(even, (threads, each))
 
 
-def _through_registers(schedule: Any, block: Any, inside: Any, axes: list[Any], lanes: int) -> None:
-    """Loads what is read in vectors before, and stores the result after."""
+def _loads(schedule: Any, block: Any, axes: list[Any], lanes: int) -> list[Any]:
+    """Stages that hold in registers what is read in vectors, in the order of the block's axes whatever its indices are."""
     definition = schedule.get(block)
     conditions: list[Any] = []
     structural_walk(
         definition.body, (ir.Call, lambda call: conditions.append(str(call.op)) if _chooses(call) else None)
     )
-    for index, read in enumerate(definition.reads):
-        if not conditions and step(definition, read, axes, lanes, aligned=True) == 1:
-            loaded = schedule.cache_read(block, index, "local")
-            schedule.compute_at(loaded, inside)
-            schedule.vectorize(schedule.get_loops(loaded)[-1])
+    if conditions:
+        return []
+    reads = [i for i, read in enumerate(definition.reads) if step(definition, read, axes, lanes, aligned=True) == 1]
+    loaded = [schedule.reindex(block, ("read", index)) for index in reads]
+    for each in loaded:
+        schedule.set_scope(each, 0, "local")
+    return loaded
+
+
+def _through_registers(schedule: Any, block: Any, inside: Any, loaded: list[Any]) -> None:
+    """Loads in vectors before what is computed, and stores the result after."""
+    for each in loaded:
+        schedule.compute_at(each, inside)
+        schedule.vectorize(schedule.get_loops(each)[-1])
     stored = schedule.cache_write(block, 0, "local")
     schedule.reverse_compute_at(stored, inside)
     schedule.vectorize(schedule.get_loops(stored)[-1])
@@ -139,7 +150,7 @@ def _transpose(schedule: Any, block: Any, read: int, position: int, limits: Limi
     definition = schedule.get(block)
     buffer = definition.reads[read].source
     loops = list(schedule.get_loops(block))
-    tile = schedule.cache_read(block, read, "shared")
+    tile = schedule.cache_read(block, read, "shared", consumer_blocks=[block])
     across, row = schedule.split(loops[position], [None, TILE])
     along, column = schedule.split(loops[-1], [None, TILE])
     others = [loop for number, loop in enumerate(loops[:-1]) if number != position]

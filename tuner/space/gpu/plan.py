@@ -63,8 +63,8 @@ def _longest_chain(schedule: Any, blocks: Sequence[Any]) -> tuple[int, Chain | N
 def _too_few_rows(chain: Chain) -> bool:
     """Whether the chain, row by row, would leave most of the device idle for long."""
     rows = -(-chain.rows // 32) if chain.side_by_side else chain.rows
-    parts = _parts(chain)
-    return parts > 1 and 2 * rows <= MULTIPROCESSORS and chain.rows * chain.columns > ONE_LAUNCH
+    in_block = chain.columns * (chain.rows if chain.side_by_side else 1)
+    return _parts(chain) > 1 and 2 * rows <= MULTIPROCESSORS and in_block > ONE_LAUNCH
 
 
 def _parts(chain: Chain) -> int:

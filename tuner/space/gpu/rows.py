@@ -32,13 +32,14 @@ from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, power
 from tuner.space.gpu.stages import axis_loops, fused, reduction_axes
 from tuner.space.gpu.vectors import computed_lanes, lanes_of, step
 from tuner.space.inlining import is_reduction
-from tuner.tvm_compat import ScheduleError
+from tuner.tvm_compat import ScheduleError, structural_walk, tirx
 
-THREAD_VECTORS = 4
-"""Vectors of columns that a thread takes, at most, where a row may have more threads."""
+THREAD_VECTORS, THREAD_COLUMNS = 4, 16
+"""Vectors of columns that a thread takes where a row may have more threads, and columns, at least; more threads would wait
+for each other longer than for memory."""
 SHORT_ROW = 16
 """Columns up to which one thread does a row alone."""
-MAX_UNROLL = 8
+MAX_UNROLL = 16
 """Turns of a thread's loop over its columns up to which the loop is unrolled, so that its loads are in flight together."""
 WINDOW = 32
 """Columns up to which a thread does its rows alone where rows lie side by side: windows of pooling and of depthwise
@@ -149,12 +150,12 @@ def mapping_of(chain: Chain, limits: Limits) -> Mapping:
     """Enough threads a row for few vectors each, and enough rows a block for few idle threads."""
     if chain.side_by_side:
         return _side_by_side_mapping(chain, limits)
-    vectors = max(-(-stage.columns // stage.lanes) for stage in chain.stages)
+    shares = [-(-stage.columns // max(THREAD_VECTORS * stage.lanes, THREAD_COLUMNS)) for stage in chain.stages]
     threads = 1
     if chain.columns > SHORT_ROW:
         # Every thread has a vector of every stage: what it sums up is initialised with the first.
         most = min(min(stage.columns // stage.lanes for stage in chain.stages if stage.columns > 1), limits.threads)
-        threads = min(power_of_two(-(-vectors // THREAD_VECTORS)), 1 << most.bit_length() - 1)
+        threads = min(power_of_two(max(shares)), 1 << most.bit_length() - 1)
         while 2 * threads <= most and (threads < limits.warp or chain.rows * threads < FULL):
             threads *= 2
     wanted = max(min(BLOCK_THREADS, limits.threads) // threads, 1)
@@ -270,9 +271,17 @@ def _column_axes(definition: Any, rows: Sequence[Any]) -> list[Any]:
 
 def _column_lanes(definition: Any, rows: Sequence[Any]) -> int:
     axes = _column_axes(definition, rows)
-    if not axes or ((reduced := reduction_axes(definition)) and len(definition.writes) > 2):
+    reduced = reduction_axes(definition)
+    if not axes or (reduced and len(definition.writes) > 1 and _chooses(definition)):
         return 1
     return computed_lanes(definition, lanes_of(definition, axes, reads_decide=bool(reduced)))
+
+
+def _chooses(definition: Any) -> bool:
+    """Whether a block selects among values. TVM 0.27 stores the last lane of a vector of such a reduction in all lanes."""
+    found: list[Any] = []
+    structural_walk(definition.body, (tirx.Select, found.append))
+    return bool(found)
 
 
 def _row_lanes(definition: Any, rows: Sequence[Any]) -> int:
