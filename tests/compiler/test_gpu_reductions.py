@@ -103,3 +103,15 @@ def test_a_norm_of_images_is_one_kernel_or_divides_long_rows(make: Any, shape: A
     mod = one_function(make, (shape, dtype), ((shape[1],), dtype), ((shape[1],), dtype))
     scheduled = apply_trace(mod, check(mod, HOPPER)).mod
     assert len(lower(scheduled, to_tvm_target(HOPPER)).calls) == kernels
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype"),
+    [((300, 128), 0, H), ((70, 96), 0, F), ((3, 49, 128), 1, H), ((2, 70, 40), 1, F), ((4000, 64), 0, H)],
+)
+def test_several_reductions_of_columns_are_results_of_their_own(shape: Any, axis: int, dtype: str) -> None:
+    mod = one_function(
+        lambda x: [topi.sum(topi.cast(x, F), axis), topi.max(topi.cast(x, F), axis)], (tuple(shape), dtype)
+    )
+    check(mod, HOPPER)
