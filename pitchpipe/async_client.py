@@ -143,6 +143,7 @@ class AsyncClient:
     earlier_lookup = _awaited(Client.earlier_lookup)
     explain = _awaited(Client.explain)
     pinned = _awaited(Client.pinned)
+    pin_schedule = _awaited(Client.pin_schedule)
     outdated = _awaited(Client.outdated)
     upgrade = _awaited(Client.upgrade)
 

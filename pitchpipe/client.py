@@ -48,7 +48,7 @@ from pitchpipe.wire.lease import (
 )
 from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport, MissView
 from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
-from pitchpipe.wire.pin import PinRequest, PinResponse
+from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import (
     ExplainRequest,
     ExplainResponse,
@@ -307,6 +307,10 @@ class Client:
     def pinned(self, request: PinRequest) -> PinResponse:
         """The traces of records that a lock file names."""
         return parse(PinResponse, self._connection.call("POST", "/v1/schedules/pinned", json=request))
+
+    def pin_schedule(self, pin: ServedPin) -> ServedPin:
+        """Keeps what is served, whatever is confirmed later, or lets it be replaced again."""
+        return parse(ServedPin, self._connection.call("PUT", "/v1/schedules/pin", json=pin))
 
     def outdated(self, target: Target | None = None, limit: int = 50) -> OutdatedList:
         """What is served from another toolchain, driver or device class than the workers have, the most valuable first."""

@@ -21,6 +21,7 @@ from pitchpipe.cli import (
     examples,
     hints,
     minify_commands,
+    pin_command,
     record_commands,
     report_commands,
     upgrade_command,
@@ -87,6 +88,7 @@ def tune_command(
 commands.add_commands(app)
 deploy_commands.add_commands(app)
 upgrade_command.add_to(commands.schedules)
+pin_command.add_to(commands.schedules)
 minify_commands.add_commands(app)
 record_commands.add_commands(app)
 report_commands.add_commands(app)
