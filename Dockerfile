@@ -20,6 +20,7 @@ COPY tuner tuner
 COPY service service
 COPY workers workers
 COPY migrations migrations
+COPY deploy/pages deploy/pages
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # Libraries come before the wheel: they change less often.

@@ -42,7 +42,7 @@ $(VENV)/.libraries: requirements.lock $(VENV)/.python
 	$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements.lock
 	touch $@
 
-$(VENV)/.project: pyproject.toml $(VENV)/.libraries
+$(VENV)/.project: pyproject.toml deploy/pages/package-lock.json deploy/pages/hatch_build.py $(VENV)/.libraries
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 

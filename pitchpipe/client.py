@@ -48,7 +48,7 @@ from pitchpipe.wire.lease import (
 )
 from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport, MissView
 from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
-from pitchpipe.wire.pin import PinRequest, PinResponse
+from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import (
     ExplainRequest,
     ExplainResponse,
@@ -63,7 +63,16 @@ from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["Client"]
+__all__ = ["Client", "pauses"]
+
+
+def pauses(timeout_secs: float | None, poll_secs: float) -> Iterator[float]:
+    """Seconds to wait between looks, longer and longer up to `poll_secs`, until the timeout has passed."""
+    deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+    pause_secs = min(0.05, poll_secs)
+    while (left_secs := pause_secs if deadline is None else deadline - time.monotonic()) > 0:
+        yield min(pause_secs, left_secs)
+        pause_secs = min(pause_secs * 1.5, poll_secs)
 
 
 class Client:
@@ -199,16 +208,15 @@ class Client:
         poll_secs: float = 1.0,
     ) -> JobView:
         """The job once it has ended, however it did, or as it is when the timeout passes; `on_view` sees every look."""
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
-        pause_secs = min(0.05, poll_secs)
-        while True:
+        view = self.job(job_id)
+        on_view(view)
+        for pause_secs in pauses(timeout_secs, poll_secs):
+            if view.state.ended:
+                break
+            time.sleep(pause_secs)
             view = self.job(job_id)
             on_view(view)
-            left_secs = pause_secs if deadline is None else deadline - time.monotonic()
-            if view.state.ended or left_secs <= 0:
-                return view
-            time.sleep(min(pause_secs, left_secs))
-            pause_secs = min(pause_secs * 1.5, poll_secs)
+        return view
 
     def job_schedules(self, job_id: str, target: Target | None = None) -> LookupResponse:
         """The answers for the job's workloads; `target` is needed when the job has several."""
@@ -299,6 +307,10 @@ class Client:
     def pinned(self, request: PinRequest) -> PinResponse:
         """The traces of records that a lock file names."""
         return parse(PinResponse, self._connection.call("POST", "/v1/schedules/pinned", json=request))
+
+    def pin_schedule(self, pin: ServedPin) -> ServedPin:
+        """Keeps what is served, whatever is confirmed later, or lets it be replaced again."""
+        return parse(ServedPin, self._connection.call("PUT", "/v1/schedules/pin", json=pin))
 
     def outdated(self, target: Target | None = None, limit: int = 50) -> OutdatedList:
         """What is served from another toolchain, driver or device class than the workers have, the most valuable first."""

@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     token_cache_secs: float = Field(
         default=2.0, ge=0, description="how long another replica may honour a revoked token"
     )
+    session_secs: float = Field(
+        default=43200.0, gt=0, le=2592000, description="how long one stays signed in to the dashboard"
+    )
 
     lease_ttl_secs: float = Field(default=30.0, gt=0, le=3600, description="a lease not renewed for this long expires")
     poll_secs: float | None = Field(

@@ -13,7 +13,6 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from pitchpipe.cli.progress import Progress, state_of
 from pitchpipe.cli.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.client import Client
 from pitchpipe.deploy.explain import explain_inexact
@@ -23,6 +22,7 @@ from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.model.local import detect_target, parse_input
 from pitchpipe.processes.plugins import step
 from pitchpipe.sdk import submit
+from pitchpipe.tuning.progress import Progress, state_of
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 

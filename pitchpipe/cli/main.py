@@ -14,8 +14,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe.cli import commands, deploy_commands, minify_commands, record_commands, upgrade_command
-from pitchpipe.cli.progress import Progress
+from pitchpipe.cli import (
+    commands,
+    config_commands,
+    deploy_commands,
+    examples,
+    hints,
+    minify_commands,
+    pin_command,
+    record_commands,
+    report_commands,
+    upgrade_command,
+)
 from pitchpipe.cli.tables import show_tuning
 from pitchpipe.cli.tune import TuneOptions, tune
 from pitchpipe.embedded import DEFAULT_SECONDS
@@ -23,6 +33,7 @@ from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.places import default_database
 from pitchpipe.target_kind import hold_device
+from pitchpipe.tuning.progress import Progress
 from pitchpipe.wire.job import Budget
 
 app = typer.Typer(
@@ -77,13 +88,17 @@ def tune_command(
 commands.add_commands(app)
 deploy_commands.add_commands(app)
 upgrade_command.add_to(commands.schedules)
+pin_command.add_to(commands.schedules)
 minify_commands.add_commands(app)
 record_commands.add_commands(app)
+report_commands.add_commands(app)
+config_commands.add_commands(app)
 for plugin in entry_points(group="pitchpipe.commands"):
     try:
         plugin.load()(app)
     except ImportError:
         continue  # an extra that is not installed: its commands are not offered
+examples.attach(app)
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -94,6 +109,8 @@ def main(arguments: list[str] | None = None) -> Any:
         # One line, whatever a parser had to say.
         cause = " ".join(error.detail.split())
         errors.print(f"pitchpipe: {error.title}: {cause}", markup=False, highlight=False, soft_wrap=True)
+        if (next_step := hints.hint(error)) is not None:
+            errors.print(f"next: {next_step}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         errors.print("pitchpipe: interrupted; the next run goes on from what was measured")

@@ -19,6 +19,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 PREFIXES = {
     "prj": "project",
     "tok": "token",
+    "ses": "session of the dashboard",
     "mdl": "model",
     "job": "job",
     "lea": "lease",

@@ -1,4 +1,4 @@
-"""Schedules by record: what a lock file pins, and what the service says of it."""
+"""Schedules by record: what a lock file pins, and what the service says of it. And what is pinned for a whole project."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ class PinResponse(Wire):
     """In the asked order."""
 
     schedules: tuple[PinnedSchedule, ...]
+
+
+class ServedPin(Wire):
+    """A served schedule that nothing is to replace, or no longer."""
+
+    workload: Digest
+    target: Target
+    device_class: Digest
+    pinned: bool = True

@@ -10,10 +10,11 @@ from fastapi import FastAPI
 from pitchpipe.wire.problem import Problem
 from service.blobs import Blobs
 from service.db import Database
-from service.http import problems
-from service.http.auth import Authenticator
+from service.http import pages, problems
+from service.http.auth import Authenticator, sessions_of
 from service.http.context import Context
 from service.http.edge import Edge
+from service.http.pages.front import Front
 from service.http.routes import jobs, leases, misses, models, probes, records, schedules, tokens, workers
 from service.http.shortcut import Shortcut
 from service.metrics import Metrics
@@ -30,12 +31,15 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
         wake=wake,
         metrics=Metrics(database),
         authenticator=Authenticator(database, settings.token_cache_secs),
+        sessions=sessions_of(database, settings.token_cache_secs),
     )
     # No slash redirects: a redirected upload would be sent twice. No native body cap: its 413 is no problem document.
     app = FastAPI(
         title="Pitchpipe",
         summary="Tune a model once for a whole fleet; fetch the schedules in milliseconds",
         version=version("pitchpipe"),
+        docs_url=None,  # a page of ours, which loads nothing from elsewhere
+        redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
     )
@@ -43,9 +47,11 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     problems.register(app)
     for noun in (probes, models, jobs, leases, workers, records, schedules, misses, tokens):
         app.include_router(noun.router)
+    pages.include(app)
     # The last added is the first met.
     app.add_middleware(Shortcut, context=context)
     app.add_middleware(Edge, context=context)
+    app.add_middleware(Front)
     _complete_document(app)
     return app
 

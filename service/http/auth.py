@@ -14,16 +14,18 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import cookie_parser
 
 from pitchpipe.errors import Forbidden, Unauthorized
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Scope
 from service.db import Database
-from service.store import tokens
+from service.store import sessions, tokens
 from service.store.tokens import Operator, Principal
 
+SESSION_COOKIE = "pitchpipe_session"
 _BEARER = HTTPBearer(auto_error=False, description="made by `pitchpipe tokens create`")
-_MAX_TOKEN_CHARS = 512
+MAX_TOKEN_CHARS = 512
 _MAX_CACHED = 4096
 """Entries; a cache this small costs nothing to drop and fill again."""
 
@@ -36,17 +38,28 @@ class _Known:
 
 
 class Authenticator:
-    """Turns an Authorization header into a Principal or an Operator. Thread-safe.
+    """Turns a header into a Principal or an Operator: Authorization, or with `sessions_of` the cookies. Thread-safe.
 
     A valid token is remembered for `cache_secs`, so that a busy worker costs one look-up per interval and not one per
     request; only digests are kept. A revocation through this process is obeyed at once, one through another process
     within `cache_secs`. Refusals are never remembered.
     """
 
-    def __init__(self, database: Database, cache_secs: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        database: Database,
+        cache_secs: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        read: Callable[[str | None], str] | None = None,
+        look: Callable[..., Principal | Operator] = tokens.authenticate,
+    ) -> None:
+        """read: the secret in a header, raising Unauthorized without one; by default a bearer token. look: whose it is."""
         self._database = database
         self._cache_secs = cache_secs
         self._clock = clock
+        self._read = read or _bearer
+        self._look = look
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
@@ -55,7 +68,7 @@ class Authenticator:
 
         When half of an answer's time is over one request is sent to the database, before all have to go there at once.
         """
-        token = _bearer(header)
+        token = self._read(header)
         now = self._clock()
         with self._lock:
             found = self._known.get(sha256(token.encode()))
@@ -68,9 +81,9 @@ class Authenticator:
 
     def authenticate(self, header: str | None) -> Principal | Operator:
         """Raises Unauthorized unless the header carries a token that is valid now."""
-        token = _bearer(header)
+        token = self._read(header)
         with self._database.reading() as session:
-            principal = tokens.authenticate(session, token)
+            principal = self._look(session, token)
         with self._lock:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
@@ -83,9 +96,22 @@ class Authenticator:
             self._known.clear()
 
 
+def sessions_of(database: Database, cache_secs: float) -> Authenticator:
+    """The authenticator of the dashboard's sessions, by the header `Cookie`."""
+    return Authenticator(database, cache_secs, read=session_secret, look=sessions.authenticate)
+
+
+def session_secret(header: str | None) -> str:
+    """The session's secret in the header `Cookie`. Raises Unauthorized without one."""
+    secret = cookie_parser(header or "").get(SESSION_COOKIE, "")
+    if not secret or len(secret) > MAX_TOKEN_CHARS or not secret.isascii():
+        raise Unauthorized("sign in with a token")
+    return secret
+
+
 def _bearer(header: str | None) -> str:
     scheme, _, token = (header or "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip() or len(token) > _MAX_TOKEN_CHARS or not token.isascii():
+    if scheme.lower() != "bearer" or not token.strip() or len(token) > MAX_TOKEN_CHARS or not token.isascii():
         raise Unauthorized("send a token: `Authorization: Bearer <token>`")
     return token.strip()
 

@@ -28,6 +28,9 @@ class Context:
     wake: Wake
     metrics: Metrics
     authenticator: Authenticator
+    """Of the API's tokens."""
+    sessions: Authenticator
+    """Of the pages' cookies."""
 
     @property
     def poll_secs(self) -> float:

@@ -28,10 +28,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pitchpipe.errors import Overloaded, PitchpipeError, TooLarge
 from service.http import problems
+from service.http.areas import Area, area_of
 from service.http.context import Context
 
 log = structlog.get_logger("pitchpipe.http")
-_API = "/v1/"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -116,17 +116,21 @@ class Edge:
         return self._running[kind] < self._limits[kind]
 
     async def _authenticate(self, scope: Scope) -> None:
-        if not scope["path"].startswith(_API):
+        area = area_of(scope["path"])
+        if area is Area.API:
+            authenticator, name = self._context.authenticator, "authorization"
+        elif area is Area.PAGE:
+            authenticator, name = self._context.sessions, "cookie"
+        else:
             return
-        header = Headers(scope=scope).get("authorization")
-        authenticator = self._context.authenticator
+        header = Headers(scope=scope).get(name)
         principal = authenticator.remembered(header)
         if principal is None:
             principal = await run_in_threadpool(authenticator.authenticate, header)
         scope["pitchpipe.principal"] = principal
 
     def _cap(self, scope: Scope) -> int:
-        upload = scope["method"] == "POST" and scope["path"] == "/v1/models"
+        upload = scope["method"] == "POST" and scope["path"] in ("/v1/models", "/jobs")
         return self._context.settings.max_model_bytes if upload else self._context.settings.max_body_bytes
 
 
@@ -149,7 +153,7 @@ def _kind(scope: Scope) -> str | None:
     path = scope["path"]
     if path in ("/healthz", "/readyz", "/metrics"):
         return None
-    waits = path == "/v1/leases" or (path.startswith("/v1/jobs/") and path.endswith("/events"))
+    waits = path == "/v1/leases" or (path.startswith(("/v1/jobs/", "/jobs/")) and path.endswith(("/events", "/live")))
     return "waiting" if waits else "request"
 
 

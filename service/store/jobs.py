@@ -93,6 +93,16 @@ def get(session: Session, project: str, job: str) -> JobView:
     return _view(row, _models(session, [row])[row.model], tuple(_task_view(session, task) for task in tasks))
 
 
+def task(session: Session, project: str, job: str, position: int) -> TaskView:
+    """One task of a job, by its place in the model. Raises NotFound."""
+    row = session.execute(
+        select(JobTask).where(JobTask.project == project, JobTask.job == job, JobTask.position == position)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"job {job} has no task {position}")
+    return _task_view(session, row)
+
+
 def list_(
     session: Session, project: str, cursor: str | None = None, limit: int = 100
 ) -> tuple[list[JobView], str | None]:

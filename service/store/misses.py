@@ -101,7 +101,7 @@ def list_(session: Session, project: str, target: Target | None = None, limit: i
             workload=row.workload,
             target=get_target(session, row.target_key),
             model=row.model,
-            value_secs=math.exp(row.rank - _DECAY * at),
+            value_secs=value_secs(row.rank, at),
             runs=row.runs,
             default_secs=row.default_secs,
             stage=row.stage,
@@ -110,6 +110,11 @@ def list_(session: Session, project: str, target: Target | None = None, limit: i
         )
         for row in session.scalars(query.order_by(Miss.rank.desc()).limit(limit))
     ]
+
+
+def value_secs(rank: float, at: float) -> float:
+    """The value of a miss at the moment `at`."""
+    return math.exp(rank - _DECAY * at)
 
 
 def budget(session: Session, project: str) -> IdleBudget:

@@ -1,16 +1,19 @@
-"""Records by id, for lock files: of this project, confirmed once, for a target that the asking one includes."""
+"""Records by id, for lock files: of this project, confirmed once, for a target that the asking one includes. And what a user
+pins of all that is served, for everybody."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, null, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe import target_kind
+from pitchpipe.errors import NotFound
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.pin import Pin, PinnedSchedule, PinRequest, PinResponse
+from service.db import now
 from service.store.lookups import one_of
 from service.store.values import targets
 from service.tables import Batch, BestRow, CandidateRow, Record
@@ -52,6 +55,21 @@ def resolve(session: Session, project: str, request: PinRequest) -> PinResponse:
         )
 
     return PinResponse(schedules=tuple(one(pin) for pin in request.pins))
+
+
+def hold(session: Session, project: str, workload: str, target_key: str, device_class: str, *, pinned: bool) -> None:
+    """Pins a best, so that nothing takes its place, or unpins it. Idempotent; raises NotFound where none is served."""
+    of = (
+        BestRow.project == project,
+        BestRow.workload == workload,
+        BestRow.target_key == target_key,
+        BestRow.device_class == device_class,
+        BestRow.measure_version == MEASURE_VERSION,
+    )
+    at = func.coalesce(BestRow.pinned_at, now(session)) if pinned else null()
+    changed = session.execute(update(BestRow).where(*of).values(pinned_at=at).returning(BestRow.workload))
+    if changed.scalar_one_or_none() is None:
+        raise NotFound("no schedule is served for this workload, target and device class")
 
 
 def _refusal(pin: Pin, row: Any, request: PinRequest, known: Any, *, confirmed: bool) -> str:

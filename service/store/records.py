@@ -148,8 +148,8 @@ def set_best(
 ) -> None:
     """Serves `best` from now on, in place of the older one of its device class.
 
-    `effort` and `owed` (see BestRow) are its first values; those of the older one stay where they are larger and it was
-    confirmed under the same circumstances. A best that was found by a search is not replaced by a transferred one.
+    `effort` and `owed` (see BestRow) are its first values; larger ones of the older stay where circumstances are the same.
+    One that was found by a search is not replaced by a transferred one, nor one that was pinned by any.
 
     Raises InvalidInput unless its record is a timed one of this project, workload, target, trace and device class, and
     was no slower than the baseline. A `best` without a record says that the baseline won.
@@ -203,8 +203,10 @@ def set_best(
         statement.on_conflict_do_update(
             index_elements=list(BestRow.__table__.primary_key),
             set_={name: given[name] for name in columns} | kept,
-            # A best that was found by a search is never replaced by one that was re-fitted from another workload's.
-            where=or_(given.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)),
+            where=and_(
+                BestRow.pinned_at.is_(None),
+                or_(given.origin == spelled(Origin.TUNED), BestRow.origin == spelled(Origin.TRANSFERRED)),
+            ),
         )
     )
 

@@ -116,10 +116,14 @@ def authenticate(session: Session, token: str) -> Principal | Operator:
     ).one_or_none()
     if found is None:
         raise Unauthorized("the token is not valid")
-    row, name = found
+    return who(found[0], found[1])
+
+
+def who(row: Token, project_name: str) -> Principal | Operator:
+    """Who a token stands for."""
     if row.project is None:
         return Operator(token_id=row.id)
-    return Principal(project=row.project, project_name=name, scope=row.scope, token_id=row.id)
+    return Principal(project=row.project, project_name=project_name, scope=row.scope, token_id=row.id)
 
 
 def hold(session: Session, manager: Principal | Operator, token_id: str | None = None) -> None:

@@ -88,6 +88,11 @@ def get(session: Session, project: str, worker: str) -> WorkerView:
     return _view(session, _find(session, project, worker))
 
 
+def history(session: Session, project: str, worker: str) -> list[tuple[str, float]]:
+    """(state, when it began) of the newest transitions, the newest first. Raises NotFound."""
+    return [(state, at) for state, at in reversed(_find(session, project, worker).history)]
+
+
 def list_(
     session: Session, project: str, cursor: str | None = None, limit: int = 100
 ) -> tuple[list[WorkerView], str | None]:

@@ -5,6 +5,7 @@
        ├── workers ── leases            candidate ──> its record
        ├── workloads, records, best, cost_models
        ├── misses, miss_reports
+    tokens ── sessions of the dashboard
     targets, devices, toolchains: values, stored once and pointed to by their digest
     counters: the fence · holders: which coordinator is active
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from service.tables.base import Base, Line, spelled
 from service.tables.jobs import (
+    BrowserSession,
     Job,
     JobEventRow,
     JobTask,
@@ -35,6 +37,7 @@ __all__ = [
     "Base",
     "Batch",
     "BestRow",
+    "BrowserSession",
     "CandidateRow",
     "CostModelRow",
     "Counter",

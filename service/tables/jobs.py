@@ -39,6 +39,20 @@ class Token(Base):
     __table_args__ = (CheckConstraint("(project IS NULL) = (scope = 'operator')", name="ck_tokens_project"),)
 
 
+class BrowserSession(Base):
+    """A session of the dashboard, or a link that opens one: what a token was exchanged for. Ends with its token."""
+
+    __tablename__ = "sessions"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    token: Mapped[str] = mapped_column(ForeignKey("tokens.id"), index=True)
+    digest: Mapped[str] = mapped_column(unique=True)
+    """SHA-256 of the cookie, or of the link's code."""
+    once: Mapped[bool] = mapped_column(default=False)
+    """Of a link: it opens a session, once, and is none."""
+    created_at: Mapped[float]
+    expires_at: Mapped[float] = mapped_column(index=True)
+
+
 class StoredTarget(Base):
     """A Target, stored once."""
 

@@ -73,6 +73,8 @@ class BestRow(Base):
     spent again."""
     owed: Mapped[float] = mapped_column(server_default="0")
     """The effort of what was served before a replay that did not hold; 0 once a finished job has searched since."""
+    pinned_at: Mapped[float | None]
+    """Of one that a user pinned: nothing takes its place until it is unpinned."""
     __table_args__ = (
         ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),
         # A look-up asks for some workloads on every target at once, and judges what it finds.

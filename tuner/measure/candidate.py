@@ -258,7 +258,7 @@ class Runnable(Protocol):
 
     @property
     def stays_inside(self) -> bool:
-        """Whether no run so far has written beside the outputs, as far as that can be seen."""
+        """Whether the last run wrote beside no output, as far as that can be seen."""
 
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set."""

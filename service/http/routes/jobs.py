@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -47,16 +48,22 @@ def submit_job(
     context: Ctx, principal: User, request: JobRequest, response: Response, idempotency_key: IdempotencyKey = None
 ) -> JobView:
     """Queues a tuning job. Every target needs an active worker of the project that serves it."""
-    with context.database.transaction() as session:
-        view, created = jobs.submit(session, principal.project, request, idempotency_key)
-        if created:
-            # Inside the same transaction: a refused job leaves neither a row nor a spent key.
-            served = {worker.target.key for worker in workers.active(session, principal.project)}
-            _refuse_unserved(request.targets, served)
+    view, created = submit(context, principal.project, request, idempotency_key)
     if not created:
         response.status_code = 200
-    context.wake.notify()
     return view
+
+
+def submit(context: Context, project: str, request: JobRequest, key: str | None = None) -> tuple[JobView, bool]:
+    """The job, and whether this call made it. Raises NoDevice where a target has no active worker, and as the store does."""
+    with context.database.transaction() as session:
+        view, created = jobs.submit(session, project, request, key)
+        if created:
+            # Inside the same transaction: a refused job leaves neither a row nor a spent key.
+            served = {worker.target.key for worker in workers.active(session, project)}
+            _refuse_unserved(request.targets, served)
+    context.wake.notify()
+    return view, created
 
 
 def _refuse_unserved(targets: Sequence[Target], served: set[str]) -> None:
@@ -84,8 +91,13 @@ def show_job(context: Ctx, principal: User, job_id: str) -> JobView:
 @router.post("/{job_id}/cancel", responses=documented(404, 409))
 def cancel_job(context: Ctx, principal: User, job_id: str) -> JobView:
     """Ends a job; what it measured stays. Idempotent; a job that is done or failed is a conflict."""
+    return end(context, principal.project, job_id)
+
+
+def end(context: Context, project: str, job: str) -> JobView:
+    """Cancels a job. Raises as the store does."""
     with context.database.transaction() as session:
-        view = jobs.cancel(session, principal.project, job_id)
+        view = jobs.cancel(session, project, job)
     context.wake.notify()
     return view
 
@@ -137,37 +149,53 @@ def _one_target(view: JobView, text: str | None) -> Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Watched:
+class Watched:
+    """A job that somebody watches."""
+
     project: str
     ended: bool
     """Before the stream's first look: then whatever it does not find will never come."""
 
 
-def _watched(context: Ctx, principal: User, job_id: str) -> _Watched:
+def _watched(context: Ctx, principal: User, job_id: str) -> Watched:
     """Answers 404 while the response is still a document; inside a stream it would be too late."""
+    return watch(context, principal.project, job_id)
+
+
+def watch(context: Context, project: str, job: str) -> Watched:
+    """What `follow` needs to know before it starts. Raises NotFound."""
     with context.database.reading() as session:
-        return _Watched(project=principal.project, ended=jobs.get(session, principal.project, job_id).state.ended)
+        return Watched(project=project, ended=jobs.get(session, project, job).state.ended)
 
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse, responses=documented(404))
 async def job_events(
     context: Ctx,
-    watched: Annotated[_Watched, Depends(_watched)],
+    watched: Annotated[Watched, Depends(_watched)],
     job_id: str,
     last_event_id: Annotated[int, Header(ge=0, lt=2**53, description="resume after this event")] = 0,
     after: Annotated[int, Query(ge=0, lt=2**53, description="the same for clients that cannot send headers")] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events: `id` is the event's number, `event` its kind, `data` a JobEvent. Ends with the job."""
-    seq = max(last_event_id, after)
+    async with aclosing(follow(context, watched, job_id, max(last_event_id, after))) as followed:
+        async for found in followed:
+            for event in found:
+                yield ServerSentEvent(id=str(event.seq), event=event.kind.value, raw_data=event.model_dump_json())
+
+
+async def follow(context: Context, watched: Watched, job: str, seq: int) -> AsyncGenerator[list[JobEvent]]:
+    """The events after `seq` as they come, some at a time. Ends with the job, or when the process is going down: then the
+    client comes back with what it saw last."""
     while True:
         generation = context.wake.generation
-        found = await run_in_threadpool(_read, context, watched.project, job_id, seq)
-        for event in found:
+        found = await run_in_threadpool(_read, context, watched.project, job, seq)
+        for at, event in enumerate(found):
             seq = event.seq
-            yield ServerSentEvent(id=str(seq), event=event.kind.value, raw_data=event.model_dump_json())
             if event.kind is EventKind.STATE and event.data.get("state") in _ENDED:
+                yield found[: at + 1]
                 return
-        # When the process is going down, the client comes back with Last-Event-ID.
+        if found:
+            yield found
         if context.wake.closed or (watched.ended and not found):
             return
         if not found:

@@ -51,25 +51,30 @@ async def upload_model(
     The same bytes and format give the model that is there already. 202 when nobody got to reading it in time: `checked`
     is then false, and what would be an error here fails the jobs on it.
     """
+    refuse_local(format)
+    with tempfile.TemporaryFile(prefix="pitchpipe-upload-") as spool:
+        async for block in _blocks(request):
+            await run_in_threadpool(spool.write, block)
+        view = await run_in_threadpool(store, context, principal.project, name, format, spool)
+    if not view.checked:
+        context.wake.notify()
+        view = await verdict(request, context, principal.project, view)
+    if not view.checked:
+        response.status_code = 202
+    return view
+
+
+def refuse_local(format: ModelFormat) -> None:
+    """Raises InvalidModel for a format that is only converted where the model is."""
     if (frontend := FRONTENDS[format]).is_local:
         why = "is code" if frontend.runs_code else "holds weights"
         raise InvalidModel(
             f"format {format.value!r} {why} and is not accepted over HTTP; convert it to `relax` with the SDK or "
             "`pitchpipe` on your machine"
         )
-    with tempfile.TemporaryFile(prefix="pitchpipe-upload-") as spool:
-        async for block in _blocks(request):
-            await run_in_threadpool(spool.write, block)
-        view = await run_in_threadpool(_store, context, principal.project, name, format, spool)
-    if not view.checked:
-        context.wake.notify()
-        view = await _verdict(request, context, principal.project, view)
-    if not view.checked:
-        response.status_code = 202
-    return view
 
 
-async def _verdict(request: Request, context: Context, project: str, view: ModelView) -> ModelView:
+async def verdict(request: Request, context: Context, project: str, view: ModelView) -> ModelView:
     """The model once it was judged, or as it is when the time for that is over. Raises why it was refused."""
     deadline = time.monotonic() + context.settings.model_check_secs
     # From here on it holds no thread: it counts as one that waits, if there is room, and not as one at work.
@@ -100,7 +105,8 @@ async def _blocks(request: Request) -> AsyncIterator[bytes]:
     yield b"".join(gathered)
 
 
-def _store(context: Context, project: str, name: str, format: ModelFormat, spool: IO[bytes]) -> ModelView:
+def store(context: Context, project: str, name: str, format: ModelFormat, spool: IO[bytes]) -> ModelView:
+    """Stores a file as a model that nobody has judged yet. Raises InvalidModel for an empty one."""
     spool.seek(0)
     data = spool.read()
     if not data:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 
 from pitchpipe.wire.job import JobView
-from pitchpipe.wire.pin import PinRequest, PinResponse
+from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
 from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 from service.db import Database
@@ -17,6 +17,7 @@ from service.http.problems import BODY, documented
 from service.http.routes.jobs import IdempotencyKey
 from service.http.routes.targets import OnlyTarget
 from service.store import explanations, lookups, pins, upgrades
+from service.store.values import target_digest
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -65,6 +66,15 @@ def pinned_schedules(context: Ctx, principal: User, request: PinRequest) -> PinR
     """The traces of records that a lock file names, or why one may not be run on the target."""
     with context.database.reading() as session:
         return pins.resolve(session, principal.project, request)
+
+
+@router.put("/pin", responses=documented(*BODY, 404))
+def pin_schedule(context: Ctx, principal: User, request: ServedPin) -> ServedPin:
+    """Keeps what is served, whatever is confirmed later, or lets it be replaced again. Idempotent."""
+    with context.database.transaction() as session:
+        key = target_digest(request.target)
+        pins.hold(session, principal.project, request.workload, key, request.device_class, pinned=request.pinned)
+    return request
 
 
 @router.get("/outdated", responses=documented(400))

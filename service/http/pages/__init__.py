@@ -1,0 +1,16 @@
+"""The dashboard: pages for people, over the store that the API's routes read. One module a page."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from service.http.pages import cost_models, entrance, instance, job, jobs, misses, overview, schedules, task, workers
+
+PAGES = (entrance, overview, jobs, job, task, workers, schedules, misses, cost_models, instance)
+
+
+def include(app: FastAPI) -> None:
+    """Adds the pages to the app of the API; its OpenAPI document leaves them out."""
+    for page in PAGES:
+        app.include_router(page.router)
+    app.mount("/static", entrance.STATIC, name="static")
