@@ -63,7 +63,16 @@ from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["Client"]
+__all__ = ["Client", "pauses"]
+
+
+def pauses(timeout_secs: float | None, poll_secs: float) -> Iterator[float]:
+    """Seconds to wait between looks, longer and longer up to `poll_secs`, until the timeout has passed."""
+    deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+    pause_secs = min(0.05, poll_secs)
+    while (left_secs := pause_secs if deadline is None else deadline - time.monotonic()) > 0:
+        yield min(pause_secs, left_secs)
+        pause_secs = min(pause_secs * 1.5, poll_secs)
 
 
 class Client:
@@ -155,6 +164,14 @@ class Client:
     def cancel(self, job_id: str) -> JobView:
         return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/cancel"))
 
+    def pause(self, job_id: str) -> JobView:
+        """Pauses a job: nothing of it is leased, and its clock stands, until `resume`. Raises Conflict for an ended one."""
+        return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/pause"))
+
+    def resume(self, job_id: str) -> JobView:
+        """Lets a paused job go on. Raises Conflict for one that ended."""
+        return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/resume"))
+
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """The job's events from number `after` + 1 on, each once and in order, until the job has ended.
 
@@ -191,16 +208,15 @@ class Client:
         poll_secs: float = 1.0,
     ) -> JobView:
         """The job once it has ended, however it did, or as it is when the timeout passes; `on_view` sees every look."""
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
-        pause_secs = min(0.05, poll_secs)
-        while True:
+        view = self.job(job_id)
+        on_view(view)
+        for pause_secs in pauses(timeout_secs, poll_secs):
+            if view.state.ended:
+                break
+            time.sleep(pause_secs)
             view = self.job(job_id)
             on_view(view)
-            left_secs = pause_secs if deadline is None else deadline - time.monotonic()
-            if view.state.ended or left_secs <= 0:
-                return view
-            time.sleep(min(pause_secs, left_secs))
-            pause_secs = min(pause_secs * 1.5, poll_secs)
+        return view
 
     def job_schedules(self, job_id: str, target: Target | None = None) -> LookupResponse:
         """The answers for the job's workloads; `target` is needed when the job has several."""

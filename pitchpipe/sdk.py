@@ -43,6 +43,7 @@ def submit(
     target: Target | str = "auto",
     trials: int | None = None,
     seconds: float | None = None,
+    until_gain: float | None = None,
     seed: int = 0,
     precision: str = "ieee",
     client: Client | None = None,
@@ -58,13 +59,16 @@ def submit(
     `precision` "tf32" allows float32 products and convolutions to be computed by TF32 on a GPU, as PyTorch's switches do;
     `fetch` and `load` are then told the same.
 
-    The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials.
+    The budget is `trials`, `seconds` of tuning, or both (whichever ends first); without either it is 1,000 trials. With
+    `until_gain` (0.01 is 1 %) no more trials are spent once another minute of them is expected to save less of the model's
+    time than that.
     Raises InvalidInput and its kinds for a model or target that is not valid, NoDevice when no worker serves the target,
     WrongResult for a model that, compiled, does not compute what its framework does.
     """
     with service_of(client) as service:
         found = local_model(model, example_inputs, trust=trust, precision=precision)
-        budget = Budget(trials=1000 if trials is None and seconds is None else trials, seconds=seconds)
+        some = 1000 if trials is None and seconds is None else trials
+        budget = Budget(trials=some, seconds=seconds, until_gain=until_gain)
         wanted = target if isinstance(target, Target) else named_target(target, service)
         told = compare_default(found, wanted, cache or cache_dir()) if compare else not_compared(ASKED_NOT_TO)
         uploaded = service.upload_model(found.data, name=found.name, format=found.format)

@@ -64,7 +64,9 @@ class Settings(BaseSettings):
     )
 
     lease_ttl_secs: float = Field(default=30.0, gt=0, le=3600, description="a lease not renewed for this long expires")
-    poll_secs: float = Field(default=0.25, gt=0, le=10, description="how often a waiting request looks at the database")
+    poll_secs: float | None = Field(
+        default=None, gt=0, le=10, description="how often a waiting request looks at the database; see Context"
+    )
     worker_timeout_secs: float = Field(default=60.0, gt=0, description="a worker silent for this long is marked lost")
     coordinator_ttl_secs: float = Field(
         default=10.0, gt=0, description="a coordinator silent for this long is replaced"

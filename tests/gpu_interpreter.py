@@ -209,7 +209,8 @@ class _Kernel:
             wrote = memory.writer[rows, columns]
             if ((wrote >= 0) & (wrote != who)).any():
                 raise Race("an element of shared memory is read before a barrier after another thread wrote it")
-            memory.reader[rows, columns] = np.where(memory.reader[rows, columns] == -1, who, -2)
+            before = memory.reader[rows, columns]
+            memory.reader[rows, columns] = np.where((before == -1) | (before == who), who, -2)
         data = memory.data if memory.data.ndim == 2 else memory.data[None]
         found = np.zeros((self.threads, columns.shape[1]), dtype=memory.data.dtype)
         found[mask] = data[rows, columns]

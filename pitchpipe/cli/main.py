@@ -14,8 +14,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe.cli import commands, deploy_commands, minify_commands, pin_command, record_commands, upgrade_command
-from pitchpipe.cli.progress import Progress
+from pitchpipe.cli import (
+    commands,
+    config_commands,
+    deploy_commands,
+    examples,
+    hints,
+    minify_commands,
+    pin_command,
+    record_commands,
+    report_commands,
+    upgrade_command,
+)
 from pitchpipe.cli.tables import show_tuning
 from pitchpipe.cli.tune import TuneOptions, tune
 from pitchpipe.embedded import DEFAULT_SECONDS
@@ -23,6 +33,7 @@ from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.places import default_database
 from pitchpipe.target_kind import hold_device
+from pitchpipe.tuning.progress import Progress
 from pitchpipe.wire.job import Budget
 
 app = typer.Typer(
@@ -38,6 +49,7 @@ def tune_command(
     ],
     trials: Annotated[int | None, typer.Option(min=0, help="candidates to measure")] = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="seconds of tuning")] = None,
+    until_gain: commands.UntilGain = None,
     target: commands.TargetText = "auto",
     database: Annotated[str | None, typer.Option(envvar="PITCHPIPE_DATABASE_URL", help="SQLAlchemy URL")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the search and the input data")] = 0,
@@ -53,7 +65,11 @@ def tune_command(
         path=model,
         database=database or default_database(),
         target=None if target == "auto" else detect_target(hold_device(target)),
-        budget=Budget(trials=trials, seconds=DEFAULT_SECONDS if trials is None and seconds is None else seconds),
+        budget=Budget(
+            trials=trials,
+            seconds=DEFAULT_SECONDS if trials is None and seconds is None else seconds,
+            until_gain=until_gain,
+        ),
         seed=seed,
         trust=trust,
         inputs=tuple(inputs or ()),
@@ -75,11 +91,14 @@ upgrade_command.add_to(commands.schedules)
 pin_command.add_to(commands.schedules)
 minify_commands.add_commands(app)
 record_commands.add_commands(app)
+report_commands.add_commands(app)
+config_commands.add_commands(app)
 for plugin in entry_points(group="pitchpipe.commands"):
     try:
         plugin.load()(app)
     except ImportError:
         continue  # an extra that is not installed: its commands are not offered
+examples.attach(app)
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -90,6 +109,8 @@ def main(arguments: list[str] | None = None) -> Any:
         # One line, whatever a parser had to say.
         cause = " ".join(error.detail.split())
         errors.print(f"pitchpipe: {error.title}: {cause}", markup=False, highlight=False, soft_wrap=True)
+        if (next_step := hints.hint(error)) is not None:
+            errors.print(f"next: {next_step}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         errors.print("pitchpipe: interrupted; the next run goes on from what was measured")

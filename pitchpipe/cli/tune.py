@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import defaults_folder
 from pitchpipe.deploy.verify import ASKED_NOT_TO, compare_default, framework_outputs, refusal
 from pitchpipe.embedded import Embedded
-from pitchpipe.errors import JobFailed, WrongResult, from_problem
+from pitchpipe.errors import WrongResult
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel, parse_input, read_model
 from pitchpipe.model.reference import Expected, FileSource
 from pitchpipe.processes.child import run_step
 from pitchpipe.target_kind import HOST
+from pitchpipe.tuning.job import submit_or_resume, watched
 from pitchpipe.wire.comparison import Comparison, not_compared
-from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView
+from pitchpipe.wire.job import Budget, JobView
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
 
@@ -60,8 +60,8 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
         target = embedded.worker.target
         expected = framework_outputs(model) if options.compare else not_compared(ASKED_NOT_TO)
         default = compare_default(model, target, cache_dir(), expected=expected)
-        job = _submit(client, model, target, options, default)
-        view = _watch(client, job, on_progress)
+        job = submit_or_resume(client, model, target, options.budget, options.seed, default)
+        view = watched(client, job, on_progress)
         schedules = client.job_schedules(view.id, target)
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
     tuned, evaluation = _evaluate(model, target, traces, expected, options.seed)
@@ -148,31 +148,3 @@ def _first_found(schedules: LookupResponse, workload: str) -> dict[str, Any] | N
     bests = (answer.best for answer in schedules.answers if answer.workload == workload)
     earlier = next((best.replayed_from for best in bests if best is not None), None)
     return None if earlier is None else earlier.model_dump(mode="json")
-
-
-def _submit(client: Client, model: LocalModel, target: Target, options: TuneOptions, comparison: Comparison) -> JobView:
-    """The interrupted job for the same model, target, budget and seed if there is one, else a new job."""
-    uploaded = client.upload_model(model.data, name=model.name, format=model.format)
-    client.tell_comparison(uploaded.id, comparison)
-    request = JobRequest(model=uploaded.id, targets=(target,), budget=options.budget, seed=options.seed)
-    for job in client.jobs():
-        same = (job.model, job.targets, job.budget, job.seed) == (
-            request.model,
-            request.targets,
-            request.budget,
-            request.seed,
-        )
-        if same and not job.state.ended:
-            return job
-    return client.submit(request)
-
-
-def _watch(client: Client, job: JobView, on_progress: Callable[[JobView], None]) -> JobView:
-    for _ in client.events(job.id):
-        on_progress(client.job(job.id))
-    view = client.job(job.id)
-    if view.state is JobState.CANCELLED:
-        raise JobFailed("the job was cancelled")
-    if view.state is not JobState.DONE:
-        raise from_problem(500, view.error_code or "", view.error or "the job failed")
-    return view

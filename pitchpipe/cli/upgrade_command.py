@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pitchpipe.cli.progress import Progress
 from pitchpipe.cli.tables import show_upgrade
 from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
 from pitchpipe.places import own_database
+from pitchpipe.tuning.progress import Progress
 from pitchpipe.upgrade import Upgrade
 from pitchpipe.wire.upgrade import RETUNE_TRIALS
 

@@ -74,6 +74,25 @@ def trusted_keys(trusted: Sequence[str | Path | bytes] | None) -> dict[str, Ed25
     return found
 
 
+def own_key() -> Path:
+    """The file of this user's own private key, which `trusted_keys` trusts; both are made when they are first asked for.
+
+    Raises InvalidInput where the user's configuration folder, or that of trusted keys, cannot be written.
+    """
+    path = Path(platformdirs.user_config_dir("pitchpipe")) / "signing.pem"
+    trusted = trusted_folder() / "own.pub"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            create_keys(path)
+        if not trusted.exists():
+            trusted.parent.mkdir(parents=True, exist_ok=True)
+            trusted.write_bytes(public_path(path).read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{error.filename}: {error.strerror}; make a key by `pitchpipe keys create FILE`") from error
+    return path
+
+
 def trusted_folder() -> Path:
     """PITCHPIPE_TRUSTED_KEYS, or `trusted` in the user's configuration folder."""
     named = os.environ.get("PITCHPIPE_TRUSTED_KEYS")

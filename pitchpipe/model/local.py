@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,20 +96,35 @@ def read_file(path: Path, *, trust: bool) -> tuple[ModelFormat, bytes]:
 
 
 def local_model(
-    model: Any, example_inputs: Sequence[Any] | None = None, *, trust: bool = False, precision: str = "ieee"
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    precision: str = "ieee",
 ) -> LocalModel:
-    """The graph and the weights of a model: a path, ONNX bytes, a torch module, TorchScript or a jitted function of JAX
-    with example inputs, or what jax.export made.
+    """The graph and the weights of a model: a path, an ONNX model or its bytes, a torch module, TorchScript or a jitted
+    function of JAX with example inputs, or what jax.export made. `keywords` are example arguments by name, of a torch
+    module.
 
     `precision` "tf32" allows float32 products and convolutions to be computed by TF32 on a GPU, "ieee" does not; it is a
     part of the graph. Raises InvalidInput for any other.
     """
-    return with_precision(_local_model(model, example_inputs, trust), tf32_of(precision))
+    return with_precision(_local_model(model, example_inputs, keywords or {}, trust), tf32_of(precision))
 
 
-def _local_model(model: Any, example_inputs: Sequence[Any] | None, trust: bool) -> LocalModel:
+def _local_model(
+    model: Any, example_inputs: Sequence[Any] | None, keywords: Mapping[str, Any], trust: bool
+) -> LocalModel:
     if isinstance(model, LocalModel):
         return model
+    if keywords and not hasattr(model, "state_dict"):
+        raise InvalidInput("only a torch module takes example inputs by name")
+    if hasattr(model, "SerializeToString"):  # a protobuf in memory
+        try:
+            model = bytes(model.SerializeToString())
+        except ValueError as error:  # of more than two gigabytes
+            raise InvalidInput(f"the ONNX model cannot be serialised: {error}; give its path") from error
     if isinstance(model, (str, Path)):
         return _read_model(Path(model), trust, example_inputs)
     if isinstance(model, bytes):
@@ -127,8 +142,8 @@ def _local_model(model: Any, example_inputs: Sequence[Any] | None, trust: bool) 
         return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
     if examples is None:
         raise InvalidInput(f"a {type(model).__name__} needs example inputs")
-    data, weights = step("export_torch")(model, examples)
-    source = ModuleSource(origin=model, examples=examples)
+    data, weights = step("export_torch")(model, examples, keywords)
+    source = ModuleSource(origin=model, examples=examples, keywords=keywords)
     name = type(model).__name__
     return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
 

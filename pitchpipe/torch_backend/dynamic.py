@@ -59,10 +59,10 @@ class Sizes:
         rounded = self.rounded(sizes)
         if all(sizes[name] == extent for name, extent in rounded.items()):
             return compiled(*arguments)
-        grown = [_grown(one, wanted, rounded) for one, wanted in zip(arguments, self._arguments, strict=True)]
+        grown = [grown_to(one, wanted, rounded) for one, wanted in zip(arguments, self._arguments, strict=True)]
         found = compiled(*grown)
         results = [found] if self._one else list(found)
-        cut = [_cut(one, wanted, sizes) for one, wanted in zip(results, self._results, strict=True)]
+        cut = [cut_to(one, wanted, sizes) for one, wanted in zip(results, self._results, strict=True)]
         return cut[0] if self._one else cut
 
     def fixed(self, rounded: Mapping[str, int]) -> Any:
@@ -158,7 +158,8 @@ def _of_size(one: Any, sizes: Mapping[str, int]) -> Any:
     return size(one, sizes) if _is_size(one) else one
 
 
-def _grown(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
+def grown_to(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
+    """The argument with rows of zeros behind its own; `wanted` is what it was traced as, with symbols of these sizes."""
     if not isinstance(wanted, torch.Tensor):
         return size(wanted, sizes) if _is_size(wanted) else one
     shape = [size(extent, sizes) for extent in wanted.shape]
@@ -169,7 +170,7 @@ def _grown(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
     return grown
 
 
-def _cut(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
+def cut_to(one: Any, wanted: Any, sizes: Mapping[str, int]) -> Any:
     """The first rows of a result, in the strides that the graph was traced with, for these sizes."""
     if not isinstance(wanted, torch.Tensor):
         return one

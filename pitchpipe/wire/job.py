@@ -55,6 +55,12 @@ class Budget(Wire):
 
     trials: int | None = Field(default=None, ge=0, le=10_000_000)
     seconds: float | None = Field(default=None, gt=0, le=1e7, description="wall seconds from the job's start")
+    until_gain: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="no more trials once another minute of them is expected to save less than this share of a run",
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -166,6 +172,18 @@ class Progress(Wire):
         ge=0,
         description="tasks of that sum without a time so far; they count with a multiple of their bound, that of the others",
     )
+    gain: float | None = Field(
+        default=None,
+        description="share of the time with default schedules that the best so far saves; of tasks with both",
+    )
+    forecast_secs: float | None = Field(
+        default=None, ge=0, description="best_secs as it is expected when the budget is spent; tuner/tuning/forecast.py"
+    )
+    forecast_low_secs: float | None = Field(default=None, ge=0, description="lower end of its interval")
+    forecast_high_secs: float | None = Field(default=None, ge=0, description="upper end")
+    minute_gain: float | None = Field(
+        default=None, description="share of best_secs that another minute of trials is expected to save"
+    )
     eta_secs: float | None = Field(default=None, ge=0)
     eta_low_secs: float | None = Field(default=None, ge=0)
     eta_high_secs: float | None = Field(default=None, ge=0)
@@ -181,6 +199,9 @@ class JobView(Wire):
     seed: int
     state: JobState
     origin: JobOrigin = JobOrigin.USER
+    paused: bool = Field(
+        default=False, description="nothing of it is searched for or leased, and its clock stands, until it is resumed"
+    )
     error: str | None = None
     error_code: str | None = Field(default=None, description="problem type of the error")
     progress: Progress
@@ -192,7 +213,7 @@ class JobView(Wire):
 
 class EventKind(StrEnum):
     STATE = "state"
-    """The job changed state; data: state, error."""
+    """The job changed state, or was paused or resumed; data: state, error, and then also paused."""
     TASKS = "tasks"
     """The model was split; data: number of tasks and how many were reused."""
     PROGRESS = "progress"

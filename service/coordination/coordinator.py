@@ -7,7 +7,9 @@ database, so when a coordinator dies another one continues from there.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from concurrent.futures import Executor
 
 import structlog
@@ -29,7 +31,11 @@ from tuner.execution.engine import on_behalf
 log = structlog.get_logger()
 
 TICK_SECS = 0.25
-"""Longest wait between two ticks."""
+"""Longest wait between two ticks where other processes write to the same database, whose notices do not arrive here ..."""
+ALONE_TICK_SECS = 1.0
+"""... and where none does, so that a notice tells of everything but time: a lease that runs out, a budget that is spent."""
+RENEW_SECS = 1.0
+"""Time between two renewals of the role, and two looks for leases and workers that are overdue."""
 MAX_FAULTS = 5
 """Steps of a job that may raise in a row, each of a run rebuilt from the database, before the job is failed."""
 
@@ -51,6 +57,8 @@ class Coordinator:
         self.reader = reader or executor
         self.checks = ModelChecks(database, blobs, wake, self.reader)
         self.holder = new_id("wrk")
+        self._tick_secs = ALONE_TICK_SECS if database.is_sqlite else TICK_SECS
+        self._renewed_at = -math.inf
         self.idle = IdleTuning(database, wake, self.holder)
         self._runs: dict[str, JobRun] = {}
         self._faults: dict[str, int] = {}
@@ -74,13 +82,14 @@ class Coordinator:
     def run(self) -> None:
         """Ticks until stopped. A tick that raises is logged and repeated, with the jobs' runs rebuilt from the database."""
         while not self._stopping.is_set():
+            seen = self.wake.generation
             try:
                 self.tick()
             except Exception:
                 log.exception("coordinator tick failed")
                 self._forget()
                 self._stopping.wait(1.0)
-            self.wake.wait(TICK_SECS)
+            self.wake.wait(self._tick_secs, since=seen)
         try:
             with self.database.transaction() as session:
                 coordination.release(session, self.holder)
@@ -88,29 +97,26 @@ class Coordinator:
             log.exception("the role could not be given back; the next coordinator waits until it is overdue")
 
     def tick(self) -> None:
-        """Renews the role, expires leases, and steps the checks of models, every active job and idle tuning once."""
-        with self.database.transaction() as session:
-            if not coordination.hold(session, self.holder, self.settings.coordinator_ttl_secs):
-                self._forget()
-                self._predictors.clear()
-                self.checks.forget()
-                return
-            requeued = leases.expire(session)
-            workers.lost(session, self.settings.worker_timeout_secs)
-            active = jobs.active(session)
-        if requeued:
-            log.warning("leases expired", candidates_requeued=requeued)
-            self.wake.notify()
+        """Renews the role, expires leases, and steps the checks of models, every running job and idle tuning once."""
+        if not self._renewed():
+            self._forget()
+            self._predictors.clear()
+            self.checks.forget()
+            return
+        with self.database.reading() as session:
+            running = jobs.running(session)
         try:
             self.checks.step()
         except Exception:
             log.exception("checking models failed")  # a blob store or an engine that is away stops no job
-        ended = (self._runs.keys() | self._faults.keys()) - {job for _, job, _ in active}
-        for job in ended:
-            self._drop(job)
-            self._faults.pop(job, None)
         try:
-            for project, job, _ in active:
+            # A job that is paused is one that another coordinator has left: resumed, it is rebuilt from the database.
+            for job in (self._runs.keys() | self._faults.keys()) - {job for _, job in running}:
+                if job in self._runs:
+                    self._runs[job].store_clock()
+                self._drop(job)
+                self._faults.pop(job, None)
+            for project, job in running:
                 if job not in self._runs:
                     executor = on_behalf(self.executor, project, job)
                     self._runs[job] = JobRun(
@@ -121,7 +127,22 @@ class Coordinator:
         except coordination.RoleLost:
             log.warning("another coordinator took over", holder=self.holder)
             self._forget()
-        self._tend_predictors({project for project, _, _ in active})
+        self._tend_predictors({project for project, _ in running})
+
+    def _renewed(self) -> bool:
+        """Whether this coordinator has the role; once every RENEW_SECS renews it and ends what is overdue."""
+        if time.monotonic() - self._renewed_at < RENEW_SECS:
+            return True
+        with self.database.transaction() as session:
+            if not coordination.hold(session, self.holder, self.settings.coordinator_ttl_secs):
+                return False
+            requeued = leases.expire(session)
+            workers.lost(session, self.settings.worker_timeout_secs)
+        self._renewed_at = time.monotonic()
+        if requeued:
+            log.warning("leases expired", candidates_requeued=requeued)
+            self.wake.notify()
+        return True
 
     def _look_for_idle_workers(self) -> None:
         try:
@@ -172,6 +193,7 @@ class Coordinator:
 
     def _forget(self) -> None:
         """Drops all runs of jobs, because they may be outdated: the next steps rebuild them from the database."""
+        self._renewed_at = -math.inf
         for job in list(self._runs):
             self._drop(job)
 

@@ -19,16 +19,17 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.coordination.job_queue import JobQueue, JobReplays, JobRows
+from service.coordination.outlook import progress_of
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
-from service.store import batches, donors, events, jobs, models, records, replays, workers
+from service.store import batches, coordination, donors, events, jobs, models, records, replays, workers
 from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.execution.steps import split_ingested
 from tuner.search.requests import Donor
 from tuner.search.transfer import nearest
 from tuner.tuning.budget import BudgetLedger, effort
-from tuner.tuning.loop import TuningLoop
+from tuner.tuning.loop import MEASURED_SHOWN, TuningLoop
 from tuner.tuning.replay import ReplayStage, outcome, still_holds
 from tuner.workload.bound import bound_secs
 
@@ -101,6 +102,12 @@ class JobRun:
             with self.database.reading() as session:
                 self._served = workers.serving(session, self.project, self._targets) > 0
         return self._served
+
+    def store_clock(self) -> None:
+        """Stores the seconds spent, so that whoever steps the job next goes on from them. Raises RoleLost."""
+        with self.database.transaction() as session:
+            coordination.assure(session, self.holder)
+            jobs.set_spent(session, self.job, self._spent_secs)
 
     def abandon(self) -> None:
         """Cancels the steps that the executor has not started yet."""
@@ -235,13 +242,14 @@ class JobRun:
                 done.add(at)
             elif shown.replay is Replay.DUE and shown.kind is TaskKind.TUNED and not self._confirming:
                 replaying[at] = _stage(issued.get((shown.workload, shown.target.key), set()))
-            fastest = store.fastest(shown.workload, shown.target, 1)
+            fastest = store.fastest(shown.workload, shown.target, MEASURED_SHOWN)
             counted_later = early.get((shown.workload, shown.target.key), 0)
             self._ledger.restore(
                 at,
                 trials=shown.trials - counted_later,
                 failed=shown.failed_trials,
                 best_secs=shown.tuned_secs or (fastest[0][1] if fastest else None),
+                default_secs=dict(fastest).get(self._tasks[at].fixed or ""),
                 in_flight=in_flight[at] + counted_later,
                 batches_in_flight=batches_in_flight[at],
             )
@@ -266,8 +274,10 @@ class JobRun:
             lambda kind: self.predictor(self.project, kind),
             self.executor,
             seed=view.seed,
+            until_gain=budget.until_gain,
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
+            on_searched=self.wake.notify,
             donors=self._donors,
             donors_only=self._origin is JobOrigin.TRANSFER,
             replays=JobReplays(rows, self._circumstances, partial(self._decide, last=False)),
@@ -354,22 +364,12 @@ class JobRun:
     def _publish(self) -> None:
         """Stores the job's progress and appends it to its events."""
         self._published = self._known()
-        ledger, latency = self._ledger, self._ledger.latency()
-        eta = ledger.eta(self._spent_secs)
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
-            progress = Progress(
-                trials=view.progress.trials,
-                failed_trials=view.progress.failed_trials,
-                reused_tasks=view.progress.reused_tasks,
-                best_secs=None if latency is None else latency.secs,
-                estimated_tasks=0 if latency is None else latency.estimated,
-                eta_secs=eta.secs,
-                eta_low_secs=eta.low_secs,
-                eta_high_secs=eta.high_secs,
-            )
+            progress = progress_of(self._ledger, self._spent_secs, view.progress)
             jobs.update_progress(session, self.job, progress, self._spent_secs)
             events.append(session, self.job, EventKind.PROGRESS, progress.model_dump())
+        self.wake.notify()
 
     def _complete(self) -> None:
         with self.database.transaction() as session:

@@ -15,6 +15,8 @@ from service.metrics import Metrics
 from service.settings import Settings
 from service.wake import Wake
 
+POLL_SECS, ALONE_POLL_SECS = 0.25, 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -29,6 +31,12 @@ class Context:
     """Of the API's tokens."""
     sessions: Authenticator
     """Of the pages' cookies."""
+
+    @property
+    def poll_secs(self) -> float:
+        """How often a waiting request looks at the database without a notice. By default often where other processes write
+        to it, whose notices do not arrive here, and else for what time alone changes."""
+        return self.settings.poll_secs or (ALONE_POLL_SECS if self.database.is_sqlite else POLL_SECS)
 
 
 async def _context(request: Request) -> Context:

@@ -65,6 +65,23 @@ class Counts:
     terminal: int
 
 
+def held(priority: int) -> int:
+    """The priority under which a candidate of this one waits while its job is paused, and the other way round. No claim
+    asks for such a one, so that pausing costs a claim nothing."""
+    return -1 - priority
+
+
+def hold(session: Session, job: str, *, paused: bool) -> None:
+    """Keeps the job's candidates that have not ended from being leased, or lets them be. Those that are leased now are
+    queued under the same priority, should their lease be lost."""
+    row = CandidateRow
+    session.execute(
+        update(row)
+        .where(row.job == job, row.state.in_(_OPEN), row.priority >= 0 if paused else row.priority < 0)
+        .values(priority=-1 - row.priority)
+    )
+
+
 def issue(
     session: Session,
     job: str,
@@ -86,7 +103,7 @@ def issue(
     workload from whose trace it was re-fitted. Raises NotFound, and InvalidTransition when the job has ended.
     """
     found = session.execute(
-        select(Job.project, Job.state, Job.origin).where(Job.id == job).with_for_update(key_share=True)
+        select(Job.project, Job.state, Job.origin, Job.paused_at).where(Job.id == job).with_for_update(key_share=True)
     ).one_or_none()
     if found is None:
         raise NotFound(f"no job {job}")
@@ -94,6 +111,7 @@ def issue(
         raise InvalidTransition(f"job {job} is {found.state.value}: nothing more is measured for it")
     if not candidates:
         return 0
+    priority = PRIORITY[Purpose.SEARCH if purpose.charged else purpose, found.origin.idle]
     batch = Batch(
         project=found.project,
         job=job,
@@ -117,7 +135,7 @@ def issue(
                 "target_key": batch.target_key,
                 "measure_version": config.version,
                 "purpose": purpose,
-                "priority": PRIORITY[Purpose.SEARCH if purpose.charged else purpose, found.origin.idle],
+                "priority": priority if found.paused_at is None else held(priority),
                 "position": position,
                 "digest": candidate.digest,
                 "trace": candidate.trace,

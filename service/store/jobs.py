@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from pitchpipe.errors import IdempotencyConflict, InvalidInput, NotFound
+from pitchpipe.errors import IdempotencyConflict, InvalidInput, InvalidTransition, NotFound
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import json_digest, new_id
 from pitchpipe.wire.job import EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, Replay, TaskView
@@ -44,6 +44,8 @@ def submit(
     """
     models.get(session, project, request.model)
     body = request.model_dump(mode="json", by_alias=True)
+    if request.budget.until_gain is None:
+        del body["budget"]["until_gain"]  # So that the digest is the one that older services made of the same request.
     digest = json_digest(body if only is None else [body, origin.value, list(only)])
     job = session.execute(
         insert(session, Job)
@@ -116,11 +118,22 @@ def active(session: Session) -> list[tuple[str, str, JobState]]:
     return [(row.project, row.id, row.state) for row in rows]
 
 
+def running(session: Session) -> list[tuple[str, str]]:
+    """(project, job) of every job that has neither ended nor is paused, oldest first."""
+    rows = session.execute(
+        select(Job.project, Job.id).where(Job.finished_at.is_(None), Job.paused_at.is_(None)).order_by(Job.id)
+    )
+    return [(row.project, row.id) for row in rows]
+
+
 def waited_for(session: Session, project: str) -> set[str]:
-    """Keys of the targets of users' jobs that have not ended."""
+    """Keys of the targets of users' jobs that have neither ended nor are paused."""
     requests = session.scalars(
         select(Job.request).where(
-            Job.finished_at.is_(None), Job.project == project, Job.origin == spelled(JobOrigin.USER)
+            Job.finished_at.is_(None),
+            Job.paused_at.is_(None),
+            Job.project == project,
+            Job.origin == spelled(JobOrigin.USER),
         )
     )
     return {target.key for request in requests for target in JobRequest.model_validate(request).targets}
@@ -147,7 +160,7 @@ def transition(
     if to is JobState.INGESTING:
         changes["started_at"] = at
     if to.ended:
-        changes["finished_at"] = at
+        changes |= {"finished_at": at, "paused_at": None}
     session.execute(update(Job).where(Job.id == job).values(**changes))
     events.append(session, job, EventKind.STATE, {"state": to.value, "error": error})
     if to.ended:
@@ -155,13 +168,13 @@ def transition(
 
 
 def history(session: Session, job: str) -> list[JobState]:
-    """The states the job went through, oldest first."""
+    """The states the job went through, oldest first. Being paused is none of them."""
     rows = session.scalars(
         select(JobEventRow.data)
         .where(JobEventRow.job == job, JobEventRow.kind == EventKind.STATE)
         .order_by(JobEventRow.seq)
     )
-    return [JobState(data["state"]) for data in rows]
+    return [JobState(data["state"]) for data in rows if "paused" not in data]
 
 
 def cancel(session: Session, project: str, job: str) -> JobView:
@@ -173,6 +186,22 @@ def cancel(session: Session, project: str, job: str) -> JobView:
             transition(session, job, JobState.CANCELLED)
         view = get(session, project, job)
     return view
+
+
+def set_paused(session: Session, project: str, job: str, *, paused: bool) -> JobView:
+    """Pauses the job or resumes it; idempotent. Nothing of a paused job is leased; what is leased already may end.
+
+    Raises NotFound, and InvalidTransition for a job that has ended.
+    """
+    get(session, project, job)
+    state = _lock(session, job)
+    if state.ended:
+        raise InvalidTransition(f"job {job} is {state.value}: it can be neither paused nor resumed")
+    if paused is (session.scalar(select(Job.paused_at).where(Job.id == job)) is None):
+        session.execute(update(Job).where(Job.id == job).values(paused_at=clock(session) if paused else None))
+        batches.hold(session, job, paused=paused)
+        events.append(session, job, EventKind.STATE, {"state": state.value, "error": None, "paused": paused})
+    return get(session, project, job)
 
 
 def set_tasks(session: Session, job: str, tasks: Sequence[Task]) -> None:
@@ -300,6 +329,11 @@ def update_task(session: Session, job: str, workload: str, target: Target, **fie
         raise NotFound(f"job {job} has no task {workload} for that target")
 
 
+def set_spent(session: Session, job: str, secs: float) -> None:
+    """Stores how long the job has been tuned; see `spent_secs`."""
+    session.execute(update(Job).where(Job.id == job).values(spent_secs=secs))
+
+
 def update_progress(session: Session, job: str, progress: Progress, spent_secs: float) -> None:
     """Stores the progress, except its trials: views show those that reports charged. Raises NotFound."""
     changed = session.execute(
@@ -313,7 +347,7 @@ def update_progress(session: Session, job: str, progress: Progress, spent_secs: 
 
 
 def spent_secs(session: Session, job: str) -> float:
-    """Seconds of tuning stored by the last `update_progress`; a restarted coordinator goes on from here."""
+    """Seconds of tuning as they were last stored; a restarted coordinator goes on from here."""
     return session.execute(select(Job.spent_secs).where(Job.id == job)).scalar_one()
 
 
@@ -343,6 +377,7 @@ def _view(row: Job, model: tuple[str, Comparison | None], views: tuple[TaskView,
         seed=request.seed,
         state=row.state,
         origin=row.origin,
+        paused=row.paused_at is not None,
         error=row.error,
         error_code=row.error_code,
         progress=Progress(**row.progress | {"trials": row.trials, "failed_trials": row.failed_trials}),

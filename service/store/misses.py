@@ -149,7 +149,9 @@ def due(session: Session) -> list[tuple[str, Target]]:
     ).all()
     busy = {
         (project, target.key)
-        for project, request in session.execute(select(Job.project, Job.request).where(Job.finished_at.is_(None)))
+        for project, request in session.execute(
+            select(Job.project, Job.request).where(Job.finished_at.is_(None), Job.paused_at.is_(None))
+        )
         for target in JobRequest.model_validate(request).targets
     }
     found = [(project, get_target(session, key)) for project, key in rows]

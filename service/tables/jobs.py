@@ -131,6 +131,8 @@ class Job(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
+    paused_at: Mapped[float | None]
+    """Since when it is paused; null while it is not."""
     __table_args__ = (
         UniqueConstraint("project", "idempotency_key"),
         Index(None, "project", "id"),

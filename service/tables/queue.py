@@ -74,7 +74,7 @@ class CandidateRow(Base):
     measure_version: Mapped[int]
     purpose: Mapped[Purpose]
     priority: Mapped[int]
-    """Lower is leased first."""
+    """Lower is leased first. Below zero nothing is: its job is paused; see `held` in service/store/batches.py."""
     position: Mapped[int]
     """Place in the batch as it was issued; a CONFIRM batch starts with the baseline."""
     digest: Mapped[str]

@@ -180,7 +180,7 @@ def test_a_job_that_is_not_there_is_not_found(run: Run, tmp_path: Path, command:
     more = [str(tmp_path / "pair")] if command[1] == "export" else []
     ended = run(*command, "job_" + "0" * 26, *more)
     assert (ended.code, ended.out) == (3, "")
-    assert len(ended.err.strip().splitlines()) == 1
+    assert [line.partition(":")[0] for line in ended.err.strip().splitlines()] == ["pitchpipe", "next"]
     assert not (tmp_path / "pair").exists()
 
 

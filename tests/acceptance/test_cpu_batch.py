@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -90,7 +91,7 @@ def searched(bench: Bench, candidate: Candidate, config: MeasureConfig) -> Calla
         if building:
             tell(line, *building)
             line.wait()
-        tell(line, Applied(), Waiting(build_secs=0.1))
+        tell(line, Applied(), Waiting(build_secs=0.1, program=base64.b64encode(candidate.trace.encode())))
         while True:
             line.wait()
             tell(line, *(running or [SAMPLED]))
@@ -139,7 +140,7 @@ class Host:
     def __init__(self) -> None:
         self.nursery = Nursery()
         self.results: list[Measurement] = []
-
+        self.programs: dict[str, BuiltCandidate] = {}
         self.slots = [mmap(-1, 4096) for _ in range(2)]
 
     def limits(self, config: MeasureConfig) -> Limits:
@@ -246,6 +247,30 @@ def test_a_baseline_that_is_far_behind_in_its_first_process_is_not_asked_in_the_
     assert list(told[:3]) == [1, 0, 0]
 
 
+def test_what_a_search_found_the_fastest_is_not_compiled_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_again: list[str] = []
+    monkeypatch.setattr(
+        host,
+        "builder_body",
+        lambda candidate, slot: compiled_again.append(candidate.trace) or compiled(candidate, slot),
+    )
+    names = [BASELINE_TRACE, *(json.dumps(f"fine {n}") for n in range(2))]
+    batch = Batch(
+        candidates=tuple(Candidate.of("0" * 64, name) for name in names),
+        config=MeasureConfig(),
+        purpose=Purpose.SEARCH,
+        incumbent_secs=None,
+        usual_secs=1e-4,
+    )
+    bench = cast(Bench, SimpleNamespace(cold_bytes=lambda: 0))
+    SearchRun(host, bench, batch.model_copy(update={"candidates": batch.candidates[1:]})).run()
+    assert {built.program for built in host.programs.values()} == {name.encode() for name in names[1:]}
+    ConfirmRun(host, bench, batch.model_copy(update={"purpose": Purpose.CONFIRM})).run()
+    assert compiled_again == [BASELINE_TRACE]
+    assert all(isinstance(result, Timed) for result in host.results)
+    assert len(host.results) == 5
+
+
 class Asked:
     """The parent's side of a child that runs in this process: what it is told, and what it said."""
 
@@ -262,23 +287,22 @@ class Asked:
 
 
 @pytest.mark.parametrize(
-    ("calls", "fastest_secs", "copy", "expected"),
+    ("call", "fastest_secs", "copy", "expected"),
     [
-        pytest.param([0.5, 0.4], 1e-3, 0, Sampled(run_secs=(0.4,), calls=1, stop=Stop.HOPELESS, check=CHECK), id="far behind"),
-        pytest.param([0.5, 2e-3], 1e-3, 0, Warmed(calls=3, secs=0.5, check=CHECK), id="only its first call was long"),
-        pytest.param([0.05], 1e-3, 1, Warmed(calls=3, secs=0.05, check=CHECK), id="fifty times as slow"),
-        pytest.param([0.5], math.nan, 0, Warmed(calls=3, secs=0.5, check=CHECK), id="nothing to compare with"),
+        pytest.param((0.5, 0.4), 1e-3, 0, Sampled(run_secs=(0.5,), calls=1, stop=Stop.HOPELESS, check=CHECK), id="far behind"),
+        pytest.param((0.5, 2e-3), 1e-3, 0, Warmed(calls=3, secs=0.5, check=CHECK), id="its call was delayed"),
+        pytest.param((0.015, 0.015), 1e-3, 1, Warmed(calls=3, secs=0.015, check=CHECK), id="fifteen times as slow"),
+        pytest.param((0.5, 0.4), math.nan, 0, Warmed(calls=3, secs=0.5, check=CHECK), id="nothing to compare with"),
     ],
 )  # fmt: skip
 def test_a_process_tells_at_once_that_its_baseline_is_far_behind(
-    calls: list[float], fastest_secs: float, copy: int, expected: Wire, monkeypatch: pytest.MonkeyPatch
+    call: tuple[float, float], fastest_secs: float, copy: int, expected: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = list(calls)
     measuring = SimpleNamespace(
-        check=lambda sets: left.pop(0), warm=lambda config, secs: (3, secs), verdict=lambda: CHECK, warmed_sample=None
+        check=lambda sets: call[0], warm=lambda config, secs: (3, secs), verdict=lambda: CHECK, warmed_sample=None
     )
     monkeypatch.setattr(child, "load_program", lambda data: None)
-    monkeypatch.setattr(child, "Running", lambda *a: SimpleNamespace(touch=lambda: None, call=lambda n: left.pop(0)))
+    monkeypatch.setattr(child, "Running", lambda *a: SimpleNamespace(touch=lambda: None, own_secs=call[1]))
     monkeypatch.setattr(child, "Measuring", lambda *a: measuring)
     monkeypatch.setattr(child, "spread_threads", lambda: None)
     built = BuiltCandidate(candidate=Candidate.of("0" * 64, BASELINE_TRACE), program=b"", build_secs=0.1)
@@ -287,4 +311,3 @@ def test_a_process_tells_at_once_that_its_baseline_is_far_behind(
     with pytest.raises(SystemExit):
         child.process_body(bench, built, MeasureConfig(), copy)(cast(Line, line))
     assert line.said[1:] == [expected]
-    assert left == []

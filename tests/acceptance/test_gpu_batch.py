@@ -33,12 +33,12 @@ from tuner.measure import timing
 from tuner.measure.candidate import WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from workers.sandbox import builders
-from workers.sandbox.builders import BuiltCandidate
+from workers.sandbox.builders import KEPT_PROGRAMS, BuiltCandidate
 from workers.sandbox.gpu import children as gpu_children
 from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM, WARM_BRIEFLY, request
 from workers.sandbox.gpu.confirm import ConfirmRun
 from workers.sandbox.gpu.runners import Runner
-from workers.sandbox.gpu.search import KEPT_PROGRAMS, SearchRun
+from workers.sandbox.gpu.search import SearchRun
 from workers.sandbox.messages import (
     Applied,
     Batch,

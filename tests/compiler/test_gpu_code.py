@@ -13,6 +13,7 @@ import pytest
 
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.gpu.program import Place
+from pitchpipe.wire.target import Target
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
 from tuner.measure.check import inspect
@@ -183,6 +184,29 @@ def test_powers_and_functions_are_those_of_exact_mathematics() -> None:
     schedule.bind(loop, "threadIdx.x")
     lowered = lower(schedule.mod, to_tvm_target(TARGET))
     assert lowered.source.count("powf(x_ptr") == 1, "a square is a product"
-    ptx = DeviceCompiler("sm_80").ptx(lowered.source)
+    ptx = compiler().ptx(lowered.source)
     assert "sin.approx" not in ptx
     assert "div.rn.f32" in ptx
+
+
+@pytest.mark.parametrize(("arch", "early"), [("sm_80", False), ("sm_90a", True)])
+def test_kernels_let_the_next_launch_begin_and_wait_for_the_one_before_where_the_device_can(
+    arch: str, early: bool
+) -> None:
+    target = Target.parse({**TARGET.attributes(), "arch": arch})
+    x = te.placeholder((64,), "float32", name="x")
+    y = te.compute((64,), lambda i: x[i] + x[63 - i], name="y")
+    z = te.compute((64,), lambda i: y[i] * y[63 - i], name="z")
+    schedule = Schedule(IRModule({"main": te.create_prim_func([x, z])}))
+    for name in "yz":
+        schedule.bind(schedule.get_loops(name)[0], "threadIdx.x")
+    lowered = lower(schedule.mod, to_tvm_target(target))
+    assert [call.programmatic for call in lowered.calls] == [early, early]
+    entries = DeviceCompiler(arch).ptx(lowered.source).split(".entry")[1:]
+    assert len(entries) == 2
+    for entry in entries:
+        body = entry[entry.index("{") :]
+        assert ("griddepcontrol.wait" in body) is early
+        if early:
+            first = body.index("griddepcontrol.launch_dependents")
+            assert first < body.index("griddepcontrol.wait") < body.index("ld.global"), "it waits before it reads"

@@ -136,3 +136,12 @@ def test_relative_positions_are_added_to_the_scores_as_eager_does() -> None:
     pytest.importorskip("transformers")
     prepared = checked(BUILDERS["t5"])
     assert any("attention" in name for name in call_counts(prepared))
+
+
+def test_numbers_of_half_precision_are_written_into_the_functions_of_rows() -> None:
+    class Scaled(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            normed = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+            return normed + torch.sin(3 * x) / (2 + x.abs())
+
+    assert calls(checked(lambda: (Scaled().half(), (torch.randn(4, 64).half(),)))) == 1

@@ -11,10 +11,12 @@ import pytest
 from pitchpipe.gpu.driver import PreparedLaunch
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program
 from pitchpipe.gpu.testing import FakeDriver
+from tests.compiler.gpu_programs import TARGET
 from tuner.measure import gpu
 from tuner.measure.candidate import Bench
 from tuner.measure.cuda_driver import Cuda
 from tuner.measure.gpu import DeviceProgram, GpuDevice
+from tuner.measure.guards import GUARD_BYTES
 from tuner.schedule.tensor_type import TensorType
 
 LAUNCH_SECS, STAND_IN_SECS, COLD_SECS, WARM_SECS = 40e-6, 3e-6, 5e-6, 1e-6
@@ -92,6 +94,7 @@ def device(driver: TimedDriver, monkeypatch: pytest.MonkeyPatch) -> GpuDevice:
         reference_outputs={"random": None},
         output_types=(OUTPUT,),
         constant=lambda: frozenset({1}),
+        target=TARGET,
     )
     return GpuDevice(cast(Bench, bench), b"heartbeat", Cuda(driver=driver))
 
@@ -105,6 +108,20 @@ def program() -> Program:
     return Program(
         codes=(b"code",), kernels=(Kernel(code=0, name="main_kernel"),), buffers=tuple(buffers), run=(launch,)
     )
+
+
+def test_stand_ins_begin_early_where_the_launches_of_a_model_do(device: GpuDevice) -> None:
+    assert all(launch.programmatic for stand_in in device._stand_ins for launch in stand_in._launches)
+
+
+def test_what_is_written_beside_an_output_is_seen_on_either_side(device: GpuDevice, driver: TimedDriver) -> None:
+    running = DeviceProgram(device, program())
+    (output,) = device.outputs
+    for place in (output - 1, output + 4 * 8 * 4, output + 4 * 8 * 4 + GUARD_BYTES - 1):
+        running.run("random")
+        assert running.stays_inside
+        driver.view(place, 1)[:] = b"\0"
+        assert not running.stays_inside
 
 
 @pytest.mark.parametrize("calls", [1, 3, 16, 40])

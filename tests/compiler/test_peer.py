@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pitchpipe.model.interleaved import WARM_RUNS, interleaved
 from pitchpipe.model.local import local_model
 from pitchpipe.model.reference import CannotRun, FileSource
 from pitchpipe.model.reference.peer import Peer
 from tests.compiler import models
-from tuner.deploy import evaluate
-from tuner.deploy.evaluate import interleaved
 
 torch = pytest.importorskip("torch")
 
@@ -81,7 +80,7 @@ def test_sides_take_turns_forwards_and_backwards_and_their_first_runs_do_not_cou
             nonlocal now
             turns.append(name)
             now += runs * secs
-            return [9.0] * evaluate.WARM_RUNS + [secs] * (runs - evaluate.WARM_RUNS)
+            return [9.0] * WARM_RUNS + [secs] * (runs - WARM_RUNS)
 
         return run
 

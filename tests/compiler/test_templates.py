@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,10 @@ from tuner.measure.gpu_code import compile_program, lower
 from tuner.schedule.trace import apply_trace
 from tuner.templates import assembler, compiler
 from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contraction
+from tuner.templates.kernel_source import LINE_BYTES
 from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
 from tuner.templates.space import contraction_space, shared_bytes
-from tuner.templates.text import CONTRACTION, Chosen, checked, parse
+from tuner.templates.text import CONTRACTION, FETCHES, Chosen, checked, parse
 from tuner.tvm_compat import IRModule, load_ir, relax, to_tvm_target
 
 op = relax.op
@@ -71,6 +74,31 @@ def test_products_compute_what_numpy_does(case: Case, **arguments: int) -> None:
     scale = max(1e-3, float(np.abs(wanted).max()))
     tolerance = max(TOLERANCE[case.dtype], TOLERANCE["float16"] if halved else 0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_line_of_the_weights_is_asked_for_before_the_wait(turned: bool, parts: int) -> None:
+    case = Case(
+        batch=1, rows=48, columns=128, length=192, dtype="float16", turned=(False, turned), steps=(), relu_first=False
+    )  # fmt: skip
+    mod = IRModule({"main": template_cases.module(case)["main"].with_attr("layout_free_buffers", [1])})
+    arguments = chosen(rows=16, step=64, parts=parts, early=FETCHES)
+    source = source_of(mod, arguments)
+    text = source.kernels[0].text
+    assert text.index("gdc_launch_dependents()\n    block") < text.index("_fetch(p1") < text.index("gdc_wait()\n")
+    ptx = compiler.to_ptx(source.kernels[0], "sm_90a").ptx
+    assert ptx.index("prefetch.global.L2") < ptx.index("griddepcontrol.wait")
+    # Where the kernel asks for an element, it leaves a mark here, and does nothing else.
+    asking = re.sub(
+        r"def _fetch.*?\n\n", "def _fetch(pointers):\n    tl.store(pointers, 77.0)\n\n", text, flags=re.DOTALL
+    )
+    asking = asking.replace("    gdc_launch_dependents()\n", "").split("    gdc_wait()")[0]
+    values = [np.zeros_like(value) for value in template_cases.arguments(case, mod)]
+    run(replace(source, kernels=(replace(source.kernels[0], text=asking),)), values)
+    lines = values[1].reshape(-1, LINE_BYTES // 2)
+    assert (lines[:, 0] == 77).all()
+    assert (lines[:, 1:-1] == 0).all(), "one element of each; beyond the end, the last one"
 
 
 def convolved(x: Any, w: Any, stride: int, dilation: int, padding: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from pitchpipe.errors import Forbidden, IdempotencyConflict, InvalidInput, Inval
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, EventKind, JobRequest, JobState, ModelFormat, Progress, Scope, TokenRequest
-from pitchpipe.wire.lease import LeaseRequest, Report, WorkerState
+from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerState
 from pitchpipe.wire.task import TaskKind, Workload
 from service.db import Database
 from service.store import (
@@ -313,6 +313,39 @@ class TestJobs:
             jobs.transition(session, done, JobState.DONE)
         with pytest.raises(InvalidTransition), scene.database.transaction() as session:
             jobs.cancel(session, scene.project, done)
+
+    def test_of_a_paused_job_nothing_is_leased_until_it_is_resumed(self, scene: Scene) -> None:
+        def pause(*, paused: bool) -> bool:
+            with scene.database.transaction() as session:
+                return jobs.set_paused(session, scene.project, scene.job, paused=paused).paused
+
+        scene.issue(candidates(0, 4))
+        grant = scene.granted(2)
+        assert [pause(paused=True) for _ in range(2)] == [True, True]
+        scene.issue(candidates(4, 6), Purpose.CONFIRM)
+        assert scene.acquire() is None
+        scene.report(grant, [timed(grant.candidates[0].digest)])
+        assert scene.trials() == (1, 0), "what was leased may end"
+        scene.pass_time()
+        assert scene.expire() == 1
+        assert scene.acquire() is None, "nor is what comes back"
+        with scene.database.reading() as session:
+            assert jobs.running(session) == []
+            assert jobs.waited_for(session, scene.project) == set()
+            assert len(jobs.active(session)) == 1
+        assert not pause(paused=False)
+        granted = [scene.granted() for _ in range(3)]
+        assert [len(each.candidates) for each in granted] == [2, 1, 2]
+        assert {each.purpose for each in granted[:1]} == {Purpose.CONFIRM}
+        with scene.database.transaction() as session:
+            told = [event.data for event in events.after(session, scene.project, scene.job, 0)]
+            assert [data["paused"] for data in told if "paused" in data] == [True, False]
+            assert jobs.history(session, scene.job).count(JobState.TUNING) == 1
+            jobs.set_paused(session, scene.project, scene.job, paused=True)
+            assert not jobs.cancel(session, scene.project, scene.job).paused
+        for paused in (True, False):
+            with pytest.raises(InvalidTransition, match="cancelled"):
+                pause(paused=paused)
 
     def test_active_lists_what_has_not_ended(self, scene: Scene) -> None:
         other = scene.submit()

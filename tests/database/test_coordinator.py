@@ -268,6 +268,41 @@ def test_the_clock_of_a_job_stands_while_no_worker_is_there(
     assert spent_after(5.0) == pytest.approx(15.0)
 
 
+def test_a_paused_job_is_left_and_goes_on_with_the_seconds_that_it_had_spent(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, steps = Scene(database), Steps()
+    coordinator = make(database, steps)
+    now = time.monotonic()
+    monkeypatch.setattr(job_run.time, "monotonic", lambda: now)
+
+    def tick_after(secs: float, coordinator: Coordinator = coordinator) -> None:
+        nonlocal now
+        now += secs
+        coordinator.tick()
+
+    def pause(*, paused: bool) -> None:
+        with database.transaction() as session:
+            jobs.set_paused(session, scene.project, scene.job, paused=paused)
+
+    tick_after(0.0)
+    tick_after(10.0)
+    pause(paused=True)
+    tick_after(1.0)
+    assert coordinator._runs == {}
+    assert all(future.cancelled() for _, future in steps.given)
+    tick_after(100.0)
+    with database.transaction() as session:
+        coordination.vacate(session)
+    later = make(database, steps)
+    tick_after(100.0, later)
+    pause(paused=False)
+    tick_after(0.0, later)
+    tick_after(5.0, later)
+    assert later._runs[scene.job]._spent_secs == pytest.approx(15.0)
+    assert len(steps.given) == 2
+
+
 def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -380,6 +380,17 @@ def test_a_job_is_submitted_shown_listed_and_cancelled(service: Service) -> None
     assert client.cancel(job).state is JobState.CANCELLED
 
 
+def test_a_job_is_paused_and_resumed_until_it_has_ended(service: Service) -> None:
+    client = service.client("user")
+    job = service.job(JobState.TUNING)
+    assert client.pause(job).paused
+    assert client.job(job).paused
+    assert not client.resume(job).paused
+    client.cancel(job)
+    with pytest.raises(InvalidTransition):
+        client.pause(job)
+
+
 def test_a_done_job_cannot_be_cancelled(service: Service) -> None:
     with pytest.raises(InvalidTransition, match="queued -> ingesting"):
         service.client("user").cancel(service.job(JobState.DONE))
@@ -429,6 +440,8 @@ def test_another_projects_ids_are_not_found(service: Service) -> None:
     for call in (
         lambda: stranger.job(job),
         lambda: stranger.cancel(job),
+        lambda: stranger.pause(job),
+        lambda: stranger.resume(job),
         lambda: stranger.job_schedules(job),
         lambda: list(stranger.events(job)),
         lambda: stranger.model(model.id),

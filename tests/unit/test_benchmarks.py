@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 try:
     import before_after
+    import budgets
     import environment
     import latency
     import memory_bound_cuda
@@ -263,3 +264,26 @@ def test_trials_of_stock_that_gave_no_time_are_told_apart() -> None:
     assert metaschedule.failure("run", "LocalRunner: Timeout, killed after 30 seconds\n") == "run_timeout"
     raised = "LocalBuilder: An exception occurred\nRuntimeError: a step of it: Timeout, killed after 3 seconds"
     assert metaschedule.failure("build", raised) == "build_error"
+
+
+def test_the_seconds_of_leases_are_told_by_stage_and_one_granted_ahead_counts_from_the_end_of_the_one_before() -> None:
+    result = json.dumps({"outcome": "timed", "build_secs": 0.5, "run_secs": [0.01] * 10, "rule": {"calls": 5}})
+    failed = json.dumps({"outcome": "failed"})
+    found = budgets.stages(
+        [
+            ("lea_1", "wrk_1", 0.0, "search", 3.0, result),
+            ("lea_1", "wrk_1", 0.0, "search", 4.0, failed),
+            ("lea_2", "wrk_1", 2.0, "confirm", 5.0, result),
+        ],
+        cores=2,
+    )
+    assert found == pytest.approx({"compiling": 0.25, "timing": 0.5, "checking": 3.25, "confirming": 1.0})
+
+
+def test_forecasts_are_compared_with_what_came_at_three_moments_of_the_budget() -> None:
+    told = {"forecast_secs": 1.1, "forecast_low_secs": 0.9, "forecast_high_secs": 1.2}
+    later = {"forecast_secs": 0.8, "forecast_low_secs": 0.7, "forecast_high_secs": 0.9}
+    errors, held = budgets.forecasts([(1.0, {}), (3.0, told), (6.0, later), (9.0, told)], 10.0, 1.0)
+    assert errors == pytest.approx([0.1, -0.2])
+    assert held == 1
+    assert budgets.forecasts([], 10.0, None) == ([], 0)

@@ -115,7 +115,8 @@ def test_two_runs_of_one_program_hardly_ever_end_early(one_in: int) -> None:
 
 
 def test_far_behind_takes_a_hundred_times_as_long_and_more_than_what_a_busy_host_adds() -> None:
-    assert far_behind(0.5, 1e-3)
-    assert not far_behind(0.9 * FAR_BEHIND_FACTOR * 1e-3, 1e-3)
-    assert not far_behind(0.9 * FAR_BEHIND_SECS, 1e-6)
-    assert not far_behind(100.0, None), "nothing is known that it could have lost to"
+    assert far_behind(0.5, 0.5, 1e-3)
+    assert not far_behind(0.5, 0.01, 1e-3), "something else kept it waiting"
+    assert not far_behind(*[0.9 * FAR_BEHIND_FACTOR * 1e-3] * 2, 1e-3)
+    assert not far_behind(*[0.9 * FAR_BEHIND_SECS] * 2, 1e-6)
+    assert not far_behind(100.0, 100.0, None), "nothing is known that it could have lost to"

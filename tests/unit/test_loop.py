@@ -15,10 +15,11 @@ from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
 from tuner.tuning.budget import BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
-from tuner.tuning.loop import CHARGED, CONFIRMED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.confirming_plan import CONFIRMED
+from tuner.tuning.loop import CHARGED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
-from tuner.tuning.testing import CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
+from tuner.tuning.testing import TARGET, CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
 
 TRACES = [json.dumps([["i", n], []]) for n in range(100)]
 
@@ -125,6 +126,28 @@ def test_a_task_that_got_no_trial_is_served_its_default_schedule():
     scene.run()
     assert scene.count(Purpose.SEARCH) == 0
     assert scene.bests[0].trace == task.fixed
+
+
+def with_default(*names):
+    return [fake_task(name).model_copy(update={"fixed": '[["fixed"],[]]'}) for name in names]
+
+
+def test_the_default_schedule_is_among_the_first_trials_and_replaces_one_of_them():
+    scene = Scene(*with_default("a"), trials=8)
+    scene.run()
+    assert [n for _, purpose, n in scene.measurer.submitted if purpose is Purpose.SEARCH] == [4, 4]
+    measured = [record.trace for record in scene.store.for_task(scene.loop.tasks[0].workload.digest, TARGET)]
+    assert measured[:8] == ['[["fixed"],[]]', *TRACES[:7]]
+
+
+@pytest.mark.parametrize(("default_secs", "confirmed"), [(1.1e-2, True), (1.3e-2, False), (9e-3, True)])
+def test_the_default_schedule_is_confirmed_where_it_may_be_the_fastest(default_secs, confirmed):
+    def close(task, trace):
+        return default_secs if "fixed" in trace else 1.0 if trace == BASELINE_TRACE else 1e-2 + secs(task, trace) / 100
+
+    scene = Scene(*with_default("a"), secs_of=close).run()
+    assert submitted(scene)[-1] == (Purpose.CONFIRM, 1 + CONFIRMED + (confirmed and default_secs > 1e-2))
+    assert (scene.bests[0].trace == '[["fixed"],[]]') == (default_secs < 1e-2)
 
 
 def test_a_search_that_always_crashes_ends_the_task():
@@ -323,6 +346,19 @@ def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_wi
     assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == 2, "none is made again"
 
 
+def test_a_job_ends_soon_after_its_seconds_whatever_is_still_measured():
+    class Leased(Queued):
+        def withdraw(self, purposes):
+            pass
+
+    scene = in_time(20.0, fake_task("a", flops=0.0), slow=(Purpose.CONFIRM,))
+    scene.measurer = scene.loop.measurer = Leased(scene.loop.tasks, scene.store, secs, slow=(Purpose.CONFIRM,))
+    for elapsed in (1.0, 1.1, 1.2, 19.9, 20.0, 21.4):
+        assert not scene.loop.step(elapsed)
+    assert scene.loop.step(21.6)
+    assert scene.bests == {}
+
+
 def test_a_replay_that_nobody_has_confirmed_when_all_seconds_are_spent_is_undecided():
     earlier = Earlier(*TRACES[:4])
     scene = replaying(earlier)
@@ -354,6 +390,13 @@ def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_
     scene.measurer.parallel = lambda: 4
     scene.loop.step(1.1)
     assert scene.ledger.held_secs == pytest.approx(alone / 4)
+
+
+@pytest.mark.parametrize(("until_gain", "trials"), [(0.99, 8), (1e-9, 64)])
+def test_no_more_trials_are_spent_when_another_minute_is_worth_less_than_was_asked_for(until_gain, trials):
+    scene = Scene(fake_task("a"), fake_task("b"), until_gain=until_gain).run()
+    assert trials <= scene.count(Purpose.SEARCH) <= max(32, trials)
+    assert scene.bests.keys() == {0, 1}, "what was found is confirmed"
 
 
 def test_searches_of_a_loop_that_is_abandoned_do_not_start():

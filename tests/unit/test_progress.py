@@ -4,11 +4,13 @@ import io
 from datetime import UTC, datetime
 
 import pytest
+import typer
 from rich.console import Console
 
-from pitchpipe.cli.progress import Progress as ProgressLine
-from pitchpipe.cli.progress import describe
+from pitchpipe.cli.commands import share_of
 from pitchpipe.cli.tables import _peer, interval, roofs, show_tuning, steady
+from pitchpipe.tuning.progress import Bar, Lines, _done, describe
+from pitchpipe.tuning.progress import Progress as ProgressLine
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import Budget, JobState, JobView, Progress
 from pitchpipe.wire.lease import Steadiness
@@ -40,19 +42,69 @@ def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
     assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
 
 
+def test_the_line_says_what_was_gained_and_what_is_expected():
+    ahead = {"forecast_secs": 0.011, "forecast_low_secs": 0.0105, "forecast_high_secs": 0.0125, "minute_gain": 0.004}
+    line = describe(job(trials=40, best_secs=0.0125, gain=0.25, **ahead))
+    assert line.endswith("best 12.50 ms, 25% saved, expected 11.00 ms (10.50 to 12.50), another minute 0.4%")
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0.02", 0.02)])
+def test_a_share_is_typed_in_per_cent_or_as_a_number(text: str, share: float):
+    assert share_of(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "1", "100%", "-1%", "one", "1%%", "nan"])
+def test_what_is_no_share_is_refused(text: str):
+    with pytest.raises(typer.BadParameter, match="such as 1%"):
+        share_of(text)
+
+
 def test_an_ended_job_has_no_time_left():
     assert "left" not in describe(job(JobState.DONE, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
 
 
-def test_a_pipe_gets_plain_lines_and_not_one_for_every_view(capsys: pytest.CaptureFixture[str]):
-    with ProgressLine() as line:
+def test_the_line_compares_the_best_with_the_default_schedules():
+    assert "best 12.50 ms against 50.00 ms by default" in describe(job(best_secs=0.0125), default_secs=0.05)
+
+
+def test_a_pipe_gets_a_plain_line_in_ten_seconds_and_the_last_one(capsys: pytest.CaptureFixture[str]):
+    now = 0.0
+    with ProgressLine(Lines(clock=lambda: now)) as line:
         for trials in range(50):
-            line.show(job(trials=trials))
+            line.show(job(trials=trials, best_secs=0.002))
+            now += 0.25
         line.show(job(JobState.DONE, trials=50))
     written = capsys.readouterr()
     assert written.out == ""
-    assert [text.split(",")[0] for text in written.err.splitlines()] == ["tuning: 0/100 trials", "done: 50/100 trials"]
+    lines = written.err.splitlines()
+    assert [text.split(",")[0] for text in lines] == [f"tuning: {n}/100 trials" for n in (0, 40)] + [
+        "done: 50/100 trials"
+    ]
+    assert all("best 2.00 ms" in text for text in lines[:-1])
     assert "\x1b" not in written.err
+
+
+def test_without_a_terminal_and_a_notebook_lines_are_shown(capsys: pytest.CaptureFixture[str]):
+    with ProgressLine() as line:
+        line.show(job())
+    assert capsys.readouterr().err.startswith("tuning: 0/100 trials")
+
+
+def test_a_terminal_gets_a_bar_that_is_gone_in_the_end():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    with ProgressLine(Bar(console)) as line:
+        line.show(job(trials=50, best_secs=0.002))
+    assert "50/100 trials, best 2.00 ms" in text.getvalue()
+    assert text.getvalue().rstrip("\r").endswith("\x1b[2K")
+
+
+def test_the_share_that_is_done_is_that_of_the_budget():
+    assert _done(job(trials=25)) == 0.25
+    assert _done(job(JobState.DONE)) == 1.0
+    timed = job(eta_secs=30).model_copy(update={"budget": Budget(seconds=120)})
+    assert _done(timed) == 0.75
+    assert _done(timed.model_copy(update={"progress": Progress()})) is None
 
 
 def test_the_table_has_every_task_and_the_whole_model():

@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pitchpipe.wire.job import Progress
+from pitchpipe.wire.job import Budget, Progress
 from pitchpipe.wire.lease import Report
 from pitchpipe.wire.measure import Measurement, Timed
 from pitchpipe.wire.record import Tier
@@ -37,7 +37,15 @@ def test_a_report_from_before_workers_told_their_steadiness_still_loads() -> Non
 
 
 def test_progress_from_before_estimates_were_counted_still_loads() -> None:
-    assert Progress.model_validate({"trials": 3, "best_secs": 0.5}).estimated_tasks == 0
+    found = Progress.model_validate({"trials": 3, "best_secs": 0.5})
+    assert (found.estimated_tasks, found.forecast_secs, found.minute_gain) == (0, None, None)
+
+
+def test_a_budget_from_before_one_could_stop_early_still_loads() -> None:
+    assert Budget.model_validate({"trials": 3, "seconds": None}).until_gain is None
+    for wrong in (0, 1, -0.1):
+        with pytest.raises(ValidationError):
+            Budget(trials=3, until_gain=wrong)
 
 
 @pytest.mark.parametrize("ends", [(0.002, 0.002), (0.001, 0.004)])

@@ -224,9 +224,9 @@ class _Assembly:
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
-                programmatic=call.programmatic,
+                programmatic=call.programmatic and at > 0,  # Before the first one may be a copy, which is no kernel.
             )
-            for (code, call), arguments in calls
+            for at, ((code, call), arguments) in enumerate(calls)
         )
 
 

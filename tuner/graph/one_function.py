@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuner.graph.def_use import op_name, static_shape
+from tuner.graph.fold_constants import constant_value
 from tuner.tvm_compat import IRModule, Schedule, ir, relax, sym, tirx, tvm, tvm_ffi
 
 OUT_ELEMWISE_FUSABLE = 4
@@ -38,8 +39,11 @@ def again(builder: Any, call: Any, arguments: Sequence[Any]) -> Any:
 
 
 def cast(builder: Any, x: Any, dtype: str) -> Any:
-    """x in that type."""
-    return x if dtype_of(x) == dtype else builder.emit(relax.op.astype(x, dtype))
+    """x in that type. A constant stays one: TVM writes numbers into a function, and has no place for a tensor there."""
+    if dtype_of(x) == dtype:
+        return x
+    values = constant_value(x)
+    return builder.emit(relax.op.astype(x, dtype)) if values is None else relax.const(values.astype(dtype), dtype)
 
 
 def dtype_of(expr: Any) -> str:

@@ -16,7 +16,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 Converted = tuple[bytes, dict[str, "np.ndarray"]]
 
 
-def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
+def from_torch(module: Any, example_inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Converted:
     """The `relax` format of a torch.nn.Module in eval mode, or of TorchScript, and its weights by name.
 
-    Shapes are those of `example_inputs`. Raises InvalidModel, UnsupportedOperator or UnsupportedShape.
+    Shapes are those of `example_inputs` and of `keywords`, arguments by name, which TorchScript does not take; both may be
+    nested, and the model's inputs are their tensors in order. Raises InvalidModel, UnsupportedOperator or UnsupportedShape.
     """
     if getattr(module, "training", False):
         raise InvalidModel("the module is in training mode: call module.eval() first")
@@ -54,18 +55,18 @@ def from_torch(module: Any, example_inputs: Sequence[Any]) -> Converted:
     with quiet(), torch.no_grad():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = module_of_torchscript(module, examples)
-        program = _exported(module, examples)
+        program = _exported(module, examples, dict(keywords or {}))
     return from_exported_program(program)
 
 
-def _exported(module: Any, examples: tuple[Any, ...]) -> Any:
+def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """As torch.export gives it; where it cannot follow a question that the module asks of its constants, as it does when
     they are answered."""
     try:
-        return torch.export.export(module, examples)
+        return torch.export.export(module, examples, keywords)
     except Exception as error:  # torch.export raises many kinds, user errors among them
         with contextlib.suppress(Exception), constants_known(module):
-            return torch.export.export(module, examples)
+            return torch.export.export(module, examples, keywords)
         raise InvalidModel(f"torch.export failed{_place(error)}: {_first_line(error)}") from error
 
 
@@ -138,7 +139,7 @@ def from_pt2(path: Path, _example_inputs: Sequence[Any] | None = None) -> Conver
 def from_exported_program(program: Any) -> Converted:
     """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch.
 
-    Results are the tensors among the program's results, in order; those that are None are left out.
+    Results are the tensors among the program's results, in order; None and numbers, which are known, are left out.
     """
     with quiet(), torch.no_grad():
         for node in program.graph.nodes:

@@ -70,8 +70,10 @@ def with_packings(mod: Any) -> tuple[Any, list[Packing]]:
     """(module to compile, packings) of a scheduled workload.
 
     `main` of the module takes packed weights. A packing without `positions` has a function of its own in the module, which
-    packs the weight.
+    packs the weight. Raises InvalidTrace for a template.
     """
+    if template_of(mod["main"]) is not None:
+        raise InvalidTrace("templates are for GPUs")
     packings = packings_of(mod)
     if not packings:
         return mod, []
@@ -82,8 +84,6 @@ def with_packings(mod: Any) -> tuple[Any, list[Packing]]:
 
 def build(mod: Any, target: Any) -> CpuProgram:
     """Compiles a workload, scheduled or not, for a CPU target down to machine code. Raises InvalidTrace for a template."""
-    if template_of(mod["main"]) is not None:
-        raise InvalidTrace("templates are for GPUs")
     whole, packings = with_packings(mod)
     module = compile_module(whole, target)
     compiled = [packing for packing in packings if packing.positions is None]

@@ -162,6 +162,8 @@ class Running:
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}
         self._cold = bench.cold()
+        self.own_secs = 0.0
+        """Processor time of this thread in the last `run`."""
 
     def _prepare(self, name: str) -> list[Any]:
         """The arguments of a call on the set, with weights packed as the schedule wants them."""
@@ -189,9 +191,10 @@ class Running:
         """Poisons the outputs, runs once on the set, and returns the seconds of the call."""
         arguments = self._prepare(name)
         self._poison()
-        start = time.perf_counter()
+        own, start = time.thread_time(), time.perf_counter()
         self._program.main(*arguments)
-        return time.perf_counter() - start
+        secs, self.own_secs = time.perf_counter() - start, time.thread_time() - own
+        return secs
 
     def _poison(self) -> None:
         for tensor, view in zip(self._outputs, self._views, strict=True):
@@ -255,7 +258,7 @@ class Runnable(Protocol):
 
     @property
     def stays_inside(self) -> bool:
-        """Whether no run so far has written beside the outputs, as far as that can be seen."""
+        """Whether the last run wrote beside no output, as far as that can be seen."""
 
     def call(self, calls: int) -> float:
         """Seconds of `calls` calls in a row on the first set."""

@@ -8,7 +8,8 @@ Timing. A model runs as one CUDA graph, so a candidate is timed inside one, amon
 and a call takes (T - S) / PAIRS: what the graph of a model takes longer with this kernel in it, the boundary to its
 neighbour included. A stand-in reads and writes the activations that the call reads, as the kernel before it in a model does,
 so these lie in the L2 cache if they fit. Weights do not: every call of a graph has a copy of its own, and the whole cache is
-overwritten between two graphs. Each time is that between two events around a graph, so the interpreter does not count.
+overwritten between two graphs. Where launches may begin early, those of stand-ins do, and a call's may begin within one, as
+in a model. Each time is that between two events around a graph, so the interpreter does not count.
 
 The heartbeat kernel is the GPU's reference workload: a tenth of a millisecond of arithmetic on all multiprocessors, whose
 time depends on the clock, heat and other tenants alone.
@@ -25,9 +26,11 @@ import numpy as np
 
 from pitchpipe.gpu.launches import Launches
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
+from tuner.lowering import early_launch
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS, numpy_dtype, poison, size_bytes
 from tuner.measure.cuda_driver import Clock, Cuda, Graph
+from tuner.measure.guards import DeviceGuards
 from tuner.schedule.tensor_type import TensorType
 
 HEARTBEAT_SOURCE = """
@@ -37,6 +40,9 @@ extern "C" __global__ void heartbeat(float* out) {
   if (a + b == 1.5f) out[0] = a;
 }
 extern "C" __global__ void stand_in(uint4* data, unsigned long long count) {
+#if __CUDA_ARCH__ >= 900
+  BEGIN
+#endif
   for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
     uint4 value;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -45,7 +51,7 @@ extern "C" __global__ void stand_in(uint4* data, unsigned long long count) {
         :: "l"(data + i), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
   }
 }
-"""
+""".replace("BEGIN", early_launch.BEGIN)
 _HEARTBEAT_BLOCKS, _HEARTBEAT_THREADS = 1056, 256
 _BEAT_SAMPLES = 15
 _SPOILED = b"\xff\xff\xff\xff"
@@ -78,7 +84,8 @@ class GpuDevice:
             for name in SETS
             if name in bench.reference_outputs
         }
-        self.outputs = [self.cuda.allocate(size_bytes(found)) for found in bench.output_types]
+        self.guards = DeviceGuards(self.cuda)
+        self.outputs = [self.guards.allocate(size_bytes(found)) for found in bench.output_types]
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, self.cuda.l2_bytes)
         self._flush = self.cuda.allocate(self._flush_bytes)
         beat = _program(heartbeat, "heartbeat", (_HEARTBEAT_BLOCKS, 1, 1), (_HEARTBEAT_THREADS, 1, 1))
@@ -102,7 +109,8 @@ class GpuDevice:
             vectors = size // _VECTOR_BYTES
             blocks = min(_STAND_IN_BLOCKS, math.ceil(vectors / _STAND_IN_THREADS))
             count = Scalar(data=vectors.to_bytes(8, "little"))
-            made = _program(code, "stand_in", (blocks, 1, 1), (_STAND_IN_THREADS, 1, 1), count)
+            early = early_launch.launches_early(self.bench.target.arch or "")
+            made = _program(code, "stand_in", (blocks, 1, 1), (_STAND_IN_THREADS, 1, 1), count, early=early)
             found.append(self.cuda.launches(made, self.cuda.load(made), {0: address}))
         return found
 
@@ -172,7 +180,8 @@ class DeviceProgram:
             raise ValueError("the program of a workload has scratch memory beside its parameters, and nothing else")
         self._code = self._cuda.load(program)
         self._sizes = {at: program.buffers[at].size_bytes for at in scratch}
-        self._workspaces = {at: self._cuda.allocate(size) for at, size in self._sizes.items()}
+        self._guards = DeviceGuards(self._cuda)
+        self._workspaces = {at: self._guards.allocate(size) for at, size in self._sizes.items()}
         self._types = self._bench.output_types
         self._poisons = [_pattern(found) for found in self._types]
         self._arrays = [np.empty(found.shape, numpy_dtype(found.dtype)) for found in self._types]
@@ -184,8 +193,7 @@ class DeviceProgram:
         self._cuda.wait()
         for graph in self._graphs.values():
             self._cuda.destroy(graph)
-        for address in self._workspaces.values():
-            self._cuda.free(address)
+        self._guards.close()
         self._code.close()
 
     def _launches(self, name: str, weights: Mapping[int, int]) -> Launches:
@@ -208,6 +216,8 @@ class DeviceProgram:
             self._cuda.fill(address, size_bytes(found), pattern)
         for at, address in self._workspaces.items():
             self._cuda.fill(address, self._sizes[at] // 4 * 4, _SPOILED)
+        self._device.guards.set_up()
+        self._guards.set_up()
         self._cuda.start()
         self._cuda.launch(launches)
         return self._cuda.stop()
@@ -218,8 +228,10 @@ class DeviceProgram:
             self._cuda.read(address, array)
         return self._arrays
 
-    stays_inside = True
-    """Nobody looks: buffers lie in blocks of their own, and what reaches outside of all is the device's error."""
+    @property
+    def stays_inside(self) -> bool:
+        """Whether the last run has written neither beside the outputs nor beside the workspaces."""
+        return self._device.guards.intact and self._guards.intact
 
     def call(self, calls: int) -> float:
         """Device seconds of `calls` calls on the first set, derived from so many or a few more inside graphs.
@@ -238,10 +250,15 @@ class DeviceProgram:
 
 
 def _program(
-    code: bytes, kernel: str, grid: tuple[int, int, int], block: tuple[int, int, int], *more: Scalar
+    code: bytes,
+    kernel: str,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    *more: Scalar,
+    early: bool = False,
 ) -> Program:
     """One kernel that writes to one buffer."""
-    launch = Launch(kernel=0, arguments=(Pointer(buffer=0), *more), grid=grid, block=block)
+    launch = Launch(kernel=0, arguments=(Pointer(buffer=0), *more), grid=grid, block=block, programmatic=early)
     out = Buffer(place=Place.OUTPUT, dtype="float32", shape=(1,))
     return Program(codes=(code,), kernels=(Kernel(code=0, name=kernel),), buffers=(out,), run=(launch,))
 

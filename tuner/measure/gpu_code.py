@@ -12,13 +12,17 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+import tuner.schedule.reducers  # noqa: F401  # so that TVM lowers them between threads
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.target_kind import kind_named
+from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
+from tuner.lowering.lane_conditions import free_of_lanes
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
@@ -100,7 +104,10 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
             if (told := without_type(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} has {told}")
         calls, workspaces = _calls(split[name])
-        return Lowered(calls=calls, workspaces=workspaces, source=_source(device, target))
+        source = _source(device, target)
+        if launches_early(str(target.attrs["arch"])):
+            calls, source = tuple(replace(call, programmatic=True) for call in calls), beginning_early(source)
+        return Lowered(calls=calls, workspaces=workspaces, source=source)
 
 
 def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
@@ -115,7 +122,7 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
 
     pipeline, _, finalize_device = tirx.get_default_tir_pipeline(target)
     with tvm.transform.PassContext(instruments=[Capture()], config=kind_named(target.kind.name).pass_config()):
-        lowered = pipeline(tirx.transform.BindTarget(target)(expand_powers(mod)))
+        lowered = pipeline(tirx.transform.BindTarget(target)(free_of_lanes(expand_powers(mod))))
     if len(captured) != 1:
         raise NotCompiled("TVM's pipeline for CUDA splits host and device in another way than expected")
     kernels = {

@@ -1,4 +1,4 @@
-"""Outputs between guards: memory that a program has no business in, and that shows when it has been there.
+"""Buffers between guards: memory that a program has no business in, and that shows when it has been there.
 
 A schedule that loses the guard of a remainder writes past its output. Every element may be right all the same, and what is
 damaged belongs to somebody else.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tuner.measure.check import size_bytes
+from tuner.measure.cuda_driver import Cuda
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import tensor_in, tvm
 
@@ -39,3 +40,39 @@ class Guards:
     def intact(self) -> bool:
         """Whether nobody has written beside the tensors."""
         return all(bool((guard == _PATTERN).all()) for guard in self._guards)
+
+
+class DeviceGuards:
+    """Allocates buffers on a GPU, and keeps the memory around them."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self._guards: list[int] = []
+        self._blocks: list[int] = []
+        self._seen: np.ndarray[Any, Any] = np.empty(GUARD_BYTES, np.uint8)
+
+    def allocate(self, size: int) -> int:
+        """The device address of `size` new bytes. Raises CudaError."""
+        self._blocks.append(self._cuda.allocate(size + 2 * GUARD_BYTES))
+        start = self._blocks[-1] + GUARD_BYTES
+        self._guards += [self._blocks[-1], start + size]
+        return start
+
+    def set_up(self) -> None:
+        """Fills the guards, in stream order. Done before each run that is checked."""
+        for guard in self._guards:
+            self._cuda.fill(guard, GUARD_BYTES, bytes([_PATTERN]))
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written beside the buffers since `set_up`. Waits for the device."""
+        for guard in self._guards:
+            self._cuda.read(guard, self._seen)
+            if not (self._seen == _PATTERN).all():
+                return False
+        return True
+
+    def close(self) -> None:
+        """Frees the buffers."""
+        for block in self._blocks:
+            self._cuda.free(block)

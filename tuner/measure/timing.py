@@ -34,7 +34,7 @@ CONFIRM_PROCESSES = 3
 """Fresh processes that time a candidate in a confirming run."""
 CONFIRM_SAMPLES_EACH = 6
 """Samples that each of these processes takes at least."""
-FAR_BEHIND_FACTOR = 100.0
+FAR_BEHIND_FACTOR = 20.0
 """A baseline that takes longer than so many times the fastest candidate needs no interval: see `far_behind`."""
 FAR_BEHIND_SECS = 0.02
 """A shorter call is never far behind: what else the host does for a moment could make it so long."""
@@ -127,13 +127,13 @@ def hopeless(first_secs: float, incumbent_secs: float | None) -> bool:
     return incumbent_secs is not None and first_secs > HOPELESS_FACTOR * incumbent_secs + COLD_START_SECS
 
 
-def far_behind(secs: float, fastest_secs: float | None) -> bool:
+def far_behind(secs: float, own_secs: float, fastest_secs: float | None) -> bool:
     """Whether one call of the baseline shows that it has lost to a candidate of `fastest_secs` a call.
 
-    It is asked of two calls in a row. A baseline as fast as that candidate would have to be delayed in both of them by 99
-    times its duration and by at least 20 ms.
+    own_secs: the processor time of the thread that called it, in which nobody delays it: a baseline as fast as that
+    candidate would itself have to compute for 19 times as long as it does, and for 20 ms.
     """
-    return fastest_secs is not None and secs > max(FAR_BEHIND_FACTOR * fastest_secs, FAR_BEHIND_SECS)
+    return fastest_secs is not None and min(secs, own_secs) > max(FAR_BEHIND_FACTOR * fastest_secs, FAR_BEHIND_SECS)
 
 
 def slow(samples: Sequence[float], config: MeasureConfig, incumbent_secs: float | None) -> bool:

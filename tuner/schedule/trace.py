@@ -180,6 +180,7 @@ def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:
     The result depends on the arguments alone: sampling instructions have their decisions in a stored trace, and one without
     a decision is drawn from a fixed seed. `checked=False` skips the allow-list for a text that has passed it already.
     """
+    import tuner.schedule.reducers  # noqa: F401  # instructions may divide their reductions
     from tuner.tvm_compat import Schedule, Trace
 
     if is_template(trace):

@@ -26,6 +26,7 @@ LEAST_SUMMED = 16
 """Iterations of k: below it a product is bound by memory, and tensor cores multiply zeros."""
 OPERANDS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "int8": "int32"}
 """Element types that are multiplied, and the type of their sums."""
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}
 
 
 class NotRecognised(InvalidTrace):
@@ -46,6 +47,8 @@ class Contraction:
 
     params: tuple[Any, ...]
     """The function's parameters."""
+    constant: frozenset[int]
+    """Places of those that hold weights, which no kernel of a run writes."""
     s: tuple[Axis, ...]
     i: tuple[Axis, ...]
     j: tuple[Axis, ...]
@@ -70,6 +73,13 @@ class Contraction:
     def extent(self, axes: str) -> int:
         """Iterations of the axes of these kinds together: "s", "ij", ..."""
         return math.prod(axis.extent for kind in axes for axis in getattr(self, kind))
+
+    def weights_in(self, expression: Any) -> Any:
+        """Where an expression reads weights: the first such load; None where it reads none."""
+        loads: list[Any] = []
+        structural_walk(expression, (ir.TensorLoad, loads.append))
+        weights = [self.params[at] for at in self.constant]
+        return next((load for load in loads if any(load.source.same_as(one) for one in weights)), None)
 
 
 def find_contraction(mod: Any) -> Contraction:
@@ -143,6 +153,7 @@ class _Reader:
             raise NotRecognised(f"products of {' and '.join(sorted(dtypes))} are summed in {sum_dtype}")
         found = Contraction(
             params=tuple(self._function.params),
+            constant=frozenset(int(at) for at in (self._function.attrs or {}).get("layout_free_buffers", [])),
             s=axes("s", results),
             i=axes("i", results),
             j=axes("j", results),
@@ -255,6 +266,11 @@ def _place(expression: Any) -> Any:
     found: list[Any] = []
     structural_walk(expression, (ir.TensorLoad, lambda one: found.append(_offset(one.source, one.indices))))
     return found[0] if found else tirx.const(0, "int64")
+
+
+def stride_of(load: Any, variable: Any) -> int:
+    """Elements between what a load reads for one value of a variable and for the next, all others at zero."""
+    return _stride(_offset(load.source, load.indices), variable)
 
 
 def _stride(offset: Any, variable: Any) -> int:

@@ -1,6 +1,7 @@
 """A kernel's text in Triton, made of printed statements, and its launch: what all templates share.
 
-Kernels whose launch may begin early wait for the one before them first of all; whatever they read then is written.
+Kernels whose launch may begin early wait for the one before them before they read anything; whatever they read then is
+written. What they do until then changes no result: they ask the L2 cache for weights.
 """
 
 from __future__ import annotations
@@ -14,9 +15,20 @@ from tuner.templates.contraction import Axis
 from tuner.templates.printer import TANH, NotPrintable, Printer, Value
 
 BOTH = frozenset((0, 1))
+EARLIEST = 90
+"""The compute capability from which on launches may begin early."""
+LINE_BYTES = 128
+"""Of the L2 cache."""
 _HEAD = "import triton\nimport triton.language as tl\n"
 _EARLY = """
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+"""
+_FETCH = """
+@triton.jit
+def _fetch(pointers):
+    # The L2 cache gets the lines; nobody waits for them.
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 """
 _POINTERS = {
     **{f"float{bits}": f"*fp{bits}" for bits in (16, 32, 64)},
@@ -63,9 +75,14 @@ class Shape:
 
 
 def begin(printer: Printer, early: bool) -> None:
-    """The first statements of a kernel."""
+    """The first statements of a kernel. What reads or writes what other kernels write comes behind `wait`."""
     if early:
         printer.line("gdc_launch_dependents()")
+
+
+def wait(printer: Printer, early: bool) -> None:
+    """Until the kernel before has ended, and all that it wrote is there."""
+    if early:
         printer.line("gdc_wait()")
 
 
@@ -82,6 +99,7 @@ def written(
         places, names, types = [*places, len(params)], [*names, workspace[0]], [*types, _pointer(workspace[1])]
     body = "\n".join(printer.lines)
     helpers = (_EARLY if shape.early else "") + (TANH if "_tanh(" in body else "")
+    helpers += _FETCH if "_fetch(" in body else ""
     return KernelSource(
         text=f"{_HEAD}{helpers}\n\n@triton.jit\ndef {name}({', '.join(names)}):\n{body}\n",
         name=name,

@@ -26,6 +26,7 @@ from tuner.templates.kernel_source import (
     number,
     power_of_two,
     unravelled,
+    wait,
     written,
 )
 from tuner.templates.printer import Printer, Tile, Value
@@ -67,6 +68,7 @@ class _Writer:
     def kernel(self) -> KernelSource:
         printer, count = self.printer, self.found.extent("rows")
         begin(printer, self.early)
+        wait(printer, self.early)
         printer.line(f"row = tl.program_id(0) * {self.rows} + tl.arange(0, {self.rows})[:, None]")
         printer.line("batch = tl.program_id(2)")
         self.shared = unravelled(printer, self.found.batch, number("batch"))

@@ -15,6 +15,8 @@ import math
 from collections.abc import Iterator
 
 from pitchpipe.wire.target import Target
+from tuner.templates.contraction import ITEM_BYTES
+from tuner.templates.kernel_source import EARLIEST
 from tuner.templates.row_source import LEAST, width
 from tuner.templates.rows import Rows
 from tuner.templates.space import (
@@ -22,7 +24,6 @@ from tuner.templates.space import (
     BLOCKS,
     EARLY_SAVES_SECS,
     FLOPS,
-    ITEM_BYTES,
     LATENCY_SECS,
     LAUNCH_SECS,
     MULTIPROCESSORS,
@@ -47,7 +48,7 @@ SCRATCH_BYTES = 4096
 def row_space(found: Rows, target: Target) -> list[Ranked]:
     """The points of `rows-1` for a chain, the best by the estimate first."""
     limit = min(target.max_shared_memory_per_block or SHARED_BYTES, SHARED_BYTES)
-    early = int(capability(target) >= 90)
+    early = int(capability(target) >= EARLIEST)
     points = [
         (estimate_secs(found, rows, warps, early), rows, warps)
         for rows, warps in _points(found)

@@ -11,13 +11,14 @@ follows, so that results do not depend on which block is first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
-from tuner.templates.contraction import MAX_ELEMENTS, Contraction
+from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Axis, Contraction, stride_of
 from tuner.templates.kernel_source import (
     BOTH,
+    LINE_BYTES,
     KernelSource,
     Shape,
     TemplateSource,
@@ -25,9 +26,11 @@ from tuner.templates.kernel_source import (
     number,
     power_of_two,
     unravelled,
+    wait,
     written,
 )
 from tuner.templates.printer import Printer, Tile, Value
+from tuner.templates.text import FETCHES
 from tuner.tvm_compat import ir
 
 SUM_ELEMENTS, SUM_WARPS = 1024, 4
@@ -66,6 +69,10 @@ class _Writer:
         down, across = -(-self.m // self.rows), -(-self.n // self.columns)
         begin(printer, self.early)
         self._place(printer, down, across)
+        if self.arguments["early"] == FETCHES:
+            self._fetch(printer, 0, "tile_column", across)
+            self._fetch(printer, 1, "tile_row", down)
+        wait(printer, self.early)
         outer = self._outer(printer, self.rows, self.columns)
         dtype = self.found.sum_dtype
         total = printer.let(f"tl.zeros(({self.rows}, {self.columns}), tl.{dtype})")
@@ -105,17 +112,55 @@ class _Writer:
             printer.line(f"tile_column = block // {down}")
         if self.parts > 1:
             printer.line("part = tl.program_id(1)")
+        printer.line("batch = tl.program_id(2)")
 
     def _outer(self, printer: Printer, rows: int, columns: int) -> dict[Any, Value]:
         """The values of the axes s, i and j in a tile."""
         printer.line(f"row = tile_row * {rows} + tl.arange(0, {rows})[:, None]")
         printer.line(f"column = tile_column * {columns} + tl.arange(0, {columns})[None, :]")
-        printer.line("batch = tl.program_id(2)")
         return {
             **unravelled(printer, self.found.s, number("batch")),
             **unravelled(printer, self.found.i, number("row", 0)),
             **unravelled(printer, self.found.j, number("column", 1)),
         }
+
+    def _fetch(self, printer: Printer, which: int, own: str, turns: int) -> None:
+        """Asks the L2 cache for the weights that A (0) or B (1) reads in this block, if any: for one element of each line,
+        and for the last one in place of those beyond the end. The blocks that read the same ones take the steps in turn.
+
+        own: the name of a block's number among these. turns: how many there are.
+        """
+        load = self.found.weights_in((self.found.a, self.found.b)[which])
+        if load is None:
+            return
+        side, extent, axes = ((self.rows, self.m, self.found.i), (self.columns, self.n, self.found.j))[which]
+        fastest = [one for one in (axes, self.found.k) if one and stride_of(load, one[-1].variable) == 1]
+        if not fastest or str(load.source.ty.dtype) not in ITEM_BYTES:
+            return
+
+        every = {id(fastest[0]): LINE_BYTES // ITEM_BYTES[str(load.source.ty.dtype)]}
+
+        def places(
+            body: Printer, start: str, count: int, end: int, kind: Sequence[Axis], axis: int
+        ) -> dict[Any, Value]:
+            apart = every.get(id(kind), 1)
+            lanes = f"tl.arange(0, {max(1, count // apart)}){('[:, None]', '[None, :]')[axis]} * {apart}"
+            flat = body.value(f"tl.minimum({start} + {lanes}, {end - 1})", "int32", number("", axis))
+            return unravelled(body, kind, flat)
+
+        tile = ("tile_row", "tile_column")[which]
+        outer = places(printer, f"{tile} * {side}", side, extent, axes, which)
+        outer |= unravelled(printer, self.found.s, number("batch"))
+        printer.line(f"for turn in range(0, {-(-self.steps // turns)}):")
+        body = printer.nested()
+        step = f"{f'part * {self.steps} + ' if self.parts > 1 else ''}turn * {turns} + {own}"
+        summed = places(body, f"({step}) * {self.step}", self.step, self.k, self.found.k, 1 - which)
+        lanes = Tile(shape=(1, 1), variables=outer | summed, inside=())  # Nothing is repeated along an axis.
+        place = next(at for at, param in enumerate(self.found.params) if param.same_as(load.source))
+        body.read.add(place)
+        pointers, _ = body.address(load.source, f"p{place}", load.indices, lanes)
+        body.line(f"_fetch({pointers})")
+        printer.lines += body.lines
 
     def _inside(self, printer: Printer, rows: int, columns: int) -> tuple[Value, ...]:
         inside = []
@@ -187,9 +232,11 @@ class _Writer:
         printer = Printer(self.found.params)
         down, across = -(-self.m // rows), -(-self.n // columns)
         begin(printer, self.early)
+        wait(printer, self.early)
         printer.line("block = tl.program_id(0)")
         printer.line(f"tile_row = block // {across}")
         printer.line(f"tile_column = block % {across}")
+        printer.line("batch = tl.program_id(2)")
         outer = self._outer(printer, rows, columns)
         tile = Tile(shape=(rows, columns), variables=outer, inside=self._inside(printer, rows, columns))
         dtype = self.found.sum_dtype

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pitchpipe.wire.target import Target
-from tuner.templates.contraction import MAX_ELEMENTS, Contraction
-from tuner.templates.text import CONTRACTION, TEMPLATES, checked
+from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Contraction
+from tuner.templates.kernel_source import EARLIEST
+from tuner.templates.text import CONTRACTION, FETCHES, TEMPLATES, checked
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}
 MULTIPROCESSORS = 132
 """Of the devices that the estimate is for; others rank much alike."""
 SHARED_BYTES, REGISTERS, WARPS, BLOCKS = 227 << 10, 65536, 64, 32
@@ -60,7 +60,9 @@ class Ranked:
 def contraction_space(found: Contraction, target: Target) -> list[Ranked]:
     """The points of `contraction-1` for a contraction, the best by the estimate first."""
     limit = min(target.max_shared_memory_per_block or SHARED_BYTES, SHARED_BYTES)
-    early = capability(target) >= 90
+    early = 0
+    if capability(target) >= EARLIEST:
+        early = 1 if found.weights_in(found.a) is None and found.weights_in(found.b) is None else FETCHES
     ranked = sorted(
         (
             (estimate_secs(found, arguments), tuple(arguments.values()), arguments)
@@ -118,7 +120,7 @@ def _steps(found: Contraction, arguments: Mapping[str, int]) -> int:
     return -(-found.extent("k") // (arguments["step"] * arguments["parts"]))
 
 
-def _points(found: Contraction, limit: int, early: bool) -> Iterator[dict[str, int]]:
+def _points(found: Contraction, limit: int, early: int) -> Iterator[dict[str, int]]:
     """Arguments that a block of a device can have, none of which is larger than the workload asks for."""
     values = TEMPLATES[CONTRACTION]
     m, n, k = found.extent("i"), found.extent("j"), found.extent("k")
@@ -137,7 +139,7 @@ def _points(found: Contraction, limit: int, early: bool) -> Iterator[dict[str, i
             groups = (0, 8) if -(-m // rows) > 8 else (0,)
             for group in groups:
                 arguments = {"rows": rows, "columns": columns, "step": step, "parts": parts, "stages": stages}
-                arguments |= {"warps": warps, "group": group, "early": int(early)}
+                arguments |= {"warps": warps, "group": group, "early": early}
                 if shared_bytes(found, arguments) <= limit:
                     yield arguments
 

@@ -21,6 +21,8 @@ MAX_BYTES = 4096
 POWERS = tuple(1 << exponent for exponent in range(4, 9))
 """16 to 256: sides of tiles."""
 CONTRACTION, ROWS = "contraction-1", "rows-1"
+FETCHES = 2
+"""Value of `early`: and weights are asked for until the launch before has ended."""
 TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     CONTRACTION: {
         "rows": POWERS,
@@ -30,7 +32,7 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "stages": tuple(range(1, 9)),
         "warps": (1, 2, 4, 8, 16),
         "group": (0, 4, 8, 16),
-        "early": (0, 1),
+        "early": (0, 1, FETCHES),
     },
     ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1)},
 }

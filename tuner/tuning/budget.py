@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import Failed, Measurement, Timed
 from pitchpipe.wire.task import Task, TaskKind
 
@@ -48,9 +49,11 @@ BATCH_SHARE = 0.5
 """The same for later batches: also a small budget has to be spent in several steps, so that results can redirect it."""
 FEWEST = 4
 """Candidates of a batch, at least, unless the budget has fewer left."""
-MOST_HELD_SHARE = 0.75
-"""Of a budget in seconds, for what follows the last trial: with less than a quarter for the search there is little to
-confirm."""
+CONFIRMING_SHARE = 0.15
+"""Of a budget in seconds, for confirming runs, at most. Where that is not enough for all tasks, those whose best saves most
+have it, and the others keep what they are served."""
+GRACE_SECS, GRACE_SHARE = 1.5, 0.03
+"""After the seconds of a job, whichever is more: for what workers are measuring then, mostly a confirming run."""
 RECENT_BATCHES = 8
 """Batches from whose rate follows how many trials fit into the seconds left."""
 AHEAD = 2
@@ -75,6 +78,10 @@ class TaskLedger:
     """Whether a search for one of them is running. A second one beside it would propose the same candidates."""
     batches: int = 0
     best_secs: float | None = None
+    default: str | None = None
+    """Digest of the candidate that is its default schedule; None where that is the baseline, or nobody knows."""
+    default_secs: float | None = None
+    """The time of that one; None while it has none."""
     bound_secs: float | None = None
     """The lower bound of its time on the job's devices; None while none is known."""
     exhausted: bool = False
@@ -112,6 +119,13 @@ class TaskLedger:
         if self.best_secs is None or self.bound_secs is None or self.best_secs < self.bound_secs:
             return None
         return self.best_secs - self.bound_secs
+
+    @property
+    def saved_secs(self) -> float | None:
+        """What its best saves of a run of the model that has its default schedule; None where one of them has no time."""
+        if self.best_secs is None or self.default_secs is None:
+            return None
+        return self.weight * max(0.0, self.default_secs - self.best_secs)
 
     @property
     def stale(self) -> bool:
@@ -153,7 +167,9 @@ class BudgetLedger:
         self.batch_size = max(FEWEST, min(batch_size, int(fair * BATCH_SHARE)))
         self.first_batch_size = max(FEWEST, min(batch_size, int(fair * FIRST_SHARE)))
         """Smaller than later ones, so that a small budget reaches every task."""
-        self.tasks = [TaskLedger(weight=task.weight, flops=task.flops, group=task.group) for task in tasks]
+        self.tasks = [
+            TaskLedger(weight=task.weight, flops=task.flops, group=task.group, default=_default(task)) for task in tasks
+        ]
         self._secs_per_trial: list[float] = []
         self._last_charge_secs: float | None = None
 
@@ -169,13 +185,14 @@ class BudgetLedger:
         trials: int,
         failed: int,
         best_secs: float | None,
+        default_secs: float | None = None,
         in_flight: int = 0,
         batches_in_flight: int = 0,
     ) -> None:
         """Sets what was spent on a task, and what is in flight for it, from before this process started."""
         task = self.tasks[index]
         task.trials, task.failed, task.best_secs, task.in_flight = trials, failed, best_secs, in_flight
-        task.batches_in_flight = batches_in_flight
+        task.batches_in_flight, task.default_secs = batches_in_flight, default_secs
         task.batches = math.ceil(trials / self.batch_size)
         task.history = [(trials, best_secs)] if trials else []
 
@@ -211,9 +228,15 @@ class BudgetLedger:
         """Whether the seconds of the whole job are spent."""
         return self.seconds_limit is not None and elapsed_secs >= self.seconds_limit
 
+    def overdue(self, elapsed_secs: float) -> bool:
+        """Whether the job ends whatever is still measured for it."""
+        if self.seconds_limit is None:
+            return False
+        return elapsed_secs >= self.seconds_limit + max(GRACE_SECS, GRACE_SHARE * self.seconds_limit)
+
     def _search_secs_left(self, elapsed_secs: float) -> float:
         assert self.seconds_limit is not None
-        held = min(self.held_secs, MOST_HELD_SHARE * self.seconds_limit)
+        held = min(self.held_secs, CONFIRMING_SHARE * self.seconds_limit)
         return max(0.0, self.seconds_limit - held - elapsed_secs)
 
     @property
@@ -271,6 +294,8 @@ class BudgetLedger:
             if isinstance(result, Failed):
                 task.failed += 1
             elif isinstance(result, Timed):
+                if result.candidate == task.default:
+                    task.default_secs = result.secs
                 task.best_secs = result.secs if task.best_secs is None else min(task.best_secs, result.secs)
         if done == 0:
             task.exhausted = True
@@ -291,22 +316,25 @@ class BudgetLedger:
             task.batches_in_flight = max(0, task.batches_in_flight - 1)
 
     def latency(self) -> Latency | None:
-        """f of the notation: the sum of weight x best seconds over the tasks. None while some task has neither a time nor a
-        bound.
+        """f of the notation: the sum of weight x seconds over the tasks' `estimates`. None while there are none."""
+        if (estimates := self.estimates()) is None:
+            return None
+        secs = sum(task.weight * each for task, each in zip(self.tasks, estimates, strict=True))
+        return Latency(secs=secs, estimated=sum(task.best_secs is None for task in self.tasks))
+
+    def estimates(self) -> list[float] | None:
+        """The best seconds of each task. None while some task has neither a time nor a bound.
 
         A task without a time counts with its bound, multiplied by what the best of the others are above theirs (median).
         """
         known = [task.best_secs / task.bound_secs for task in self.tasks if task.best_secs and task.bound_secs]
         above = statistics.median(known) if known else ABOVE_BOUND
-        secs, estimated = 0.0, 0
+        found = list[float]()
         for task in self.tasks:
-            if task.best_secs is not None:
-                secs += task.weight * task.best_secs
-            elif task.bound_secs is not None:
-                secs, estimated = secs + task.weight * above * task.bound_secs, estimated + 1
-            else:
+            if task.best_secs is None and task.bound_secs is None:
                 return None
-        return Latency(secs=secs, estimated=estimated)
+            found.append(above * (task.bound_secs or 0.0) if task.best_secs is None else task.best_secs)
+        return found
 
     def eta(self, elapsed_secs: float) -> Eta:
         """The time left: for the remaining trials at the recent rate and `held_secs`, or the remaining seconds, whichever is
@@ -332,6 +360,10 @@ class BudgetLedger:
             return Eta(secs=None, low_secs=None, high_secs=None)
         secs, low, high = (min(column) for column in zip(*bounds, strict=True))
         return Eta(secs=secs, low_secs=low, high_secs=max(secs, high))
+
+
+def _default(task: Task) -> str | None:
+    return None if task.fixed in (None, task.baseline) else candidate_digest(task.workload.digest, str(task.fixed))
 
 
 def effort(tunable_tasks: int, trials: int | None, seconds: float | None) -> float:

@@ -19,8 +19,8 @@ from tuner.tuning.confirm import MeasuredBatch
 
 TASK_SECS = 0.35
 """Compiling two or three programs, six to nine processes, and their samples of a millisecond."""
-CALLS = 3.0
-"""Of a baseline that has lost: two in one process or one in each of three."""
+CALLS = 1.5
+"""Of a baseline that has lost: one, or one in each of three processes where it is not far behind."""
 NAIVE_FLOPS_PER_SEC = 1.5e9
 """An unscheduled convolution or product on one core, whose sums wait for each other."""
 PRIOR_SECS = 2.0
@@ -31,6 +31,8 @@ class ConfirmingCost:
 
     def __init__(self) -> None:
         self._taken = self._expected = PRIOR_SECS
+        self.spent_secs = 0.0
+        """Of workers, for confirming runs so far."""
         self._busy_until: dict[str, float] = {}
 
     def secs(self, tasks: Iterable[Task]) -> float:
@@ -47,7 +49,8 @@ class ConfirmingCost:
         before = self._busy_until.get(batch.worker, batch.granted_at)
         self._busy_until[batch.worker] = max(before, batch.ended_at)
         if not batch.purpose.charged and batch.whole:
-            self._taken += max(0.0, batch.ended_at - max(before, batch.granted_at))
+            secs = max(0.0, batch.ended_at - max(before, batch.granted_at))
+            self._taken, self.spent_secs = self._taken + secs, self.spent_secs + secs
             self._expected += _expected(task)
 
 

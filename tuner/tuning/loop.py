@@ -23,9 +23,11 @@ from pitchpipe.wire.task import Task, TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.execution.steps import propose_on
 from tuner.search.requests import Donor, Proposal, ProposeRequest
-from tuner.tuning.budget import BudgetLedger
-from tuner.tuning.confirm import MeasuredBatch, choose_best, contenders, left_in, undecided
+from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
+from tuner.tuning.confirm import MeasuredBatch, choose_best, left_in, undecided
 from tuner.tuning.confirming_cost import ConfirmingCost
+from tuner.tuning.confirming_plan import by_value, compared
+from tuner.tuning.forecast import outlook
 from tuner.tuning.records import RecordStore
 from tuner.tuning.replay import ReplayStage
 
@@ -33,9 +35,6 @@ log = structlog.get_logger("pitchpipe.loop")
 
 MEASURED_SHOWN = 256
 """Measured candidates given to a search: the fastest ones. The others influence it through the cost model only."""
-CONFIRMED = 3
-"""Measured candidates that are timed beside the baseline in the confirming run, at most: of the fastest, those that may be
-the fastest in truth."""
 SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
@@ -110,9 +109,9 @@ class _Search:
 class TuningLoop:
     """Spends a job's budget on its tuned tasks, and confirms every task that is not reused, once it gets no more trials.
 
-    Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back. When the rest is spent,
-    trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs: those tasks keep what they were
-    served.
+    Of a budget in seconds, what confirming the tasks that are left is expected to cost is held back, up to a share. When
+    the rest is spent, trials that nobody measures yet are withdrawn; when all of it is, so are confirming runs, and those
+    that are measured then are waited for a moment: the tasks keep what they were served.
 
     A task with candidates from other circumstances is not searched at first: the best of them are its first batch, and a
     confirming run follows as soon as they are measured. The task is searched only if the verdict is worse than the earlier
@@ -130,8 +129,10 @@ class TuningLoop:
         executor: Executor,
         *,
         seed: int,
+        until_gain: float | None = None,
         confirming: frozenset[int] = frozenset(),
         on_confirmed: Callable[[int, Best], None],
+        on_searched: Callable[[], None] = lambda: None,
         donors: Callable[[Task], Sequence[Donor]] = lambda _: (),
         donors_only: bool = False,
         replays: Replays | None = None,
@@ -140,6 +141,8 @@ class TuningLoop:
     ) -> None:
         """Starts nothing yet; `step` does.
 
+        until_gain: share of the latency; when another minute of trials is expected to save less, no more are spent.
+        on_searched: called from another thread when a search has ended, so that the next step is due.
         donors: the schedules of other workloads with which a task's first search begins.
         donors_only: whether that search proposes nothing else.
         replaying: the tasks that are replayed, and the stage of each.
@@ -148,7 +151,7 @@ class TuningLoop:
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
         # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
         self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
-        self.donors, self.donors_only = donors, donors_only
+        self.on_searched, self.donors, self.donors_only = on_searched, donors, donors_only
         self.replays: Replays = replays or NoReplays()
         self.replay_only = replay_only
         self._replaying = dict(replaying or {})
@@ -157,6 +160,7 @@ class TuningLoop:
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
         self._cost = ConfirmingCost()
+        self._until_gain, self._enough = until_gain, False
         self._withdrawn = self._over = False
         # After the confirming run of a replay a search may follow, with a confirming run of its own.
         last = confirming - self._replaying.keys()
@@ -187,21 +191,38 @@ class TuningLoop:
             if stage is ReplayStage.MEASURED:
                 self._replaying[index] = ReplayStage.CONFIRMING
                 self._confirm(index)
+        self._to_confirm.sort(key=by_value(self.tasks, self.ledger.tasks), reverse=True)
         for index in [i for i in self._to_confirm if self.ledger.tasks[i].settled]:
+            if not self._may_confirm(elapsed_secs):
+                break
             self._confirm_last(index)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
+        if self.ledger.overdue(elapsed_secs):
+            for index in list(self._replaying):
+                self._replay_confirmed(index, None)
+            return True
         if not self.ledger.finished(elapsed_secs):
             return False
-        for index in sorted(self._to_confirm, key=lambda i: self.tasks[i].weight * self.tasks[i].flops, reverse=True):
+        for index in list(self._to_confirm):
             self._confirm_last(index)
         return not self._confirming
+
+    def _may_confirm(self, elapsed_secs: float) -> bool:
+        """Whether a confirming run may begin while trials are still spent: it would go before them. Of a budget in seconds
+        it may where workers would wait otherwise, and as long as confirming has had no more than its share."""
+        if self.ledger.seconds_limit is None:
+            return True
+        workers = self.measurer.parallel()
+        waiting = sum(task.batches_in_flight for task in self.ledger.tasks) <= len(self._searches)
+        within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
+        return len(self._confirming) < workers and (waiting or within)
 
     def _keep_time(self, elapsed_secs: float) -> None:
         """Holds back what confirming will cost, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
         self.ledger.held_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
-        if not self.ledger.time_up(elapsed_secs):
+        if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return
         for search in self._searches:
             search.future.cancel()
@@ -214,6 +235,15 @@ class TuningLoop:
             self._over = True
             self._to_confirm.clear()
             self.measurer.withdraw((Purpose.CONFIRM,))
+
+    def _gains_too_little(self, elapsed_secs: float) -> bool:
+        """Whether another minute is worth less than was asked for; then no task gets more trials."""
+        if self._until_gain is not None and not self._enough:
+            gain = outlook(self.ledger, elapsed_secs).minute_gain
+            self._enough = gain is not None and gain < self._until_gain
+            for task in self.ledger.tasks:
+                task.exhausted |= self._enough
+        return self._enough
 
     def _begin(self, elapsed_secs: float) -> bool:
         """Begins the next batch, replays before searches; False when none is due."""
@@ -286,7 +316,9 @@ class TuningLoop:
             donors_only=self.donors_only,
             seed=int(json_digest([self.seed, task.workload.digest, ledger.trials + ledger.in_flight])[:7], 16),
         )
-        return _Search(task=index, reserved=n, future=propose_on(self.executor, request))
+        future = propose_on(self.executor, request)
+        future.add_done_callback(lambda _: self.on_searched())
+        return _Search(task=index, reserved=n, future=future)
 
     def _queue(self, search: _Search) -> None:
         ledger = self.ledger.tasks[search.task]
@@ -304,12 +336,23 @@ class TuningLoop:
             return
         self._answered = True
         self._crashes[search.task] = 0
+        proposals = self._with_default(search, proposals)
         queued = self.measurer.submit(search.task, Purpose.SEARCH, proposals, ledger.best_secs) if proposals else 0
         # The search has nothing new, but candidates from other circumstances may be left that were not replayed yet.
         queued = queued or self._submit_unreplayed(search.task, search.reserved)
         self.ledger.searched(search.task, search.reserved, queued)
         if queued == 0:
             ledger.exhausted = True
+
+    def _with_default(self, search: _Search, proposals: list[Proposal]) -> list[Proposal]:
+        """The proposals of a task's first search with the default schedule among them, in place of the last one: what a
+        deployment runs without us is what a winner has to be faster than."""
+        task, ledger = self.tasks[search.task], self.ledger.tasks[search.task]
+        if task.fixed in (None, task.baseline) or self.donors_only or ledger.batches or ledger.batches_in_flight > 1:
+            return proposals
+        default = Proposal(candidate=Candidate.of(task.workload.digest, str(task.fixed)), features=None)
+        others = [each for each in proposals if each.candidate.digest != default.candidate.digest]
+        return proposals if len(others) < len(proposals) else [default, *others[: search.reserved - 1]]
 
     def _confirm_last(self, index: int) -> None:
         """Confirms a task that gets no more trials."""
@@ -321,8 +364,8 @@ class TuningLoop:
         task = self.tasks[index]
         traces: list[str] = []
         if task.kind is TaskKind.TUNED:
-            measured = self.records.fastest(task.workload.digest, task.target, CONFIRMED)
-            traces = contenders(measured)
+            measured = self.records.fastest(task.workload.digest, task.target, MEASURED_SHOWN)
+            traces = compared(task, self.ledger.tasks[index], self.ledger.latency(), measured)
             if (best := self.records.best(task.workload.digest, task.target)) is not None:
                 traces.append(best.trace)
         if not traces and task.fixed is not None:  # Also where the budget ended before the first trial.

@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pitchpipe.errors import InvalidTransition
-from pitchpipe.wire.lease import WorkerState
+from pitchpipe.wire.lease import Purpose, WorkerState
 from pitchpipe.wire.measure import Failed, FailureKind
 from workers.agent.endings import Step, disown, drain, end_early, give_up_if_broken, left, stop
 from workers.agent.events import (
@@ -187,7 +187,9 @@ def _acquire_if_wanted(state: State) -> Step:
         lease = present.grant.lease
         alone = len(present.grant.candidates) == 1
         ahead = LAST_PHASE if present.measured else LAST_FEW
-        early = present.remaining > ahead and present.stage is Stage.MEASURING
+        # The results of a confirming run come all together, at its end.
+        several = present.grant.purpose is not Purpose.CONFIRM
+        early = several and present.remaining > ahead and present.stage is Stage.MEASURING
         if alone or early or state.acquired_beside == lease:
             return state, ()
         state = replace(state, acquired_beside=lease)

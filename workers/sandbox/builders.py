@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
@@ -27,6 +27,8 @@ from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 STRAGGLER_SECS = 2.0
 STRAGGLER_FACTOR = 6.0
+KEPT_PROGRAMS = 8
+"""More than a confirming run times, since what a search finds the fastest may fail in it."""
 _AHEAD = 32
 """Programs that wait for the runner, at most: more would only take memory."""
 
@@ -63,6 +65,13 @@ class BuiltCandidate:
     """Times that it was timed again because a beat was too slow."""
     judged: bool = False
     """Whether it was wrong in a confirming run after others, and is checked before them now."""
+
+
+def fastest_with(known: Mapping[str, BuiltCandidate], built: BuiltCandidate) -> dict[str, BuiltCandidate]:
+    """The KEPT_PROGRAMS fastest of a workload's candidates that were timed and one more, by digest: what a confirming run
+    need not compile again."""
+    every = {**known, built.candidate.digest: built}
+    return dict(sorted(every.items(), key=lambda item: item[1].secs)[:KEPT_PROGRAMS])
 
 
 @dataclass(eq=False, kw_only=True)

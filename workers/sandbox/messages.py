@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
 
 from pitchpipe.wire._base import Seconds, Wire
 from pitchpipe.wire.lease import Purpose
@@ -171,6 +171,8 @@ class Waiting(Wire):
     message: Literal["waiting"] = "waiting"
     build_secs: float = Field(ge=0, lt=1e5)
     """Seconds of that."""
+    program: Base64Bytes = b""
+    """Of a search: the machine code, for a confirming run; empty where it is too large to be sent."""
 
 
 class Compiled(Wire):

@@ -60,13 +60,15 @@ class ModuleSource(Source):
     """A torch.nn.Module or TorchScript, run in eager in this process."""
 
     examples: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Example arguments by name."""
 
     def expected(self, weights: Mapping[str, Any], seed: int = 0, most: int = INPUT_SETS) -> Expected:  # noqa: ARG002
         try:
             from pitchpipe.model.reference.torch_runner import TorchRunner
         except ImportError as error:
             raise CannotRun(f"{error.name} is not installed") from error
-        return expect(TorchRunner(self.origin, self.examples), seed, most)
+        return expect(TorchRunner(self.origin, self.examples, self.keywords), seed, most)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ class TorchRunner:
     def __init__(self, module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:
         self.name = f"PyTorch {torch.__version__}"
         self.weights: dict[str, np.ndarray] = {}
-        self._module = _own(module)
+        self._module = own_copy(module)
         self._leaves, self._spec = pytree.tree_flatten((tuple(arguments), dict(keywords or {})))
         self._tensors = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
         self.examples = [to_array(self._leaves[at]).copy() for at in self._tensors]
@@ -78,7 +78,7 @@ class _Types(TorchDispatchMode):  # type: ignore[misc]  # torch has no types her
         return found
 
 
-def _own(module: Any) -> Any:
+def own_copy(module: Any) -> Any:
     """A copy that shares its parameters, which no inference changes."""
     if not isinstance(module, torch.nn.Module):
         return module  # a function of TorchScript: it keeps nothing

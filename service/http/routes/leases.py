@@ -51,7 +51,7 @@ async def acquire_lease(context: Ctx, principal: Worker, request: LeaseRequest, 
                 return await _hand_over(context, principal, http, grant)
         if last:
             return LeaseResponse()
-        await context.wake.wait_async(min(left_secs, context.settings.poll_secs), since=generation)
+        await context.wake.wait_async(min(left_secs, context.poll_secs), since=generation)
 
 
 async def _hand_over(context: Context, principal: Principal, http: Request, grant: LeaseGrant) -> LeaseResponse:

@@ -84,7 +84,7 @@ async def verdict(request: Request, context: Context, project: str, view: ModelV
         view = await run_in_threadpool(_look, context, project, view.id)
         if view.checked or await request.is_disconnected():
             break
-        await context.wake.wait_async(min(left_secs, context.settings.poll_secs), since=generation)
+        await context.wake.wait_async(min(left_secs, context.poll_secs), since=generation)
     return view
 
 

@@ -101,10 +101,8 @@ class _Importer:
     def _results(self, outputs: Sequence[Any]) -> Any:
         found = []
         for output in outputs:
-            if output is None:
-                continue
             if not isinstance(output, fx.Node):
-                raise UnsupportedOperator(f"an output is the constant {output!r}, which is no tensor")
+                continue  # None, or a number that was known when the program was captured
             value = self.env[output]
             if isinstance(value, Nothing):
                 raise UnsupportedShape(f"output {output.name!r} of shape {list(value.value.shape)} has no elements")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuner.ingest.aten.emitter import HALF, Emitter, converter, dtype_of, highest, is_float, lowest, shape_of, wide
+from tuner.schedule.reducers import arg_combiner
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
@@ -151,29 +152,13 @@ def _along(to: Emitter, make: Callable[..., Any], x: Any, dim: int) -> Any:
 
 
 def arg_reducer(largest: bool, last: bool = False) -> Callable[..., Any]:
-    """A reducer of (place, value) pairs, the first or the last of equal values; a value that is no number is before all."""
-
-    def better(a: Any, b: Any) -> Any:
-        """Whether pair a is taken before b."""
-        (ai, av), (bi, bv) = a, b
-        earlier = ai > bi if last else ai < bi
-        ahead = av > bv if largest else av < bv
-        equal = av == bv
-        if is_float(str(av.ty.dtype)):
-            a_none, b_none = av != av, bv != bv
-            ahead = tirx.Or(tirx.And(a_none, tirx.Not(b_none)), tirx.And(tirx.Not(b_none), ahead))
-            equal = tirx.Or(equal, tirx.And(a_none, b_none))
-        return tirx.Or(ahead, tirx.And(equal, earlier))
-
-    def combine(a: Any, b: Any) -> tuple[Any, Any]:
-        # The identity has place -1 and is behind every element, its equals among them.
-        taken = tirx.Or(b[0] < 0, tirx.And(a[0] >= 0, better(a, b)))
-        return tirx.Select(taken, a[0], b[0]), tirx.Select(taken, a[1], b[1])
+    """A reducer of (place, value) pairs, the first or the last of equal values; NaN is before all numbers."""
 
     def identity(place: str, value: str) -> tuple[Any, Any]:
         return tirx.const(-1, place), (lowest if largest else highest)(value)
 
-    reducer: Callable[..., Any] = te.comm_reducer(combine, identity, name="argmax" if largest else "argmin")
+    combine, name = arg_combiner(largest, last), "argmax" if largest else "argmin"
+    reducer: Callable[..., Any] = te.comm_reducer(lambda a, b: tuple(combine(a, b)), identity, name=name)
     return reducer
 
 

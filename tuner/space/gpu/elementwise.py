@@ -1,4 +1,4 @@
-"""Kernels without a reduction: element-wise stages, copies, gathers, and transposes through shared memory."""
+"""Kernels without a reduction: element-wise stages, copies, gathers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from typing import Any
 
 from tuner.space.access import spatial_axes
-from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, VECTOR_BYTES, Limits
+from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits
 from tuner.space.gpu.stages import fused
-from tuner.space.gpu.vectors import computed_lanes, lanes_of, step
-from tuner.tvm_compat import ir, structural_walk, tirx, tvm
+from tuner.space.gpu.transposition import find_transposition, schedule_transposition
+from tuner.space.gpu.vectors import computed_lanes, lanes_of, step, uniform_lanes
+from tuner.tvm_compat import ir, structural_walk, tirx
 
-TILE = 32
-"""Side of a tile of a transposition, in elements: a warp reads and writes whole lines of 64 or 128 bytes."""
 MAX_VECTORS = 4
 """Vectors of a thread, at most: more of them in flight hide more of the memory's latency."""
 
@@ -26,8 +25,8 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
     """
     definition = schedule.get(block)
     axes = spatial_axes(definition)
-    if (turned := _turned(definition, axes)) is not None:
-        _transpose(schedule, block, *turned, limits)
+    if (turned := find_transposition(definition, axes)) is not None:
+        schedule_transposition(schedule, block, turned, limits)
         return
     loops = list(schedule.get_loops(block))
     total = math.prod(int(axis.dom.extent) for axis in axes)
@@ -35,12 +34,14 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
     threads, each = _shares(total // lanes, limits)
     whole = lanes > 1 and int(axes[-1].dom.extent) % lanes == 0
     in_registers = whole and total % (lanes * threads * each) == 0 and not _moves(definition)
-    if not in_registers and computed_lanes(definition, lanes) < lanes:
-        lanes = computed_lanes(definition, lanes)
+    if not in_registers and (fewer := _vectorised_lanes(definition, axes, lanes)) < lanes:
+        lanes = fewer
         threads, each = _shares(total // lanes, limits)
     if lanes == 1:
         spread(schedule, fused(schedule, block, loops), each, threads, inner=[])
         return
+    loaded = _loads(schedule, block, axes, lanes) if in_registers else []
+    loops = list(schedule.get_loops(block))
     if whole:  # Then no condition on another axis depends on the lane.
         last, vector = schedule.split(loops[-1], [None, lanes])
         loop = fused(schedule, block, [*loops[:-1], last])
@@ -48,10 +49,14 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
         loop, vector = schedule.split(fused(schedule, block, loops), [None, lanes])
     inside = spread(schedule, loop, each, threads, inner=[vector])
     if in_registers:
-        _through_registers(schedule, block, inside, axes, lanes)
+        _through_registers(schedule, block, inside, loaded)
         schedule.unroll(vector)
     else:
         schedule.vectorize(vector)
+
+
+def _vectorised_lanes(definition: Any, axes: list[Any], lanes: int) -> int:
+    return computed_lanes(definition, uniform_lanes(definition, axes[-1], lanes)) if axes else 1
 
 
 def spread(schedule: Any, loop: Any, each: int, threads: int, *, inner: list[Any]) -> Any:
@@ -80,18 +85,27 @@ def _shares(vectors: int, limits: Limits) -> tuple[int, int]:
     return next(even, (threads, each))
 
 
-def _through_registers(schedule: Any, block: Any, inside: Any, axes: list[Any], lanes: int) -> None:
-    """Loads what is read in vectors before, and stores the result after."""
+def _loads(schedule: Any, block: Any, axes: list[Any], lanes: int) -> list[Any]:
+    """Stages that hold in registers what is read in vectors, in the order of the block's axes whatever its indices are."""
     definition = schedule.get(block)
     conditions: list[Any] = []
     structural_walk(
         definition.body, (ir.Call, lambda call: conditions.append(str(call.op)) if _chooses(call) else None)
     )
-    for index, read in enumerate(definition.reads):
-        if not conditions and step(definition, read, axes, lanes, aligned=True) == 1:
-            loaded = schedule.cache_read(block, index, "local")
-            schedule.compute_at(loaded, inside)
-            schedule.vectorize(schedule.get_loops(loaded)[-1])
+    if conditions:
+        return []
+    reads = [i for i, read in enumerate(definition.reads) if step(definition, read, axes, lanes, aligned=True) == 1]
+    loaded = [schedule.reindex(block, ("read", index)) for index in reads]
+    for each in loaded:
+        schedule.set_scope(each, 0, "local")
+    return loaded
+
+
+def _through_registers(schedule: Any, block: Any, inside: Any, loaded: list[Any]) -> None:
+    """Loads in vectors before what is computed, and stores the result after."""
+    for each in loaded:
+        schedule.compute_at(each, inside)
+        schedule.vectorize(schedule.get_loops(each)[-1])
     stored = schedule.cache_write(block, 0, "local")
     schedule.reverse_compute_at(stored, inside)
     schedule.vectorize(schedule.get_loops(stored)[-1])
@@ -114,50 +128,3 @@ def _moves(definition: Any) -> bool:
 
     structural_walk(value, ((*arithmetic, ir.Call), note))
     return value is not None and not computed
-
-
-def _turned(definition: Any, axes: list[Any]) -> tuple[int, int] | None:
-    """(index of a read, position of the axis along which it is contiguous) of a transposition: no read is contiguous along
-    the last axis, and both axes are long enough for a tile."""
-    if len(axes) < 2 or not definition.reads:
-        return None
-    large = [
-        (i, read) for i, read in enumerate(definition.reads) if math.prod(int(n) for n in read.source.shape) >= TILE**2
-    ]
-    if any(step(definition, read, axes[-1:], 1 + (int(axes[-1].dom.extent) > 1)) == 1 for _, read in large):
-        return None
-    for index, read in large:
-        for position, axis in enumerate(axes[:-1]):
-            extents = int(axis.dom.extent), int(axes[-1].dom.extent)
-            if min(extents) >= TILE // 4 and step(definition, read, [axis], 2) == 1:
-                return index, position
-    return None
-
-
-def _transpose(schedule: Any, block: Any, read: int, position: int, limits: Limits) -> None:
-    """Tiles of TILE x TILE: read along the axis in which the source is contiguous, written along the last."""
-    definition = schedule.get(block)
-    buffer = definition.reads[read].source
-    loops = list(schedule.get_loops(block))
-    tile = schedule.cache_read(block, read, "shared")
-    across, row = schedule.split(loops[position], [None, TILE])
-    along, column = schedule.split(loops[-1], [None, TILE])
-    others = [loop for number, loop in enumerate(loops[:-1]) if number != position]
-    schedule.reorder(*others, across, along, row, column)
-    blocks = schedule.fuse(*others, across, along)
-    schedule.bind(blocks, "blockIdx.x")
-    threads = min(BLOCK_THREADS, limits.threads)
-    schedule.compute_at(tile, blocks)
-    for nest in ([row, column], list(schedule.get_loops(tile))[1:]):
-        loop = schedule.fuse(*nest) if len(nest) > 1 else nest[0]
-        turn, thread = schedule.split(loop, [None, threads])
-        schedule.reorder(thread, turn)
-        schedule.bind(thread, "threadIdx.x")
-        schedule.unroll(turn)
-    if len(buffer.shape) > 1:
-        bits = max(VECTOR_BYTES // 4 * 8 // _bits(buffer), 1)
-        schedule.storage_align(tile, 0, -2, TILE * bits, bits)
-
-
-def _bits(buffer: Any) -> int:
-    return int(tvm.runtime.DataType(str(buffer.dtype)).bits)

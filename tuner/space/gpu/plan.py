@@ -16,7 +16,8 @@ from typing import Any
 
 from tuner.space.gpu.elementwise import schedule_elementwise
 from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, NoSchedule
-from tuner.space.gpu.rows import Chain, find_chain, mapping_of, schedule_chain
+from tuner.space.gpu.mapping import Chain, mapping_of, row_lanes
+from tuner.space.gpu.rows import find_chain, schedule_chain
 from tuner.space.gpu.stages import axis_loops, fused, inline_stages, is_opaque
 from tuner.space.inlining import is_reduction
 
@@ -38,43 +39,46 @@ def schedule_memory_bound(schedule: Any, limits: Limits) -> None:
 def schedule_in_order(schedule: Any, blocks: list[Any], limits: Limits) -> None:
     """Makes kernels of consecutive blocks; raises NoSchedule."""
     while blocks:
-        count, chain = _longest_chain(schedule, blocks)
+        count, chain = _longest_chain(schedule, blocks, limits)
         if chain is None:
             schedule_elementwise(schedule, blocks.pop(0), limits)
-        elif _too_few_rows(chain):
-            blocks = [*split_long_rows(schedule, chain), *blocks[1:]]
+        elif _too_few_rows(chain, limits):
+            blocks = [*split_long_rows(schedule, chain, limits), *blocks[1:]]
         else:
             schedule_chain(schedule, chain, mapping_of(chain, limits))
             del blocks[:count]
 
 
-def _longest_chain(schedule: Any, blocks: Sequence[Any]) -> tuple[int, Chain | None]:
+def _longest_chain(schedule: Any, blocks: Sequence[Any], limits: Limits) -> tuple[int, Chain | None]:
     """(number of blocks, chain) of the most blocks from the first on that may be one kernel, None for an element-wise stage
     alone; raises NoSchedule."""
     for count in range(len(blocks), 0, -1):
         chain = find_chain(schedule, blocks[:count])
-        if chain is not None and (count == 1 or not _too_few_rows(chain)):
+        if chain is not None and (count == 1 or not _too_few_rows(chain, limits)):
             return count, chain
     if is_reduction(schedule, blocks[0]):
         raise NoSchedule("a reduction has loops that are not its axes")
     return 1, None
 
 
-def _too_few_rows(chain: Chain) -> bool:
+def _too_few_rows(chain: Chain, limits: Limits) -> bool:
     """Whether the chain, row by row, would leave most of the device idle for long."""
-    rows = -(-chain.rows // 32) if chain.side_by_side else chain.rows
-    parts = _parts(chain)
-    return parts > 1 and 2 * rows <= MULTIPROCESSORS and chain.rows * chain.columns > ONE_LAUNCH
+    in_block = chain.columns * (chain.rows if chain.side_by_side else 1)
+    return _parts(chain, limits) > 1 and 2 * _blocks(chain, limits) <= MULTIPROCESSORS and in_block > ONE_LAUNCH
 
 
-def _parts(chain: Chain) -> int:
+def _blocks(chain: Chain, limits: Limits) -> int:
+    """Blocks of threads that the rows are for."""
+    return -(-chain.rows // (limits.warp * row_lanes(chain, limits))) if chain.side_by_side else chain.rows
+
+
+def _parts(chain: Chain, limits: Limits) -> int:
     """Parts of each row that keep the device busy."""
-    rows = -(-chain.rows // 32) if chain.side_by_side else chain.rows
-    least = PART // 32 if chain.side_by_side else PART
-    return min(2 * MULTIPROCESSORS // rows, chain.columns // least)
+    wanted, least = (4, PART // 8) if chain.side_by_side else (2, PART)
+    return min(wanted * MULTIPROCESSORS // _blocks(chain, limits), chain.columns // least)
 
 
-def split_long_rows(schedule: Any, chain: Chain) -> list[Any]:
+def split_long_rows(schedule: Any, chain: Chain, limits: Limits) -> list[Any]:
     """Divides the rows of a chain's first reduction: (reduction of each part, reduction of the parts' results)."""
     stage = chain.stages[0]
     definition = schedule.get(stage.block)
@@ -86,7 +90,7 @@ def split_long_rows(schedule: Any, chain: Chain) -> list[Any]:
     if len(order := [*rows, *columns]) > 1:
         schedule.reorder(*order)
     column = fused(schedule, stage.block, columns)
-    parts = _parts(chain)
+    parts = _parts(chain, limits)
     exact = [n for n in range(max(parts // 2, 2), parts + 1) if stage.columns % n == 0]
     part, _ = schedule.split(column, [max(exact, default=parts), None])
     # Partial results lie side by side along what the second reduction's threads take.

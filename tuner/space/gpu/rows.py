@@ -28,72 +28,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.space.chain import parallel_candidates, shared_parallel_axes
-from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, power_of_two
+from tuner.space.gpu.limits import NoSchedule
+from tuner.space.gpu.mapping import Chain, Mapping, Stage
 from tuner.space.gpu.stages import axis_loops, fused, reduction_axes
 from tuner.space.gpu.vectors import computed_lanes, lanes_of, step
 from tuner.space.inlining import is_reduction
-from tuner.tvm_compat import ScheduleError
+from tuner.tvm_compat import ScheduleError, structural_walk, tirx
 
-THREAD_VECTORS = 4
-"""Vectors of columns that a thread takes, at most, where a row may have more threads."""
-SHORT_ROW = 16
-"""Columns up to which one thread does a row alone."""
-MAX_UNROLL = 8
+MAX_UNROLL, UNROLL = 16, 8
 """Turns of a thread's loop over its columns up to which the loop is unrolled, so that its loads are in flight together."""
-WINDOW = 32
-"""Columns up to which a thread does its rows alone where rows lie side by side: windows of pooling and of depthwise
-convolutions."""
-SMALL = 1 << 20
-"""Elements up to which it matters less that threads read lines which they use little of than that there are many threads."""
 SHUFFLED = {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)} | {"float16"}
 """Types that threads of a warp exchange through registers. Of others TVM 0.27 reduces a warp's values in shared memory below
 a barrier that half of the warp does not reach, which CUDA leaves undefined: every thread of the row combines them itself."""
-FULL = MULTIPROCESSORS * 1024
-"""Threads that keep the device half full: enough where each has several loads in flight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A block of the chain."""
-
-    block: Any
-    rows: tuple[Any, ...]
-    """The variables of its row axes, in the order of the chain."""
-    reduces: bool
-    columns: int
-    """1 where it has no axes but the rows."""
-    lanes: int
-    """Of a vector of columns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chain:
-    """Stages that share their rows."""
-
-    stages: tuple[Stage, ...]
-    rows: int
-    side_by_side: bool
-    """Whether rows lie side by side in memory, else columns do."""
-    lanes: int
-    """Of a vector of rows; 1 unless rows lie side by side."""
-    shuffled: bool
-    """Whether threads may exchange all that is reduced through registers."""
-
-    @property
-    def columns(self) -> int:
-        return max(stage.columns for stage in self.stages)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mapping:
-    """How the rows and columns of a chain meet threads."""
-
-    rows: int
-    """Threads of a block along rows."""
-    threads: int
-    """Threads of a row."""
-    lanes: int
-    """Rows of a thread, in a vector."""
 
 
 def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
@@ -145,46 +91,17 @@ def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
     )
 
 
-def mapping_of(chain: Chain, limits: Limits) -> Mapping:
-    """Enough threads a row for few vectors each, and enough rows a block for few idle threads."""
-    if chain.side_by_side:
-        return _side_by_side_mapping(chain, limits)
-    vectors = max(-(-stage.columns // stage.lanes) for stage in chain.stages)
-    threads = 1
-    if chain.columns > SHORT_ROW:
-        # Every thread has a vector of every stage: what it sums up is initialised with the first.
-        most = min(min(stage.columns // stage.lanes for stage in chain.stages if stage.columns > 1), limits.threads)
-        threads = min(power_of_two(-(-vectors // THREAD_VECTORS)), 1 << most.bit_length() - 1)
-        while 2 * threads <= most and (threads < limits.warp or chain.rows * threads < FULL):
-            threads *= 2
-    wanted = max(min(BLOCK_THREADS, limits.threads) // threads, 1)
-    while wanted > 1 and wanted * threads > limits.warp and chain.rows < wanted * 2 * MULTIPROCESSORS:
-        wanted //= 2
-    # Barriers stand in no guard, so rows of several threads are divided without remainder.
-    rows = wanted if threads == 1 else max(n for n in range(1, wanted + 1) if chain.rows % n == 0)
-    return Mapping(rows=rows, threads=threads, lanes=1)
-
-
-def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
-    width, lanes, threads = limits.warp, chain.lanes, 1
-    few = chain.rows % width == 0 or (chain.shuffled and chain.rows * chain.columns <= SMALL)
-    if chain.columns > WINDOW and chain.rows < FULL and few:
-        width = math.gcd(chain.rows, width)  # Barriers stand in no guard.
-        while threads < limits.threads // width and 4 * threads < chain.columns and chain.rows * threads < FULL:
-            threads *= 2
-        return Mapping(rows=width, threads=threads, lanes=1)
-    while lanes > 1 and chain.rows // lanes < 2 * MULTIPROCESSORS * limits.warp:
-        lanes //= 2
-    while width < min(BLOCK_THREADS, limits.threads) and chain.rows // lanes >= 4 * width * MULTIPROCESSORS:
-        width *= 2
-    return Mapping(rows=width, threads=1, lanes=lanes)
-
-
 def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
     """Makes the chain one kernel."""
-    stages = [*chain.stages]
-    if mapping.threads == 1 and (stored := _stored_after(schedule, stages[-1])) is not None:
-        stages.append(stored)
+    stages: list[Stage] = []
+    for stage in chain.stages:
+        stages.append(stage)
+        is_stored = stage is chain.stages[-1] or _writes_result(schedule, stage)
+        if stage.reduces and is_stored and (mapping.threads == 1 or chain.side_by_side):
+            stored = _stored_after(schedule, stage)
+            if not stored and mapping.threads > 1:
+                raise NoSchedule("several threads would sum up in one place")
+            stages += stored
     for stage in stages[:-1]:
         written = schedule.get(stage.block).writes
         if not _is_result(schedule, [region.source for region in written]):
@@ -201,18 +118,24 @@ def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
         _finish(schedule, nest)
 
 
-def _stored_after(schedule: Any, stage: Stage) -> Stage | None:
-    """Has a reduction sum up in registers, and returns the stage that stores its result; None where there is none to add."""
-    definition = schedule.get(stage.block)
-    if not stage.reduces or len(definition.writes) > 1:
-        return None
-    indices = [dim.min for dim in definition.writes[0].region]
+def _stored_after(schedule: Any, stage: Stage) -> list[Stage]:
+    """Has a reduction sum up in registers, and returns the stages that store its results; none where their rows are not
+    its axes."""
+    writes = schedule.get(stage.block).writes
+    indices = [dim.min for dim in writes[0].region]
     places = [[at for at, index in enumerate(indices) if index.same_as(row)] for row in stage.rows]
     if any(len(found) != 1 for found in places):
-        return None
-    block = schedule.cache_write(stage.block, 0, "local")
-    axes = schedule.get(block).iter_vars
-    return Stage(block=block, rows=tuple(axes[at].var for (at,) in places), reduces=False, columns=1, lanes=1)
+        return []
+    blocks = [schedule.cache_write(stage.block, index, "local") for index in range(len(writes))]
+    axes = [schedule.get(block).iter_vars for block in blocks]
+    return [
+        Stage(block=block, rows=tuple(of[at].var for (at,) in places), reduces=False, columns=1, lanes=1)
+        for block, of in zip(blocks, axes, strict=True)
+    ]
+
+
+def _writes_result(schedule: Any, stage: Stage) -> bool:
+    return _is_result(schedule, [region.source for region in schedule.get(stage.block).writes])
 
 
 # -- what is found
@@ -270,9 +193,17 @@ def _column_axes(definition: Any, rows: Sequence[Any]) -> list[Any]:
 
 def _column_lanes(definition: Any, rows: Sequence[Any]) -> int:
     axes = _column_axes(definition, rows)
-    if not axes or ((reduced := reduction_axes(definition)) and len(definition.writes) > 2):
+    reduced = reduction_axes(definition)
+    if not axes or (reduced and len(definition.writes) > 1 and _chooses(definition)):
         return 1
     return computed_lanes(definition, lanes_of(definition, axes, reads_decide=bool(reduced)))
+
+
+def _chooses(definition: Any) -> bool:
+    """Whether a block selects among values. TVM 0.27 stores the last lane of a vector of such a reduction in all lanes."""
+    found: list[Any] = []
+    structural_walk(definition.body, (tirx.Select, found.append))
+    return bool(found)
 
 
 def _row_lanes(definition: Any, rows: Sequence[Any]) -> int:
@@ -335,12 +266,13 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
         schedule.reorder(*outer, thread, turn, *inner)
         schedule.bind(thread, column_threads)
         return [_Nest(block=stage.block, vector=bool(inner), turn=3, turns=turns)]
-    rank = len(definition.writes[0].region)
     schedule.reorder(*outer, turn, thread, *inner)
+    if chain.side_by_side:
+        return _summed_up_in_shared_memory(schedule, stage.block, thread, column_threads, turns)
+    rank = len(definition.writes[0].region)
     partial = schedule.rfactor(schedule.fuse(thread, *inner) if inner else thread, rank)
-    shuffled = chain.side_by_side or chain.shuffled
-    for index in range(len(schedule.get(partial).writes)):
-        schedule.set_scope(partial, index, "local" if shuffled else "shared")
+    for index in range(len(definition.writes)):
+        schedule.set_scope(partial, index, "local" if chain.shuffled else "shared")
     *_, turn, thread = schedule.get_loops(partial)
     together = list(schedule.get_loops(stage.block))[-1]
     inner = []
@@ -351,11 +283,35 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
         inner = [vector]
     schedule.reorder(thread, turn, *inner)
     schedule.bind(thread, column_threads)
-    if shuffled:
+    if chain.shuffled:
         schedule.bind(together, column_threads)
     return [
         _Nest(block=partial, vector=bool(inner), turn=3, turns=turns, reduces=True),
         _Nest(block=stage.block),
+    ]
+
+
+def _summed_up_in_shared_memory(schedule: Any, block: Any, thread: Any, column_threads: str, turns: int) -> list[_Nest]:
+    """A reduction by rows that lie side by side: every thread reduces its columns in registers, writes the result to shared
+    memory, and reduces those of all threads of its rows.
+
+    TVM's own reduction between threads would have the threads of a warp use one bank, since their rows are apart there.
+    """
+    partial = schedule.rfactor(thread, 0)
+    count = len(schedule.get(partial).writes)
+    for index in range(count):
+        schedule.set_scope(partial, index, "shared")
+    stored = [schedule.cache_write(partial, index, "local") for index in range(count)]
+    _, _, turn, thread, *vector = schedule.get_loops(partial)
+    schedule.reorder(thread, turn, *vector)
+    schedule.bind(thread, column_threads)
+    for each in stored:
+        schedule.reverse_compute_at(each, thread)
+        if vector:
+            schedule.vectorize(schedule.get_loops(each)[-1])
+    return [
+        _Nest(block=partial, vector=bool(vector), turn=3, turns=turns, reduces=True),
+        _Nest(block=block, vector=bool(vector), turn=2, turns=1, reduces=True),
     ]
 
 
@@ -370,12 +326,16 @@ def _finish(schedule: Any, nest: _Nest) -> None:
         schedule.vectorize(loops[-1])
     if nest.turn is None:
         return
+    turn = loops[nest.turn]
     if nest.turns <= MAX_UNROLL:
-        schedule.unroll(loops[nest.turn])
+        schedule.unroll(turn)
+    elif nest.turns % UNROLL == 0:
+        turn, inside = schedule.split(turn, [None, UNROLL])
+        schedule.unroll(inside)
     if not nest.reduces:
         return
     try:
-        start = schedule.decompose_reduction(nest.block, loops[nest.turn])
+        start = schedule.decompose_reduction(nest.block, turn)
     except ScheduleError:
         return
     if nest.vector:

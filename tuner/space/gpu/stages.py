@@ -12,10 +12,13 @@ from tuner.tvm_compat import ir, loop_bindings, tirx
 def inline_stages(schedule: Any) -> list[Any]:
     """Inlines every stage but reductions and results into those that use it; returns the blocks that are left.
 
-    Computing an element again costs a thread less than a kernel and two accesses to memory cost. A reshape at the end
-    would hide the rows of the stage before it, so that stage takes its place. What is a result and used as well (the sum of
-    a residual, before its norm) is computed for both.
+    Computing an element again costs a thread less than a kernel and two accesses to memory cost. A reshape behind a
+    reduction would hide the rows of the stage before it, so that stage takes its place. What is a result and used as well
+    (the sum of a residual, before its norm) is computed for both.
     """
+    if any(is_reduction(schedule, block) for block in root_blocks(schedule)):
+        while _joined_to_producer(schedule, root_blocks(schedule)[-1]):
+            pass
     for block in root_blocks(schedule):
         users = schedule.get_consumers(block)
         if (
@@ -26,11 +29,8 @@ def inline_stages(schedule: Any) -> list[Any]:
         ):
             schedule.cache_write(block, 0, "global", consumer_blocks=list(users))
     for block in root_blocks(schedule):
-        if is_reduction(schedule, block) or not (users := schedule.get_consumers(block)):
+        if is_reduction(schedule, block) or not schedule.get_consumers(block):
             continue
-        at_end = len(users) == 1 and not schedule.get_consumers(users[0]) and _copies(schedule, users[0])
-        if at_end and _tried(schedule.reverse_compute_inline, users[0]):
-            break
         _tried(schedule.compute_inline, block)
     return root_blocks(schedule)
 
@@ -76,9 +76,25 @@ def fused(schedule: Any, block: Any, loops: list[Any]) -> Any:
     return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
+def _joined_to_producer(schedule: Any, last: Any) -> bool:
+    """Whether the last block, which only moves elements, was inlined into the one that makes them for it alone."""
+    producers = list(schedule.get_producers(last))
+    return (
+        _copies(schedule, last)
+        and len(producers) == 1
+        and not is_reduction(schedule, producers[0])
+        and len(schedule.get_consumers(producers[0])) == 1
+        and _tried(schedule.reverse_compute_inline, last)
+    )
+
+
 def _copies(schedule: Any, block: Any) -> bool:
+    """Whether a block only moves elements and casts them."""
     body = schedule.get(block).body
-    return isinstance(body, tirx.BufferStore) and isinstance(body.value, ir.TensorLoad)
+    value = body.value if isinstance(body, tirx.BufferStore) else None
+    while isinstance(value, tirx.Cast):
+        value = value.value
+    return isinstance(value, ir.TensorLoad)
 
 
 def _tried(step: Callable[[Any], None], block: Any) -> bool:

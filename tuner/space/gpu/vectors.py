@@ -6,11 +6,12 @@ Notation: the loops over some axes are fused into one of `f`; a thread takes f =
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from tuner.space.gpu.limits import VECTOR_BYTES
-from tuner.tvm_compat import ir, structural_walk, sym, tirx, tvm, tvm_ffi
+from tuner.tvm_compat import ir, structural_walk, sym, tirx, tvm, tvm_ffi, uses
 
 MAX_LANES = 8
 """TVM 0.27 has no CUDA vector of more than eight floats."""
@@ -24,24 +25,55 @@ def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False
     """Lanes of the widest vectors along the fused axes of a block, 1 where accesses are not contiguous along them.
 
     All writes have to be contiguous, and reads of 16 bits or less, of which TVM 0.27 makes no vector element by element; an
-    element that stays the same is broadcast. reads_decide: writes may stay the same, as those of a reduction over the axes
-    do, but some read has to be contiguous.
+    element that stays the same is broadcast. What finds the place of another read has to stay the same for all lanes.
+    reads_decide: writes may stay the same, as those of a reduction over the axes do, but some read has to be contiguous.
     """
     extent = math.prod(int(axis.dom.extent) for axis in axes)
-    types = [tvm.runtime.DataType(str(r.source.dtype)) for r in [*definition.reads, *definition.writes]]
+    found = looked_up_by(definition)
+    finders = [read for read in definition.reads if read.source in found]
+    values = [read for read in definition.reads if read.source not in found]
+    types = [tvm.runtime.DataType(str(region.source.dtype)) for region in [*values, *definition.writes]]
     lanes = min(MAX_LANES, VECTOR_BYTES // max((int(data.bits) + 7) // 8 for data in types))
     if not all(str(data).startswith(("float", "bfloat")) for data in types):
         lanes = min(lanes, MAX_INTEGER_LANES)
+    narrow = [int(tvm.runtime.DataType(str(read.source.dtype)).bits) < 32 for read in values]
     while lanes > 1:
         if extent % lanes == 0:
             writes = [step(definition, region, axes, lanes, aligned=True) for region in definition.writes]
-            reads = [step(definition, region, axes, lanes, aligned=True) for region in definition.reads]
-            narrow = [int(tvm.runtime.DataType(str(read.source.dtype)).bits) < 32 for read in definition.reads]
+            reads = [step(definition, region, axes, lanes, aligned=True) for region in values]
             works = not any(found is None and small for found, small in zip(reads, narrow, strict=True))
+            works = works and all(step(definition, read, axes, lanes) == 0 for read in finders)
             if works and (1 in reads if reads_decide else all(found == 1 for found in writes)):
                 return lanes
         lanes //= 2
     return 1
+
+
+def looked_up_by(definition: Any) -> set[Any]:
+    """The buffers that a block reads in order to know which element of another to read, and for nothing else."""
+    loads: list[Any] = []
+    nested: list[Any] = []
+    structural_walk(definition.body, (ir.TensorLoad, loads.append))
+    for load in loads:
+        for index in load.indices:
+            structural_walk(index, (ir.TensorLoad, nested.append))
+    all_reads, as_indices = (Counter(load.source for load in found) for found in (loads, nested))
+    return {buffer for buffer, count in as_indices.items() if count >= all_reads[buffer]}
+
+
+def uniform_lanes(definition: Any, axis: Any, lanes: int) -> int:
+    """As many of the lanes along an axis as every condition of a block treats alike (tuner/lowering/lane_conditions.py)."""
+    bounds: list[int] = []
+
+    def note(comparison: Any) -> None:
+        bound, other = comparison.a, comparison.b
+        if isinstance(comparison, tirx.LT | tirx.GE):
+            bound, other = other, bound
+        if any(uses(side, axis.var) for side in (bound, other)):
+            bounds.append(int(bound) if isinstance(bound, tirx.IntImm) else 1)
+
+    structural_walk(definition.body, ((tirx.LT, tirx.GE, tirx.LE, tirx.GT, tirx.EQ, tirx.NE), note))
+    return math.gcd(lanes, *bounds)
 
 
 def computed_lanes(definition: Any, lanes: int) -> int:
@@ -60,7 +92,7 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, align
 
     aligned: neighbours that do not begin at a multiple of `lanes` elements count as anything else.
     """
-    if any(getattr(dim.extent, "value", None) != 1 for dim in region.region):
+    if (indices := _indices(definition, region)) is None:
         return None
     analyzer = sym.Analyzer()
     for other in definition.iter_vars:
@@ -79,8 +111,8 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, align
         places[axis.var] = tirx.floormod(position, tirx.const(extent, dtype)) if inner * extent < total else position
         inner *= extent
     offset: Any = tirx.const(0, dtype)
-    for dim, size in zip(region.region, region.source.shape, strict=True):
-        offset = offset * size.astype(dtype) + dim.min.astype(dtype)
+    for index, size in zip(indices, region.source.shape, strict=True):
+        offset = offset * size.astype(dtype) + index.astype(dtype)
     moved = analyzer.simplify(tvm_ffi.structural_map(offset, (tirx.Var, lambda found: places.get(found, found))))
     start = tvm_ffi.structural_map(moved, (tirx.Var, lambda v: tirx.const(0, dtype) if v.same_as(lane) else v))
     apart = analyzer.simplify(moved - analyzer.simplify(start))
@@ -90,3 +122,21 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, align
         return None
     first = analyzer.simplify(tirx.floormod(analyzer.simplify(start), tirx.const(lanes, dtype)))
     return 1 if not aligned or analyzer.can_prove_equal(first, 0) else None
+
+
+def _indices(definition: Any, region: Any) -> list[Any] | None:
+    """The indices of the one element that a block accesses in a region; None where there are several.
+
+    A region bounds an element that is looked up, where its place is one of two, so the block's own access is taken.
+    """
+    if all(getattr(dim.extent, "value", None) == 1 for dim in region.region):
+        return [dim.min for dim in region.region]
+    loads: list[Any] = []
+    structural_walk(
+        definition.body,
+        (ir.TensorLoad, lambda load: loads.append(load) if load.source.same_as(region.source) else None),
+    )
+    first, *others = loads or [None]
+    if first is None or not all(tvm_ffi.structural_equal(first, other) for other in others):
+        return None
+    return list(first.indices)

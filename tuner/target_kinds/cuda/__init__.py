@@ -119,13 +119,14 @@ class CudaKind(TargetKind):
         return tvm.target.Target(target.attributes(), host=host)
 
     def codegen(self) -> str:
+        from tuner.lowering import early_launch
         from tuner.lowering.fastmath import MATH_VERSION
         from tuner.measure import nvrtc
         from tuner.templates import compiler
 
         version = nvrtc.version()
         own = "CUDA without NVRTC" if version is None else f"CUDA {version[0]}.{version[1]}"
-        own += f", math {MATH_VERSION}"
+        own += f", math {MATH_VERSION}, launches {early_launch.VERSION}"
         return f"{own}, Triton {compiler.version()}" if compiler.available() else own
 
     def load_intrinsics(self) -> None:

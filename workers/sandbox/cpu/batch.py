@@ -20,7 +20,7 @@ from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.heartbeat import clock_hz
-from workers.sandbox.builders import BuildHost
+from workers.sandbox.builders import BuildHost, BuiltCandidate
 from workers.sandbox.cpu.child import GO
 from workers.sandbox.messages import Applied, Batch, Fault, FromChild, Sample, Waiting
 from workers.sandbox.nursery import Child, Ended, Limits, Line
@@ -63,6 +63,9 @@ class Host(BuildHost, Protocol):
     def repeated(self) -> None:
         """Tells the worker that a phase is timed again."""
 
+    programs: dict[str, BuiltCandidate]
+    """Digest -> the fastest candidates of the workload that searches have timed, with their programs."""
+
 
 @dataclass(eq=False, kw_only=True)
 class Trial:
@@ -74,6 +77,8 @@ class Trial:
     """Number of children of the same candidate that were started before it."""
     stage: Stage = "applying"
     build_secs: float = 0.0
+    program: bytes = b""
+    """Of a candidate of a search, as it sent it before it ran."""
     over: bool = False
     """Whether its result was sent or it failed: then it is not asked for anything any more."""
 
@@ -130,8 +135,8 @@ class BatchRun(ABC):
         match event:
             case Applied() if trial.stage == "applying":
                 trial.stage = "building"
-            case Waiting(build_secs=secs) if trial.stage == "building":
-                trial.stage, trial.build_secs = "built", trial.build_secs + secs
+            case Waiting(build_secs=secs, program=program) if trial.stage == "building":
+                trial.stage, trial.build_secs, trial.program = "built", trial.build_secs + secs, program
                 child.deadline = None
                 self._building.remove(trial)
                 self._built.append(trial)

@@ -1,6 +1,7 @@
 """The children of a CPU task process: confined forks of it (workers/sandbox/nursery.py).
 
-    a candidate of a search          Applied; Waiting; then Sampled each time it is told to go, with the incumbent's seconds
+    a candidate of a search          Applied; Waiting, with its program; then Sampled each time it is told to go, with the
+                                     incumbent's seconds
     a builder of a confirming run    Applied; Compiled: the program is in its slot, as data
     a process of a confirming run    Waiting, with the program loaded; Warmed once it is told to go, then a Sample each time
                                      it is asked for one. One of the baseline is told the seconds of the fastest candidate,
@@ -11,6 +12,7 @@ Instead of any of these a child sends Fault where it fails. Then it waits until 
 
 from __future__ import annotations
 
+import base64
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig, Stop
-from tuner.measure.build import apply, build
+from tuner.measure.build import apply
 from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.machine_code import compile_program, load_program
 from tuner.measure.placement import spread_threads
@@ -32,6 +34,8 @@ from workers.sandbox.report import last_line
 
 GO, SAMPLE = b"g", b"s"
 """The bytes sent to a child: check and time now; take one more sample."""
+_MOST_SENT_BYTES = 1 << 18
+"""Of a program; those of kernels have tens of kilobytes."""
 _RUN_SHARE = 0.8
 """Share of the run's time limit that sampling may use; the rest is for the checks after it."""
 
@@ -44,9 +48,12 @@ def candidate_body(bench: Bench, candidate: Candidate, config: MeasureConfig) ->
             start = time.perf_counter()
             mod = _applied(bench, candidate, line)
             with _failing(FailureKind.BUILD_ERROR):
-                running = Running(bench, build(mod, bench.tvm_target))
+                data = compile_program(mod, bench.tvm_target)
+                running = Running(bench, load_program(data))
                 running.touch()
-            line.send(Waiting(build_secs=time.perf_counter() - start))
+            # Before its code has run, which could change it.
+            program = base64.b64encode(data) if len(data) <= _MOST_SENT_BYTES else b""
+            line.send(Waiting(build_secs=time.perf_counter() - start, program=program))
             measuring = Measuring(bench, running)
             with _failing(FailureKind.RUN_ERROR):
                 _, incumbent_secs = line.wait()
@@ -96,9 +103,9 @@ def process_body(bench: Bench, built: BuiltCandidate, config: MeasureConfig, cop
                 spread_threads()
                 sets = list(bench.reference_outputs)
                 secs = measuring.check(sets[:1] if is_baseline or copy else sets)
-                if far_behind(secs, _known(fastest_secs)) and far_behind(again := running.call(1), fastest_secs):
+                if far_behind(secs, running.own_secs, _known(fastest_secs)):
                     verdict = measuring.verdict()
-                    line.send(Sampled(run_secs=(again,), calls=1, stop=Stop.HOPELESS, check=verdict))
+                    line.send(Sampled(run_secs=(secs,), calls=1, stop=Stop.HOPELESS, check=verdict))
                 else:
                     calls, secs = measuring.warm(config, secs)
                     line.send(Warmed(calls=calls, secs=secs, check=measuring.verdict()))

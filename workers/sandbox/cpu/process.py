@@ -28,6 +28,7 @@ from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import HeartbeatProgram
 from tuner.tvm_compat import import_object_loader
+from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.child import builder_body
 from workers.sandbox.cpu.confirm import ConfirmRun
@@ -84,6 +85,7 @@ class TaskProcess:
     def __init__(self, channel: Channel[ToTask], opened: Open, heartbeat: HeartbeatProgram | None) -> None:
         self._channel, self._opened, self._heartbeat = channel, opened, heartbeat
         self._nursery = Nursery()
+        self.programs: dict[str, BuiltCandidate] = {}
         self._bench: Bench | None = None
         self._unusable: Unusable | None = None
         self._told = 0.0

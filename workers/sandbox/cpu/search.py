@@ -14,6 +14,7 @@ from functools import partial
 from pitchpipe.wire.measure import Candidate
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
+from workers.sandbox.builders import BuiltCandidate, fastest_with
 from workers.sandbox.cpu.batch import BatchRun, Host, Trial
 from workers.sandbox.cpu.child import GO, candidate_body
 from workers.sandbox.messages import Batch, Sampled
@@ -53,9 +54,19 @@ class SearchRun(BatchRun):
             (timed, self._incumbent_secs), ratio = self._undisturbed(lambda: self._time(phase))
         for trial, sampled in timed:
             self._timed(trial, sampled.run_secs, ratio, sampled.check, stop=sampled.stop, calls=sampled.calls)
+            self._keep(trial, sampled.median_secs)
         self._dismissed = [trial.child for trial in phase]
         for child in self._dismissed:
             child.kill()
+
+    def _keep(self, trial: Trial, secs: float) -> None:
+        if trial.program:
+            self._host.programs = fastest_with(
+                self._host.programs,
+                BuiltCandidate(
+                    candidate=trial.candidate, program=trial.program, build_secs=trial.build_secs, secs=secs
+                ),
+            )
 
     def _time(self, phase: Sequence[Trial]) -> tuple[list[tuple[Trial, Sampled]], float | None]:
         """(the children that got a time, the incumbent's seconds after them); the other children failed.

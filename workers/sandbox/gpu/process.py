@@ -28,7 +28,6 @@ from tuner.measure.gpu import HEARTBEAT_SOURCE
 from tuner.measure.gpu_code import lower
 from tuner.templates import compiler as templates
 from tuner.tvm_compat import IRModule, Schedule, te, to_tvm_target
-from workers.sandbox.builders import BuiltCandidate
 from workers.sandbox.channel import Channel
 from workers.sandbox.cpu.process import Cancelled, TaskProcess, Unusable, run_forked
 from workers.sandbox.gpu.children import INBOX_BYTES, MAX_PROGRAM_BYTES, builder_body, runner_body, start_assembler
@@ -108,7 +107,6 @@ class GpuTaskProcess(TaskProcess):
         super().__init__(channel, opened, None)
         self._compiled = prepared
         self.runner: Runner | None = None
-        self.programs: dict[str, BuiltCandidate] = {}
         self.inbox = mmap(-1, INBOX_BYTES)
 
     @cached_property

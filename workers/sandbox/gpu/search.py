@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 
 from tuner.measure.drift import drifted
-from workers.sandbox.builders import BuiltCandidate
+from workers.sandbox.builders import BuiltCandidate, fastest_with
 from workers.sandbox.cpu.batch import MAX_REPEATS
 from workers.sandbox.gpu.batch import GpuBatchRun, GpuHost
 from workers.sandbox.gpu.children import TRIAL
@@ -19,8 +19,6 @@ from workers.sandbox.messages import Batch, Sampled
 _GROUP = 16
 """Results between two beats."""
 _STRAGGLER_POLL_SECS = 0.05
-KEPT_PROGRAMS = 8
-"""Programs kept of a workload. A confirming run takes three at most, and what has been timed since may be faster."""
 
 
 class SearchRun(GpuBatchRun):
@@ -86,11 +84,6 @@ class SearchRun(GpuBatchRun):
                 built.repeats += 1
             else:
                 self._timed(built, sampled, sampled.run_secs, sampled.stop, ratio)
-                self._keep(built, sampled.median_secs)
+                kept = replace(built, secs=sampled.median_secs, repeats=0)
+                self._host.programs = fastest_with(self._host.programs, kept)
         self._builders.ready.extendleft(reversed(again))
-
-    def _keep(self, built: BuiltCandidate, secs: float) -> None:
-        """Keeps the program if it is among the fastest of its workload."""
-        known = self._host.programs | {built.candidate.digest: replace(built, secs=secs, repeats=0)}
-        fastest = sorted(known.items(), key=lambda item: item[1].secs)[:KEPT_PROGRAMS]
-        self._host.programs = dict(fastest)

@@ -1,6 +1,6 @@
 """Sessions of the dashboard, and schedules that a user pinned.
 
-Revision 0011, after 0010. No schedule is pinned at first. Down, everybody is signed out, and what was pinned is served until
+Revision 0012, after 0011. No schedule is pinned at first. Down, everybody is signed out, and what was pinned is served until
 something faster is confirmed.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 

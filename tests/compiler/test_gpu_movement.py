@@ -1,0 +1,110 @@
+"""Default schedules of what moves elements on a GPU: transposes, joined tensors, look-ups. Right, and in whole words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.compiler.gpu_cases import Spec, check, functions, one_function
+from tests.compiler.test_gpu_default import HOPPER
+from tuner.measure.gpu_code import lower
+from tuner.schedule.trace import apply_trace
+from tuner.tvm_compat import relax, te, tirx, to_tvm_target
+
+op = relax.op
+F, H, B = "float32", "float16", "bfloat16"
+
+
+def source_of(mod: Any) -> str:
+    """CUDA C++ of the one kernel of a module's default schedule, whose result was compared with the host's."""
+    lowered = lower(apply_trace(mod, check(mod, HOPPER)).mod, to_tvm_target(HOPPER))
+    assert len(lowered.calls) == 1
+    return str(lowered.source[lowered.source.rindex("__global__") :])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("order", "shape", "dtype", "words"),
+    [
+        ((1, 0), (128, 192), H, True),
+        ((1, 0), (200, 300), F, False),
+        ((1, 0), (99, 197), H, False),
+        ((0, 2, 1), (3, 197, 99), B, False),
+        ((0, 3, 1, 2), (8, 56, 56, 64), H, True),
+        ((0, 3, 1, 2), (64, 28, 28, 96), H, True),
+        ((0, 3, 1, 2), (2, 7, 7, 40), F, False),
+        ((0, 2, 3, 1), (64, 96, 28, 28), H, True),
+        ((0, 2, 3, 1), (2, 64, 4, 64), B, True),
+        ((0, 2, 3, 1), (3, 40, 7, 7), F, False),
+        ((1, 0), (256, 128), "int8", True),
+        ((2, 1, 0), (64, 6, 32), H, True),
+        ((1, 0), (64, 72), "int64", False),
+        ((1, 0), (8, 1000), F, False),
+    ],
+)
+def test_a_transposition_reads_and_writes_words(
+    order: Sequence[int], shape: tuple[int, ...], dtype: str, words: bool
+) -> None:
+    (mod,) = functions(lambda b, x: op.permute_dims(x, list(order)), (shape, dtype))
+    source = source_of(mod)
+    pairs = [word for word in ("*(half2*)", "*(nv_bfloat162*)", "*(char4*)", "*(int*)") if word in source]
+    assert bool(pairs) is words
+
+
+def test_a_transposition_takes_other_operands_along() -> None:
+    def make(b: Any, x: Any, y: Any, bias: Any) -> Any:
+        turned = b.emit(op.permute_dims(x, [0, 2, 1]))
+        return op.nn.relu(b.emit(op.add(b.emit(op.add(turned, y)), bias)))
+
+    (mod,) = functions(make, ((2, 64, 96), H), ((2, 96, 64), H), ((64,), H))
+    assert "__shared__" in source_of(mod)
+
+
+def joined(b: Any, *parts: Any) -> Any:
+    return op.concat(list(parts), axis=-1)
+
+
+def activated(b: Any, *parts: Any) -> Any:
+    return op.nn.relu(b.emit(op.concat(list(parts), axis=-1)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "specs", "vector"),
+    [
+        (joined, (((2, 9, 64), H), ((2, 9, 128), H)), "uint4"),
+        (joined, (((2, 9, 60), H), ((2, 9, 44), H)), "half4"),
+        (joined, (((2, 9, 33), H), ((2, 9, 31), H)), None),
+        (joined, (((9, 12), F), ((9, 4), F), ((9, 8), F)), "float4"),
+        (joined, (((9, 3), F), ((9, 4), F)), None),
+        (activated, (((2, 9, 64), H), ((2, 9, 128), H)), None),
+    ],
+)
+def test_joined_channels_are_copied_in_vectors_that_the_border_does_not_cut(
+    make: Callable[..., Any], specs: tuple[Spec, ...], vector: str | None
+) -> None:
+    (mod,) = functions(make, *specs)
+    source = source_of(mod)
+    if vector is not None:
+        assert f"*({vector}*)" in source
+        assert "for (" not in source
+
+
+def looked_up(table: Any, at: Any) -> list[Any]:
+    """Rows of a table, counted from its end where an index is negative, as PyTorch counts."""
+    rows = table.shape[0]
+    place = te.compute(at.shape, lambda i: tirx.Select(at[i] < 0, at[i] + rows, at[i]))
+    clamped = te.compute(at.shape, lambda i: tirx.min(tirx.max(place[i], tirx.const(0, "int64")), rows - 1))
+    return [te.compute((at.shape[0], table.shape[1]), lambda i, j: table[clamped[i], j])]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("width", "dtype", "vector"), [(96, H, "uint4"), (40, F, "float4"), (33, B, None), (1, F, None)]
+)
+def test_rows_of_a_table_are_copied_in_vectors(width: int, dtype: str, vector: str | None) -> None:
+    source = source_of(one_function(looked_up, ((100, width), dtype), ((70,), "int64")))
+    assert vector is None or f"*({vector}*)" in source
+    assert "__shared__" not in source

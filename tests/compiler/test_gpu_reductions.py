@@ -1,0 +1,117 @@
+"""Default schedules of reductions to several values on a GPU: places of extrema, and the two sums of a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.compiler.gpu_cases import check, one_function
+from tests.compiler.test_gpu_default import HOPPER, trace_of
+from tests.gpu_interpreter import run
+from tuner.ingest.aten.reductions import arg_reducer
+from tuner.measure.gpu_code import lower
+from tuner.schedule.trace import apply_trace
+from tuner.tvm_compat import te, to_tvm_target, topi
+
+F, H = "float32", "float16"
+
+
+def places(shape: Sequence[int], axis: int, dtype: str, largest: bool, last: bool) -> Any:
+    """A module that finds the places of the extrema along an axis of two, and the extrema."""
+    reducer = arg_reducer(largest, last)
+
+    def make(x: Any) -> list[Any]:
+        k = te.reduce_axis((0, shape[axis]), "k")
+
+        def element(i: Any) -> Any:
+            place = (k.var, i) if axis == 0 else (i, k.var)
+            return reducer((k.var.astype("int64"), x[place]), axis=k)
+
+        return list(te.compute((shape[1 - axis],), element, name="arg"))
+
+    return one_function(make, (tuple(shape), dtype))
+
+
+def expected(x: np.ndarray, axis: int, largest: bool, last: bool) -> np.ndarray:
+    turned = x if largest else -x
+    if last:
+        return np.asarray(x.shape[axis] - 1 - np.argmax(np.flip(turned, axis), axis))
+    return np.asarray(np.argmax(turned, axis))
+
+
+def with_ties(shape: Sequence[int], dtype: str) -> np.ndarray:
+    """Few different numbers; of floats some rows have several NaN, and one is all of an infinity."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 4, shape).astype(dtype)
+    if dtype == F:
+        x[x == 0] = -0.0
+        x[rng.random(shape) < 1.5 / shape[1]] = np.nan
+        x[0] = -np.inf
+        x[-1] = np.inf
+    return x
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("shape", "axis", "kernels"),
+    [((40, 1000), 1, 1), ((9, 17), 1, 1), ((300, 5), 1, 1), ((40, 1), 1, 1), ((300, 70), 0, 1), ((2, 70001), 1, 2)],
+)
+@pytest.mark.parametrize("dtype", [F, "int32"])
+@pytest.mark.parametrize(("largest", "last"), [(True, False), (False, False), (True, True)])
+def test_the_place_of_an_extremum_is_the_first_or_last_and_nan_is_before_all(
+    shape: tuple[int, int], axis: int, kernels: int, dtype: str, largest: bool, last: bool
+) -> None:
+    mod = places(shape, axis, dtype, largest, last)
+    scheduled = apply_trace(mod, trace_of(mod, HOPPER)).mod
+    assert len(lower(scheduled, to_tvm_target(HOPPER)).calls) == kernels
+    x = with_ties(shape, dtype)
+    found, values = np.full(shape[1 - axis], -7), np.zeros(shape[1 - axis], dtype)
+    run(scheduled, HOPPER, [x, found, values])
+    np.testing.assert_array_equal(found, expected(x, axis, largest, last))
+    np.testing.assert_array_equal(values, np.take_along_axis(x, np.expand_dims(found, axis), axis).reshape(-1))
+
+
+def half_group_norm(groups: int) -> Any:
+    def make(*given: Any) -> list[Any]:
+        x, g, s = (topi.cast(each, F) for each in given)
+        axes = list(range(2, len(x.shape)))
+        return [topi.cast(topi.nn.group_norm(x, g, s, groups, 1, axes), H)]
+
+    return make
+
+
+def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
+    """A batch norm in training mode."""
+    return [topi.nn.instance_norm(x, g, s, 1, [0, 2, 3])]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "shape", "dtype", "kernels"),
+    [
+        (half_group_norm(8), (2, 16, 28, 28), H, 1),
+        (half_group_norm(3), (2, 9, 7, 5), H, 1),
+        (half_group_norm(2), (1, 4, 192, 190), H, 3),
+        (norm_of_batch, (3, 5, 14, 13), F, 1),
+        (norm_of_batch, (2, 3, 190, 188), F, 3),
+    ],
+)
+def test_a_norm_of_images_is_one_kernel_or_divides_long_rows(make: Any, shape: Any, dtype: str, kernels: int) -> None:
+    mod = one_function(make, (shape, dtype), ((shape[1],), dtype), ((shape[1],), dtype))
+    scheduled = apply_trace(mod, check(mod, HOPPER)).mod
+    assert len(lower(scheduled, to_tvm_target(HOPPER)).calls) == kernels
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype"),
+    [((300, 128), 0, H), ((70, 96), 0, F), ((3, 49, 128), 1, H), ((2, 70, 40), 1, F), ((4000, 64), 0, H)],
+)
+def test_several_reductions_of_columns_are_results_of_their_own(shape: Any, axis: int, dtype: str) -> None:
+    mod = one_function(
+        lambda x: [topi.sum(topi.cast(x, F), axis), topi.max(topi.cast(x, F), axis)], (tuple(shape), dtype)
+    )
+    check(mod, HOPPER)

@@ -1,0 +1,124 @@
+"""What the command line says by itself: examples, completion, settings, and what to type after an error."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from pitchpipe import errors
+from pitchpipe.cli import hints
+from pitchpipe.cli.config_commands import MASK, masked
+from pitchpipe.cli.examples import EXAMPLES
+from pitchpipe.cli.main import app, main
+from pitchpipe.client import Client
+
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    groups = getattr(command, "commands", None)
+    if groups is None:
+        yield " ".join(path)
+    else:
+        for name, inner in groups.items():
+            yield from leaves(inner, (*path, name))
+
+
+def parsed(line: str) -> None:
+    """Raises a usage error for a line that is no command."""
+    command, (_, *words) = COMMANDS, shlex.split(line)
+    while (inner := getattr(command, "commands", None)) is not None:
+        command = inner[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+def test_every_command_has_an_example_and_nothing_else_has() -> None:
+    assert set(EXAMPLES) == set(leaves(COMMANDS))
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_an_example_is_a_call_of_its_command(path: str) -> None:
+    assert EXAMPLES[path].startswith(f"pitchpipe {path}")
+    parsed(EXAMPLES[path])
+
+
+def test_the_help_of_a_command_ends_with_its_example() -> None:
+    told = CliRunner().invoke(app, ["jobs", "cancel", "--help"], terminal_width=200).output
+    assert EXAMPLES["jobs cancel"] in told
+
+
+def test_what_hints_name_are_commands() -> None:
+    for hint in hints._HINTS.values():
+        for line in re.findall(r"`(pitchpipe [^`]+)`", hint):
+            path = re.match(r"pitchpipe ((?:[a-z]+ ?)+)", line)
+            assert path is not None
+            assert any(path[1].strip().startswith(leaf) for leaf in leaves(COMMANDS)), line
+
+
+def test_an_error_is_followed_by_what_to_type_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: Any) -> None:
+        raise errors.Unauthorized("the token was revoked")
+
+    monkeypatch.setattr(Client, "job", refused)
+    with pytest.raises(SystemExit) as ended:
+        main(["jobs", "show", "job_1"])
+    first, second = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, first) == (4, "pitchpipe: A valid token is needed: the token was revoked")
+    assert second.startswith("next: set PITCHPIPE_TOKEN")
+
+
+def test_an_input_error_says_it_all_in_one_line() -> None:
+    assert hints.hint(errors.InvalidInput("no")) is None
+    assert "models check" in str(hints.hint(errors.UnsupportedShape("no")))
+
+
+def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"_PITCHPIPE_COMPLETE": "complete_bash", "COMP_WORDS": "pitchpipe sche", "COMP_CWORD": "1"}
+    assert CliRunner().invoke(app, prog_name="pitchpipe", env=given).output.split() == ["schedules"]
+
+
+def test_settings_are_shown_with_their_origin_and_without_their_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PITCHPIPE_TOKEN", "secret-token")
+    monkeypatch.setenv("PITCHPIPE_DATABASE_URL", "postgresql://tuner:secret-word@db/pitchpipe")
+    monkeypatch.setenv("PITCHPIPE_BOOTSTRAP_TOKEN", "secret" * 8)
+    monkeypatch.delenv("PITCHPIPE_URL", raising=False)
+    with pytest.raises(SystemExit):
+        main(["config", "show", "--json"])
+    told = capsys.readouterr().out
+    assert "secret" not in told
+    found = {setting["name"]: setting for setting in json.loads(told)}
+    assert found["PITCHPIPE_DATABASE_URL"]["value"] == f"postgresql://tuner:{MASK}@db/pitchpipe"
+    assert found["PITCHPIPE_TOKEN"] == {
+        "name": "PITCHPIPE_TOKEN",
+        "value": MASK,
+        "origin": "environment",
+        "of": "commands",
+    }
+    assert found["PITCHPIPE_URL"]["origin"] == found["PITCHPIPE_PORT"]["origin"] == "default"
+    assert found["PITCHPIPE_PORT"]["value"] == "8734"
+
+
+def test_a_setting_that_is_not_valid_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PITCHPIPE_PORT", "none")
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "show"])
+    assert ended.value.code == 2
+    assert "PITCHPIPE_PORT" in capsys.readouterr().err
+
+
+def test_passwords_of_urls_are_masked() -> None:
+    assert masked("dask://host:8786") == "dask://host:8786"
+    assert masked("s3://key:word@host/bucket") == f"s3://key:{MASK}@host/bucket"
