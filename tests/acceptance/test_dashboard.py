@@ -118,8 +118,12 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     page.wait_for_url(re.compile(r"/jobs/job_\w+$"))
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Job of {file.name}")
     job = page.url.rpartition("/")[2]
-    page.evaluate("window.notLoadedAgain = true")
     expect(page.locator("#tasks tbody tr").first).to_be_visible(timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Pause the job").click()
+    expect(page.locator("#state")).to_contain_text("paused")
+    page.get_by_role("button", name="Resume the job").click()
+    expect(page.locator("#state")).not_to_contain_text("paused")
+    page.evaluate("window.notLoadedAgain = true")
     points = int(page.locator("figure").get_attribute("data-points") or 0)
     restart(fleet)
     expect(page.locator("#state")).to_have_text("done", timeout=PATIENCE_MS)

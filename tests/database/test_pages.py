@@ -338,7 +338,7 @@ def posts(site: Site) -> dict[str, dict[str, str]]:
     return {
         "/sign-out": {},
         "/jobs": {"target": TARGET.key, "trials": "3"},
-        f"/jobs/{site.scene.job}/cancel": {},
+        **{f"/jobs/{site.scene.job}/{what}": {} for what in ("cancel", "pause", "resume")},
         "/schedules/pin": {"workload": WORKLOAD.digest, "target_key": "t", "device_class": "d", "pinned": "true"},
         "/misses/idle-budget": {"trials": "7"},
         "/instance/tokens": {"scope": "user"},
@@ -458,9 +458,12 @@ def test_what_is_pinned_stays_until_it_is_unpinned(site: Site) -> None:
     assert serve_faster() == 5e-4
 
 
-def test_a_job_is_cancelled_and_an_idle_budget_set(site: Site) -> None:
+def test_a_job_is_paused_resumed_and_cancelled_and_an_idle_budget_set(site: Site) -> None:
     browser = site.browser("user")
     token = csrf(browser.get("/jobs").text)
+    for what, offered in (("pause", "Resume the job"), ("resume", "Pause the job")):
+        assert browser.post(f"/jobs/{site.scene.job}/{what}", data={"csrf": token}).status_code == 303
+        assert offered in browser.get(f"/jobs/{site.scene.job}").text
     assert browser.post("/misses/idle-budget", data={"csrf": token, "trials": "70"}).status_code == 303
     assert 'value="70"' in browser.get("/misses").text
     assert browser.post(f"/jobs/{site.scene.job}/cancel", data={"csrf": token}).status_code == 303

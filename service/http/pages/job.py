@@ -89,6 +89,20 @@ def cancel(view: UserView, job_id: str) -> Response:
     return view.back(f"/jobs/{job_id}")
 
 
+@router.post("/pause")
+def pause(view: UserView, job_id: str) -> Response:
+    """Lets the job stand until it is resumed."""
+    job_routes.set_paused(view.context, view.project, job_id, paused=True)
+    return view.back(f"/jobs/{job_id}")
+
+
+@router.post("/resume")
+def resume(view: UserView, job_id: str) -> Response:
+    """Lets the job go on."""
+    job_routes.set_paused(view.context, view.project, job_id, paused=False)
+    return view.back(f"/jobs/{job_id}")
+
+
 def _part(view: View, job_id: str) -> tuple[str, float | None]:
     """The part of the page that changes, and when the job started."""
     query = {name: value for name, value in view.place.query.items() if name != "after"}
@@ -129,14 +143,17 @@ def _plot(job: JobView, known: Sequence[JobEvent]) -> dict[str, Any]:
     points = [point for event in known if (point := _point(event, started)) is not None]
     return {
         "points": points,
-        "lines": {"baseline": _sum(job, "untuned_secs"), "bound": _sum(job, "bound_secs")},
+        "lines": {
+            "baseline": _sum(job, "untuned_secs"),
+            "bound": _sum(job, "bound_secs"),
+            "forecast": None if job.state.ended else job.progress.forecast_secs,
+        },
     }
 
 
-def _point(event: JobEvent, started: float | None) -> list[float] | None:
-    """[seconds since the start, seconds of one run, trials] of an event that tells them."""
-    secs = event.data.get("best_secs")
+def _point(event: JobEvent, started: float | None) -> list[float | None] | None:
+    """[seconds since the start, seconds of one run, those forecast] of an event that tells them."""
+    secs, forecast = event.data.get("best_secs"), event.data.get("forecast_secs")
     if event.kind is not EventKind.PROGRESS or started is None or not isinstance(secs, float | int):
         return None
-    trials = event.data.get("trials")
-    return [event.at.timestamp() - started, float(secs), float(trials) if isinstance(trials, int) else 0.0]
+    return [event.at.timestamp() - started, float(secs), float(forecast) if isinstance(forecast, float | int) else None]

@@ -21,7 +21,6 @@ from service.http.context import Context, Ctx, Cursor, Limit
 from service.http.problems import BODY, documented
 from service.http.routes.targets import MAX_CHARS
 from service.store import events, jobs, lookups, workers
-from service.store.tokens import Principal
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -105,18 +104,19 @@ def end(context: Context, project: str, job: str) -> JobView:
 @router.post("/{job_id}/pause", responses=documented(404, 409))
 def pause_job(context: Ctx, principal: User, job_id: str) -> JobView:
     """Pauses a job: nothing of it is leased, and its clock stands. Idempotent; a job that has ended is a conflict."""
-    return _set_paused(context, principal, job_id, paused=True)
+    return set_paused(context, principal.project, job_id, paused=True)
 
 
 @router.post("/{job_id}/resume", responses=documented(404, 409))
 def resume_job(context: Ctx, principal: User, job_id: str) -> JobView:
     """Lets a paused job go on with what it has left. Idempotent; a job that has ended is a conflict."""
-    return _set_paused(context, principal, job_id, paused=False)
+    return set_paused(context, principal.project, job_id, paused=False)
 
 
-def _set_paused(context: Context, principal: Principal, job_id: str, *, paused: bool) -> JobView:
+def set_paused(context: Context, project: str, job: str, *, paused: bool) -> JobView:
+    """Pauses or resumes a job. Raises as the store does."""
     with context.database.transaction() as session:
-        view = jobs.set_paused(session, principal.project, job_id, paused=paused)
+        view = jobs.set_paused(session, project, job, paused=paused)
     context.wake.notify()
     return view
 

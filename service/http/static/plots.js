@@ -27,7 +27,7 @@
       const x = data.points.map((point) => point[0]);
       const columns = [x, data.points.map((point) => point[1])];
       const series = [{}, line("best so far", "--plot-1", { paths: uPlot.paths.stepped({ align: 1 }) })];
-      for (const [name, style] of [["baseline", "--plot-2"], ["bound", "--plot-3"]]) {
+      for (const [name, style] of [["baseline", "--plot-2"], ["bound", "--plot-3"], ["forecast", "--plot-4"]]) {
         if (data.lines[name]) {
           columns.push(constant(x, data.lines[name]));
           series.push(line(name, style, { dash: [6, 4] }));
@@ -104,7 +104,9 @@
   document.addEventListener("point", (event) => {
     const figure = document.querySelector('figure[data-plot="latency"]');
     if (!figure || !plots.has(figure)) return;
-    plots.get(figure).data.points.push(JSON.parse(event.detail.data));
+    const data = plots.get(figure).data, point = JSON.parse(event.detail.data);
+    data.points.push(point);
+    data.lines.forecast = point[2];
     draw(figure);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach((_, figure) => draw(figure)));
