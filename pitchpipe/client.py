@@ -28,6 +28,7 @@ from pitchpipe.wire.job import (
     ModelFormat,
     ModelView,
     Scope,
+    SessionLink,
     TokenCreated,
     TokenRequest,
     TokenView,
@@ -371,6 +372,10 @@ class Client:
         """
         request = TokenRequest(project=project, scope=Scope(scope), label=label)
         return parse(TokenCreated, self._connection.call("POST", "/v1/tokens", json=request, repeat=False))
+
+    def session_link(self) -> SessionLink:
+        """A link that signs one browser in to the dashboard, with what this client's token may do."""
+        return parse(SessionLink, self._connection.call("POST", "/v1/sessions/links", repeat=False))
 
     def tokens(self) -> Iterator[TokenView]:
         """Of the admin's project; for an operator of all, and the operators' own."""

@@ -78,7 +78,7 @@ def tune_command(
         log_level=log_level,
     )
     with Progress() as progress:
-        result = tune(options, progress.show)
+        result = tune(options, progress.show, lambda link: progress.say(f"dashboard while it runs: {link}"))
     if as_json:
         print(json.dumps(result))
     else:

@@ -46,8 +46,12 @@ class TuneOptions:
     log_level: str = "warning"
 
 
-def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[str, Any]:
+def tune(
+    options: TuneOptions, on_progress: Callable[[JobView], None], on_link: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Runs the whole chain and returns the object that `--json` prints. Times are in seconds.
+
+    on_link: called with a link to the dashboard of the service that runs meanwhile.
 
     Raises WrongResult for a model that does not compute what its framework does, before or after tuning, and the error of
     whatever else failed; a KeyboardInterrupt leaves the database ready for the next run.
@@ -60,6 +64,7 @@ def tune(options: TuneOptions, on_progress: Callable[[JobView], None]) -> dict[s
         target = embedded.worker.target
         expected = framework_outputs(model) if options.compare else not_compared(ASKED_NOT_TO)
         default = compare_default(model, target, cache_dir(), expected=expected)
+        on_link(client.url + client.session_link().path)
         job = submit_or_resume(client, model, target, options.budget, options.seed, default)
         view = watched(client, job, on_progress)
         schedules = client.job_schedules(view.id, target)

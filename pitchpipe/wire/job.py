@@ -265,3 +265,10 @@ class TokenView(Wire):
 
 class TokenCreated(TokenView):
     token: str = Field(description="shown once; only its digest is stored")
+
+
+class SessionLink(Wire):
+    """A link to the dashboard that signs one browser in."""
+
+    path: str = Field(description="of the service's address")
+    valid_secs: float = Field(gt=0, description="in which it can be opened, once")

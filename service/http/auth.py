@@ -141,6 +141,12 @@ async def _manager(
     return found
 
 
+async def _everyone(
+    request: Request, _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+) -> Principal | Operator:
+    return _asking(request)
+
+
 def _asking(request: Request) -> Principal | Operator:
     found = request.scope.get("pitchpipe.principal")
     if not isinstance(found, Principal | Operator):
@@ -159,3 +165,5 @@ Worker = Annotated[Principal, Depends(_needs(Scope.WORKER))]
 Anyone = Annotated[Principal, Depends(_needs(Scope.USER, Scope.WORKER))]
 Manager = Annotated[Principal | Operator, Depends(_manager)]
 """An admin, who manages the tokens of its own project, or an operator, who manages all."""
+Everyone = Annotated[Principal | Operator, Depends(_everyone)]
+"""Whoever has a token."""

@@ -319,6 +319,17 @@ def test_a_link_signs_in_once(site: Site) -> None:
     assert thief.get("/jobs").status_code == 303
 
 
+def test_a_token_makes_a_link_that_may_do_what_the_token_may(site: Site) -> None:
+    for who, path in (("user", "/jobs"), ("worker", "/workers"), ("operator", "/instance")):
+        asked = site.browser().post("/v1/sessions/links", headers={"authorization": f"Bearer {site.tokens[who]}"})
+        assert (asked.status_code, asked.headers["cache-control"]) == (201, "no-store")
+        browser = site.browser()
+        browser.get(asked.json()["path"])
+        assert browser.get(path).status_code == 200
+        assert browser.get("/schedules").status_code == (200 if who == "user" else 403)
+    assert site.browser("user").post("/v1/sessions/links").status_code == 401
+
+
 def test_a_cookie_is_no_token_and_a_token_no_cookie(site: Site) -> None:
     browser = site.browser("user")
     cookie = browser.cookies[SESSION_COOKIE]

@@ -15,7 +15,7 @@ from service.store import listings, misses
 router = APIRouter(prefix="/misses", include_in_schema=False, dependencies=[Depends(no_forgery)])
 
 _COLUMNS = (
-    Column(name="workload", title="Workload"),
+    Column(name="workload", title="Workload", shown="digest"),
     Column(name="model", title="Model"),
     Column(name="target", title="Target"),
     Column(name="value_secs", title="Value", shown="seconds", help="seconds spent on it; after a week they count half"),

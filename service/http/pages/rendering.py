@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -50,7 +52,7 @@ def scaled(value: float | None, unit: str = "") -> str:
 
 def ratio(value: float | None) -> str:
     """How many times."""
-    return NOTHING if value is None else f"{value:.3g}{_TIMES}"
+    return NOTHING if value is None else f"{value:.3g}{_TIMES}" if value < 1000 else f"{value:,.0f}{_TIMES}"
 
 
 def share(value: float | None) -> str:
@@ -76,13 +78,18 @@ def text(value: object) -> str:
     return NOTHING if value is None or value == "" else str(value)
 
 
+def digest(value: object) -> str:
+    """The beginning of a digest, which tells it from the others of a page."""
+    return NOTHING if value is None else str(value)[:16]
+
+
 def data(value: object) -> Markup:
     """JSON for a `<script type="application/json">`, in which no text can end the element."""
     dumped = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-SHOWN = {
+SHOWN: Mapping[str, Callable[[Any], str]] = {
     "seconds": seconds,
     "span": span,
     "count": count,
@@ -92,6 +99,7 @@ SHOWN = {
     "when": when,
     "words": words,
     "text": text,
+    "digest": digest,
 }
 """How a value can be shown, by name: filters of templates, and kinds of columns."""
 

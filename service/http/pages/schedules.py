@@ -15,7 +15,7 @@ from service.store import listings, pins
 router = APIRouter(prefix="/schedules", include_in_schema=False, dependencies=[Depends(no_forgery)])
 
 _COLUMNS = (
-    Column(name="workload", title="Workload"),
+    Column(name="workload", title="Workload", shown="digest"),
     Column(name="operators", title="Operators"),
     Column(name="target", title="Target"),
     Column(name="device", title="Device"),

@@ -34,7 +34,7 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        return self.shown not in ("text", "words", "when")
+        return self.shown not in ("text", "words", "when", "digest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def _heading(spec: Spec, column: Column, sort: str, place: Place) -> Heading:
     name = "rank" if column.name == "value_secs" else column.name
     order = {name: "ascending", f"-{name}": "descending"}.get(sort, "none")
     # Numbers and times are most wanted largest first.
-    first = name if column.shown in ("text", "words") else f"-{name}"
+    first = name if column.shown in ("text", "words", "digest") else f"-{name}"
     wanted = first if order == "none" else (name if order == "descending" else f"-{name}")
     return Heading(column=column, href=_address(spec, place, sort=wanted, cursor=""), order=order)
 
