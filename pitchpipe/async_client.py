@@ -160,5 +160,6 @@ class AsyncClient:
     create_token = _awaited(Client.create_token)
     tokens = _iterated(Client.tokens)
     revoke_token = _awaited(Client.revoke_token)
+    session_link = _awaited(Client.session_link)
 
     health = _awaited(Client.health)

@@ -40,6 +40,7 @@ EXAMPLES = {
     "pack verify": "pitchpipe pack verify model.pitchpipe --trusted signing.pem.pub",
     "pack show": "pitchpipe pack show model.pitchpipe",
     "keys create": "pitchpipe keys create signing.pem",
+    "dashboard": "pitchpipe dashboard tuned.db",
     "server": "pitchpipe server --with-coordinator --port 8734",
     "coordinator": "pitchpipe coordinator --database postgresql://tuner@db/pitchpipe",
     "worker": "pitchpipe worker --url http://tuner:8734 --target cuda:1",
