@@ -100,21 +100,22 @@ def local_model(
     example_inputs: Sequence[Any] | None = None,
     *,
     keywords: Mapping[str, Any] | None = None,
+    numbers: bool = False,
     trust: bool = False,
     precision: str = "ieee",
 ) -> LocalModel:
     """The graph and the weights of a model: a path, an ONNX model or its bytes, a torch module, TorchScript or a jitted
     function of JAX with example inputs, or what jax.export made. `keywords` are example arguments by name, of a torch
-    module.
+    module. With `numbers`, numbers among a module's results are left out; else such a module is refused.
 
     `precision` "tf32" allows float32 products and convolutions to be computed by TF32 on a GPU, "ieee" does not; it is a
     part of the graph. Raises InvalidInput for any other.
     """
-    return with_precision(_local_model(model, example_inputs, keywords or {}, trust), tf32_of(precision))
+    return with_precision(_local_model(model, example_inputs, keywords or {}, numbers, trust), tf32_of(precision))
 
 
 def _local_model(
-    model: Any, example_inputs: Sequence[Any] | None, keywords: Mapping[str, Any], trust: bool
+    model: Any, example_inputs: Sequence[Any] | None, keywords: Mapping[str, Any], numbers: bool, trust: bool
 ) -> LocalModel:
     if isinstance(model, LocalModel):
         return model
@@ -142,7 +143,7 @@ def _local_model(
         return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
     if examples is None:
         raise InvalidInput(f"a {type(model).__name__} needs example inputs")
-    data, weights = step("export_torch")(model, examples, keywords)
+    data, weights = step("export_torch")(model, examples, keywords, numbers=numbers)
     source = ModuleSource(origin=model, examples=examples, keywords=keywords)
     name = type(model).__name__
     return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)

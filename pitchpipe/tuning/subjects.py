@@ -113,7 +113,9 @@ class ModuleSubject(Subject):
 
     def exported(self) -> LocalModel:
         calls = self.calls
-        return local_model(calls.module, calls.arguments, keywords=calls.keywords, precision=self._precision)
+        return local_model(
+            calls.module, calls.arguments, keywords=calls.keywords, numbers=True, precision=self._precision
+        )
 
     @property
     def before(self) -> Callable[..., Any]:

@@ -140,6 +140,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "state": (Counts(True), "seen"),
     "written inputs": (Of(writes_into_its_input), "input"),
+    "a number": (Of(lambda x: (x, 3)), "no tensor"),
     "complex results": (Of(lambda x: torch.fft.fft(x)), "complex"),
 }
 

@@ -42,11 +42,14 @@ if TYPE_CHECKING:
 Converted = tuple[bytes, dict[str, "np.ndarray"]]
 
 
-def from_torch(module: Any, example_inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Converted:
+def from_torch(
+    module: Any, example_inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, *, numbers: bool = False
+) -> Converted:
     """The `relax` format of a torch.nn.Module in eval mode, or of TorchScript, and its weights by name.
 
     Shapes are those of `example_inputs` and of `keywords`, arguments by name, which TorchScript does not take; both may be
-    nested, and the model's inputs are their tensors in order. Raises InvalidModel, UnsupportedOperator or UnsupportedShape.
+    nested, and the model's inputs are their tensors in order. numbers: whether numbers among the results are left out, for a
+    caller that puts them back; else they are refused. Raises InvalidModel, UnsupportedOperator or UnsupportedShape.
     """
     if getattr(module, "training", False):
         raise InvalidModel("the module is in training mode: call module.eval() first")
@@ -56,7 +59,7 @@ def from_torch(module: Any, example_inputs: Sequence[Any], keywords: Mapping[str
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = module_of_torchscript(module, examples)
         program = _exported(module, examples, dict(keywords or {}))
-    return from_exported_program(program)
+    return from_exported_program(program, numbers=numbers)
 
 
 def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -136,10 +139,10 @@ def from_pt2(path: Path, _example_inputs: Sequence[Any] | None = None) -> Conver
     return from_exported_program(program)
 
 
-def from_exported_program(program: Any) -> Converted:
+def from_exported_program(program: Any, *, numbers: bool = False) -> Converted:
     """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch.
 
-    Results are the tensors among the program's results, in order; None and numbers, which are known, are left out.
+    Results are the tensors among the program's results, in order; those that are None are left out.
     """
     with quiet(), torch.no_grad():
         for node in program.graph.nodes:
@@ -156,7 +159,10 @@ def from_exported_program(program: Any) -> Converted:
         _check_state(program)
         _check_results(program)
         inputs, weights, names, bound = _placeholders(program)
-        module = import_graph(program.graph, [*inputs, *names], bound, _user_results(program))
+        results = _user_results(program)
+        if numbers:
+            results = [result for result in results if isinstance(result, torch.fx.Node)]
+        module = import_graph(program.graph, [*inputs, *names], bound, results)
     variables, specs = list(module["main"].params), []
     for variable in variables:
         name = names.get(variable.name, variable.name)

@@ -101,8 +101,10 @@ class _Importer:
     def _results(self, outputs: Sequence[Any]) -> Any:
         found = []
         for output in outputs:
+            if output is None:
+                continue
             if not isinstance(output, fx.Node):
-                continue  # None, or a number that was known when the program was captured
+                raise UnsupportedOperator(f"an output is the constant {output!r}, which is no tensor")
             value = self.env[output]
             if isinstance(value, Nothing):
                 raise UnsupportedShape(f"output {output.name!r} of shape {list(value.value.shape)} has no elements")
