@@ -19,7 +19,7 @@ from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
 from service.db import Database
-from service.store import batches, jobs, models, tokens, workers
+from service.store import batches, job_tasks, jobs, models, tokens, workers
 from service.tables import CandidateRow
 
 PATIENCE_SECS = 180.0
@@ -84,7 +84,7 @@ class Fleet:
             job = jobs.submit(session, self.project, request)[0].id
             jobs.transition(session, job, JobState.INGESTING)
             task = Task(workload=workload, target=target, name="task", weight=1, flops=1, bytes=1, group="g")
-            jobs.set_tasks(session, job, [task])
+            job_tasks.set_tasks(session, job, [task])
             jobs.transition(session, job, JobState.TUNING)
             config = config or MeasureConfig()
             batches.issue(session, job, workload.digest, target, Purpose.SEARCH, candidates, config, None, None)

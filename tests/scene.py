@@ -24,7 +24,7 @@ from pitchpipe.wire.roofline import MemoryLevel, Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
 from service.db import Database
-from service.store import batches, jobs, leases, models, tokens, workers
+from service.store import batches, job_tasks, jobs, leases, models, tokens, workers
 
 TARGET = Target(kind="llvm", mcpu="skylake-avx512", num_cores=2)
 OTHER_TARGET = Target(kind="cuda", arch="sm_90")
@@ -124,7 +124,7 @@ class Scene:
         with self.database.transaction() as session:
             job = jobs.submit(session, self.project, request)[0].id
             jobs.transition(session, job, JobState.INGESTING)
-            jobs.set_tasks(session, job, tasks or [task()])
+            job_tasks.set_tasks(session, job, tasks or [task()])
             jobs.transition(session, job, JobState.TUNING)
         return job
 

@@ -12,7 +12,7 @@ import typer
 from pydantic import SecretStr, ValidationError
 from rich.console import Console
 
-from pitchpipe.cli.commands import HERE
+from pitchpipe.cli.options import HERE
 from pitchpipe.cli.tables import show
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.errors import InvalidInput

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pitchpipe.cli.commands import HERE, RETRY_SECS, Json, TargetText, Token, Url
+from pitchpipe.cli.options import HERE, Json, TargetText, Token, Url, client_of
 from pitchpipe.cli.tables import milliseconds, share, show
-from pitchpipe.client import Client
 from pitchpipe.deploy.fetch import fetch
 from pitchpipe.deploy.lookup import resolve_target, source_of
 from pitchpipe.errors import InvalidInput, NotFound
@@ -69,7 +68,7 @@ def create_pack(
     model = local_model(Path(model_or_job), trust=trust, precision=precision) if is_file else None
     if objects and model is None:
         raise InvalidInput("a compiled model needs the model's file, not a job")
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         found = fetch(model or model_or_job, target=target, client=client)
     name = model.name if model is not None else model_or_job
     manifest = create(out, found, key, model=model if objects else None, name=name, valid_days=days)
@@ -132,7 +131,7 @@ def lock(
         before = lockfile.read(file)
     except NotFound:
         before = lockfile.Lock()
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         section = lockfile.update(before.section(wanted), known, wanted, client, upgrade=upgrade, cache=cache_dir())
         pins = [Pin(workload=workload, record=pin.record) for workload, pin in section.workloads.items() if pin]
         gone = [found for found in lockfile.resolve(client, wanted, pins) if found.trace is None]
@@ -167,7 +166,7 @@ def show_coverage(
         from pitchpipe.deploy.packs import open_pack
 
         schedules = open_pack(pack, trusted=trusted, target=_target(target))
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         given = local_model(model, trust=trust, precision=precision)
         found = coverage(given, target=_target(target), schedules=schedules, client=client)
     if as_json:
@@ -209,7 +208,7 @@ def show_profile(
 ) -> None:
     """Where a model's time goes: each kernel inside the running model beside its time as a task, and what is between."""
     given = local_model(model, trust=trust, precision=precision)
-    with Client(url, token, retry_secs=RETRY_SECS) if url else source_of(None) as source:
+    with client_of(url, token) if url else source_of(None) as source:
         found = profile(given, target=_target(target), source=source, runs=runs)
     if trace is not None:
         trace.write_text(found.chrome_trace())

@@ -20,7 +20,9 @@ from pitchpipe.cli import (
     deploy_commands,
     examples,
     hints,
+    job_commands,
     minify_commands,
+    options,
     pin_command,
     record_commands,
     report_commands,
@@ -49,14 +51,14 @@ def tune_command(
     ],
     trials: Annotated[int | None, typer.Option(min=0, help="candidates to measure")] = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="seconds of tuning")] = None,
-    until_gain: commands.UntilGain = None,
-    target: commands.TargetText = "auto",
+    until_gain: job_commands.UntilGain = None,
+    target: options.TargetText = "auto",
     database: Annotated[str | None, typer.Option(envvar="PITCHPIPE_DATABASE_URL", help="SQLAlchemy URL")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the search and the input data")] = 0,
-    trust: commands.Trust = False,
-    inputs: commands.Inputs = None,
-    compare: commands.Compare = True,
-    precision: commands.PrecisionText = "ieee",
+    trust: options.Trust = False,
+    inputs: options.Inputs = None,
+    compare: options.Compare = True,
+    precision: options.PrecisionText = "ieee",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
@@ -85,6 +87,7 @@ def tune_command(
         show_tuning(result, Console())
 
 
+job_commands.add_commands(app)
 commands.add_commands(app)
 deploy_commands.add_commands(app)
 upgrade_command.add_to(commands.schedules)

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pitchpipe.cli.commands import HERE, RETRY_SECS, Inputs, Json, TargetText, Token, Trust, Url, models
+from pitchpipe.cli.commands import models
+from pitchpipe.cli.options import HERE, Inputs, Json, TargetText, Token, Trust, Url, client_of
 from pitchpipe.cli.tables import show
 from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import detect_target, parse_input
@@ -43,10 +44,9 @@ def minify(
         raise InvalidInput("give a model's file or --task, one of them")
     wanted = target if target == "auto" else detect_target(target)
     if task is not None:
-        from pitchpipe.client import Client
         from pitchpipe.deploy.minify_task import minify_task
 
-        with Client(url, token, retry_secs=RETRY_SECS) as client:
+        with client_of(url, token) as client:
             found = minify_task(task, target=wanted, client=client, out=out, wall_secs=seconds)
     else:
         from pitchpipe.deploy.minify import first_difference

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pitchpipe.cli.commands import HERE, RETRY_SECS, TargetText, Token, Url
-from pitchpipe.client import Client
+from pitchpipe.cli.options import HERE, TargetText, Token, Url, client_of
 from pitchpipe.deploy.fetch import fetch
 from pitchpipe.deploy.named_target import named_target
 from pitchpipe.wire.pin import ServedPin
@@ -27,7 +26,7 @@ def pin(
     off: Annotated[bool, typer.Option("--off", help="lets them be replaced again")] = False,
 ) -> None:
     """Pins what look-ups answer with for a job id, a model id or a model's file; prints how many schedules that are."""
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         if target == "auto" and model_or_job.startswith("job_") and len(own := client.job(model_or_job).targets) == 1:
             wanted = own[0]
         else:

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe.cli.commands import HERE, RETRY_SECS, TARGET_HELP, Json, Token, Url
+from pitchpipe.cli.options import HERE, TARGET_HELP, Json, Token, Url, client_of
 from pitchpipe.cli.tables import show
-from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.model.local import detect_target
 from pitchpipe.target_kind import describe
@@ -49,7 +48,7 @@ def list_records(
     if served is not None and (failed or workload is not None):
         raise InvalidInput("--served names its own workloads, and what is served has a time")
     wanted = None if target is None else detect_target(target)
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         if served is None:
             found = list(islice(client.records(workload, wanted, timed=False if failed else None), limit))
         else:
@@ -88,7 +87,7 @@ def show_record(
     """What a record says, and its scheduled TIR. Needs a compiler, but not the device; exits 1 if it does not build."""
     from pitchpipe.deploy.candidate import listing, open_record
 
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         view = open_record(record, client)
     if not as_json:
         print(view.record.id)
@@ -122,7 +121,7 @@ def replay_record(
     """Builds, checks and times a record's candidate on this device, beside the baseline; exits 1 unless that succeeds."""
     from pitchpipe.deploy.candidate import open_record, replay
 
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         view = open_record(record, client)
     found = replay(view, timeout_secs=timeout)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pitchpipe.cli.commands import HERE, RETRY_SECS, Token, Url
+from pitchpipe.cli.options import HERE, Token, Url, client_of
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput
 from pitchpipe.tuning import rendering
@@ -31,7 +31,7 @@ def show_report(
     job: str, url: Url = HERE, token: Token = "", html: Html = None, as_json: Json = False, markdown: Markdown = False
 ) -> None:
     """What a job has brought: the whole model, and each task's share, gain, trials and distance from its bound."""
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         report = _report(client, job)
     _show(report.page(), report.to_json(), html, as_json=as_json, markdown=markdown)
 
@@ -46,7 +46,7 @@ def show_comparison(
     markdown: Markdown = False,
 ) -> None:
     """Two jobs side by side, task by task: before and after an upgrade, one device and another, two budgets."""
-    with Client(url, token, retry_secs=RETRY_SECS) as client:
+    with client_of(url, token) as client:
         reports = [_report(client, job) for job in (first, second)]
     told = json.dumps([report.model_dump(mode="json") for report in reports])
     _show(compare(*reports), told, html, as_json=as_json, markdown=markdown)

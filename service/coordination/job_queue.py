@@ -13,7 +13,7 @@ from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
 from service.db import Database
-from service.store import batches, coordination, jobs, replays, workers
+from service.store import batches, coordination, job_tasks, jobs, replays, workers
 from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.search.requests import Proposal
@@ -127,7 +127,7 @@ class JobReplays:
         if here is None:
             return []
         with rows.database.reading() as session:
-            _, before, _ = jobs.replay(session, rows.job, digest, of.target)
+            _, before, _ = job_tasks.replay(session, rows.job, digest, of.target)
             known = replays.unreplayed(
                 session,
                 rows.project,

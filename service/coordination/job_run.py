@@ -22,7 +22,8 @@ from service.coordination.job_queue import JobQueue, JobReplays, JobRows
 from service.coordination.outlook import progress_of
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
-from service.store import batches, coordination, donors, events, jobs, models, records, replays, workers
+from service.store import batches, coordination, donors, events, job_tasks, jobs, models, records, replays, workers
+from service.store.record_store import SqlRecordStore
 from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.execution.steps import split_ingested
@@ -132,7 +133,7 @@ class JobRun:
                 self._enter(JobState.INGESTING)
             with self.database.reading() as session:
                 wanted = sorted(jobs.only(session, self.job) or ())
-                known = jobs.known_tasks(session, self.project, wanted, view.targets[0])
+                known = job_tasks.known_tasks(session, self.project, wanted, view.targets[0])
             return self._accept(view, [task for _, task in known])
         if self._split is None:
             if view.state is JobState.QUEUED:
@@ -185,16 +186,16 @@ class JobRun:
                 if earlier and not here:
                     return False
                 found += ((target, one) for one in earlier)
-            jobs.set_tasks(session, self.job, tasks)
+            job_tasks.set_tasks(session, self.job, tasks)
             reused = replayed = 0
             for target, one in found:
                 if not one.current:
                     replayed += 1
-                    jobs.to_be_replayed(session, self.job, one.workload, target, one.best, one.effort)
+                    job_tasks.to_be_replayed(session, self.job, one.workload, target, one.best, one.effort)
                 elif one.best is not None and (one.effort >= offered or view.origin is JobOrigin.UPGRADE):
                     reused += 1
                     secs = {"untuned_secs": one.best.baseline_secs, "tuned_secs": one.best.secs}
-                    jobs.update_task(session, self.job, one.workload, target, reused=True, **secs)
+                    job_tasks.update_task(session, self.job, one.workload, target, reused=True, **secs)
             jobs.transition(session, self.job, JobState.TUNING)
             jobs.update_progress(session, self.job, Progress(reused_tasks=reused), self._spent_secs)
             told = {"tasks": len(tasks), "reused": reused, "to_replay": replayed}
@@ -207,9 +208,9 @@ class JobRun:
         return effort(tuned, view.budget.trials, view.budget.seconds)
 
     def _build_loop(self, view: JobView) -> TuningLoop:
-        store = records.SqlRecordStore(self.database, self.project, here=self._circumstances)
+        store = SqlRecordStore(self.database, self.project, here=self._circumstances)
         with self.database.transaction() as session:
-            self._tasks = jobs.tasks(session, self.job)
+            self._tasks = job_tasks.tasks(session, self.job)
             self._here = {target: replays.measured_by(session, self.job, target) for target in view.targets}
             issued = batches.purposes(session, self.job)
             self._spent_secs = max(self._spent_secs, jobs.spent_secs(session, self.job))
@@ -306,7 +307,7 @@ class JobRun:
         if learnt:
             with self.database.transaction() as session:
                 for task, secs in learnt:
-                    jobs.update_task(session, self.job, task.workload.digest, task.target, bound_secs=secs)
+                    job_tasks.update_task(session, self.job, task.workload.digest, task.target, bound_secs=secs)
 
     def _donors(self, task: Task) -> list[Donor]:
         with self.database.reading() as session:
@@ -328,12 +329,12 @@ class JobRun:
         digest, target = task.workload.digest, task.target
         holds, effort, owed = False, 0.0, 0.0
         with self.database.transaction() as session:
-            replay, before, spent = jobs.replay(session, self.job, digest, target)
+            replay, before, spent = job_tasks.replay(session, self.job, digest, target)
             if replay is Replay.DUE:
                 ended = replays.failures(session, self.job, digest, target)
                 holds = still_holds(before, best, ended)
                 effort, owed = (spent, 0.0) if holds else (0.0, spent)
-                jobs.update_task(session, self.job, digest, target, replay=outcome(task, before, best, ended))
+                job_tasks.update_task(session, self.job, digest, target, replay=outcome(task, before, best, ended))
             enough = holds and spent >= self._offered
             if best is None:
                 return enough
@@ -352,7 +353,7 @@ class JobRun:
                 records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
             if last or enough or self._origin is JobOrigin.UPGRADE:
                 secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
-                jobs.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
+                job_tasks.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
         return enough
 
     def _known(self) -> tuple[int, int, int]:
@@ -374,7 +375,7 @@ class JobRun:
     def _complete(self) -> None:
         with self.database.transaction() as session:
             if self._origin is not JobOrigin.UPGRADE:  # An upgrade searches nothing, so it adds no effort.
-                for workload, target, device_class in jobs.confirmed_on(session, self.job):
+                for workload, target, device_class in job_tasks.confirmed_on(session, self.job):
                     records.add_effort(session, self.project, workload, target, device_class, self._offered)
             jobs.transition(session, self.job, JobState.DONE)
         self.wake.notify()

@@ -157,7 +157,7 @@ def issue(
 def finished(session: Session, job: str) -> list[FinishedBatch]:
     """Batches that are not observed yet and have no queued or leased candidate, oldest first.
 
-    A batch names its task by the position in `jobs.tasks`. Cancelled candidates have no result and are left out.
+    A batch names its task by the position in `job_tasks.tasks`. Cancelled candidates have no result and are left out.
     """
     rows = session.execute(
         select(Batch, JobTask.position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, and_, case, cast, false, func, or_, select, true, update
@@ -13,8 +13,8 @@ from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import MEASURE_VERSION, Timed
 from pitchpipe.wire.record import Best, Origin, RecordView, TuningRecord
 from pitchpipe.wire.target import Target
-from service.db import Database, instant, now
-from service.store import batches, workloads
+from service.db import instant, now
+from service.store import workloads
 from service.store.paging import page
 from service.store.values import (
     Circumstances,
@@ -292,74 +292,6 @@ def efforts(session: Session, project: str, workloads: Sequence[str], target: Ta
         .group_by(BestRow.workload)
     )
     return dict(rows.all())
-
-
-class SqlRecordStore:
-    """The tuner's RecordStore on a project's tables. Thread-safe; each call is one transaction, durable on return.
-
-    device_class, toolchain: which of several bests `best` prefers.
-    here: target -> circumstances, or None for any. `fastest` returns only candidates that were measured under one of them,
-    and `best` none that was measured under one of them without ever getting a time.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        project: str,
-        *,
-        device_class: str | None = None,
-        toolchain: str | None = None,
-        here: Callable[[Target], Collection[Circumstances] | None] = lambda _: None,
-    ) -> None:
-        self._database, self._project = database, project
-        self._device_class, self._toolchain = device_class, toolchain
-        self._here = here
-
-    def add(self, records: Sequence[TuningRecord]) -> None:
-        with self._database.transaction() as session:
-            add(session, self._project, records)
-
-    def for_task(self, workload: str, target: Target) -> list[TuningRecord]:
-        with self._database.reading() as session:
-            return for_task(session, self._project, workload, target)
-
-    def fastest(self, workload: str, target: Target, n: int) -> tuple[tuple[str, float | None], ...]:
-        here = self._here(target)
-        with self._database.reading() as session:
-            return fastest(session, self._project, workload, target, n, here)
-
-    def best(self, workload: str, target: Target) -> Best | None:
-        here = self._here(target)
-        with self._database.reading() as session:
-            found = bests(session, self._project, [workload], target, self._device_class, self._toolchain).get(workload)
-            if found is None or here is None or not _failed(session, self._project, target, found, workload, here):
-                return found
-        return None
-
-    def set_best(self, workload: str, target: Target, best: Best) -> None:
-        with self._database.transaction() as session:
-            set_best(session, self._project, workload, target, best)
-
-    def seen(self, workload: str, target: Target) -> frozenset[str]:
-        with self._database.reading() as session:
-            return batches.seen(session, self._project, workload, target)
-
-
-def _failed(
-    session: Session, project: str, target: Target, best: Best, workload: str, here: Collection[Circumstances]
-) -> bool:
-    """Whether the schedule was measured under one of the circumstances, and never had a time there."""
-    times = session.scalars(
-        select(Record.secs).where(
-            Record.project == project,
-            Record.workload == workload,
-            Record.target_key == target_digest(target),
-            Record.measure_version == MEASURE_VERSION,
-            Record.candidate == candidate_digest(workload, best.trace),
-            measured_under(session, here),
-        )
-    ).all()
-    return bool(times) and all(secs is None for secs in times)
 
 
 def _row(session: Session, project: str, record: TuningRecord, features: Mapping[str, bytes]) -> dict[str, Any]:

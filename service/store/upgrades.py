@@ -17,7 +17,7 @@ from pitchpipe.wire.job import Budget, JobOrigin, JobRequest, JobView
 from pitchpipe.wire.measure import MeasureConfig
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.upgrade import REPLAYED, Outdated, OutdatedList, UpgradeRequest, UpgradeStage
-from service.store import jobs, replays, workers
+from service.store import job_tasks, jobs, replays, workers
 from service.store.values import Circumstances, best_of, target_digest
 from service.tables import BestRow, Job, JobTask
 
@@ -37,7 +37,7 @@ def submit(session: Session, project: str, request: UpgradeRequest, key: str | N
 
     Raises NotFound where no job of the project has met any of them for the target, NoDevice where no worker serves it.
     """
-    known = jobs.known_tasks(session, project, request.workloads, request.target)
+    known = job_tasks.known_tasks(session, project, request.workloads, request.target)
     if not known:
         raise NotFound("no job of this project has met these workloads for that target")
     if not workers.circumstances(session, project, request.target):

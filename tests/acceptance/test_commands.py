@@ -59,7 +59,7 @@ def run(embedded: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 def use(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PITCHPIPE_URL", client.url)
     monkeypatch.setenv("PITCHPIPE_TOKEN", client._connection.http.headers["Authorization"].removeprefix("Bearer "))
-    monkeypatch.setattr("pitchpipe.cli.commands.RETRY_SECS", 0.5)
+    monkeypatch.setattr("pitchpipe.cli.options.RETRY_SECS", 0.5)
 
 
 @pytest.fixture(scope="module")

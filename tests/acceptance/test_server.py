@@ -29,7 +29,7 @@ from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Task, Workload
 from service.db import Database
 from service.server import listen
-from service.store import batches, jobs, tokens, workloads
+from service.store import batches, job_tasks, jobs, tokens, workloads
 
 TOKEN = "a-token-that-the-test-chose-by-itself"
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
@@ -81,7 +81,7 @@ class Running:
             project = tokens.bootstrap(session, "default")
             workloads.put(session, project, WORKLOAD)
             jobs.transition(session, job, JobState.INGESTING)
-            jobs.set_tasks(session, job, [task])
+            job_tasks.set_tasks(session, job, [task])
             jobs.transition(session, job, JobState.TUNING)
             batches.issue(session, job, WORKLOAD.digest, TARGET, Purpose.SEARCH, CANDIDATES, MeasureConfig())
 

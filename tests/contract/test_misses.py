@@ -15,7 +15,7 @@ from pitchpipe.wire.miss import HALF_LIFE_SECS, MissCount, MissReceipt, MissRepo
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from service.db import Database
-from service.store import jobs, misses, models, workers
+from service.store import job_tasks, jobs, misses, models, workers
 from service.store.misses import TRANSFER_TRIALS, TUNE_TRIALS
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, candidates, task, timed
 
@@ -232,7 +232,7 @@ class TestJobs:
         idle = world.take() or ""
         with world.database.transaction() as session:
             jobs.transition(session, idle, JobState.INGESTING)
-            jobs.set_tasks(session, idle, [task(Workload(digest=WORKLOAD.digest, ir="{}"))])
+            job_tasks.set_tasks(session, idle, [task(Workload(digest=WORKLOAD.digest, ir="{}"))])
             jobs.transition(session, idle, JobState.TUNING)
         world.issue(candidates(0, 4), job=idle)
         world.issue(candidates(0, 2), Purpose.CONFIRM, job=idle)

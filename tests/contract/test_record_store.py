@@ -14,7 +14,7 @@ from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Toolchain
 from service.db import Database
 from service.store import lookups, records, tokens
-from service.store.records import SqlRecordStore
+from service.store.record_store import SqlRecordStore
 from tests.scene import (
     DEVICE,
     OTHER_DEVICE,

@@ -23,6 +23,7 @@ from service.store import (
     coordination,
     cost_models,
     events,
+    job_tasks,
     jobs,
     leases,
     models,
@@ -361,9 +362,11 @@ class TestJobs:
         grant = scene.granted()
         scene.report(grant, [timed(c.digest) for c in grant.candidates])
         with scene.database.transaction() as session:
-            jobs.set_tasks(session, job, split)
-            assert jobs.tasks(session, job) == split
-            jobs.update_task(session, job, second.digest, OTHER_TARGET, reused=True, untuned_secs=2.0, tuned_secs=1.0)
+            job_tasks.set_tasks(session, job, split)
+            assert job_tasks.tasks(session, job) == split
+            job_tasks.update_task(
+                session, job, second.digest, OTHER_TARGET, reused=True, untuned_secs=2.0, tuned_secs=1.0
+            )
             views = jobs.get(session, scene.project, job).tasks
         assert [view.trials for view in views] == [0, 2, 0]
         assert [view.tuned_secs for view in views] == [None, None, 1.0]
@@ -372,9 +375,9 @@ class TestJobs:
 
     def test_a_tasks_trials_are_charged_by_reports_alone(self, scene: Scene) -> None:
         with pytest.raises(InvalidInput), scene.database.transaction() as session:
-            jobs.update_task(session, scene.job, WORKLOAD.digest, TARGET, trials=99)
+            job_tasks.update_task(session, scene.job, WORKLOAD.digest, TARGET, trials=99)
         with pytest.raises(NotFound), scene.database.transaction() as session:
-            jobs.update_task(session, scene.job, WORKLOAD.digest, OTHER_TARGET, reused=True)
+            job_tasks.update_task(session, scene.job, WORKLOAD.digest, OTHER_TARGET, reused=True)
 
     def test_progress_shows_the_charged_trials_whatever_it_is_told(self, scene: Scene) -> None:
         scene.issue(candidates(0, 2))

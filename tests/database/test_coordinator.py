@@ -24,7 +24,7 @@ from service.coordination.job_run import MAX_CRASHES
 from service.coordination.predictor import REFIT_MIN_SAMPLES, ProjectPredictor
 from service.db import Database
 from service.settings import Settings
-from service.store import batches, coordination, jobs, misses, models, records, workers, workloads
+from service.store import batches, coordination, job_tasks, jobs, misses, models, records, workers, workloads
 from service.wake import Wake
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, record, roofline, task, timed
 from tuner.search.requests import Proposal, ProposeRequest, TrainedModel
@@ -201,7 +201,7 @@ def test_the_workloads_of_a_new_job_are_stored_once_each(database: Database) -> 
     assert shown(scene, job).state is JobState.TUNING
     assert len(stored) == 2
     with database.reading() as session:
-        assert [one.workload for one in jobs.tasks(session, job)] == [WORKLOAD, second, second]
+        assert [one.workload for one in job_tasks.tasks(session, job)] == [WORKLOAD, second, second]
 
 
 def test_a_split_that_took_its_whole_time_fails_its_job_at_once(database: Database) -> None:

@@ -19,6 +19,7 @@ from service.store import (
     donors,
     events,
     explanations,
+    job_tasks,
     jobs,
     leases,
     lookups,
@@ -87,7 +88,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             events.after(session, scene.project, scene.job, 1)
             jobs.get(session, scene.project, scene.job)
             jobs.active(session)
-            jobs.tasks(session, scene.job)
+            job_tasks.tasks(session, scene.job)
             jobs.waited_for(session, scene.project)
             jobs.cancel(session, scene.project, scene.job)
             signature = Signature(operators="o", anchor="SSR products", extents=(8,), arguments=(), flops=8.0)

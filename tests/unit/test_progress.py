@@ -7,7 +7,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from pitchpipe.cli.commands import share_of
+from pitchpipe.cli.job_commands import share_of
 from pitchpipe.cli.tables import _peer, interval, roofs, show_tuning, steady
 from pitchpipe.tuning.progress import Bar, Lines, _done, describe
 from pitchpipe.tuning.progress import Progress as ProgressLine

@@ -1,0 +1,47 @@
+"""What the commands have in common: their options, a client, and how values are printed as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from pitchpipe.client import Client
+
+RETRY_SECS = 5.0
+"""How long a command goes on trying to reach the service; whoever watches a job waits longer, for a restart."""
+HERE = "http://127.0.0.1:8734"
+"""Where `pitchpipe server` listens unless it is told otherwise."""
+
+Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
+Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt, .pt2, .py)")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="of TorchScript, or of ONNX with open shapes, in order, as float32[1,3,224,224]"),
+]
+PrecisionText = Annotated[
+    str,
+    typer.Option("--precision", help="of float32 products and convolutions on a GPU: ieee, or tf32 on tensor cores"),
+]
+Compare = Annotated[bool, typer.Option(help="first compare the model with the framework that it came from")]
+
+
+TARGET_HELP = "auto, a device (cpu, cuda, cuda:1), or JSON with TVM's attribute names"
+TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
+
+
+def client_of(url: str, token: str) -> Client:
+    """A client that gives up soon, for a command that asks once."""
+    return Client(url, token, retry_secs=RETRY_SECS)
+
+
+def print_json(items: BaseModel | Sequence[BaseModel]) -> None:
+    """Prints one wire value, or several as a list."""
+    one = isinstance(items, BaseModel)
+    shown: Any = items.model_dump(mode="json") if one else [item.model_dump(mode="json") for item in items]  # type: ignore[union-attr]
+    print(json.dumps(shown))
