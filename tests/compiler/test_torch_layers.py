@@ -356,3 +356,33 @@ def test_windows_of_attention_meet_the_next_weights_in_one_product() -> None:
 def test_overlapping_windows_of_a_transposed_tensor_are_read_by_their_places_in_memory() -> None:
     check(Of(lambda x: (x + 1).transpose(0, 1).as_strided((3, 4, 2), (4, 2, 1))), torch.randn(4, 6))
     check(Of(lambda x: (x + 1).transpose(0, 2).as_strided((3, 4, 2), (8, 1, 4), 2)), torch.randn(2, 3, 6))
+
+
+@pytest.mark.parametrize(
+    ("shifts", "dims"),
+    [
+        ((3, -2), (1, 2)),
+        ((1,), (-1,)),
+        ((5,), ()),
+        ((2, 3, 1), (1, 1, 3)),
+        ((-100, 0), (0, 1)),
+        ((3, -2, 4), (1, 2, 3)),
+    ],
+)
+def test_rolling_moves_what_goes_over_an_end_to_the_other(shifts: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    check(Of(lambda x: torch.roll(x, shifts, dims)), torch.randn(2, 7, 6, 8))
+
+
+def test_windows_of_a_rolled_image_are_made_by_one_function_and_rolled_back_by_another() -> None:
+    """Inlined, the indices of rolls go through divisions and other rolls, where TVM's own simplification is at fault."""
+
+    def windows(x: Any, w: Any) -> Any:
+        n, h, k, c = x.shape
+        parts = torch.roll(x, (-3, -3), (1, 2)).view(n, h // 7, 7, k // 7, 7, c).permute(0, 1, 3, 2, 4, 5)
+        parts = torch.relu(parts.reshape(-1, 49, c)) @ w
+        whole = parts.view(n, h // 7, k // 7, 7, 7, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, k, c)
+        return torch.roll(whole, (3, 3), (1, 2)) + x
+
+    kernels = check(Of(windows), torch.randn(1, 14, 21, 8), torch.randn(8, 8))
+    assert [sum("roll" in name for name in kernels), len(kernels)] == [2, 3]
+    assert check(Of(lambda x: torch.roll(torch.roll(x, 3, 1), -3, 1) * 2), torch.randn(2, 9, 8))
