@@ -547,3 +547,17 @@ def test_a_watched_job_sends_what_changed_and_resumes_after_a_loss(site: Site) -
     assert "event: point" not in resumed
     assert "event: end" in resumed
     assert browser.get("/jobs/job_none/live").status_code == 404
+
+
+def test_a_cost_model_is_rolled_back_and_promoted_and_its_candidates_are_plotted(site: Site) -> None:
+    browser = site.browser("user")
+    page = browser.get(f"/cost-models/{site.cost_model}").text
+    assert "[[0.0,-0.1,0],[0.5,0.2,0],[1.0,0.9,0]]" in page
+    token = csrf(page)
+    back = browser.post(f"/cost-models/{site.cost_model}/rollback", data={"csrf": token})
+    assert back.status_code == 303
+    assert back.headers["location"] != f"/cost-models/{site.cost_model}"
+    assert "version 2 was rolled back by a user" in browser.get(back.headers["location"]).text
+    assert browser.post(f"/cost-models/{site.cost_model}/rollback", data={"csrf": token}).status_code == 409
+    assert browser.post(f"/cost-models/{site.cost_model}/promote", data={"csrf": token}).status_code == 303
+    assert "promoted by a user" in browser.get("/cost-models").text
