@@ -42,7 +42,7 @@ REFIT_MIN_SAMPLES = 64
 TRAINING_SAMPLES = 20_000
 """Newest samples of a target kind that a cost model is trained on, of all jobs of the project."""
 SCORE_EVERY = 32
-"""New measurements after which a version in the shadow is scored again: four groups of marks.GROUP candidates."""
+"""New measurements after which a version in the shadow is scored again: four groups of marks.GROUP candidates, or more."""
 SHADOW_SAMPLES = 2_000
 """Newest samples that a version in the shadow is scored on."""
 
@@ -101,13 +101,14 @@ class ProjectPredictor:
         return self._training is not None or self._scoring is not None
 
     def step(self) -> None:
-        """Stores a cost model that finished training, and decides on one that was scored."""
-        if self._training is not None and self._training.future.done():
-            training, self._training = self._training, None
-            self._adopt(training)
+        """Decides on a cost model that was scored, and stores one that finished training."""
+        # In this order: a new version takes the place of the one that was scored.
         if self._scoring is not None and self._scoring.future.done():
             scoring, self._scoring = self._scoring, None
             self._decide(scoring)
+        if self._training is not None and self._training.future.done():
+            training, self._training = self._training, None
+            self._adopt(training)
 
     def observe(self, measured: int) -> None:
         """Counts new measurements, and starts a training or a scoring when there are enough."""

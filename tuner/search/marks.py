@@ -1,6 +1,6 @@
 """Marks of a cost model: how well it ranks candidates that it was not trained on, beside a rival on the same ones.
 
-A task here is a set of measured candidates of one workload: all of a held-out workload, or of any other workload GROUP
+A task here is a set of measured candidates of one workload: all of a held-out workload, or of any other workload up to GROUP
 candidates that were measured one after another once both models had been trained. Only pairs of candidates within a task
 are compared, because the scores of different workloads cannot be.
 """
@@ -18,8 +18,10 @@ from pitchpipe.wire.cost_model import MAX_POINTS, TaskMarks
 from tuner.search.cost_model import MIN_TASK_SAMPLES, CostModel, is_held_out, unpack_features
 from tuner.search.requests import Rival, Sample, TrainedModel
 
-GROUP = MIN_TASK_SAMPLES
-"""Candidates of a task that was measured in the shadow: 28 pairs, and most batches of a search have as many."""
+GROUP = 8
+"""Candidates of a task that was measured in the shadow, at most: 28 pairs ..."""
+LEAST = 4
+"""... and at least: the smallest batch of a search, since a short job of many workloads has no more of each."""
 
 
 def judged(trained: TrainedModel, samples: Sequence[Sample], rival: Rival | None) -> TrainedModel:
@@ -35,17 +37,14 @@ def judged(trained: TrainedModel, samples: Sequence[Sample], rival: Rival | None
     if trained.judge is None:
         return replace(trained, rival_refused=refused)
     held_out = [sample for sample in samples if is_held_out(sample.workload)]
-    marks = _marks(_by_workload(held_out), CostModel.load(trained.judge), other)
+    tasks = [task for task in _by_workload(held_out) if len(task) >= MIN_TASK_SAMPLES]
+    marks = _marks(tasks, CostModel.load(trained.judge), other)
     return replace(trained, marks=marks, rival_refused=refused)
 
 
 def shadow(samples: Sequence[Sample], model: bytes, rival: bytes) -> tuple[TaskMarks, ...]:
     """Marks on samples, oldest first, that neither model was trained on; raises IntegrityError for a damaged model."""
-    tasks = [
-        task[start : start + GROUP]
-        for task in _by_workload(samples)
-        for start in range(0, len(task) - len(task) % GROUP, GROUP)
-    ]
+    tasks = [task[start : start + GROUP] for task in _by_workload(samples) for start in range(0, len(task), GROUP)]
     return _marks(tasks, CostModel.load(model), CostModel.load(rival))
 
 
@@ -61,10 +60,10 @@ def _marks(tasks: Sequence[Sequence[Sample]], model: CostModel, rival: CostModel
 
 
 def _of_task(task: Sequence[Sample], model: CostModel, rival: CostModel | None) -> TaskMarks | None:
-    """None of a task with fewer than MIN_TASK_SAMPLES candidates whose features unpack, or without two speeds."""
+    """None of a task with fewer than LEAST candidates whose features unpack, or without two speeds."""
     readable = list(_readable(task))
     secs = np.array([np.inf if sample.secs is None else sample.secs for sample, _ in readable])
-    if len(readable) < MIN_TASK_SAMPLES or not np.isfinite(secs).any():
+    if len(readable) < LEAST or not np.isfinite(secs).any():
         return None
     speeds = secs.min() / secs
     if not (speeds < 1).any():

@@ -18,19 +18,14 @@ router = APIRouter(prefix="/cost-models", include_in_schema=False, dependencies=
 
 _PAIRS = "share of the pairs of candidates that are in the right order"
 _COLUMNS = (
-    Column(name="id", title="Cost model", link="/cost-models/{id}"),
-    Column(name="target_kind", title="Kind of target"),
-    Column(name="version", title="Version", shown="count"),
+    Column(name="target_kind", title="For"),
+    Column(name="version", title="Version", shown="count", link="/cost-models/{id}"),
     Column(name="state", title="State", shown="words"),
-    Column(name="origin", title="Origin"),
     Column(name="parent", title="Parent", shown="count", help="the version that it was compared with"),
     Column(name="samples", title="Records", shown="count", help="measured candidates that it was trained on"),
-    Column(name="tasks", title="Tasks", shown="count", help="workloads that these are of"),
-    Column(name="held_out_tasks", title="Held out", shown="count", help="workloads that its judge never saw"),
-    Column(name="pairwise", title="Pairs right there", shown="share", help=_PAIRS),
-    Column(name="shadow_tasks", title="In the shadow", shown="count", help="groups measured after it was trained"),
-    Column(name="shadow_pairwise", title="Pairs right there", shown="share", help=_PAIRS),
-    Column(name="shadow_rival", title="By the one that served", shown="share", help=_PAIRS),
+    Column(name="pairwise", title="Held out", shown="share", help=f"{_PAIRS}, of workloads that its judge never saw"),
+    Column(name="shadow_pairwise", title="Shadow", shown="share", help=f"{_PAIRS}, of what was measured later"),
+    Column(name="shadow_rival", title="Rival", shown="share", help="the same by the version that served"),
     Column(name="reason", title="Why"),
     Column(name="created_at", title="Added (UTC)", shown="when"),
 )
