@@ -21,13 +21,11 @@ _COLUMNS = (
     Column(name="target_kind", title="For"),
     Column(name="version", title="Version", shown="count", link="/cost-models/{id}"),
     Column(name="state", title="State", shown="words"),
-    Column(name="parent", title="Parent", shown="count", help="the version that it was compared with"),
     Column(name="samples", title="Records", shown="count", help="measured candidates that it was trained on"),
     Column(name="pairwise", title="Held out", shown="share", help=f"{_PAIRS}, of workloads that its judge never saw"),
     Column(name="shadow_pairwise", title="Shadow", shown="share", help=f"{_PAIRS}, of what was measured later"),
     Column(name="shadow_rival", title="Rival", shown="share", help="the same by the version that served"),
     Column(name="reason", title="Why"),
-    Column(name="created_at", title="Added (UTC)", shown="when"),
 )
 _CHANGES = (
     Column(name="at", title="Since (UTC)", shown="when"),
