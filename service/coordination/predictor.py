@@ -52,7 +52,9 @@ class _Training:
     """A training that is under way."""
 
     future: Future[TrainedModel | None]
-    samples: list[MeasuredSample]
+    seen: int
+    """Number of the newest record that there was."""
+    data: TrainingData | None
     rival: Stored | None
     """The version that it is compared with; None where none could be read."""
 
@@ -85,7 +87,7 @@ class ProjectPredictor:
         self._failures = 0
         self._training: _Training | None = None
         self._scoring: _Scoring | None = None
-        self._packaged = packaged(target_kind)
+        self._packaged: bytes | None = None
         self._unpack()
         self._refresh()
 
@@ -145,9 +147,10 @@ class ProjectPredictor:
 
     def _unpack(self) -> None:
         """Adds the cost model that comes with the package, unless it was added before; it serves where none does."""
-        if self._packaged is None:
-            return
         try:
+            self._packaged = packaged(self.target_kind)
+            if self._packaged is None:
+                return
             digest = self.blobs.put(self._packaged)
             with self.database.transaction() as session:
                 of = (session, self.project, self.target_kind)
@@ -165,7 +168,7 @@ class ProjectPredictor:
                     cost_models.serve(*of, version, "it came with the package, and none served")
         except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
             self._data = self._packaged
-            log.warning("packaged cost model not stored", error=str(error))
+            log.warning("packaged cost model not read or not stored", error=str(error))
 
     def _train(self) -> None:
         try:
@@ -179,7 +182,12 @@ class ProjectPredictor:
         except Exception as error:  # noqa: BLE001 - advisory: see the module's docstring
             log.warning("cost model not trained", error=str(error))
             return
-        self._training = _Training(future=future, samples=used, rival=None if rival is None else self._serving)
+        self._training = _Training(
+            future=future,
+            seen=max((sample.seq for sample in used), default=0),
+            data=_data_of(used),
+            rival=None if rival is None else self._serving,
+        )
         self._unseen = 0
         future.add_done_callback(lambda _: self.wake.notify())
 
@@ -210,8 +218,8 @@ class ProjectPredictor:
                     metrics=_metrics(trained),
                     parent=None if training.rival is None else training.rival.version,
                     judge=judge_digest,
-                    seen=max((sample.seq for sample in training.samples), default=0),
-                    data=_data_of(training.samples),
+                    seen=training.seen,
+                    data=training.data,
                     held_out=trained.marks,
                 )
                 version = cost_models.add(*of, new)

@@ -190,6 +190,18 @@ def test_what_comes_with_the_package_serves_an_empty_service(
     assert registry.states() == [CostModelState.REPLACED, CostModelState.SERVING, CostModelState.SHADOW]
 
 
+def test_what_comes_with_the_package_and_cannot_be_read_is_done_without(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(_kind: str) -> bytes:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(predictors, "packaged", damaged)
+    registry = Registry(database)
+    assert registry.predictor.latest() is None
+    assert registry.train(b"one") == b"one"
+
+
 def test_a_rival_that_this_code_cannot_read_is_replaced(database: Database) -> None:
     registry = Registry(database)
     registry.train(b"one")
