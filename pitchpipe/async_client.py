@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from pitchpipe.client import Client, pauses
+from pitchpipe.client import Client
+from pitchpipe.connection import pauses
 from pitchpipe.wire.job import JobView
 
 if TYPE_CHECKING:
@@ -151,6 +152,11 @@ class AsyncClient:
     misses = _awaited(Client.misses)
     idle_budget = _awaited(Client.idle_budget)
     set_idle_budget = _awaited(Client.set_idle_budget)
+
+    cost_models = _iterated(Client.cost_models)
+    cost_model = _awaited(Client.cost_model)
+    promote_cost_model = _awaited(Client.promote_cost_model)
+    roll_back_cost_model = _awaited(Client.roll_back_cost_model)
 
     register_worker = _awaited(Client.register_worker)
     workers = _awaited(Client.workers)

@@ -17,6 +17,7 @@ from rich.console import Console
 from pitchpipe.cli import (
     commands,
     config_commands,
+    cost_model_commands,
     deploy_commands,
     examples,
     hints,
@@ -94,6 +95,7 @@ upgrade_command.add_to(commands.schedules)
 pin_command.add_to(commands.schedules)
 minify_commands.add_commands(app)
 record_commands.add_commands(app)
+cost_model_commands.add_commands(app)
 report_commands.add_commands(app)
 config_commands.add_commands(app)
 for plugin in entry_points(group="pitchpipe.commands"):

@@ -184,11 +184,11 @@ class Coordinator:
         return self._predictors[key]
 
     def _tend_predictors(self, projects: set[str]) -> None:
-        """Stores cost models that finished training, also for jobs that ended meanwhile, and drops the predictors of
-        projects without an active job."""
+        """Stores and judges cost models that finished training, also for jobs that ended meanwhile, and drops the predictors
+        of projects without an active job."""
         for key, predictor in list(self._predictors.items()):
             predictor.step()
-            if key[0] not in projects and not predictor.training:
+            if key[0] not in projects and not predictor.busy:
                 del self._predictors[key]
 
     def _forget(self) -> None:

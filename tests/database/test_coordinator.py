@@ -320,7 +320,7 @@ def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(
     predictor.observe(1)
     steps.given.pop()[1].set_result(TrainedModel(data=b"model", metrics={}, samples=1))
     assert predictor.latest() == b"model"
-    assert not predictor.training
+    assert not predictor.busy
 
 
 def served_wide(scene: Scene) -> Workload:

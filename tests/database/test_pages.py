@@ -11,6 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.job import EventKind, JobState, Progress, Scope, TokenRequest
 from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.miss import MissCount, MissReport
@@ -21,6 +22,7 @@ from service.http.auth import SESSION_COOKIE
 from service.http.pages import PAGES
 from service.settings import Settings
 from service.store import cost_models, events, jobs, misses, records, sessions, tokens
+from service.store.cost_models import NewVersion
 from service.wake import Wake
 from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, timed
 
@@ -37,6 +39,7 @@ class Site:
     scene: Scene
     tokens: dict[str, str]
     record: str
+    cost_model: str
     settings: Settings
 
     def browser(self, who: str | None = None, url: str = "http://testserver") -> TestClient:
@@ -52,7 +55,15 @@ class Site:
         return [
             *("/", "/jobs", f"/jobs/{job}", f"/jobs/{job}/tasks/0", f"/records/{self.record}", "/workers"),
             *(f"/workers/{self.scene.worker}", "/schedules", "/misses", "/cost-models", "/instance"),
+            f"/cost-models/{self.cost_model}",
         ]
+
+
+def marks() -> TaskMarks:
+    """Of a held-out task."""
+    points = ((1.0, 0.9), (0.5, 0.2), (0.0, -0.1))
+    of = {"pairwise": 0.8, "peak_1": 1.0, "peak_5": 1.0, "rival_pairwise": 0.6}
+    return TaskMarks(workload=WORKLOAD.digest, candidates=8, points=points, **of)
 
 
 @pytest.fixture
@@ -74,7 +85,11 @@ def make_site(database: Database) -> Callable[..., Site]:
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(found))
             report = MissReport(target=TARGET, model=scene.model, misses=(MissCount(workload=WORKLOAD.digest, runs=3),))
             misses.report(session, scene.project, report)
-            cost_models.add(session, scene.project, "llvm", "d" * 64, {"held_out_tasks": 2.0}, 100)
+            for digest in "de":
+                new = NewVersion(digest=digest * 64, samples=100, reason=SCRIPT, held_out=[marks()])
+                served = cost_models.add(session, scene.project, "llvm", new)
+                cost_models.serve(session, scene.project, "llvm", served, SCRIPT)
+            (shown, _), _ = cost_models.list_(session, scene.project, None, None, 10)
             progress = Progress(trials=3, failed_trials=2, best_secs=1e-3)
             jobs.update_progress(session, scene.job, progress, 1.0)
             events.append(session, scene.job, EventKind.PROGRESS, progress.model_dump())
@@ -90,7 +105,15 @@ def make_site(database: Database) -> Callable[..., Site]:
                 for scope in Scope
             }
         app = create_app(settings, database, Blobs("memory:///"), Wake())
-        return Site(app=app, database=database, scene=scene, tokens=made, record=found.id, settings=settings)
+        return Site(
+            app=app,
+            database=database,
+            scene=scene,
+            tokens=made,
+            record=found.id,
+            cost_model=shown.id,
+            settings=settings,
+        )
 
     return make
 
@@ -352,6 +375,7 @@ def posts(site: Site) -> dict[str, dict[str, str]]:
         **{f"/jobs/{site.scene.job}/{what}": {} for what in ("cancel", "pause", "resume")},
         "/schedules/pin": {"workload": WORKLOAD.digest, "target_key": "t", "device_class": "d", "pinned": "true"},
         "/misses/idle-budget": {"trials": "7"},
+        **{f"/cost-models/{site.cost_model}/{what}": {} for what in ("promote", "rollback")},
         "/instance/tokens": {"scope": "user"},
         f"/instance/tokens/{token}/revoke": {},
         "/instance/sessions/ses_x/end": {},
@@ -359,7 +383,7 @@ def posts(site: Site) -> dict[str, dict[str, str]]:
 
 
 def test_every_route_that_changes_something_is_among_those_tested_here(site: Site) -> None:
-    known = [re.sub(r"/(tok_\w+|ses_x|job_\w+)", "/X", path) for path in posts(site)]
+    known = [re.sub(r"/(tok_\w+|ses_x|job_\w+|cm_\w+)", "/X", path) for path in posts(site)]
     found = {
         re.sub(r"\{\w+\}", "X", route.path)
         for page in PAGES
@@ -523,3 +547,17 @@ def test_a_watched_job_sends_what_changed_and_resumes_after_a_loss(site: Site) -
     assert "event: point" not in resumed
     assert "event: end" in resumed
     assert browser.get("/jobs/job_none/live").status_code == 404
+
+
+def test_a_cost_model_is_rolled_back_and_promoted_and_its_candidates_are_plotted(site: Site) -> None:
+    browser = site.browser("user")
+    page = browser.get(f"/cost-models/{site.cost_model}").text
+    assert "[[0.0,-0.1,0],[0.5,0.2,0],[1.0,0.9,0]]" in page
+    token = csrf(page)
+    back = browser.post(f"/cost-models/{site.cost_model}/rollback", data={"csrf": token})
+    assert back.status_code == 303
+    assert back.headers["location"] != f"/cost-models/{site.cost_model}"
+    assert "version 2 was rolled back by a user" in browser.get(back.headers["location"]).text
+    assert browser.post(f"/cost-models/{site.cost_model}/rollback", data={"csrf": token}).status_code == 409
+    assert browser.post(f"/cost-models/{site.cost_model}/promote", data={"csrf": token}).status_code == 303
+    assert "promoted by a user" in browser.get("/cost-models").text

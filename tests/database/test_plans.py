@@ -25,6 +25,7 @@ from service.store import (
     lookups,
     misses,
     records,
+    samples,
     tokens,
     workloads,
 )
@@ -67,7 +68,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             batches.open_(session, scene.job)
             batches.counts(session, scene.job)
             batches.seen(session, scene.project, WORKLOAD.digest, TARGET)
-            batches.samples(session, scene.project, "llvm", 100)
+            samples.newest(session, scene.project, "llvm", 100)
             made = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
             records.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
