@@ -133,8 +133,17 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     assert violations(page) == []
 
     page.locator("#tasks tbody tr").first.get_by_role("link").click()
-    expect(page.locator('figure[data-plot="trials"] canvas')).to_be_visible()
+    expect(page.locator('figure[data-plot="trials"] canvas').first).to_be_visible()
+    expect(page.locator("#programs pre").first).to_contain_text("def main", timeout=PATIENCE_MS)
+    page.get_by_label("Show").select_option("code")
+    page.locator("#programs").get_by_role("button", name="Show").click()
+    expect(page.get_by_label("assembly of Baseline")).to_contain_text("ret", timeout=PATIENCE_MS)
     assert violations(page) == []
+    page.get_by_role("link", name="Choose among all candidates").click()
+    page.locator("#trials").get_by_role("link", name="on the right").last.click()
+    expect(page.get_by_role("heading", level=3)).to_have_count(2)
+    assert violations(page) == []
+    page.get_by_role("link", name="Back to the task").click()
     page.locator("#trials tbody tr").first.get_by_role("link").click()
     expect(page.get_by_role("heading", name="Trace")).to_be_visible()
     assert violations(page) == []

@@ -11,6 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from pitchpipe.errors import StepDied
 from pitchpipe.wire.job import EventKind, JobState, Progress, Scope, TokenRequest
 from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.miss import MissCount, MissReport
@@ -22,7 +23,7 @@ from service.http.pages import PAGES
 from service.settings import Settings
 from service.store import cost_models, events, jobs, misses, records, sessions, tokens
 from service.wake import Wake
-from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, timed
+from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, timed
 
 SCRIPT = "<script>alert(1)</script>\"'&{{7*7}}"
 EVIL_HOSTS = ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/v1/jobs", "/\x01x")
@@ -50,13 +51,23 @@ class Site:
     def pages(self) -> list[str]:
         job = self.scene.job
         return [
-            *("/", "/jobs", f"/jobs/{job}", f"/jobs/{job}/tasks/0", f"/records/{self.record}", "/workers"),
-            *(f"/workers/{self.scene.worker}", "/schedules", "/misses", "/cost-models", "/instance"),
+            *("/", "/jobs", f"/jobs/{job}", f"/jobs/{job}/tasks/0", f"/jobs/{job}/tasks/0/programs"),
+            *(
+                f"/records/{self.record}",
+                "/workers",
+                f"/workers/{self.scene.worker}",
+                "/schedules",
+                "/misses",
+                "/cost-models",
+                "/instance",
+            ),
         ]
 
 
 @pytest.fixture
-def make_site(database: Database) -> Callable[..., Site]:
+def make_site(database: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]:
+    monkeypatch.setattr("service.http.pages.programs.has_compiler", lambda: False)
+
     def make(**options: Any) -> Site:
         settings = Settings(
             database_url="sqlite:///unused.db", blob_url="memory:///", poll_secs=0.01, model_check_secs=0, **options
@@ -175,6 +186,80 @@ def test_a_failure_is_grouped_with_its_messages(site: Site) -> None:
     text = site.browser("user").get(f"/jobs/{site.scene.job}/tasks/0").text
     assert "build error, 2" in text
     assert "a test says so" in text
+
+
+# --- two schedules of a task
+
+
+@pytest.fixture
+def compiler(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A compiler beside the server that gives every trace a text, whose third line is a script; what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    def run_step(name: str, **given: Any) -> dict[str, Any]:
+        assert name == "list_code"
+        asked.append(given)
+        code = {"lowered": "lowered", "assembly": f"vmovaps {given['trace']}"} if given["compiled"] else {}
+        return {"tir": f"def main\n{given['trace']}\n{SCRIPT}", "code": code, "failed": None}
+
+    monkeypatch.setattr("service.http.programs.run_step", run_step)
+    monkeypatch.setattr("service.http.pages.programs.has_compiler", lambda: True)
+    return asked
+
+
+def test_the_served_schedule_stands_beside_the_baseline(site: Site, compiler: list[dict[str, Any]]) -> None:
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}/tasks/0"
+    assert f'hx-get="{path}/programs"' in browser.get(path).text
+    assert compiler == []  # the task's page itself waits for no compiler
+    text = browser.get(f"{path}/programs").text
+    assert "<script>alert" not in text
+    assert re.search(r"<h3>Baseline</h3>", text)
+    assert f'Served: <a href="/records/{site.record}">' in text
+    assert "<del>[[],[]]</del>" in text
+    assert "<ins>[[],[8]]</ins>" in text
+    assert "1 lines only left, 1 only right" in text
+    assert "outputs checked on 1 input sets" in text
+    browser.get(f"{path}/programs")
+    assert [(each["trace"], each["compiled"]) for each in compiler] == [("[[],[]]", False), ("[[],[8]]", False)]
+
+
+def test_any_two_candidates_of_a_task_are_compared_in_any_form(site: Site, compiler: list[dict[str, Any]]) -> None:
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}/tasks/0/programs"
+    ids = re.findall(r'aria-label="(rec_\w+) on the left"', browser.get(path).text)
+    assert len(ids) == 4
+    broken = next(each for each in ids if "build error" in browser.get(f"/records/{each}").text)
+    text = browser.get(path, params={"left": broken, "right": ids[0], "form": "code"}).text
+    assert "vmovaps" in text
+    assert "assembly of Candidate" in text
+    assert "&lt;script&gt;" not in re.findall(r"<pre.*?</pre>", text, re.DOTALL)[0]
+    for wrong in ("rec_none", SCRIPT[:64]):
+        assert browser.get(path, params={"left": wrong}).status_code == 404
+    with site.database.transaction() as session:
+        stranger = record(candidates(0, 1)[0], target=OTHER_TARGET)
+        records.add(session, site.scene.project, [stranger])
+    assert browser.get(path, params={"left": stranger.id}).status_code == 404
+
+
+def test_what_the_compiler_dies_of_is_told_and_asked_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run_step(name: str, **given: Any) -> dict[str, Any]:
+        asked.append(given["trace"])
+        raise StepDied(f"its child died of {SCRIPT}")
+
+    monkeypatch.setattr("service.http.programs.run_step", run_step)
+    monkeypatch.setattr("service.http.pages.programs.has_compiler", lambda: True)
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}/tasks/0/programs"
+    for _ in range(2):
+        text = browser.get(path).text
+        assert "its child died of &lt;script&gt;" in text
+    assert len(asked) == 4
+
+
+def test_a_server_without_a_compiler_names_the_command(site: Site) -> None:
+    text = site.browser("user").get(f"/jobs/{site.scene.job}/tasks/0/programs").text
+    assert f"pitchpipe records show {site.record} --lowered --code" in text
+    assert "<pre" not in text
 
 
 def test_what_is_absent_is_a_page_that_says_so(site: Site) -> None:
