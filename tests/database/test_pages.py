@@ -434,7 +434,7 @@ def posts(site: Site) -> dict[str, dict[str, str]]:
     return {
         "/sign-out": {},
         "/jobs": {"target": TARGET.key, "trials": "3"},
-        **{f"/jobs/{site.scene.job}/{what}": {} for what in ("cancel", "pause", "resume")},
+        **{f"/jobs/{site.scene.job}/{what}": {} for what in ("cancel", "pause", "resume", "extend")},
         "/schedules/pin": {"workload": WORKLOAD.digest, "target_key": "t", "device_class": "d", "pinned": "true"},
         "/misses/idle-budget": {"trials": "7"},
         "/instance/tokens": {"scope": "user"},
@@ -564,6 +564,23 @@ def test_a_job_is_paused_resumed_and_cancelled_and_an_idle_budget_set(site: Site
     assert 'value="70"' in browser.get("/misses").text
     assert browser.post(f"/jobs/{site.scene.job}/cancel", data={"csrf": token}).status_code == 303
     assert "cancelled" in browser.get(f"/jobs/{site.scene.job}").text
+
+
+def test_a_jobs_budget_is_extended_while_it_searches(site: Site) -> None:
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}"
+    page = browser.get(path).text
+    assert 'name="trials"' in page
+    assert 'name="seconds"' not in page  # the job has no such bound
+    form = {"csrf": csrf(page)}
+    assert browser.post(f"{path}/extend", data=form | {"trials": "500"}).status_code == 303
+    assert "1,500 trials" in browser.get(path).text
+    for wrong in ({}, {"trials": "-1"}, {"trials": "many"}, {"seconds": "5"}, {"trials": "0", "seconds": "nan"}):
+        assert browser.post(f"{path}/extend", data=form | wrong).status_code == 400, wrong
+    with site.database.transaction() as session:
+        jobs.transition(session, site.scene.job, JobState.CONFIRMING)
+    assert "Extend the budget" not in browser.get(path).text
+    refused = browser.post(f"{path}/extend", data=form | {"trials": "5"})
+    assert (refused.status_code, "submit its model anew" in refused.text) == (409, True)
 
 
 def test_a_file_becomes_a_model_and_a_job(site: Site) -> None:
