@@ -12,18 +12,20 @@ from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
 from pitchpipe.errors import StepDied
+from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import EventKind, JobState, Progress, Scope, TokenRequest
 from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.miss import MissCount, MissReport
+from pitchpipe.wire.task import Workload
 from service.blobs import Blobs
 from service.db import Database
 from service.http.app import create_app
 from service.http.auth import SESSION_COOKIE
 from service.http.pages import PAGES
 from service.settings import Settings
-from service.store import cost_models, events, jobs, misses, records, sessions, tokens
+from service.store import cost_models, events, job_tasks, jobs, misses, records, sessions, tokens
 from service.wake import Wake
-from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, timed
+from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, task, timed
 
 SCRIPT = "<script>alert(1)</script>\"'&{{7*7}}"
 EVIL_HOSTS = ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/v1/jobs", "/\x01x")
@@ -564,6 +566,21 @@ def test_a_job_is_paused_resumed_and_cancelled_and_an_idle_budget_set(site: Site
     assert 'value="70"' in browser.get("/misses").text
     assert browser.post(f"/jobs/{site.scene.job}/cancel", data={"csrf": token}).status_code == 303
     assert "cancelled" in browser.get(f"/jobs/{site.scene.job}").text
+
+
+def test_coverage_is_a_bar_of_the_models_time(site: Site) -> None:
+    browser = site.browser("user")
+    text = browser.get("/schedules").text
+    assert text.count('<rect class="exact" x="0.0000"') == 1
+    assert "exact 100 %" in text
+    other = Workload(digest=sha256(b"other"), ir="{}")
+    job = site.scene.submit(tasks=[task(), task(other)])
+    with site.database.transaction() as session:
+        job_tasks.update_task(session, job, other.digest, TARGET, untuned_secs=3e-3)
+    text = browser.get("/schedules", params={"model": site.scene.model}).text
+    assert "exact 25 %, none 75 %" in text
+    assert f'href="/jobs/{job}"' in text
+    assert Scene(site.database).model not in text
 
 
 def test_a_jobs_budget_is_extended_while_it_searches(site: Site) -> None:
