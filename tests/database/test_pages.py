@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from service.http.app import create_app
 from service.http.auth import SESSION_COOKIE
 from service.http.pages import PAGES
 from service.settings import Settings
-from service.store import cost_models, events, job_tasks, jobs, misses, records, sessions, tokens
+from service.store import cost_models, events, job_tasks, jobs, misses, records, sessions, spent, tokens
 from service.wake import Wake
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, task, timed
 
@@ -566,6 +567,25 @@ def test_a_job_is_paused_resumed_and_cancelled_and_an_idle_budget_set(site: Site
     assert 'value="70"' in browser.get("/misses").text
     assert browser.post(f"/jobs/{site.scene.job}/cancel", data={"csrf": token}).status_code == 303
     assert "cancelled" in browser.get(f"/jobs/{site.scene.job}").text
+
+
+def test_a_worker_tells_where_its_seconds_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser, path = site.browser("worker"), f"/workers/{site.scene.worker}"
+    worker = site.scene.register("worker-c")
+    assert "measured nothing yet" in browser.get(f"/workers/{worker}").text
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    with site.database.transaction() as session:
+        for n, secs in enumerate((0, 5, 10, 4000, 4010)):
+            candidate = candidates(50 + n, 51 + n)[0]
+            result = timed(candidate.digest, 0.5) if n % 2 else failed(candidate.digest)
+            told = {"worker": worker, "created_at": at + timedelta(seconds=secs)}
+            records.add(session, site.scene.project, [record(candidate, result).model_copy(update=told)])
+        found = spent.of_worker(session, site.scene.project, worker)
+    assert found == spent.Spent(records=5, secs=20.0, build_secs=1.0, timing_secs=3.0)
+    text = browser.get(f"/workers/{worker}").text
+    assert "0.25" in text
+    assert "15 % of the time" in text
+    assert browser.get(path).status_code == 200
 
 
 def test_coverage_is_a_bar_of_the_models_time(site: Site) -> None:
