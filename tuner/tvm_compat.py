@@ -255,7 +255,9 @@ def to_tvm_target(target: Target) -> Any:
 def load_ir(text: str) -> Any:
     """The IRModule of TVM JSON; raises InvalidModel. Foreign text goes through tuner/ingest first."""
     try:
-        module = ir.load_json(text)
+        # What another version wrote is brought up to date by parsing and writing all of it in Python.
+        own = f'"tvm_version":"{tvm.__version__}"' in text
+        module = tvm_ffi.serialization.from_json_graph_str(text) if own else ir.load_json(text)
     except Exception as error:  # TVM raises whatever its C++ side met: ValueError, KeyError, TypeError, ...
         raise InvalidModel(f"not TVM JSON: {str(error).strip().splitlines()[-1][:200]}") from error
     if not isinstance(module, IRModule):
