@@ -121,6 +121,11 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     expect(page.locator("#tasks tbody tr").first).to_be_visible(timeout=PATIENCE_MS)
     page.get_by_role("button", name="Pause the job").click()
     expect(page.locator("#state")).to_contain_text("paused")
+    page.get_by_text("Extend the budget").click()
+    assert violations(page) == []
+    page.get_by_label("More trials").fill("4")
+    page.get_by_role("button", name="Extend").click()
+    expect(page.locator("#live")).to_contain_text("of 16")
     page.get_by_role("button", name="Resume the job").click()
     expect(page.locator("#state")).not_to_contain_text("paused")
     page.evaluate("window.notLoadedAgain = true")
@@ -153,6 +158,13 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     expect(page.get_by_role("button", name=re.compile("^Unpin the schedule"))).to_have_count(1)
     page.get_by_role("button", name=re.compile("^Unpin the schedule")).click()
     expect(page.get_by_role("button", name=re.compile("^Unpin the schedule"))).to_have_count(0)
+
+    expect(page.get_by_role("img", name=re.compile("^Shares of the model's time"))).to_be_visible()
+    assert violations(page) == []
+    page.get_by_role("link", name="Workers").click()
+    page.get_by_role("link", name="w1").click()
+    expect(page.get_by_text("Trials a second")).to_be_visible()
+    assert violations(page) == []
 
     page.goto("/jobs")
     expect(page.get_by_role("link", name=job)).to_be_visible()
