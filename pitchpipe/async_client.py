@@ -129,6 +129,7 @@ class AsyncClient:
     cancel = _awaited(Client.cancel)
     pause = _awaited(Client.pause)
     resume = _awaited(Client.resume)
+    extend = _awaited(Client.extend)
     events = _iterated(Client.events)
     job_schedules = _awaited(Client.job_schedules)
     fetch = _awaited(Client.fetch)

@@ -21,6 +21,7 @@ from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.cost_model import CostModelDetail, CostModelView
 from pitchpipe.wire.health import Health
 from pitchpipe.wire.job import (
+    Budget,
     EventKind,
     JobEvent,
     JobRequest,
@@ -155,6 +156,13 @@ class Client:
     def resume(self, job_id: str) -> JobView:
         """Lets a paused job go on. Raises Conflict for one that ended."""
         return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/resume"))
+
+    def extend(self, job_id: str, budget: Budget) -> JobView:
+        """Raises a job's budget to this one, which bounds no less than the one it has: `job(...).budget.plus(...)`.
+
+        Idempotent. Raises Conflict for a job that spends no more trials, InvalidInput for a smaller budget.
+        """
+        return parse(JobView, self._connection.call("PUT", f"/v1/jobs/{segment(job_id)}/budget", json=budget))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """The job's events from number `after` + 1 on, each once and in order, until the job has ended.

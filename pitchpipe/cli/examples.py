@@ -22,6 +22,7 @@ EXAMPLES = {
     "jobs show": f"pitchpipe jobs show {JOB}",
     "jobs watch": f"pitchpipe jobs watch {JOB} --timeout 600",
     "jobs cancel": f"pitchpipe jobs cancel {JOB}",
+    "jobs extend": f"pitchpipe jobs extend {JOB} --trials 200",
     "schedules lookup": "pitchpipe schedules lookup model.onnx --target cuda",
     "schedules explain": "pitchpipe schedules explain model.onnx",
     "schedules export": f"pitchpipe schedules export {JOB} metaschedule/",

@@ -15,6 +15,7 @@ from service.http.auth import Authenticator, sessions_of
 from service.http.context import Context
 from service.http.edge import Edge
 from service.http.pages.front import Front
+from service.http.programs import Programs
 from service.http.routes import (
     cost_models,
     jobs,
@@ -44,6 +45,7 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
         metrics=Metrics(database),
         authenticator=Authenticator(database, settings.token_cache_secs),
         sessions=sessions_of(database, settings.token_cache_secs),
+        programs=Programs(),
     )
     # No slash redirects: a redirected upload would be sent twice. No native body cap: its 413 is no problem document.
     app = FastAPI(

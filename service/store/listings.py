@@ -68,22 +68,23 @@ def jobs(project: str, *, running: bool = False) -> Listing:
 
 def tasks(project: str, job: str) -> Listing:
     """Tasks of a job, with the best time measured so far of each, and what there is left to gain of a run of the model."""
+    # One entry of an index a task, where grouping would read every record of the job's workloads.
     fastest = (
-        select(Record.workload, Record.target_key, func.min(Record.secs).label("secs"))
+        select(func.min(Record.secs))
         .where(
             Record.project == project,
+            Record.workload == JobTask.workload,
+            Record.target_key == JobTask.target_key,
             Record.measure_version == MEASURE_VERSION,
-            Record.workload.in_(select(JobTask.workload).where(JobTask.job == job)),
         )
-        .group_by(Record.workload, Record.target_key)
-        .subquery()
+        .correlate(JobTask)
+        .scalar_subquery()
     )
     weight, body = JobTask.body["weight"].as_integer(), JobTask.body
-    best = func.coalesce(JobTask.tuned_secs, fastest.c.secs)
+    best = func.coalesce(JobTask.tuned_secs, fastest)
     return Listing(
         query=select(JobTask.job)
         .join(StoredTarget, StoredTarget.key == JobTask.target_key)
-        .outerjoin(fastest, (fastest.c.workload == JobTask.workload) & (fastest.c.target_key == JobTask.target_key))
         .where(JobTask.job == job, JobTask.project == project),
         columns={
             "job": JobTask.job,

@@ -37,8 +37,10 @@ class Record(Base):
     schema_version: Mapped[int]
     __table_args__ = (
         UniqueConstraint("project", "id"),
-        Index(None, "project", "workload", "target_key", "measure_version"),
+        Index(None, "project", "workload", "target_key", "measure_version", "secs"),
         Index(None, "project", "target_kind", "seq"),
+        # What a worker did last.
+        Index(None, "project", "worker", "seq"),
     )
 
 
