@@ -81,13 +81,6 @@ def check_parameters(mod: Any, params: Sequence[TensorType]) -> None:
         raise NotCompiled("the schedule changes the function's parameters")
 
 
-def lower_kernels(mod: Any, target: Any) -> Any:
-    """The module of the kernels, as CUDA C++ is generated from it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _lower(mod, target)[1]
-
-
 def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
     """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled.
 
@@ -95,9 +88,13 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
     """
     if template_of(mod[name]) is not None:
         return from_template(mod[name], str(target.attrs["arch"]))
+    return lowered_of(*split_kernels(mod, target), target, name)
+
+
+def lowered_of(split: Any, device: Any, target: Any, name: str = "main") -> Lowered:
+    """The same of what `split_kernels` gave."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        split, device = _lower(mod, target)
         for variable, kernel in device.functions_items():
             if (told := misaligned(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} may access {told}: not aligned")
@@ -110,8 +107,14 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
         return Lowered(calls=calls, workspaces=workspaces, source=source)
 
 
+def split_kernels(mod: Any, target: Any) -> tuple[Any, Any]:
+    """The module right after TVM split host and device code, and that of the kernels, of which CUDA C++ is generated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _lower(mod, target)
+
+
 def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
-    """The module right after TVM split host and device code, and the device functions ready for code generation."""
     captured: list[Any] = []
 
     @tvm.ir.instrument.pass_instrument
