@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import NoReturn
 
+from pitchpipe.processes.collector import collect_rarely
 from pitchpipe.processes.descendants import become_subreaper, kill_strays
 from pitchpipe.processes.launch import adopt
 from pitchpipe.processes.lifeline import end_with_parent
@@ -57,11 +58,12 @@ def main(descriptor: int, parent: int) -> None:
     """The server, and what becomes of each fork. descriptor: where requests arrive. parent: process id."""
     become_subreaper()
     requests = socket.socket(fileno=descriptor)
+    gc.disable()  # It would look through all that the imports make, again and again, and nearly all of it stays.
     for name in names(PRELOADED):
         with suppress(MissingExtra):
             load(PRELOADED, name)
-    gc.collect()
     gc.freeze()  # So that the collector in children does not write to shared pages.
+    gc.enable()
     order = _Server(requests, parent).serve()
     if order is None:
         kill_strays(set())
@@ -186,6 +188,7 @@ def fulfil(descriptors: Sequence[int]) -> NoReturn:
         sys.path[:] = order["path"]
         importlib.invalidate_caches()
     sys.dont_write_bytecode = bool(order["environment"].get("PYTHONDONTWRITEBYTECODE"))
+    collect_rarely()
     tempfile.tempdir = None  # It was found in another environment.
     os.nice(max(0, order["niceness"] - os.nice(0)))
     _, *own = descriptors
