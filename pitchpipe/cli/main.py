@@ -35,6 +35,7 @@ from pitchpipe.embedded import DEFAULT_SECONDS
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.places import default_database
+from pitchpipe.processes.collector import collect_rarely
 from pitchpipe.target_kind import hold_device
 from pitchpipe.tuning.progress import Progress
 from pitchpipe.wire.job import Budget
@@ -108,6 +109,7 @@ examples.attach(app)
 
 def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits: 0 ok, 1 failed, 2 usage, 3 not found, 4 auth, 5 unreachable, 124, 130."""
+    collect_rarely()
     try:
         app(arguments)
     except PitchpipeError as error:
