@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pitchpipe.errors import InvalidModel, UnsupportedOperator
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.task import TaskKind
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.deploy.finish import finish
@@ -17,6 +19,7 @@ from tuner.graph.fold_constants import folded
 from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.relax_reader import read_relax
+from tuner.tasks import split
 from tuner.tvm_compat import load_ir, relax
 
 torch = pytest.importorskip("torch")
@@ -356,3 +359,13 @@ def test_windows_of_attention_meet_the_next_weights_in_one_product() -> None:
 def test_overlapping_windows_of_a_transposed_tensor_are_read_by_their_places_in_memory() -> None:
     check(Of(lambda x: (x + 1).transpose(0, 1).as_strided((3, 4, 2), (4, 2, 1))), torch.randn(4, 6))
     check(Of(lambda x: (x + 1).transpose(0, 2).as_strided((3, 4, 2), (8, 1, 4), 2)), torch.randn(2, 3, 6))
+
+
+@pytest.mark.parametrize(("shape", "output"), [((2, 3, 7, 5), (3, None)), ((2, 3, 5), 7), ((2, 2, 4, 5, 6), 3)])
+def test_an_adaptive_mean_over_windows_of_several_extents_is_a_task_like_any_other(shape: Any, output: Any) -> None:
+    pools = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
+    module, x = Of(lambda x: pools[len(shape) - 3](x, output)), torch.randn(shape)
+    check(module, x)
+    (task,) = split(prepared(module, (x,))[0], TARGET)
+    assert task.kind is TaskKind.FIXED
+    assert task.fixed != BASELINE_TRACE
