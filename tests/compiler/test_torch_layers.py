@@ -369,3 +369,14 @@ def test_an_adaptive_mean_over_windows_of_several_extents_is_a_task_like_any_oth
     (task,) = split(prepared(module, (x,))[0], TARGET)
     assert task.kind is TaskKind.FIXED
     assert task.fixed != BASELINE_TRACE
+
+
+def test_a_divisor_that_is_a_number_is_part_of_the_function() -> None:
+    """As an argument it would be drawn where the schedule is checked, and zero of it ends the process."""
+    (task,) = split(prepared(Of(lambda x: x % 7), (torch.arange(32),))[0], TARGET)
+    assert [one.shape for one in task.signature.arguments] == [(32,), (32,)]
+
+
+def test_a_call_of_a_library_has_no_schedule_but_the_baseline() -> None:
+    tasks = split(prepared(Of(lambda x: x.topk(3)[0]), (torch.randn(4, 16),))[0], TARGET)
+    assert [task.fixed for task in tasks if task.signature.operators == "topk"] == [BASELINE_TRACE]
