@@ -20,6 +20,7 @@ import numpy as np
 import tuner.schedule.reducers  # noqa: F401  # so that TVM lowers them between threads
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.target_kind import kind_named
+from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
 from tuner.lowering.lane_conditions import free_of_lanes
@@ -125,7 +126,8 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
 
     pipeline, _, finalize_device = tirx.get_default_tir_pipeline(target)
     with tvm.transform.PassContext(instruments=[Capture()], config=kind_named(target.kind.name).pass_config()):
-        lowered = pipeline(tirx.transform.BindTarget(target)(free_of_lanes(expand_powers(mod))))
+        plain = free_of_lanes(without_vector_bindings(expand_powers(mod)))
+        lowered = pipeline(tirx.transform.BindTarget(target)(plain))
     if len(captured) != 1:
         raise NotCompiled("TVM's pipeline for CUDA splits host and device in another way than expected")
     kernels = {
