@@ -15,7 +15,7 @@ from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import expected, ingest_here, inputs_of, run
 from tuner import tasks
 from tuner.deploy.finish import finish
-from tuner.graph.prepare import prepare
+from tuner.graph.prepare import call_counts, prepare
 from tuner.tvm_compat import load_ir
 
 
@@ -195,3 +195,21 @@ def test_networks_of_old_exporters_are_split(name: str) -> None:
     path = Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx"
     ingested, _ = ingest_here(onnx.load(path))
     assert len(tasks.split(prepare(load_ir(ingested.ir), TARGET), TARGET)) > 10
+
+
+def test_what_is_interpolated_is_computed_once_and_not_in_a_concatenation() -> None:
+    sizes = [np.array([1, 4, 12, 12], np.int64), np.array([], np.float32)]
+    nodes = [
+        node("Resize", [name, "", "", "size"], [f"r{name}"], mode="linear", coordinate_transformation_mode="half_pixel")
+        for name in "ab"
+    ]
+    nodes += [node("Add", ["ra", "ra"], ["s"]), node("Concat", ["s", "rb"], ["y"], axis=1)]
+    found = model(nodes, {"a": [1, 4, 5, 5], "b": [1, 4, 3, 3]}, ["y"], {"size": sizes[0]})
+    ingested, weights = ingest_here(found)
+    prepared = prepare(load_ir(ingested.ir), TARGET)
+    resized = [name for name in call_counts(prepared) if "resize" in name]
+    assert len(resized) == 2
+    assert not any("concat" in name for name in resized)
+    inputs = inputs_of(ingested)
+    (ours,), (theirs,) = run(finish(prepared, TARGET), ingested, weights, inputs), expected(found, inputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

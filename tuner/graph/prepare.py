@@ -20,8 +20,8 @@
    tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions, which are fused,
-   look-ups too for a GPU (gathers.py); reshapes that were not fused become views; buffers that hold weights are marked, so
-   that a schedule may change their layout.
+   look-ups too for a GPU (gathers.py), interpolations on a CPU only with what is element-wise (resamplings.py); reshapes
+   that were not fused become views; buffers that hold weights are marked, so that a schedule may change their layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.

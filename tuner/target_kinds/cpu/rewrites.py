@@ -8,6 +8,7 @@ from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, Rewrites
 from tuner.graph.reassociate import reassociate
+from tuner.graph.resamplings import mark_resamplings
 from tuner.graph.scatters import decompose_scatters
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
@@ -16,4 +17,5 @@ REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
     products=(reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
     layout=(simplify, fold_input_transpose, slice_views),
+    fusion=(mark_resamplings,),
 )
