@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pitchpipe import telemetry
 from pitchpipe.cli.options import (
     HERE,
     Compare,
@@ -78,6 +79,7 @@ def submit_job(
     as_json: Json = False,
 ) -> None:
     """Compares a model with its framework, sends its graph, without weights, and starts a job."""
+    telemetry.configure("pitchpipe")
     with client_of(url, token) as client:
         job = submit(
             model,

@@ -28,7 +28,7 @@ from pitchpipe.wire.lease import (
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from service.db import now
 from service.states import CandidateState, LeaseState
-from service.store import workers
+from service.store import jobs, workers
 from service.store.batches import PRIORITY
 from service.store.endings import Ending, body_digest
 from service.store.values import get_target
@@ -105,7 +105,13 @@ def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: flo
         config=MeasureConfig.model_validate(batch.config),
         candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c in claimed),
         incumbent_secs=batch.incumbent_secs,
+        traceparent=jobs.traceparent(session, batch.job),
     )
+
+
+def traceparent(session: Session, project: str, lease: str) -> str | None:
+    """W3C trace context of the job that the lease measures for; None where there is none, or no such lease."""
+    return session.scalar(select(Job.traceparent).join(Lease).where(Lease.project == project, Lease.id == lease))
 
 
 def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: float) -> HeartbeatResponse:
