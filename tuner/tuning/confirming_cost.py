@@ -3,22 +3,21 @@
 Of a task t in seconds of one worker, with C_t its FLOPs, and r what the confirming runs of this job took over what was
 expected of them:
 
-    cost(t) = r (TASK_SECS + CALLS C_t / NAIVE_FLOPS_PER_SEC)
+    cost(t) = r (T + CALLS C_t / NAIVE_FLOPS_PER_SEC)
 
-The second term is the baseline's, where that is the unscheduled program; a schedule's calls are short. r begins at 1 and
-weighs as much as PRIOR_SECS of runs.
+T is what a run takes on the kind of target (`TargetKind.confirming_secs`). The second term is the baseline's, where that is
+the unscheduled program; a schedule's calls are short. r begins at 1 and weighs as much as PRIOR_SECS of runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.task import Task
 from tuner.tuning.confirm import MeasuredBatch
 
-TASK_SECS = 0.35
-"""Compiling two or three programs, six to nine processes, and their samples of a millisecond."""
 CALLS = 1.5
 """Of a baseline that has lost: one, or one in each of three processes where it is not far behind."""
 NAIVE_FLOPS_PER_SEC = 1.5e9
@@ -56,4 +55,4 @@ class ConfirmingCost:
 
 def _expected(task: Task) -> float:
     naive = task.flops / NAIVE_FLOPS_PER_SEC if task.baseline == BASELINE_TRACE else 0.0
-    return TASK_SECS + CALLS * naive
+    return kind_of(task.target).confirming_secs + CALLS * naive

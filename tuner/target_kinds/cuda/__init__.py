@@ -27,6 +27,8 @@ class CudaKind(TargetKind):
     runs_unscheduled = False
     has_streams = True
     times_in_turns = True
+    confirming_secs = 4.0
+    """A second of the device, for which four workers wait in turns."""
     artifact = "model.gpu"
     needs_linker = False
     needs_compiler = False
