@@ -96,7 +96,7 @@ LOCK := $(COMPILE) pyproject.toml
 
 lock: setup
 	$(PIP) install --quiet uv
-	$(LOCK) --quiet --extra server --extra compiler --extra cuda --extra dask --extra jax --extra tflite --group dev -o requirements.lock
+	$(LOCK) --quiet --extra server --extra compiler --extra cuda --extra dask --extra jax --extra tflite --extra otel --group dev -o requirements.lock
 	$(LOCK) --quiet --extra server -c requirements.lock -o deploy/server.lock
 	$(LOCK) --quiet --extra compiler -c requirements.lock -o deploy/worker.lock
 	$(LOCK) --quiet --extra compiler --extra cuda -c requirements.lock -o deploy/worker-cuda.lock

@@ -18,6 +18,7 @@ from typing import IO, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from pitchpipe import telemetry
 from pitchpipe.errors import InvalidInput, Overloaded, PitchpipeError, Unreachable, from_problem
 from pitchpipe.wire.page import MAX_PAGE
 from pitchpipe.wire.problem import PROBLEM_MEDIA_TYPE, Problem
@@ -110,6 +111,8 @@ class Connection:
         `body` is opened anew for each attempt; with `repeat` false there is only one.
         """
         headers = dict(headers or {})
+        if (parent := telemetry.traceparent()) is not None:
+            headers[telemetry.HEADER] = parent
         if json is not None:
             content = json.model_dump_json(by_alias=True).encode()
             headers["Content-Type"] = "application/json"

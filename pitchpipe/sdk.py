@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pitchpipe import telemetry
 from pitchpipe.client import Client
 from pitchpipe.deploy.artifact import CompiledModel, Manifest, cache_dir, intact, lacks_linker
 from pitchpipe.deploy.building import BuildSpec, make
@@ -36,6 +37,7 @@ _compiling = threading.Lock()
 """Held while a model is compiled in this process: the compiler keeps global state."""
 
 
+@telemetry.span("submit")
 def submit(
     model: Any,
     example_inputs: Sequence[Any] | None = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pitchpipe import telemetry
 from pitchpipe.wire.job import Scope, TokenCreated, TokenRequest, TokenView
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def serve(
         adopt(fork_server)
     settings = _settings(host=host, port=port, database_url=database, blob_url=blob_url)
     logs.configure(settings.log_level)
+    telemetry.configure("pitchpipe-server")
     server.run(
         settings,
         with_coordinator=embedded or with_coordinator,
@@ -145,6 +147,7 @@ def coordinate(
 
     settings = _settings(database_url=database, blob_url=blob_url, engine=engine)
     logs.configure(settings.log_level)
+    telemetry.configure("pitchpipe-coordinator")
     stopping = threading.Event()
     with _open(settings.database_url) as opened:
         if opened.is_sqlite:

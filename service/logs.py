@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from pitchpipe import telemetry
+
 
 def configure(level: str) -> None:
     """Sets up structlog and the standard library's logging for a process of the service; call once, early."""
@@ -19,6 +21,7 @@ def configure(level: str) -> None:
         renderer, exceptions = structlog.dev.ConsoleRenderer(exception_formatter=plain), []
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        telemetry.add_ids,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *exceptions,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.wire.measure import Measurement
+from pitchpipe.wire.record import ScheduleAnswer
 from service.db import Database
-from service.store import batches, jobs, workers
+from service.store import batches, jobs, leases, workers
 
 # A second series per counter that nobody asks for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -42,6 +44,12 @@ class Metrics:
         self.trials = Counter(
             "pitchpipe_results_total", "Results reported by workers", ("outcome",), registry=self.registry
         )
+        self.answers = Counter(
+            "pitchpipe_lookup_answers_total",
+            "Workloads looked up, by the tier of the answer; answers that still held (304) left out",
+            ("tier",),
+            registry=self.registry,
+        )
         self.registry.register(_Queue(database))
 
     def count_results(self, results: Iterable[Measurement]) -> None:
@@ -49,49 +57,71 @@ class Metrics:
         for result in results:
             self.trials.labels("timed" if result.outcome == "timed" else result.kind.value).inc()
 
+    def count_answers(self, answers: Iterable[ScheduleAnswer]) -> None:
+        """Adds answered workloads by tier."""
+        for tier, count in Tally(answer.tier for answer in answers).items():
+            self.answers.labels(tier.value).inc(count)
+
     def page(self) -> bytes:
         """The text exposition format."""
         return generate_latest(self.registry)
 
 
 class _Queue(Collector):
-    """Candidates of running jobs by state, jobs by state, workers by steadiness; one transaction per scrape."""
+    """What the database knows: candidates of running jobs and jobs by state, workers by steadiness, leases taken back; and
+    whether it answers. One transaction per scrape. Every server of a database shows the same."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[Metric]:
         # Registration would otherwise read the database, which may not be migrated yet.
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        candidates = GaugeMetricFamily(
-            "pitchpipe_candidates", "Candidates of running jobs: queue depth, out on leases, ended", labels=("state",)
-        )
-        running = GaugeMetricFamily("pitchpipe_jobs", "Jobs that have not ended", labels=("state",))
-        answering = GaugeMetricFamily(
-            "pitchpipe_workers",
-            "Workers that answer: quiet, noisy (its timings of the reference drift), or unknown (it has not told)",
-            labels=("steadiness",),
-        )
-        totals = {"queued": 0, "leased": 0, "terminal": 0}
-        states: dict[str, int] = {}
+    def collect(self) -> Iterator[Metric]:
+        answers = "Whether this scrape could read the database: 1 or 0"
+        candidates, states, unserved = {"queued": 0, "leased": 0, "terminal": 0}, Tally[str](), 0
         try:
             with self._database.reading() as session:
                 for _project, job, state in jobs.active(session):
                     counts = batches.counts(session, job)
-                    totals["queued"] += counts.queued
-                    totals["leased"] += counts.leased
-                    totals["terminal"] += counts.terminal
-                    states[state.value] = states.get(state.value, 0) + 1
+                    candidates["queued"] += counts.queued
+                    candidates["leased"] += counts.leased
+                    candidates["terminal"] += counts.terminal
+                    unserved += batches.unserved(session, job)
+                    states[state.value] += 1
                 steadiness = workers.by_steadiness(session)
+                expired = leases.expired(session)
         except PitchpipeError:
             # The process's own counters are most wanted when the database is away.
+            yield GaugeMetricFamily("pitchpipe_database_up", answers, value=0)
             return
-        for name, value in totals.items():
-            candidates.add_metric((name,), value)
-        for name, value in states.items():
-            running.add_metric((name,), value)
-        for name, value in steadiness.items():
-            answering.add_metric((name,), value)
-        yield from (candidates, running, answering)
+        yield GaugeMetricFamily("pitchpipe_database_up", answers, value=1)
+        yield _by(
+            "pitchpipe_candidates", "Candidates of running jobs: queue depth, out on leases, ended", "state", candidates
+        )
+        yield GaugeMetricFamily(
+            "pitchpipe_candidates_unserved",
+            "Queued candidates, those of paused jobs left out, that no active worker of their project may lease",
+            value=unserved,
+        )
+        yield _by("pitchpipe_jobs", "Jobs that have not ended", "state", states)
+        yield _by(
+            "pitchpipe_workers",
+            "Workers that answer: quiet, noisy (its timings of the reference drift), or unknown (it has not told)",
+            "steadiness",
+            steadiness,
+        )
+        yield CounterMetricFamily(
+            "pitchpipe_leases_expired",
+            "Leases taken back: not renewed in time, or of a worker that started anew",
+            value=expired,
+        )
+
+
+def _by(name: str, documentation: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
+    """A gauge with a series for each value of its only label."""
+    family = GaugeMetricFamily(name, documentation, labels=(label,))
+    for of, value in values.items():
+        family.add_metric((of,), value)
+    return family

@@ -49,6 +49,7 @@ def work(
 
     The first SIGTERM or SIGINT drains: what is measured is reported, the rest handed back. The second ends at once.
     """
+    from pitchpipe import telemetry
     from pitchpipe.client import Client
     from pitchpipe.processes.launch import adopt
     from pitchpipe.processes.plugins import MissingExtra
@@ -64,6 +65,7 @@ def work(
         raise MissingExtra(f"a worker needs {error.name}: install pitchpipe[compiler]") from error
 
     _configure_logs(log_level)
+    telemetry.configure("pitchpipe-worker")
     if fork_server is not None:
         adopt(fork_server)
     found = Target.parse(target) if target.lstrip().startswith("{") else detect_target(hold_device(target))
@@ -111,6 +113,7 @@ def _configure_logs(level: str) -> None:
 
     import structlog
 
+    from pitchpipe import telemetry
     from pitchpipe.errors import InvalidInput
 
     number = logging.getLevelNamesMapping().get(level.upper())
@@ -120,6 +123,7 @@ def _configure_logs(level: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            telemetry.add_ids,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if on_terminal else [structlog.processors.format_exc_info]),

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pitchpipe import telemetry
 from pitchpipe.cli.options import (
     HERE,
     Compare,
     Inputs,
+    JobId,
     Json,
     PrecisionText,
     TargetText,
@@ -77,6 +79,7 @@ def submit_job(
     as_json: Json = False,
 ) -> None:
     """Compares a model with its framework, sends its graph, without weights, and starts a job."""
+    telemetry.configure("pitchpipe")
     with client_of(url, token) as client:
         job = submit(
             model,
@@ -110,7 +113,7 @@ def list_jobs(url: Url = HERE, token: Token = "", as_json: Json = False) -> None
 
 
 @jobs.command("show")
-def show_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+def show_job(job: JobId, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """One job with its tasks."""
     with client_of(url, token) as client:
         view = client.job(job)
@@ -138,7 +141,7 @@ def show_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False
 
 @jobs.command("watch")
 def watch_job(
-    job: str,
+    job: JobId,
     url: Url = HERE,
     token: Token = "",
     timeout: Annotated[float | None, typer.Option(min=0, help="seconds")] = None,
@@ -156,7 +159,7 @@ def watch_job(
 
 
 @jobs.command("cancel")
-def cancel_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+def cancel_job(job: JobId, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Cancels a job; what it measured stays."""
     with client_of(url, token) as client:
         view = client.cancel(job)
@@ -171,7 +174,7 @@ def bounds(budget: Budget) -> str:
 
 @jobs.command("extend")
 def extend_job(
-    job: str,
+    job: JobId,
     url: Url = HERE,
     token: Token = "",
     trials: Annotated[int, typer.Option(min=0, help="more trials than it has")] = 0,
@@ -184,14 +187,14 @@ def extend_job(
     print_json(view) if as_json else print(bounds(view.budget))
 
 
-def pause_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+def pause_job(job: JobId, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Pauses a job: nothing of it is measured, and its clock stands, until `resume`."""
     with client_of(url, token) as client:
         view = client.pause(job)
     print_json(view) if as_json else print(state_of(view))
 
 
-def resume_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
+def resume_job(job: JobId, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
     """Lets a paused job go on with what it has left."""
     with client_of(url, token) as client:
         view = client.resume(job)

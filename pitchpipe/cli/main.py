@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from pitchpipe import telemetry
 from pitchpipe.cli import (
     commands,
     config_commands,
@@ -65,6 +66,7 @@ def tune_command(
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
     """Compares a model with its framework, tunes it on this machine, and compares it again."""
+    telemetry.configure("pitchpipe")
     options = TuneOptions(
         path=model,
         database=database or default_database(),

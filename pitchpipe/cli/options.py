@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
 from pitchpipe.client import Client
+from pitchpipe.errors import PitchpipeError
+from pitchpipe.wire.page import MAX_PAGE
 
 RETRY_SECS = 5.0
 """How long a command goes on trying to reach the service; whoever watches a job waits longer, for a restart."""
 HERE = "http://127.0.0.1:8734"
 """Where `pitchpipe server` listens unless it is told otherwise."""
+COMPLETION_SECS = 0.5
+"""How long the shell waits for each step of a completion that the service is asked for."""
+COMPLETED = 20
+"""Jobs that a completion offers, at most."""
 
 Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
 Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
@@ -45,3 +52,19 @@ def print_json(items: BaseModel | Sequence[BaseModel]) -> None:
     one = isinstance(items, BaseModel)
     shown: Any = items.model_dump(mode="json") if one else [item.model_dump(mode="json") for item in items]  # type: ignore[union-attr]
     print(json.dumps(shown))
+
+
+def newest_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """(id, what it is) of the newest jobs that begin so, for the shell's completion; none unless the service answers at
+    once."""
+    url, token = ctx.params.get("url") or HERE, ctx.params.get("token")
+    try:
+        with Client(url, token, timeout_secs=COMPLETION_SECS, retry_secs=0) as client:
+            page = list(islice(client.jobs(), MAX_PAGE))
+    except PitchpipeError:
+        return []
+    found = (job for job in page if job.id.startswith(incomplete))
+    return [(job.id, f"{job.model_name}: {job.state.value}") for job in islice(found, COMPLETED)]
+
+
+JobId = Annotated[str, typer.Argument(help="id of a job", show_default=False, autocompletion=newest_jobs)]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pitchpipe.cli.options import HERE, Token, Url, client_of
+from pitchpipe.cli.options import HERE, JobId, Token, Url, client_of
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidInput
 from pitchpipe.tuning import rendering
@@ -28,7 +28,12 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def show_report(
-    job: str, url: Url = HERE, token: Token = "", html: Html = None, as_json: Json = False, markdown: Markdown = False
+    job: JobId,
+    url: Url = HERE,
+    token: Token = "",
+    html: Html = None,
+    as_json: Json = False,
+    markdown: Markdown = False,
 ) -> None:
     """What a job has brought: the whole model, and each task's share, gain, trials and distance from its bound."""
     with client_of(url, token) as client:
@@ -37,8 +42,8 @@ def show_report(
 
 
 def show_comparison(
-    first: str,
-    second: str,
+    first: JobId,
+    second: JobId,
     url: Url = HERE,
     token: Token = "",
     html: Html = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pitchpipe import telemetry
 from pitchpipe.client import Client
 from pitchpipe.errors import InvalidTransition, JobFailed, from_problem
 from pitchpipe.model.local import LocalModel
@@ -31,6 +32,7 @@ class Ended:
     interrupted: bool = False
 
 
+@telemetry.span("submit")
 def submit_or_resume(
     client: Client,
     model: LocalModel,

@@ -103,6 +103,10 @@ class LeaseGrant(Wire):
     config: MeasureConfig
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     incumbent_secs: float | None = Field(default=None, gt=0, description="best median known for the workload")
+    traceparent: str | None = Field(
+        default=None,
+        description="W3C trace context of the lease, which the worker's spans continue; absent without a trace",
+    )
 
 
 class LeaseResponse(Wire):

@@ -18,6 +18,7 @@ from service.store.values import Circumstances
 from service.wake import Wake
 from tuner.search.requests import Proposal
 from tuner.tuning.confirm import MeasuredBatch
+from tuner.tuning.replay import ReplayStage
 
 BATCHES_AHEAD = 2
 """Batches of a job that are searched for, queued or measured per active worker, so that no worker waits for a search."""
@@ -42,8 +43,8 @@ class JobRows:
 class JobQueue:
     """Implements tuner.tuning.loop.Measurer over the candidate queue of one job."""
 
-    def __init__(self, rows: JobRows, on_collected: Callable[[], None]) -> None:
-        """`on_collected` is called after every collection that found an ended batch."""
+    def __init__(self, rows: JobRows, on_collected: Callable[[Sequence[MeasuredBatch]], None]) -> None:
+        """`on_collected` is called with the batches of every collection that found some."""
         self.rows, self.on_collected = rows, on_collected
 
     def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
@@ -75,9 +76,10 @@ class JobQueue:
             if found:
                 coordination.assure(session, rows.holder)
                 batches.observed(session, [batch.batch for batch in found])
-        if found:
-            self.on_collected()
-        return [batch.measured for batch in found]
+        ended = [batch.measured for batch in found]
+        if ended:
+            self.on_collected(ended)
+        return ended
 
     def has_capacity(self, waiting: int) -> bool:
         """True while fewer than BATCHES_AHEAD batches per active worker are searched for, queued or measured.
@@ -143,3 +145,12 @@ class JobReplays:
     def confirmed(self, task: int, best: Best | None) -> bool:
         """Serves the verdict at once; a search that follows may replace it. Whether none needs to follow."""
         return self.decide(task, best)
+
+
+def replay_stage(issued: set[tuple[Purpose, bool]]) -> ReplayStage:
+    """How far a task's replay has come, from the (purpose, whether observed) of the batches that the job issued for it."""
+    if (Purpose.REPLAY, False) in issued:
+        return ReplayStage.MEASURING
+    if (Purpose.CONFIRM, False) in issued:
+        return ReplayStage.CONFIRMING
+    return ReplayStage.MEASURED if (Purpose.REPLAY, True) in issued else ReplayStage.DUE

@@ -18,7 +18,8 @@ from pitchpipe.wire.record import Best, Origin
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
-from service.coordination.job_queue import JobQueue, JobReplays, JobRows
+from service.coordination.job_queue import JobQueue, JobReplays, JobRows, replay_stage
+from service.coordination.job_spans import JobSpans
 from service.coordination.outlook import progress_of
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
@@ -30,6 +31,7 @@ from tuner.execution.steps import split_ingested
 from tuner.search.requests import Donor
 from tuner.search.transfer import nearest
 from tuner.tuning.budget import BudgetLedger, effort
+from tuner.tuning.confirm import MeasuredBatch
 from tuner.tuning.loop import MEASURED_SHOWN, TuningLoop
 from tuner.tuning.replay import ReplayStage, outcome, still_holds
 from tuner.workload.bound import bound_secs
@@ -67,7 +69,9 @@ class JobRun:
     ) -> None:
         """holder: the coordinator's name in the database; a write after it lost the role raises RoleLost."""
         self.project, self.job, self.holder = project, job, holder
-        self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
+        self.database, self.blobs, self.wake, self.predictor = database, blobs, wake, predictor
+        self._spans = JobSpans(database, job)
+        self.executor = self._spans.timed(executor)
         self._budget: Budget | None = None
         self._split: Future[list[Task]] | None = None
         self._crashes = 0
@@ -254,7 +258,7 @@ class JobRun:
             if shown.reused or shown.tuned_secs is not None:
                 done.add(at)
             elif shown.replay is Replay.DUE and shown.kind is TaskKind.TUNED and not self._confirming:
-                replaying[at] = _stage(issued.get((shown.workload, shown.target.key), set()))
+                replaying[at] = replay_stage(issued.get((shown.workload, shown.target.key), set()))
             fastest = store.fastest(shown.workload, shown.target, MEASURED_SHOWN)
             counted_later = early.get((shown.workload, shown.target.key), 0)
             self._ledger.restore(
@@ -282,7 +286,7 @@ class JobRun:
             self._tasks,
             frozenset(done),
             self._ledger,
-            JobQueue(rows, on_collected=self._learn_bounds),
+            JobQueue(rows, on_collected=self._collected),
             store,
             lambda kind: self.predictor(self.project, kind),
             self.executor,
@@ -306,6 +310,10 @@ class JobRun:
         with self.database.reading() as session:
             self._here[target] |= workers.circumstances(session, self.project, target)
         return self._here[target] or None
+
+    def _collected(self, ended: Sequence[MeasuredBatch]) -> None:
+        self._spans.confirmed(ended, self._tasks)
+        self._learn_bounds()
 
     def _learn_bounds(self) -> None:
         """Updates the bound of each task from the rooflines of the active workers; without any, the old bound stays."""
@@ -362,7 +370,8 @@ class JobRun:
                 best = best.model_copy(update={"replayed_from": first})
             if self._origin is not JobOrigin.TRANSFER or best.record is not None:
                 # Without a re-fitted schedule that is faster, nothing is served and the miss waits for a search.
-                records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
+                with self._spans.span("set_best", task):
+                    records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
             if last or enough or self._origin is JobOrigin.UPGRADE:
                 secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
                 job_tasks.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
@@ -393,12 +402,3 @@ class JobRun:
             jobs.transition(session, self.job, JobState.DONE)
             self._assure_budget(jobs.get(session, self.project, self.job))
         self.wake.notify()
-
-
-def _stage(issued: set[tuple[Purpose, bool]]) -> ReplayStage:
-    """How far a task's replay has come, from the (purpose, whether observed) of the batches that the job issued for it."""
-    if (Purpose.REPLAY, False) in issued:
-        return ReplayStage.MEASURING
-    if (Purpose.CONFIRM, False) in issued:
-        return ReplayStage.CONFIRMING
-    return ReplayStage.MEASURED if (Purpose.REPLAY, True) in issued else ReplayStage.DUE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 
+from pitchpipe import telemetry
 from pitchpipe.wire.problem import Problem
 from service.blobs import Blobs
 from service.db import Database
@@ -56,6 +58,7 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
+        telemetry={"operation_spans": False, "logs": False, "exclude": _untraced},
     )
     app.state.context = context
     problems.register(app)
@@ -68,6 +71,13 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     app.add_middleware(Front)
     _complete_document(app)
     return app
+
+
+def _untraced(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request has no span: nobody wants one of a poll or a heartbeat, whose callers are in no trace, and the
+    address of a page may hold a secret."""
+    sent = any(name == telemetry.HEADER.encode() for name, _ in scope.get("headers", ()))
+    return not (sent and scope["path"].startswith("/v1/"))
 
 
 def _complete_document(app: FastAPI) -> None:

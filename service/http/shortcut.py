@@ -37,7 +37,7 @@ class Shortcut:
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
-        self._database = context.database
+        self._context = context
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lookup")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +54,7 @@ class Shortcut:
             return
         scope["route"] = _ROUTE
         response = await asyncio.get_running_loop().run_in_executor(
-            self._threads, schedules.answer_lookup, self._database, principal.project, request, known
+            self._threads, schedules.answer_lookup, self._context, principal.project, request, known
         )
         await response(scope, receive, send)
 

@@ -10,13 +10,13 @@ from sqlalchemy import Select, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidTransition, NotFound
-from pitchpipe.wire.lease import Purpose
+from pitchpipe.wire.lease import Purpose, WorkerState
 from pitchpipe.wire.measure import MEASURE_VERSION, Candidate, MeasureConfig
 from pitchpipe.wire.target import Target
 from service.db import clock
 from service.states import CandidateState
 from service.store.values import get_device, get_target, get_toolchain, insert, measurement, put_target, target_digest
-from service.tables import Base, Batch, CandidateRow, Job, JobTask, Lease, Record, spelled
+from service.tables import Base, Batch, CandidateRow, Job, JobTask, Lease, Record, WorkerRow, spelled
 
 if TYPE_CHECKING:
     from tuner.tuning.confirm import MeasuredBatch
@@ -270,6 +270,22 @@ def counts(session: Session, job: str) -> Counts:
     queued, leased = (by_state.get(state, 0) for state in _OPEN)
     issued = sum(by_state.values())
     return Counts(issued=issued, queued=queued, leased=leased, terminal=issued - queued - leased)
+
+
+def unserved(session: Session, job: str) -> int:
+    """The job's queued candidates that no worker of the project may lease: none of their target is active. Those of a paused
+    job wait for something else and do not count."""
+    row = CandidateRow
+    served = exists().where(
+        WorkerRow.project == row.project,
+        WorkerRow.target_key == row.target_key,
+        WorkerRow.state == spelled(WorkerState.ACTIVE),
+    )
+    return session.scalars(
+        select(func.count())
+        .select_from(row)
+        .where(row.job == job, row.state == spelled(CandidateState.QUEUED), row.priority >= 0, ~served)
+    ).one()
 
 
 def seen(

@@ -30,11 +30,12 @@ def submit(
     *,
     origin: JobOrigin = JobOrigin.USER,
     only: Sequence[str] | None = None,
+    traceparent: str | None = None,
 ) -> tuple[JobView, bool]:
     """The job, and whether this call made it: the same key with the same request gives the old job.
 
-    only: digests of the workloads that become tasks; None for all of the model's. Raises NotFound for an unknown model,
-    IdempotencyConflict for the same key with another request.
+    only: digests of the workloads that become tasks; None for all of the model's. traceparent: of the submission, if it is
+    part of a trace. Raises NotFound for an unknown model, IdempotencyConflict for the same key with another request.
     """
     models.get(session, project, request.model)
     body = request.model_dump(mode="json", by_alias=True)
@@ -58,6 +59,7 @@ def submit(
             last_event=0,
             idempotency_key=idempotency_key,
             request_digest=digest,
+            traceparent=traceparent,
             created_at=clock(session),
         )
         .on_conflict_do_nothing(index_elements=[Job.project, Job.idempotency_key])
@@ -221,6 +223,11 @@ def extend(session: Session, project: str, job: str, budget: Budget) -> JobView:
         told = {"state": state.value, "error": None, "budget": budget.model_dump(mode="json")}
         events.append(session, job, EventKind.STATE, told)
     return get(session, project, job)
+
+
+def traceparent(session: Session, job: str) -> str | None:
+    """W3C trace context that the job's spans continue; None where its submission was in no trace."""
+    return session.scalar(select(Job.traceparent).where(Job.id == job))
 
 
 def set_spent(session: Session, job: str, secs: float) -> None:

@@ -28,13 +28,14 @@ from pitchpipe.wire.lease import (
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from service.db import now
 from service.states import CandidateState, LeaseState
-from service.store import workers
+from service.store import jobs, workers
 from service.store.batches import PRIORITY
 from service.store.endings import Ending, body_digest
 from service.store.values import get_target
+from service.store.values import insert as upsert
 from service.tables import Batch, CandidateRow, Counter, Job, Lease, LeaseResult, WorkerRow, spelled
 
-_FENCE = "fence"
+_FENCE, _EXPIRED = "fence", "expired"
 _EXPIRED_AT_ONCE = 64
 """Leases one `expire` call ends, so that its transaction stays short."""
 
@@ -104,7 +105,13 @@ def acquire(session: Session, project: str, request: LeaseRequest, ttl_secs: flo
         config=MeasureConfig.model_validate(batch.config),
         candidates=tuple(Candidate(digest=c.digest, trace=c.trace, predicted=c.predicted) for c in claimed),
         incumbent_secs=batch.incumbent_secs,
+        traceparent=jobs.traceparent(session, batch.job),
     )
+
+
+def traceparent(session: Session, project: str, lease: str) -> str | None:
+    """W3C trace context of the job that the lease measures for; None where there is none, or no such lease."""
+    return session.scalar(select(Job.traceparent).join(Lease).where(Lease.project == project, Lease.id == lease))
 
 
 def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: float) -> HeartbeatResponse:
@@ -174,7 +181,7 @@ def expire(session: Session) -> int:
     Safe to call from anywhere at any time: a lease that another call holds is skipped.
     """
     overdue = Lease.expires_at <= now(session)
-    return sum(_lose(session, row, "its lease expired") for row in _open(session, overdue))
+    return _take_back(session, _open(session, overdue), "its lease expired")
 
 
 def void(session: Session, worker: str) -> int:
@@ -183,7 +190,12 @@ def void(session: Session, worker: str) -> int:
     For one that registers: whatever held those leases under its name is not there any more. A job goes on at once, and
     not after their time to live.
     """
-    return sum(_lose(session, row, "its worker started anew") for row in _open(session, Lease.worker == worker))
+    return _take_back(session, _open(session, Lease.worker == worker), "its worker started anew")
+
+
+def expired(session: Session) -> int:
+    """How many leases `expire` and `void` have taken back since the database was made."""
+    return session.scalar(select(Counter.value).where(Counter.name == _EXPIRED)) or 0
 
 
 def _open(session: Session, which: ColumnElement[bool]) -> Sequence[Lease]:
@@ -196,6 +208,18 @@ def _open(session: Session, which: ColumnElement[bool]) -> Sequence[Lease]:
         .with_for_update(skip_locked=True, key_share=True)
         .execution_options(populate_existing=True)
     ).all()
+
+
+def _take_back(session: Session, rows: Sequence[Lease], why: str) -> int:
+    queued = sum(_lose(session, row, why) for row in rows)
+    if rows:
+        # After the rows of all jobs: another call may hold one of those and wait for this one.
+        session.execute(
+            upsert(session, Counter)
+            .values(name=_EXPIRED, value=len(rows))
+            .on_conflict_do_update(index_elements=[Counter.name], set_={"value": Counter.value + len(rows)})
+        )
+    return queued
 
 
 def _lose(session: Session, row: Lease, why: str) -> int:

@@ -7,7 +7,7 @@
        ├── misses, miss_reports
     tokens ── sessions of the dashboard
     targets, devices, toolchains: values, stored once and pointed to by their digest
-    counters: the fence · holders: which coordinator is active
+    counters: the fence, leases taken back · holders: which coordinator is active
 
 Times are Unix seconds of the database's clock. `target_key` is the SHA-256 of `Target.key`: the key itself can be
 longer than an index entry may be. Every row that a user can name carries its project.

@@ -133,6 +133,8 @@ class Job(Base):
     finished_at: Mapped[float | None]
     paused_at: Mapped[float | None]
     """Since when it is paused; null while it is not."""
+    traceparent: Mapped[str | None]
+    """W3C trace context of its submission, which its spans continue; null where that was in no trace."""
     __table_args__ = (
         UniqueConstraint("project", "idempotency_key"),
         Index(None, "project", "id"),

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from mmap import mmap
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,7 @@ class Host:
     def __init__(self) -> None:
         self.nursery = Nursery()
         self.results: list[Measurement] = []
+        self.phases: list[str] = []
         self.programs: dict[str, BuiltCandidate] = {}
         self.slots = [mmap(-1, 4096) for _ in range(2)]
 
@@ -174,6 +176,10 @@ class Host:
 
     def repeated(self) -> None:
         raise AssertionError("the reference is as fast as ever")
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        self.phases.append(name)
+        return nullcontext()
 
 
 @pytest.fixture
@@ -291,8 +297,10 @@ def test_what_a_search_found_the_fastest_is_not_compiled_again(host: Host, monke
     bench = cast(Bench, SimpleNamespace(cold_bytes=lambda: 0))
     SearchRun(host, bench, batch.model_copy(update={"candidates": batch.candidates[1:]})).run()
     assert {built.program for built in host.programs.values()} == {name.encode() for name in names[1:]}
+    assert host.phases == ["build", "check and time"]
     ConfirmRun(host, bench, batch.model_copy(update={"purpose": Purpose.CONFIRM})).run()
     assert compiled_again == [BASELINE_TRACE]
+    assert host.phases[2:] == ["build", "check", "time"]
     assert all(isinstance(result, Timed) for result in host.results)
     assert len(host.results) == 5
 

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from mmap import mmap
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,7 @@ class Host:
         self.runner: Runner | None = None
         self.slots, self.inbox = [mmap(-1, 4096) for _ in range(3)], mmap(-1, INBOX_BYTES)
         self.beats = mmap(-1, 4096)
+        self.phases: list[str] = []
         self.results: list[Measurement] = []
         self.programs: dict[str, BuiltCandidate] = {}
         self.started = self.built = 0
@@ -159,6 +161,10 @@ class Host:
 
     def repeated(self) -> None:
         self.repeats += 1
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        self.phases.append(name)
+        return nullcontext()
 
     def measure(self, programs: Sequence[str], purpose: Purpose = Purpose.SEARCH) -> dict[str, Measurement]:
         """One batch: what each program came to."""
@@ -342,6 +348,7 @@ def test_a_confirming_run_times_each_candidate_in_three_fresh_processes(host: Ho
     assert host.started == 4, "the one that ran candidates is not one of them"
     assert {len(result.run_secs) for result in results.values() if isinstance(result, Timed)} == {18}
     assert host.told_beats == 2, "one after the search's group, one after the interleaved samples"
+    assert host.phases == ["build, check and time", "build", "check and time"]
 
 
 def test_a_program_that_a_search_compiled_is_not_compiled_again_to_confirm_it(host: Host) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -89,6 +90,9 @@ class ScriptedHost:
 
     def repeated(self) -> None:
         self.repeats += 1
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def test_a_candidate_timed_again_is_not_judged_by_its_own_first_time(

@@ -494,3 +494,38 @@ def test_an_unknown_worker_or_lease_is_not_found(scene: Scene) -> None:
         leases.acquire(session, scene.project, LeaseRequest(worker=new_id("wrk")), TTL_SECS)
     with pytest.raises(NotFound), scene.database.transaction() as session:
         leases.heartbeat(session, scene.project, new_id("lea"), 1, TTL_SECS)
+
+
+def test_leases_that_are_taken_back_are_counted(scene: Scene) -> None:
+    def expired() -> int:
+        with scene.database.reading() as session:
+            return leases.expired(session)
+
+    scene.issue(candidates(0, 4))
+    assert expired() == 0
+    scene.granted(2)
+    scene.granted(2, worker=scene.register("worker-b"))
+    scene.pass_time()
+    scene.expire()
+    assert expired() == 2
+    scene.granted(1)
+    scene.register("worker-a")
+    assert expired() == 3, "its worker started anew"
+    scene.report(scene.granted(1), [], final=True)
+    assert expired() == 3
+
+
+def test_queued_candidates_without_a_worker_are_told_apart_from_those_of_a_paused_job(scene: Scene) -> None:
+    def unserved() -> int:
+        with scene.database.reading() as session:
+            return batches.unserved(session, scene.job)
+
+    scene.issue(candidates(0, 3))
+    assert unserved() == 0
+    with scene.database.transaction() as session:
+        workers.set_state(session, scene.project, scene.worker, WorkerState.GONE)
+    scene.register("gpu", target=OTHER_TARGET)
+    assert unserved() == 3
+    with scene.database.transaction() as session:
+        jobs.set_paused(session, scene.project, scene.job, paused=True)
+    assert unserved() == 0

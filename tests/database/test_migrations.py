@@ -22,7 +22,7 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Scope, TokenRequest
 from pitchpipe.wire.lease import Purpose
 from service.db import Database
-from service.store import cost_models, records, tokens
+from service.store import cost_models, jobs, records, tokens
 from service.tables import Base
 from tests.postgres import PostgresServer
 from tests.scene import DEVICE, TARGET, WORKLOAD, Scene, best, candidates, record
@@ -192,6 +192,23 @@ def test_the_newest_cost_model_of_each_kind_of_target_serves_on(empty: Database)
         config.attributes["connection"] = connection
         command.downgrade(config, "0012")
         assert connection.execute(text("SELECT count(*) FROM cost_models")).scalar_one() == 3
+
+
+def test_a_job_that_goes_down_and_up_again_has_lost_its_trace_and_nothing_else(empty: Database) -> None:
+    empty.migrate()
+    scene = Scene(empty)
+    with empty.transaction() as session:
+        session.execute(text("UPDATE jobs SET traceparent = 'a trace'"))
+        before = jobs.get(session, scene.project, scene.job)
+        assert jobs.traceparent(session, scene.job) == "a trace"
+    config = schema.config()
+    with empty.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0014")
+    empty.migrate()
+    with empty.reading() as session:
+        assert jobs.get(session, scene.project, scene.job) == before
+        assert jobs.traceparent(session, scene.job) is None
 
 
 def test_migrations_are_found_from_any_folder(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             batches.finished(session, scene.job)
             batches.open_(session, scene.job)
             batches.counts(session, scene.job)
+            batches.unserved(session, scene.job)
             batches.seen(session, scene.project, WORKLOAD.digest, TARGET)
             samples.newest(session, scene.project, "llvm", 100)
             made = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)

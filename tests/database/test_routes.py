@@ -683,7 +683,9 @@ def test_a_look_up_is_the_same_by_the_short_way_and_by_the_frameworks(service: S
     incomplete = post(json.dumps({**json.loads(asked), "target": {"kind": "llvm"}}))
     assert (incomplete[0], incomplete[2]["code"]) == (400, "invalid-target")
     counted = 'pitchpipe_requests_total{method="POST",route="/v1/schedules/lookup",status="200"} 3.0'
-    assert counted in service.http.get("/metrics").text
+    shown = service.http.get("/metrics").text
+    assert counted in shown
+    assert 'pitchpipe_lookup_answers_total{tier="none"} 3.0' in shown
 
 
 def test_a_token_is_renewed_by_one_request_while_the_others_go_on(service: Service) -> None:
@@ -817,6 +819,9 @@ def test_metrics_count_requests_by_route_and_show_the_queue(service: Service) ->
         'pitchpipe_candidates{state="terminal"} 1.0',
         'pitchpipe_jobs{state="tuning"} 1.0',
         "pitchpipe_leases_total 1.0",
+        "pitchpipe_leases_expired_total 0.0",
+        "pitchpipe_candidates_unserved 0.0",
+        "pitchpipe_database_up 1.0",
         'pitchpipe_requests_total{method="other",route="unmatched",status="404"} 1.0',
         'pitchpipe_results_total{outcome="timed"} 1.0',
     ):
@@ -826,4 +831,6 @@ def test_metrics_count_requests_by_route_and_show_the_queue(service: Service) ->
 
 def test_metrics_survive_a_database_that_is_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service.database, "reading", lambda: (_ for _ in ()).throw(NotFound("away")))
-    assert "pitchpipe_requests_running" in service.http.get("/metrics").text
+    shown = service.http.get("/metrics").text
+    assert "pitchpipe_requests_running" in shown
+    assert "pitchpipe_database_up 0.0" in shown

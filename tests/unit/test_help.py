@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from pitchpipe.cli.config_commands import MASK, masked
 from pitchpipe.cli.examples import EXAMPLES
 from pitchpipe.cli.main import app, main
 from pitchpipe.client import Client
+from pitchpipe.wire.job import JobState
 
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -84,6 +87,38 @@ def test_an_input_error_says_it_all_in_one_line() -> None:
 def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"_PITCHPIPE_COMPLETE": "complete_bash", "COMP_WORDS": "pitchpipe sche", "COMP_CWORD": "1"}
     assert CliRunner().invoke(app, prog_name="pitchpipe", env=given).output.split() == ["schedules"]
+
+
+def completed(line: str) -> list[str]:
+    """What the shell offers for the last word of a line."""
+    words = line.split(" ")
+    given = {"_PITCHPIPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    result = CliRunner().invoke(app, prog_name="pitchpipe", env=given)
+    assert result.exit_code == 0
+    return result.output.split()
+
+
+@pytest.mark.parametrize("command", ["jobs show", "jobs cancel", "pause", "report", "compare job_older"])
+def test_the_shell_completes_jobs_the_newest_first(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def jobs(client: Client) -> Iterator[Any]:
+        asked.append((client.url, client.token))
+        for name in ("job_newer", "job_older", "other"):
+            yield SimpleNamespace(id=name, model_name="net.onnx", state=JobState.TUNING)
+
+    monkeypatch.setattr(Client, "jobs", jobs)
+    monkeypatch.setenv("PITCHPIPE_URL", "http://tuner:1")
+    monkeypatch.setenv("PITCHPIPE_TOKEN", "secret")
+    assert completed(f"pitchpipe {command} job_") == ["job_newer", "job_older"]
+    assert completed(f"pitchpipe {command} --url http://other:2 job_n") == ["job_newer"]
+    assert asked == [("http://tuner:1", "secret"), ("http://other:2", "secret")]
+
+
+def test_the_shell_completes_no_jobs_of_a_service_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert completed(f"pitchpipe jobs show --url http://127.0.0.1:{port} job_") == []
 
 
 def test_settings_are_shown_with_their_origin_and_without_their_secrets(

@@ -13,12 +13,17 @@ def modules_after(statement: str) -> set[str]:
 
 def test_importing_the_sdk_loads_no_compiler_no_torch_and_no_database():
     loaded = modules_after("import pitchpipe, pitchpipe.client, pitchpipe.sdk, pitchpipe.cli.main")
-    assert not loaded & {"tvm", "torch", "sqlalchemy", "xgboost", "onnx", "numpy"}
+    assert not loaded & {"tvm", "torch", "sqlalchemy", "xgboost", "onnx", "numpy", "opentelemetry"}
 
 
 def test_importing_the_coordinator_loads_no_compiler():
     loaded = modules_after("import service.coordination.coordinator")
     assert not loaded & {"tvm", "torch", "xgboost", "onnx"}
+
+
+def test_importing_the_service_or_the_worker_loads_nothing_of_the_extra_otel():
+    loaded = modules_after("import service.http.app, service.coordination.coordinator, workers.agent.daemon")
+    assert not loaded & {"opentelemetry.sdk", "opentelemetry.exporter"}
 
 
 def test_the_exported_names_are_sorted():

@@ -24,7 +24,7 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 LOCKS = {
     "requirements.lock": [
         *PROJECT["project"]["dependencies"],
-        *(entry for extra in ("server", "compiler", "dask") for entry in EXTRAS[extra]),
+        *(entry for extra in ("server", "compiler", "dask", "otel") for entry in EXTRAS[extra]),
         *(entry for group in ("build", "dev") for entry in GROUPS[group] if isinstance(entry, str)),
     ],
     "deploy/server.lock": [*PROJECT["project"]["dependencies"], *EXTRAS["server"]],

@@ -43,6 +43,7 @@ EXPECTED: list[tuple[TypeAdapter[object], tuple[Wire, ...]]] = [
             messages.Holds(held_bytes=1 << 33),
             messages.Beat(secs=1 / 3),
             messages.Repeated(),
+            messages.Phase(name="check and time", began=1.7e9 + 1 / 3, ended=1.7e9 + 0.5),
             messages.Measured(result=TIMED),
             messages.Measured(result=Failed(candidate="1" * 64, kind=FailureKind.RUN_ERROR, detail="\x00\ud7ff")),
             messages.End(),

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from pitchpipe.wire.job import Budget, Progress
-from pitchpipe.wire.lease import Report
+from pitchpipe.wire.lease import LeaseGrant, Report
 from pitchpipe.wire.measure import Measurement, Timed
 from pitchpipe.wire.record import Tier
 
@@ -34,6 +34,20 @@ def test_a_timing_stored_before_intervals_were_kept_still_loads() -> None:
 
 def test_a_report_from_before_workers_told_their_steadiness_still_loads() -> None:
     assert Report.model_validate_json(json.dumps({"fence": 1, "results": [OLD], "final": True})).steadiness is None
+
+
+def test_a_grant_from_before_jobs_had_traces_still_loads() -> None:
+    old = {
+        "lease": "lea",
+        "fence": 1,
+        "ttl_secs": 30.0,
+        "purpose": "search",
+        "workload": DIGEST,
+        "config": {},
+        "target": {"kind": "llvm", "mcpu": "znver3", "num-cores": 2},
+        "candidates": [{"digest": DIGEST, "trace": "[[],[]]"}],
+    }
+    assert LeaseGrant.model_validate(old).traceparent is None
 
 
 def test_progress_from_before_estimates_were_counted_still_loads() -> None:

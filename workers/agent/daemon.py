@@ -26,6 +26,7 @@ from typing import Protocol
 
 import structlog
 
+from pitchpipe import telemetry
 from pitchpipe.errors import (
     Conflict,
     DeadlineExceeded,
@@ -269,11 +270,16 @@ class Daemon:
                 return events.Renewed(lease=lease, ttl_secs=renewed.ttl_secs, cancelled=renewed.cancelled)
             case events.Report(lease=lease, fence=fence, results=results, final=final):
                 report = wire.Report(fence=fence, results=results, final=final, steadiness=self._sandbox.steadiness)
-                reply = self._service.report(lease, report)
+                with telemetry.continued(self._traceparent(lease), "report", lease=lease, results=len(results)):
+                    reply = self._service.report(lease, report)
                 return events.Reported(lease=lease, final=final, lease_open=reply.lease_open)
             case events.Declare(worker=worker, state=state):
                 self._service.set_worker_state(worker, state)
                 return events.Declared(state=state)
+
+    def _traceparent(self, lease: str) -> str | None:
+        held = self.state.find(lease)
+        return None if held is None else held.grant.traceparent
 
     def _know_device(self) -> None:
         """Measures the device's roofline and sends it to the service, unless it has it.
@@ -296,6 +302,11 @@ class Daemon:
     def _measure(self, instruction: events.Instruction) -> None:
         assert isinstance(instruction, events.StartMeasuring)
         grant = instruction.grant
+        n, purpose = len(grant.candidates), grant.purpose.value
+        with telemetry.continued(grant.traceparent, "measure", lease=grant.lease, purpose=purpose, candidates=n):
+            self._measure_lease(grant)
+
+    def _measure_lease(self, grant: wire.LeaseGrant) -> None:
         stop = self._stop_measuring[grant.lease]
         try:
             self._know_device()

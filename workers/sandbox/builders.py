@@ -16,13 +16,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from typing import Protocol
 
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
-from workers.sandbox.messages import Applied, Compiled, Fault, FromChild
+from workers.sandbox.messages import Applied, Compiled, Fault, FromChild, PhaseName
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 STRAGGLER_SECS = 2.0
@@ -50,6 +51,9 @@ class BuildHost(Protocol):
 
     def before_building(self, candidate: Candidate) -> None:
         """Called in a builder before it is confined: it starts what a builder may not start any more afterwards."""
+
+    def phase(self, name: PhaseName) -> AbstractContextManager[None]:
+        """Tells the worker from when to when a part of the batch was under way; nothing of one that raised."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -3,8 +3,8 @@
     worker -> zygote         Fork, Kill
     zygote -> worker         Ready or Fatal once, then Forked for each Fork
     worker -> task process   Open or MeasureRoofline once; after Open any number of Batch, each of which Cancel may end
-    task process -> worker   Measured, Holds, Beat, Repeated, and End when a batch is over; Alive at least every second;
-                             RooflineMeasured in answer to MeasureRoofline
+    task process -> worker   Measured, Holds, Beat, Repeated, Phase, and End when a batch is over; Alive at least every
+                             second; RooflineMeasured in answer to MeasureRoofline
     child -> task process    a candidate of a search on a CPU: Applied, Waiting, then Sampled to each request
                              a builder: Applied, Compiled
                              a process of a confirming run on a CPU: Waiting, then Warmed or Sampled, then Samples
@@ -39,6 +39,9 @@ ChildsKind = Literal[
     FailureKind.DEVICE_ERROR,
 ]
 """The failure kinds that a child can report; timeouts are found by its parent."""
+
+
+PhaseName = Literal["build", "check", "time", "check and time", "build, check and time"]
 
 
 class Fork(Wire):
@@ -138,6 +141,16 @@ class Repeated(Wire):
     """Candidates are timed again, because a beat was too slow."""
 
     message: Literal["repeated"] = "repeated"
+
+
+class Phase(Wire):
+    """A part of the batch is over: its candidates were built, checked or timed, or several of these beside each other."""
+
+    message: Literal["phase"] = "phase"
+    name: PhaseName
+    began: float = Field(ge=0, lt=1e11)
+    ended: float = Field(ge=0, lt=1e11)
+    """Both in Unix seconds."""
 
 
 class Measured(Wire):
@@ -256,7 +269,7 @@ ToZygote = Annotated[Fork | Kill, Field(discriminator="message")]
 FromZygote = Annotated[Ready | Fatal | Forked, Field(discriminator="message")]
 ToTask = Annotated[Open | MeasureRoofline | Batch | Cancel, Field(discriminator="message")]
 FromTask = Annotated[
-    Holds | Beat | Repeated | Measured | End | Alive | RooflineMeasured, Field(discriminator="message")
+    Holds | Beat | Repeated | Phase | Measured | End | Alive | RooflineMeasured, Field(discriminator="message")
 ]
 FromChild = Annotated[
     Applied | Waiting | Compiled | Started | Broken | Warmed | Sample | Sampled | Fault | ReferenceComputed,

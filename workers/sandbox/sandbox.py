@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from pitchpipe import telemetry
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.processes.launch import launch
 from pitchpipe.processes.process import Process
@@ -48,6 +49,7 @@ from workers.sandbox.messages import (
     Measured,
     MeasureRoofline,
     Open,
+    Phase,
     Repeated,
     RooflineMeasured,
     decode,
@@ -231,6 +233,8 @@ class Sandbox:
                         self._drift.observe(secs)
                     case Repeated():
                         self._repeated += 1
+                    case Phase(name=name, began=began, ended=ended):
+                        telemetry.record(telemetry.traceparent(), name, began, ended)
                     case Holds(held_bytes=held_bytes):
                         task.holds_bytes = held_bytes
                     case Measured(result=result):

@@ -7,10 +7,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from pitchpipe import telemetry
 from pitchpipe.errors import InvalidTarget, NoDevice
 from pitchpipe.wire.job import Budget, EventKind, JobEvent, JobRequest, JobState, JobView
 from pitchpipe.wire.page import JobPage
@@ -44,19 +45,29 @@ IdempotencyKey = Annotated[
     responses={**documented(*BODY, 404, 409), 200: {"model": JobView, "description": "The key's job, as it is now"}},
 )
 def submit_job(
-    context: Ctx, principal: User, request: JobRequest, response: Response, idempotency_key: IdempotencyKey = None
+    context: Ctx,
+    principal: User,
+    request: JobRequest,
+    response: Response,
+    http: Request,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Queues a tuning job. Every target needs an active worker of the project that serves it."""
-    view, created = submit(context, principal.project, request, idempotency_key)
+    caller = telemetry.parsed(http.headers.get(telemetry.HEADER))
+    view, created = submit(context, principal.project, request, idempotency_key, caller)
     if not created:
         response.status_code = 200
     return view
 
 
-def submit(context: Context, project: str, request: JobRequest, key: str | None = None) -> tuple[JobView, bool]:
-    """The job, and whether this call made it. Raises NoDevice where a target has no active worker, and as the store does."""
-    with context.database.transaction() as session:
-        view, created = jobs.submit(session, project, request, key)
+def submit(
+    context: Context, project: str, request: JobRequest, key: str | None = None, caller: str | None = None
+) -> tuple[JobView, bool]:
+    """The job, and whether this call made it. Its trace continues in this process's span or, where none is recorded, in the
+    caller's. Raises NoDevice where a target has no active worker, and as the store does."""
+    with telemetry.span("submit"), context.database.transaction() as session:
+        parent = telemetry.traceparent() or caller
+        view, created = jobs.submit(session, project, request, key, traceparent=parent)
         if created:
             # Inside the same transaction: a refused job leaves neither a row nor a spent key.
             served = {worker.target.key for worker in workers.active(session, project)}

@@ -7,6 +7,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
+from pitchpipe import telemetry
 from pitchpipe.wire.lease import (
     Heartbeat,
     HeartbeatResponse,
@@ -69,8 +70,17 @@ def _available(context: Context, principal: Principal, request: LeaseRequest) ->
 
 
 def _claim(context: Context, principal: Principal, request: LeaseRequest) -> LeaseGrant | None:
+    began = time.time()
     with context.database.transaction() as session:
-        return leases.acquire(session, principal.project, request, context.settings.lease_ttl_secs)
+        grant = leases.acquire(session, principal.project, request, context.settings.lease_ttl_secs)
+    if grant is None:
+        return None
+    n, purpose = len(grant.candidates), grant.purpose.value
+    span = telemetry.continued(
+        grant.traceparent, "lease", began, lease=grant.lease, worker=request.worker, purpose=purpose, candidates=n
+    )
+    with span:
+        return grant.model_copy(update={"traceparent": telemetry.traceparent() or grant.traceparent})
 
 
 def _give_back(context: Context, principal: Principal, grant: LeaseGrant) -> None:
@@ -89,9 +99,19 @@ def renew_lease(context: Ctx, principal: Worker, lease_id: str, request: Heartbe
 @router.post("/{lease_id}/report", responses=documented(*BODY, 404, 409))
 def report_results(context: Ctx, principal: Worker, lease_id: str, request: Report) -> ReportResponse:
     """Stores results: durable when this answers. Sending them again changes nothing."""
-    with context.database.transaction() as session:
+    parent = _parent(context, principal.project, lease_id)
+    span = telemetry.continued(parent, "report", lease=lease_id, results=len(request.results))
+    with span, context.database.transaction() as session:
         answer = leases.report(session, principal.project, lease_id, request)
     if answer.accepted:
         context.metrics.count_results(request.results)
     context.wake.notify()
     return answer
+
+
+def _parent(context: Context, project: str, lease: str) -> str | None:
+    """What the span of a report continues: the caller's trace, or that of the lease's job where it sent none."""
+    if (own := telemetry.traceparent()) is not None or not telemetry.enabled():
+        return own
+    with context.database.reading() as session:
+        return leases.traceparent(session, project, lease)

@@ -10,9 +10,8 @@ from pitchpipe.wire.job import JobView
 from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
 from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
-from service.db import Database
 from service.http.auth import User
-from service.http.context import Ctx, Limit
+from service.http.context import Context, Ctx, Limit
 from service.http.problems import BODY, documented
 from service.http.routes.jobs import IdempotencyKey
 from service.http.routes.targets import OnlyTarget
@@ -40,16 +39,17 @@ def lookup_schedules(
 
     The answer has an `ETag`. It changes only when what the project serves changes.
     """
-    return answer_lookup(context.database, principal.project, request, if_none_match)
+    return answer_lookup(context, principal.project, request, if_none_match)
 
 
-def answer_lookup(database: Database, project: str, request: LookupRequest, if_none_match: str | None) -> Response:
+def answer_lookup(context: Context, project: str, request: LookupRequest, if_none_match: str | None) -> Response:
     """What the route answers: `service.http.shortcut` asks here, too. Raises InvalidTarget and Overloaded."""
     if if_none_match is not None:
-        tag = lookups.entity_tag(project, request, database.glance(lambda at: lookups.generation(at, project)))
+        tag = lookups.entity_tag(project, request, context.database.glance(lambda at: lookups.generation(at, project)))
         if tag in {known.strip().removeprefix("W/") for known in if_none_match.split(",")}:
             return Response(status_code=304, headers={"ETag": tag})
-    generation, answer = database.glance(lambda at: lookups.answer(at, project, request))
+    generation, answer = context.database.glance(lambda at: lookups.answer(at, project, request))
+    context.metrics.count_answers(answer.answers)
     tag = lookups.entity_tag(project, request, generation)
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": tag})
 

@@ -33,10 +33,13 @@ class ConfirmRun(BatchRun):
         self._programs: dict[str, BuiltCandidate] = {}
 
     def run(self) -> None:
-        self._make()
+        with self._host.phase("build"):
+            self._make()
         with quiet.timing(self._host.abandoned):
-            ready, behind = self._warm()
-            samples, ratio = self._undisturbed(lambda: self._interleave(ready))
+            with self._host.phase("check"):
+                ready, behind = self._warm()
+            with self._host.phase("time"):
+                samples, ratio = self._undisturbed(lambda: self._interleave(ready))
         for trial, told in behind.items():
             self._timed(trial, told.run_secs, ratio, told.check, stop=told.stop, calls=told.calls)
         for trial, warmed in ready.items():

@@ -13,7 +13,8 @@ import mmap
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Self
@@ -44,6 +45,8 @@ from workers.sandbox.messages import (
     Measured,
     MeasureRoofline,
     Open,
+    Phase,
+    PhaseName,
     ReferenceComputed,
     Repeated,
     RooflineMeasured,
@@ -229,6 +232,12 @@ class TaskProcess:
 
     def repeated(self) -> None:
         self._channel.send(Repeated())
+
+    @contextmanager
+    def phase(self, name: PhaseName) -> Iterator[None]:
+        began = time.time()
+        yield
+        self._channel.send(Phase(name=name, began=began, ended=time.time()))
 
     # -- the loop
 

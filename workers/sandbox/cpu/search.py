@@ -40,9 +40,11 @@ class SearchRun(BatchRun):
     def run(self) -> None:
         enough = max(_FEWEST_PER_PHASE, 4 * self._host.parallel_builds)
         while self._starts or self._building or self._built:
-            self._get_ready(enough)
+            with self._host.phase("build"):
+                self._get_ready(enough)
             if self._built:
-                self._time_phase()
+                with self._host.phase("check and time"):
+                    self._time_phase()
 
     def _spawn(self, candidate: Candidate) -> Trial:
         return self._start(candidate, candidate_body(self._bench, candidate, self._batch.config))

@@ -34,22 +34,27 @@ class ConfirmRun(GpuBatchRun):
         self._runners.end(self._host.runner)  # It ran candidates, and holds memory.
         starting = [self._runners.start() for _ in range(CONFIRM_PROCESSES)]
         self._present += self._known
+        with self._host.phase("build"):
+            self._build()
+        order = {candidate.digest: index for index, candidate in enumerate(self._batch.candidates)}
+        self._present.sort(key=lambda built: order[built.candidate.digest])
+        while self._present:
+            runners = [self._runners.started(runner) for runner in starting]
+            with self._host.phase("check and time"):
+                over = self._confirmed(runners)
+            for runner in runners:  # They hold the code and the memory of every candidate.
+                self._runners.end(runner)
+            if over:
+                return
+            starting = [self._runners.start() for _ in range(CONFIRM_PROCESSES if self._present else 0)]
+
+    def _build(self) -> None:
         while self._builders.pending or self._builders.ready:
             self._make_way()
             if self._builders.pending:
                 self._wait()
             while self._builders.ready:
                 self._present.append(self._builders.ready.popleft())
-        order = {candidate.digest: index for index, candidate in enumerate(self._batch.candidates)}
-        self._present.sort(key=lambda built: order[built.candidate.digest])
-        while self._present:
-            runners = [self._runners.started(runner) for runner in starting]
-            over = self._confirmed(runners)
-            for runner in runners:  # They hold the code and the memory of every candidate.
-                self._runners.end(runner)
-            if over:
-                return
-            starting = [self._runners.start() for _ in range(CONFIRM_PROCESSES if self._present else 0)]
 
     def _give_up(self, reason: str) -> None:
         super()._give_up(reason)

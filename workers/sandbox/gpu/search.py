@@ -30,6 +30,10 @@ class SearchRun(GpuBatchRun):
         self._incumbent_secs = batch.incumbent_secs
 
     def _run(self) -> None:
+        with self._host.phase("build, check and time"):
+            self._measure()
+
+    def _measure(self) -> None:
         builders = self._builders
         while builders.pending or builders.ready or self._suspects or self._group:
             self._make_way()

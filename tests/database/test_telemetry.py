@@ -1,0 +1,225 @@
+"""One trace of a job: the client's submission, the service, the coordinator and a worker, each with what only it is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.testclient import TestClient
+
+from pitchpipe import telemetry
+from pitchpipe.client import Client
+from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, Scope, TokenRequest
+from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Measurement
+from pitchpipe.wire.task import Workload
+from service.blobs import Blobs
+from service.coordination.coordinator import Coordinator
+from service.db import Database
+from service.http.app import create_app
+from service.settings import Settings
+from service.store import models, tokens
+from service.wake import Wake
+from tests.database.test_coordinator import Steps
+from tests.scene import DEVICE, TARGET, TOOLCHAIN, candidates, task, timed
+from tuner.search.requests import Proposal
+from workers.agent.daemon import Daemon
+from workers.sandbox.messages import Batch, End, Phase
+from workers.sandbox.sandbox import Sandbox
+
+CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
+REGISTRATION = WorkerRegistration(name="w", device=DEVICE, target=TARGET, toolchain=TOOLCHAIN)
+
+
+class Timing:
+    """A sandbox in which the baseline takes 20 ms, and every other candidate one."""
+
+    steadiness = None
+
+    def roofline(self) -> None:
+        return None
+
+    def measure(
+        self,
+        workload: Workload,
+        candidates: Sequence[Candidate],
+        config: MeasureConfig,
+        *,
+        purpose: Purpose,
+        incumbent_secs: float | None,
+        cancelled: Callable[[], bool],
+    ) -> Iterator[Measurement]:
+        for candidate in candidates:
+            yield timed(candidate.digest, 20e-3 if candidate.trace == BASELINE_TRACE else 1e-3)
+
+
+class Service:
+    """An app over SQLite and a coordinator whose steps the test answers. A context manager."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.blobs, self.steps = database, Blobs("memory:///"), Steps()
+        settings, wake = Settings(blob_url="memory:///", model_check_secs=0, poll_secs=0.01), Wake()
+        self.http = TestClient(create_app(settings, database, self.blobs, wake))
+        self.coordinator = Coordinator(settings, database, self.blobs, wake, self.steps)
+        self.proposals = [Proposal(candidate=c, features=None) for c in candidates(0, 4)]
+
+    def __enter__(self) -> Service:
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.__exit__()
+
+    def token(self, scope: Scope) -> str:
+        with self.database.transaction() as session:
+            return tokens.create(session, TokenRequest(project="a", scope=scope)).token
+
+    def client(self, scope: Scope) -> Client:
+        return Client("http://testserver", self.token(scope), transport=self.http._transport, retry_secs=0)
+
+    def request(self, user: Client) -> JobRequest:
+        """For a model that was read already."""
+        model = user.upload_model(b"an onnx file", "net.onnx", "onnx").id
+        with self.database.transaction() as session:
+            models.accept(session, model, self.blobs.put(b"ingested"))
+        return JobRequest(model=model, targets=(TARGET,), budget=Budget(trials=4))
+
+    def tick(self) -> None:
+        """Lets the coordinator act, and answers what it asked for."""
+        self.coordinator.tick()
+        for name, future in self.steps.given:
+            if name == "split_ingested":
+                future.set_result([task()])
+            elif name == "propose":
+                future.set_result(self.proposals)
+                self.proposals = []
+        self.steps.given.clear()
+
+
+@pytest.fixture
+def service(sqlite_database: Database) -> Iterator[Service]:
+    with Service(sqlite_database) as opened:
+        yield opened
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What this process records during the test, on whosever behalf."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)  # set_tracer_provider can be called once in a process
+    return exporter
+
+
+def run(service: Service, user: Client, job: JobView) -> None:
+    for _ in range(3000):
+        service.tick()
+        if user.job(job.id).state.ended:
+            break
+        threading.Event().wait(0.01)
+    assert user.job(job.id).state is JobState.DONE
+
+
+def test_a_job_is_one_trace_from_its_submission_to_what_is_served(
+    service: Service, spans: InMemorySpanExporter
+) -> None:
+    user = service.client(Scope.USER)
+    daemon = Daemon(service.client(Scope.WORKER), Timing(), REGISTRATION, tick_secs=0.02, wait_secs=0.05)
+    worker = threading.Thread(target=daemon.run, daemon=True)
+    worker.start()
+    while not list(user.workers()):
+        threading.Event().wait(0.01)
+    request = service.request(user)
+    with telemetry.span("client"):
+        job = user.submit(request)
+    run(service, user, job)
+    daemon.stop()
+    worker.join(30)
+    found = spans.get_finished_spans()
+    assert len({span.context.trace_id for span in found}) == 1
+    by_id = {span.context.span_id: span for span in found}
+
+    def ancestors(span: ReadableSpan) -> list[str]:
+        parent = None if span.parent is None else by_id.get(span.parent.span_id)
+        return [span.name] if parent is None else [span.name, *ancestors(parent)]
+
+    ways = {tuple(ancestors(span)) for span in found}
+    submitted = ("submit", "POST /v1/jobs", "client")
+    measured = ("measure", "lease", *submitted)
+    assert ways >= {
+        ("client",),
+        *((name, *submitted) for name in ("split", "search", "lease", "confirm", "set_best")),
+        measured,
+        ("report", "POST /v1/leases/{lease_id}/report", "report", "lease", *submitted),
+    }
+    purposes = [span.attributes["pitchpipe.purpose"] for span in found if span.name == "measure" and span.attributes]
+    assert sorted(purposes) == ["confirm", "search"]
+
+
+def test_a_service_without_spans_of_its_own_hands_the_callers_trace_to_the_worker(service: Service) -> None:
+    user, worker = service.client(Scope.USER), service.client(Scope.WORKER)
+    worker_id = worker.register_worker(REGISTRATION).id
+    body = service.request(user).model_dump_json(by_alias=True)
+    headers = {"authorization": f"Bearer {service.token(Scope.USER)}", "content-type": "application/json"}
+    assert service.http.post("/v1/jobs", content=body, headers=headers | {"traceparent": CALLER}).status_code == 201
+    for _ in range(4):
+        service.tick()
+    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
+    assert grant is not None
+    assert grant.traceparent == CALLER
+    results = tuple(timed(candidate.digest) for candidate in grant.candidates)
+    assert worker.report(grant.lease, Report(fence=grant.fence, results=results, final=True)).accepted == 4
+
+
+@pytest.mark.parametrize("header", [None, "", "00-zz", CALLER.upper(), f"00-{'0' * 32}-{'b' * 16}-01"])
+def test_a_caller_without_a_valid_trace_has_none(service: Service, header: str | None) -> None:
+    user, worker = service.client(Scope.USER), service.client(Scope.WORKER)
+    worker_id = worker.register_worker(REGISTRATION).id
+    body = service.request(user).model_dump_json(by_alias=True)
+    headers = {"authorization": f"Bearer {service.token(Scope.USER)}", "content-type": "application/json"}
+    more = {} if header is None else {"traceparent": header}
+    assert service.http.post("/v1/jobs", content=body, headers=headers | more).status_code == 201
+    for _ in range(4):
+        service.tick()
+    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
+    assert grant is not None
+    assert grant.traceparent is None
+
+
+def test_a_report_continues_the_trace_of_its_job_where_the_worker_sends_none(
+    service: Service, spans: InMemorySpanExporter
+) -> None:
+    user, worker = service.client(Scope.USER), service.client(Scope.WORKER)
+    worker_id = worker.register_worker(REGISTRATION).id
+    user.submit(service.request(user))
+    for _ in range(4):
+        service.tick()
+    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
+    assert grant is not None
+    worker.report(grant.lease, Report(fence=grant.fence, results=(), final=True))
+    (submitted,) = [span for span in spans.get_finished_spans() if span.name == "submit"]
+    (reported,) = [span for span in spans.get_finished_spans() if span.name == "report"]
+    assert submitted.parent is None
+    assert reported.parent is not None
+    assert reported.parent.span_id == submitted.context.span_id
+
+
+def test_the_parts_of_a_batch_are_spans_of_its_measurement(spans: InMemorySpanExporter) -> None:
+    told = [Phase(name="build", began=1.0, ended=3.0), Phase(name="check and time", began=3.0, ended=4.5), End()]
+    channel = SimpleNamespace(send=lambda batch: None, receive=lambda secs: told.pop(0))
+    batch = Batch(candidates=(), config=MeasureConfig(), purpose=Purpose.SEARCH, incumbent_secs=None, usual_secs=None)
+    with telemetry.span("measure"):
+        assert list(Sandbox._results(cast(Any, None), cast(Any, SimpleNamespace(channel=channel)), batch, bool)) == []
+    build, timing, measure = spans.get_finished_spans()
+    assert [(span.name, span.start_time, span.end_time) for span in (build, timing)] == [
+        ("build", 1_000_000_000, 3_000_000_000),
+        ("check and time", 3_000_000_000, 4_500_000_000),
+    ]
+    assert {span.parent and span.parent.span_id for span in (build, timing)} == {measure.context.span_id}
