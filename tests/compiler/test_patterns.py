@@ -208,7 +208,7 @@ def test_what_is_interpolated_is_computed_once_and_not_in_a_concatenation() -> N
     ingested, weights = ingest_here(found)
     prepared = prepare(load_ir(ingested.ir), TARGET)
     resized = [name for name in call_counts(prepared) if "resize" in name]
-    assert len(resized) == 2
+    assert any("add" in name for name in resized)
     assert not any("concat" in name for name in resized)
     inputs = inputs_of(ingested)
     (ours,), (theirs,) = run(finish(prepared, TARGET), ingested, weights, inputs), expected(found, inputs)
