@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -40,18 +41,22 @@ def tasks_of(module: Any, inputs: tuple[Any, ...], target: Target) -> list[Task]
     return split(prepare(load_ir(parse_container(from_torch(module, inputs)[0]).ir), target), target)
 
 
-def worth_having(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Tasks that are tuned, or that reduce something (pooling, means): one of each group in turn, the costliest first."""
+def kind_of(task: Task) -> str:
+    """The loops of its costliest stage, and what that does: convolutions of one, two and more reductions are three kinds."""
+    return "" if task.signature is None else task.signature.anchor
+
+
+def worth_having(tasks: Iterable[Task], known: Mapping[str, int] | None = None) -> Iterator[Task]:
+    """Tasks that are tuned, or that reduce something (means): one of each group in turn, the costliest first.
+
+    With `known`, a number of workloads by kind, those of the rarest kind come first.
+    """
     groups: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda task: (-task.weight * task.flops, task.workload.digest)):
-        reduces = task.signature is not None and not task.signature.anchor.endswith(("elements", "nothing"))
-        if task.kind is TaskKind.TUNED or reduces:
+        if task.kind is TaskKind.TUNED or not kind_of(task).endswith(("elements", "nothing")):
             groups.setdefault(task.group, []).append(task)
-    while groups:
-        for group in list(groups):
-            yield groups[group].pop(0)
-            if not groups[group]:
-                del groups[group]
+    order = [task for rank in zip_longest(*groups.values()) for task in rank if task is not None]
+    yield from order if known is None else sorted(order, key=lambda task: known.get(kind_of(task), 0))
 
 
 @dataclass(frozen=True, kw_only=True)

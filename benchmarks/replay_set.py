@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import environment, parser
-from replay_draws import Drawn, draw, tasks_of, worth_having
+from replay_draws import Drawn, draw, kind_of, tasks_of, worth_having
 from replay_networks import NETWORKS, QUICK
 
 from pitchpipe.errors import InvalidTrace
@@ -40,8 +41,8 @@ from workers.sandbox.sandbox import Sandbox
 
 CANDIDATES, QUICK_CANDIDATES = 256, 24
 """Of a workload."""
-PER_NETWORK, QUICK_PER_NETWORK = 4, 1
-"""Workloads that a network brings, besides those that it shares with networks before it."""
+TURNS, QUICK_TURNS = (2, 1), (1,)
+"""Workloads that a network brings in each turn, besides those that it shares with networks before it."""
 FEWEST = 6
 """Candidates of the smallest design space that is worth a replay."""
 SHORTEST_SECS, LONGEST_SECS = 5e-6, 3e-3
@@ -64,44 +65,58 @@ def tell(text: str) -> None:
 # -- prepare
 
 
-def prepare(work: Path, names: Sequence[str], per_network: int, candidates: int, target: Target) -> None:
-    """Writes WORKLOAD.json for every workload, and networks.json: which network has brought or shares which."""
+def prepare(work: Path, names: Sequence[str], turns: Sequence[int], candidates: int, target: Target) -> None:
+    """Writes WORKLOAD.json for every workload of the set, then networks.json: which network has which.
+
+    The networks bring so many workloads in each turn: in the first turn their costliest, in later ones those whose kind the
+    set has fewest of.
+    """
     import torch
 
-    listed = work / "networks.json"
-    networks: dict[str, list[str]] = json.loads(listed.read_text()) if listed.exists() else {}
+    tasks: dict[str, list[Task]] = {}
     for name in names:
-        if name in networks:
-            continue
         torch.manual_seed(SEED)
-        tasks = tasks_of(*NETWORKS[name](), target)
-        has = [task.workload.digest for task in tasks if path_of(work, task.workload.digest).exists()]
-        new = len(set(has).difference(*networks.values()))  # of a run that was stopped
-        for task in worth_having(tasks):
-            path = path_of(work, task.workload.digest)
-            if new == per_network or path.exists() or not SHORTEST_SECS <= roughly_secs(task) <= LONGEST_SECS:
-                continue
-            began = time.monotonic()
-            try:
-                drawn = draw(task, candidates, SEED)
-            except InvalidTrace as error:
-                tell(f"{name}: {task.name}: no candidates: {error}")
-                continue
-            if len(drawn) < FEWEST:
-                continue
-            write(path, {"task": task.model_dump(mode="json"), "candidates": [one.as_json() for one in drawn]})
-            has.append(task.workload.digest)
-            new += 1
-            tell(f"{name}: {task.name}: {len(drawn)} candidates in {time.monotonic() - began:.0f} s")
-        networks[name] = has
-        write(listed, networks)
-        tell(f"{name}: {new} new workloads, {len(has) - new} known ones")
+        tasks[name] = [task for task in tasks_of(*NETWORKS[name](), target) if is_sized(task)]
+        tell(f"{name}: {len(tasks[name])} tasks of these sizes")
+    taken: set[str] = set()
+    kinds: Counter[str] = Counter()
+    for turn, most in enumerate(turns):
+        for name in names:
+            new = 0
+            for task in worth_having(tasks[name], kinds if turn else None):
+                digest = task.workload.digest
+                if digest not in taken and new < most and is_drawn(task, path_of(work, digest), candidates):
+                    taken.add(digest)
+                    kinds[kind_of(task)] += 1
+                    new += 1
+    has = {
+        name: [one.workload.digest for one in found if one.workload.digest in taken] for name, found in tasks.items()
+    }
+    write(work / "networks.json", has)
+    tell(f"{len(taken)} workloads of {len(names)} networks")
 
 
-def roughly_secs(task: Task) -> float:
-    """Seconds that a good schedule takes on two cores, from FLOPs and bytes alone, so that the choice of workloads does not
-    depend on the machine that makes the set."""
-    return max(task.flops / FLOPS_PER_SEC, task.bytes / BYTES_PER_SEC)
+def is_sized(task: Task) -> bool:
+    """Whether a good schedule takes about as long as those of the set should, on two cores, by FLOPs and bytes alone: so the
+    choice of workloads does not depend on the machine that makes the set."""
+    return SHORTEST_SECS <= max(task.flops / FLOPS_PER_SEC, task.bytes / BYTES_PER_SEC) <= LONGEST_SECS
+
+
+def is_drawn(task: Task, path: Path, candidates: int) -> bool:
+    """Whether the workload has enough candidates, which lie at `path` then."""
+    if path.exists():
+        return True
+    began = time.monotonic()
+    try:
+        drawn = draw(task, candidates, SEED)
+    except InvalidTrace as error:
+        tell(f"{task.name}: not searched: {error}")
+        return False
+    tell(f"{task.name}: {len(drawn)} candidates in {time.monotonic() - began:.0f} s")
+    if len(drawn) < FEWEST:
+        return False
+    write(path, {"task": task.model_dump(mode="json"), "candidates": [one.as_json() for one in drawn]})
+    return True
 
 
 def path_of(work: Path, digest: str) -> Path:
@@ -139,19 +154,18 @@ class Entry:
 
 
 def entries(work: Path) -> list[Entry]:
-    """All workloads that are prepared."""
+    """All workloads of the set, once it is prepared."""
+    listed = [digest for has in json.loads((work / "networks.json").read_text()).values() for digest in has]
     found = []
-    for path in sorted(work.glob("*.json")):
-        if path.name in ("networks.json", "environment.json"):
-            continue
+    for digest in dict.fromkeys(listed):
+        path = path_of(work, digest)
         stored, log = json.loads(path.read_text()), path.with_suffix(".jsonl")
-        results = {line["candidate"]: line for line in lines(log)}
         found.append(
             Entry(
                 task=Task.model_validate(stored["task"]),
                 candidates=[Drawn.of_json(one) for one in stored["candidates"]],
                 log=log,
-                results=results,
+                results={line["candidate"]: line for line in lines(log)},
             )
         )
     return found
@@ -243,8 +257,8 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     if options.phase in (None, "prepare"):
         names = QUICK if quick else tuple(NETWORKS)
-        per_network, candidates = (QUICK_PER_NETWORK, QUICK_CANDIDATES) if quick else (PER_NETWORK, CANDIDATES)
-        prepare(options.work, names, per_network, candidates, target)
+        turns, candidates = (QUICK_TURNS, QUICK_CANDIDATES) if quick else (TURNS, CANDIDATES)
+        prepare(options.work, names, turns, candidates, target)
     if options.phase in (None, "measure"):
         measure(options.work, target, options.minutes, QUICK_SLICE if quick else SLICE)
     if options.phase in (None, "pack"):
