@@ -77,12 +77,12 @@ class Served:
             **more,
         }
         program = [sys.executable, str(Path(__file__).with_name("http_load.py"))]
-        before = _cpu_secs(self.process.pid)
+        before = cpu_secs(self.process.pid)
         started = time.monotonic()
         done = subprocess.run(program, input=json.dumps(order), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(done.stderr)
-        server_cpu = (_cpu_secs(self.process.pid) - before) / (time.monotonic() - started)
+        server_cpu = (cpu_secs(self.process.pid) - before) / (time.monotonic() - started)
         found: dict[str, Any] = json.loads(done.stdout)
         if set(found["statuses"]) - {"200", "304"}:
             raise SystemExit(f"not every look-up was answered: {found['statuses']}")
@@ -93,7 +93,8 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cpu_secs(pid: int) -> float:
+def cpu_secs(pid: int) -> float:
+    """Processor time that a process has used, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

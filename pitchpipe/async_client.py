@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from pitchpipe.client import Client, pauses
+from pitchpipe.client import Client
+from pitchpipe.connection import pauses
 from pitchpipe.wire.job import JobView
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class AsyncClient:
     cancel = _awaited(Client.cancel)
     pause = _awaited(Client.pause)
     resume = _awaited(Client.resume)
+    extend = _awaited(Client.extend)
     events = _iterated(Client.events)
     job_schedules = _awaited(Client.job_schedules)
     fetch = _awaited(Client.fetch)
@@ -151,6 +153,11 @@ class AsyncClient:
     misses = _awaited(Client.misses)
     idle_budget = _awaited(Client.idle_budget)
     set_idle_budget = _awaited(Client.set_idle_budget)
+
+    cost_models = _iterated(Client.cost_models)
+    cost_model = _awaited(Client.cost_model)
+    promote_cost_model = _awaited(Client.promote_cost_model)
+    roll_back_cost_model = _awaited(Client.roll_back_cost_model)
 
     register_worker = _awaited(Client.register_worker)
     workers = _awaited(Client.workers)

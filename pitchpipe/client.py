@@ -6,20 +6,22 @@ may have been a grant.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pitchpipe.answers import KeptAnswer
-from pitchpipe.connection import NOT_MODIFIED, Body, Connection, parse, segment
+from pitchpipe.connection import NOT_MODIFIED, Connection, body, parse, pauses, segment
 from pitchpipe.errors import InvalidInput, NotFound, Overloaded, Unreachable
 from pitchpipe.wire.comparison import Comparison
+from pitchpipe.wire.cost_model import CostModelDetail, CostModelView
 from pitchpipe.wire.health import Health
 from pitchpipe.wire.job import (
+    Budget,
     EventKind,
     JobEvent,
     JobRequest,
@@ -48,7 +50,7 @@ from pitchpipe.wire.lease import (
     WorkloadView,
 )
 from pitchpipe.wire.miss import IdleBudget, IdleBudgetRequest, MissReceipt, MissReport, MissView
-from pitchpipe.wire.page import JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
+from pitchpipe.wire.page import CostModelPage, JobPage, MissPage, ModelPage, RecordPage, TokenPage, WorkerPage
 from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import (
     ExplainRequest,
@@ -64,16 +66,7 @@ from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["Client", "pauses"]
-
-
-def pauses(timeout_secs: float | None, poll_secs: float) -> Iterator[float]:
-    """Seconds to wait between looks, longer and longer up to `poll_secs`, until the timeout has passed."""
-    deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
-    pause_secs = min(0.05, poll_secs)
-    while (left_secs := pause_secs if deadline is None else deadline - time.monotonic()) > 0:
-        yield min(pause_secs, left_secs)
-        pause_secs = min(pause_secs * 1.5, poll_secs)
+__all__ = ["Client"]
 
 
 class Client:
@@ -118,17 +111,8 @@ class Client:
     def upload_model(self, data: bytes | str | os.PathLike[str], name: str, format: ModelFormat | str) -> ModelView:
         """Uploads bytes, or streams the file at a path. The same bytes again give the same model."""
         params = {"name": name, "format": ModelFormat(format).value}
-
-        @contextlib.contextmanager
-        def body() -> Iterator[Body]:
-            if isinstance(data, bytes):
-                yield data
-            else:
-                with Path(data).open("rb") as file:
-                    yield file
-
         headers = {"Content-Type": "application/octet-stream"}
-        response = self._connection.call("POST", "/v1/models", params=params, headers=headers, body=body)
+        response = self._connection.call("POST", "/v1/models", params=params, headers=headers, body=partial(body, data))
         return parse(ModelView, response)
 
     def tell_comparison(self, model_id: str, comparison: Comparison) -> ModelView | None:
@@ -172,6 +156,13 @@ class Client:
     def resume(self, job_id: str) -> JobView:
         """Lets a paused job go on. Raises Conflict for one that ended."""
         return parse(JobView, self._connection.call("POST", f"/v1/jobs/{segment(job_id)}/resume"))
+
+    def extend(self, job_id: str, budget: Budget) -> JobView:
+        """Raises a job's budget to this one, which bounds no less than the one it has: `job(...).budget.plus(...)`.
+
+        Idempotent. Raises Conflict for a job that spends no more trials, InvalidInput for a smaller budget.
+        """
+        return parse(JobView, self._connection.call("PUT", f"/v1/jobs/{segment(job_id)}/budget", json=budget))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """The job's events from number `after` + 1 on, each once and in order, until the job has ended.
@@ -343,6 +334,27 @@ class Client:
         """0 is off."""
         request = IdleBudgetRequest(trials_per_day=trials_per_day)
         return parse(IdleBudget, self._connection.call("PUT", "/v1/projects/current/idle-budget", json=request))
+
+    # --- cost models
+
+    def cost_models(self, target_kind: str | None = None) -> Iterator[CostModelView]:
+        """Versions, newest first, of all kinds of targets or of one; pages are fetched as they are needed."""
+        params = {} if target_kind is None else {"target_kind": target_kind}
+        for page in self._connection.pages("/v1/cost-models", CostModelPage, params):
+            yield from page.items
+
+    def cost_model(self, version_id: str) -> CostModelDetail:
+        """A version with its marks task by task, and which version replaced which."""
+        return parse(CostModelDetail, self._connection.call("GET", f"/v1/cost-models/{segment(version_id)}"))
+
+    def promote_cost_model(self, version_id: str) -> CostModelDetail:
+        """Lets a version serve, whatever its marks."""
+        return parse(CostModelDetail, self._connection.call("POST", f"/v1/cost-models/{segment(version_id)}/promote"))
+
+    def roll_back_cost_model(self, version_id: str) -> CostModelDetail:
+        """The version that serves in place of this one, which had replaced it. Raises Conflict unless this one served."""
+        path = f"/v1/cost-models/{segment(version_id)}/rollback"
+        return parse(CostModelDetail, self._connection.call("POST", path, repeat=False))
 
     # --- workers
 

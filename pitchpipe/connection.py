@@ -7,10 +7,12 @@ answer is read up to a cap: what is at the other end may be anything.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TypeVar
 
 import httpx2
@@ -41,6 +43,25 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     content: bytes
+
+
+def pauses(timeout_secs: float | None, poll_secs: float) -> Iterator[float]:
+    """Seconds to wait between looks, longer and longer up to `poll_secs`, until the timeout has passed."""
+    deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+    pause_secs = min(0.05, poll_secs)
+    while (left_secs := pause_secs if deadline is None else deadline - time.monotonic()) > 0:
+        yield min(pause_secs, left_secs)
+        pause_secs = min(pause_secs * 1.5, poll_secs)
+
+
+@contextlib.contextmanager
+def body(data: bytes | str | os.PathLike[str]) -> Iterator[Body]:
+    """Bytes as they are, or the open file at a path."""
+    if isinstance(data, bytes):
+        yield data
+    else:
+        with Path(data).open("rb") as file:
+            yield file
 
 
 class Connection:

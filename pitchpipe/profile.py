@@ -29,8 +29,8 @@ from pitchpipe.wire.record import Tier
 from pitchpipe.wire.target import Target
 
 RUNS = 20
-_PART = re.compile(r"_kernel(_\d+)?$")
-"""What a GPU's kernels have behind the name of their tensor function."""
+_PART = re.compile(r"(_prepacked)?(_kernel(_\d+)?)?$")
+"""What kernels have behind the name of their tensor function: where a schedule laid a weight out anew, and on a GPU."""
 
 
 class KernelTime(Wire):

@@ -17,6 +17,7 @@ import structlog
 import uvicorn
 
 from pitchpipe.errors import InvalidInput
+from pitchpipe.processes.collector import USUAL
 from pitchpipe.processes.lifeline import watch_parent
 from pitchpipe.wire.job import Scope, TokenRequest
 from service.blobs import Blobs
@@ -124,6 +125,7 @@ def run(
 
         def on_listening() -> None:
             gc.freeze()  # What is here stays: a full collection over it would hold every look-up up.
+            gc.set_threshold(*USUAL)  # Many small collections instead of a large one.
             log.info("listening", host=settings.host, port=port, database=database.url, coordinator=with_coordinator)
             if port_file is not None:
                 _write(port_file, f"{port}\n")

@@ -19,10 +19,12 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from pitchpipe.processes.collector import collect_rarely
 from service.db import Database
 from tests.postgres import KeptDatabase, PostgresServer, start_postgres
 
 _TEMPLATE = "pitchpipe_template"
+collect_rarely()
 
 # A fresh clone builds Hypothesis's character tables inside the first example, and the machine may be busy: no clocks.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,7 +26,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tuner.measure.gpu_code import lower, lower_kernels
+from tuner.measure.gpu_code import Lowered, lowered_of, split_kernels
 from tuner.tvm_compat import ir, tirx, to_tvm_target
 
 WARP = 32
@@ -45,17 +45,20 @@ class DivergentBarrier(AssertionError):
     """Some threads of a block do not reach a barrier."""
 
 
-def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> None:
-    """Runs all kernels of a scheduled module in order; writes into `arguments`, the parameters of `main`."""
+def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> Lowered:
+    """Runs all kernels of a scheduled module in order; writes into `arguments`, the parameters of `main`. Returns what ran,
+    with its source and its launches."""
     tvm_target = to_tvm_target(target)
-    lowered = lower(scheduled, tvm_target)
-    kernels = {name.name_hint: function for name, function in lower_kernels(scheduled, tvm_target).functions_items()}
+    split, device = split_kernels(scheduled, tvm_target)
+    lowered = lowered_of(split, device, tvm_target)
+    kernels = {name.name_hint: function for name, function in device.functions_items()}
     flat: list[np.ndarray] = [argument.reshape(-1) for argument in arguments]
     flat += [np.full(size, _UNWRITTEN, dtype=np.uint8) for size in lowered.workspaces]
     for launch in lowered.calls:
         function = kernels[launch.kernel]
         buffers = {param: flat[place] for param, place in zip(function.params, launch.arguments, strict=False)}
         _Kernel(launch.grid, launch.block, buffers).run(function.body)
+    return lowered
 
 
 def dtype_of(name: str) -> Any:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import os
 import sys
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -135,8 +137,30 @@ def tflite_frontend() -> Any:
     return importlib.import_module("tvm.relax.frontend.tflite.tflite_frontend")
 
 
+@contextmanager
+def _stacks_without_source() -> Iterator[None]:
+    """TVM's parser calls `inspect.stack` for each function that it parses, for its frames, and for a line of source that
+    tells whether it lies in a class. To find that line Python looks through every module that is imported, for each frame
+    of the stack: where PyTorch is imported that takes ten times as long as the parsing. No intrinsic lies in a class."""
+
+    def stack(context: int = 1) -> list[inspect.FrameInfo]:
+        del context
+        frames = traceback.walk_stack(sys._getframe(1))
+        return [
+            inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+            for frame, line in frames
+        ]
+
+    whole, inspect.stack = inspect.stack, stack
+    try:
+        yield
+    finally:
+        inspect.stack = whole
+
+
+@_stacks_without_source()
 def load_intrinsics_of(processor: str) -> None:
-    """Registers TVM's tensor intrinsics for `x86` (0.1 s) or `arm_cpu` (0.5 s)."""
+    """Registers TVM's tensor intrinsics for `x86` or `arm_cpu`."""
     importlib.import_module(f"tvm.s_tir.tensor_intrin.{processor}")
 
 
@@ -156,8 +180,9 @@ CUDA_INTRINSICS = (
 TVM defines 91."""
 
 
+@_stacks_without_source()
 def load_cuda_intrinsics() -> None:
-    """Imports TVM's module of CUDA intrinsics (0.5 s), but parses only those of CUDA_INTRINSICS: that takes the time."""
+    """Imports TVM's module of CUDA intrinsics, but parses only those of CUDA_INTRINSICS: that takes the time."""
     name = "tvm.s_tir.tensor_intrin.cuda"
     if name in sys.modules:
         return
@@ -255,7 +280,9 @@ def to_tvm_target(target: Target) -> Any:
 def load_ir(text: str) -> Any:
     """The IRModule of TVM JSON; raises InvalidModel. Foreign text goes through tuner/ingest first."""
     try:
-        module = ir.load_json(text)
+        # What another version wrote is brought up to date by parsing and writing all of it in Python.
+        own = f'"tvm_version":"{tvm.__version__}"' in text
+        module = tvm_ffi.serialization.from_json_graph_str(text) if own else ir.load_json(text)
     except Exception as error:  # TVM raises whatever its C++ side met: ValueError, KeyError, TypeError, ...
         raise InvalidModel(f"not TVM JSON: {str(error).strip().splitlines()[-1][:200]}") from error
     if not isinstance(module, IRModule):

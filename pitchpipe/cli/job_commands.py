@@ -28,7 +28,7 @@ from pitchpipe.errors import DeadlineExceeded, JobFailed
 from pitchpipe.model.local import parse_input
 from pitchpipe.sdk import submit
 from pitchpipe.tuning.progress import Progress, state_of
-from pitchpipe.wire.job import JobState
+from pitchpipe.wire.job import Budget, JobState
 
 jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
 
@@ -161,6 +161,27 @@ def cancel_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = Fal
     with client_of(url, token) as client:
         view = client.cancel(job)
     print_json(view) if as_json else print(view.state.value)
+
+
+def bounds(budget: Budget) -> str:
+    """What a job may spend, in words."""
+    found = ((budget.trials, "trials"), (budget.seconds, "s"))
+    return ", ".join(f"{bound:g} {unit}" for bound, unit in found if bound is not None)
+
+
+@jobs.command("extend")
+def extend_job(
+    job: str,
+    url: Url = HERE,
+    token: Token = "",
+    trials: Annotated[int, typer.Option(min=0, help="more trials than it has")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="more seconds than it has")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Gives a job that still searches more to spend; one that confirms or has ended is submitted anew."""
+    with client_of(url, token) as client:
+        view = client.extend(job, client.job(job).budget.plus(trials, seconds))
+    print_json(view) if as_json else print(bounds(view.budget))
 
 
 def pause_job(job: str, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:

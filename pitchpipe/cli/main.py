@@ -17,6 +17,7 @@ from rich.console import Console
 from pitchpipe.cli import (
     commands,
     config_commands,
+    cost_model_commands,
     deploy_commands,
     examples,
     hints,
@@ -34,6 +35,7 @@ from pitchpipe.embedded import DEFAULT_SECONDS
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.model.local import detect_target
 from pitchpipe.places import default_database
+from pitchpipe.processes.collector import collect_rarely
 from pitchpipe.target_kind import hold_device
 from pitchpipe.tuning.progress import Progress
 from pitchpipe.wire.job import Budget
@@ -94,6 +96,7 @@ upgrade_command.add_to(commands.schedules)
 pin_command.add_to(commands.schedules)
 minify_commands.add_commands(app)
 record_commands.add_commands(app)
+cost_model_commands.add_commands(app)
 report_commands.add_commands(app)
 config_commands.add_commands(app)
 for plugin in entry_points(group="pitchpipe.commands"):
@@ -106,6 +109,7 @@ examples.attach(app)
 
 def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits: 0 ok, 1 failed, 2 usage, 3 not found, 4 auth, 5 unreachable, 124, 130."""
+    collect_rarely()
     try:
         app(arguments)
     except PitchpipeError as error:

@@ -20,9 +20,11 @@ from pitchpipe.errors import PitchpipeError, StepDied, StepTimeout, from_problem
 from pitchpipe.processes.launch import launch
 from pitchpipe.processes.lifeline import ending
 from pitchpipe.processes.limits import limited
-from pitchpipe.processes.plugins import step
+from pitchpipe.processes.plugins import names, step
 from pitchpipe.wire.limits import OTHER_CLIENT_STEPS, STEP_LIMITS, StepLimits
 
+WITH_TORCH = "pitchpipe.preloaded_with_torch"
+"""Group of entry points: modules of steps that need PyTorch, by the step's name."""
 _WORDS_BYTES = 1000
 """Of what a child that died had printed."""
 
@@ -48,7 +50,15 @@ def run_step(
         if arrays:
             save_arrays(folder / "arrays.npz", arrays)
         with (folder / "words").open("wb") as words:
-            child = launch(f"{__name__}:main", name, scratch, stdout=words, stderr=words, launches=True)
+            child = launch(
+                f"{__name__}:main",
+                name,
+                scratch,
+                stdout=words,
+                stderr=words,
+                launches=True,
+                with_torch=name in names(WITH_TORCH),
+            )
         try:
             in_time = child.wait(wall_secs)
         finally:

@@ -1,8 +1,9 @@
 """The fork server: a process that has imported the compiler once and is forked for every child that needs it.
 
 It is started by exec, has one thread and next to nothing of its starter's environment, and opens nothing that a stranger
-sent: it does not even read what it is asked for. A request is a byte with descriptors; one of them holds the order, which
-the fork reads (`fulfil`). So what is in one child's order, tokens in its environment included, is in no other child.
+sent: it does not even read what it is asked for. A request is a byte, which says whether PyTorch is needed, with
+descriptors; one of them holds the order, which the fork reads (`fulfil`). So what is in one child's order, tokens in its
+environment included, is in no other child.
 
 A child leads a session of its own and dies with this process; it is killed, with its group, when whoever asked for it says
 so, closes the line, or is gone, and whatever a child leaves behind is killed with it. This process ends with the one that
@@ -28,11 +29,13 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import NoReturn
 
+from pitchpipe.processes.child import WITH_TORCH
+from pitchpipe.processes.collector import collect_rarely
 from pitchpipe.processes.descendants import become_subreaper, kill_strays
 from pitchpipe.processes.launch import adopt
 from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.processes.plugins import MissingExtra, load, names
-from pitchpipe.processes.process import NUMBER
+from pitchpipe.processes.process import FORK_WITH_TORCH, NUMBER
 
 PRELOADED = "pitchpipe.preloaded"
 """Group of entry points: what is imported before the first fork, as far as it is installed."""
@@ -57,11 +60,7 @@ def main(descriptor: int, parent: int) -> None:
     """The server, and what becomes of each fork. descriptor: where requests arrive. parent: process id."""
     become_subreaper()
     requests = socket.socket(fileno=descriptor)
-    for name in names(PRELOADED):
-        with suppress(MissingExtra):
-            load(PRELOADED, name)
-    gc.collect()
-    gc.freeze()  # So that the collector in children does not write to shared pages.
+    _preload(PRELOADED)
     order = _Server(requests, parent).serve()
     if order is None:
         kill_strays(set())
@@ -69,11 +68,21 @@ def main(descriptor: int, parent: int) -> None:
     fulfil(order)
 
 
+def _preload(group: str) -> None:
+    gc.disable()  # It would look through all that the imports make, again and again, and nearly all of it stays.
+    for name in names(group):
+        with suppress(MissingExtra):
+            load(group, name)
+    gc.freeze()  # So that the collector in children does not write to shared pages.
+    gc.enable()
+
+
 class _Server:
     def __init__(self, requests: socket.socket, parent: int) -> None:
         self._requests, self._parent, self._me = requests, os.pidfd_open(parent), os.getpid()
         self._orphaned = os.getppid() != parent
         self._children: list[_Child] = []
+        self._has_torch = False
 
     def serve(self) -> list[int] | None:
         """In a fork: the descriptors of its order. In the server: None, once it is to end."""
@@ -85,9 +94,12 @@ class _Server:
                 if isinstance(what, _Child):
                     self._look_after(what)
                     continue
-                _, descriptors, _, _ = socket.recv_fds(self._requests, 1, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                asked, descriptors, _, _ = socket.recv_fds(self._requests, 1, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
                 if not descriptors:
                     return None  # Nobody is left who could ask.
+                if asked == FORK_WITH_TORCH and not self._has_torch:
+                    _preload(WITH_TORCH)
+                    self._has_torch = True
                 if (order := self._fork(descriptors)) is not None:
                     return order
             if self._children:
@@ -186,6 +198,7 @@ def fulfil(descriptors: Sequence[int]) -> NoReturn:
         sys.path[:] = order["path"]
         importlib.invalidate_caches()
     sys.dont_write_bytecode = bool(order["environment"].get("PYTHONDONTWRITEBYTECODE"))
+    collect_rarely()
     tempfile.tempdir = None  # It was found in another environment.
     os.nice(max(0, order["niceness"] - os.nice(0)))
     _, *own = descriptors

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pitchpipe.processes.cores import usable_cores
-from pitchpipe.processes.process import FORK, Executed, Forked, Process, number, readable
+from pitchpipe.processes.process import FORK, FORK_WITH_TORCH, Executed, Forked, Process, number, readable
 
 START_SECS = 180.0
 """For a fork server to import the compiler and fork; one to two seconds on an idle core."""
@@ -76,15 +76,15 @@ class _ForkServer:
             )
         return cls(ours, process)
 
-    def fork(self, descriptors: Sequence[int]) -> Forked:
-        """A fork with these descriptors: standard ones, order, and what the order's function gets.
+    def fork(self, descriptors: Sequence[int], request: bytes) -> Forked:
+        """A fork with these descriptors: standard ones, order, and what the order's function gets. request: which fork.
 
         Raises _Gone when there is none, OSError when the system refuses another process.
         """
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                socket.send_fds(self.requests, [FORK], [theirs.fileno(), *descriptors])
+                socket.send_fds(self.requests, [request], [theirs.fileno(), *descriptors])
             pid = number(line) if readable(line, START_SECS) else None
             if pid is None:
                 raise _Gone
@@ -124,12 +124,14 @@ def launch(
     folder: Path | str | None = None,
     isolated: bool = False,
     launches: bool = False,
+    with_torch: bool = False,
 ) -> Process:
     """A child that runs `function`, a "module:name", on the numbers that the descriptors have there and on the arguments,
     which are JSON.
 
     environment, folder: this process's by default. isolated: it imports from our packages and the interpreter's own
     folders, not from wherever this process does. launches: its own children come from the same fork server, if it is one.
+    with_torch: it needs PyTorch, which the fork server then imports too, once.
     Raises OSError when no process can be started.
     """
     order = {
@@ -149,7 +151,9 @@ def launch(
             more = [server.requests.fileno()] if launches else []
             with suppress(_Gone):
                 written = opened.enter_context(_written(order | {"parent": None, "launches": launches}))
-                process: Process = server.fork([*standard, written.fileno(), *descriptors, *more])
+                process: Process = server.fork(
+                    [*standard, written.fileno(), *descriptors, *more], FORK_WITH_TORCH if with_torch else FORK
+                )
                 break
             _drop(server)
         else:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from pitchpipe.processes.lifeline import KILL_SECS
 
-FORK, KILL = b"f", b"k"
+FORK, FORK_WITH_TORCH, KILL = b"f", b"t", b"k"
 """What is sent to the fork server: a request, with descriptors, and the wish that a child be killed, on its line."""
 NUMBER = struct.Struct("=i")
 """What comes back on a child's line: its process id, or minus an errno; later its return code."""

@@ -234,6 +234,7 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
     "split_with_sizes": lambda node, symbol: (
         _row_axis(node.args[0], symbol) not in _axes(node, _given(node, 2, "dim", 0))
     ),
+    "roll": lambda node, symbol: _row_axis(node.args[0], symbol) not in _axes(node, _given(node, 2, "dims")),
     "cat": _joined,
     "embedding": _embedding,
 }

@@ -34,7 +34,7 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator. Shared: a caller that changes it copies it first."""
     found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
     return {
-        **found,
+        **{operator: function for operator, function in found.items() if operator is not aten.roll.default},
         **whole_layers(),
         aten._scaled_dot_product_attention_math.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,

@@ -20,6 +20,8 @@ from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.job import EventKind, JobEvent, JobView
 from pitchpipe.wire.target import Target
 
+HIGHEST_MARK = 3.0
+"""Over the slowest point of a history: a mark above that would leave a flat line of it. The table has its figure."""
 PLOTTED_TASKS = 20
 
 
@@ -82,6 +84,11 @@ class Report(Wire):
     interrupted: bool = False
     comparison: Comparison | None = None
     history: tuple[Point, ...] = ()
+    baseline_secs: float | None = Field(default=None, description="sum over tasks of weight times baseline")
+    bound_secs: float | None = Field(default=None, description="the same of the bounds: no schedules are faster")
+    forecast_secs: float | None = Field(
+        default=None, description="of a job under way: best_secs as it is expected when the budget is spent"
+    )
 
     def __str__(self) -> str:
         return rendering.text(self.page())
@@ -121,6 +128,10 @@ class Report(Wire):
                 times = "" if figures.peer_speedup is None else f"; tuned is {figures.peer_speedup:.2f}x as fast"
                 yield figures.peer, duration(figures.peer_secs) + times
         yield "tasks, summed", duration(self.expected_secs)
+        yield "their baselines", duration(self.baseline_secs)
+        yield "their bounds", duration(self.bound_secs)
+        if self.forecast_secs is not None:
+            yield "forecast at the budget's end", duration(self.forecast_secs)
         yield "trials", f"{self.trials} ({self.failed_trials} failed)"
         if self.seconds is not None:
             yield "seconds of tuning", f"{self.seconds:.0f}"
@@ -148,9 +159,13 @@ class Report(Wire):
     def _plots(self) -> tuple[str, ...]:
         found = []
         if len(self.history) > 1:
-            marks = [] if self.figures is None else [("default", self.figures.default_secs * 1e3)]
-            if self.figures is not None and self.figures.peer_secs is not None:
-                marks.append((self.figures.peer, self.figures.peer_secs * 1e3))
+            known: list[tuple[str, float | None]] = [("bound", self.bound_secs), ("forecast", self.forecast_secs)]
+            if self.figures is None:
+                known.append(("baseline", self.baseline_secs))
+            else:
+                known += [("default", self.figures.default_secs), (self.figures.peer, self.figures.peer_secs)]
+            highest = HIGHEST_MARK * max(point.best_secs for point in self.history)
+            marks = [(name, secs * 1e3) for name, secs in known if secs is not None and secs <= highest]
             best = Line(name="best so far", points=tuple((point.secs, point.best_secs * 1e3) for point in self.history))
             found.append(lines("Expected time of the model", "seconds of tuning", "ms", [best], marks))
         timed = [task for task in self.tasks if task.share is not None][:PLOTTED_TASKS]
@@ -203,7 +218,20 @@ def report_of(
         interrupted=interrupted,
         comparison=view.comparison,
         history=tuple(_points(events, view.started_at)),
+        baseline_secs=_sum((task.weight, task.untuned_secs) for task in tasks),
+        bound_secs=_sum((task.weight, task.bound_secs) for task in tasks),
+        forecast_secs=None if view.state.ended else view.progress.forecast_secs,
     )
+
+
+def _sum(tasks: Iterable[tuple[int, float | None]]) -> float | None:
+    """Of one run of the model; None unless it is known of every task."""
+    total, some = 0.0, False
+    for weight, secs in tasks:
+        if secs is None:
+            return None
+        total, some = total + weight * secs, True
+    return total if some else None
 
 
 def compare(one: Report, other: Report) -> Page:

@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from pitchpipe.errors import InvalidInput
 from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.record import Earlier
@@ -67,6 +68,29 @@ class Budget(Wire):
         if self.trials is None and self.seconds is None:
             raise ValueError("a budget needs trials, seconds or both")
         return self
+
+    def holds(self, other: Budget) -> bool:
+        """Whether it ends a job no sooner than the other one, in any of its bounds."""
+        for mine, theirs in ((self.trials, other.trials), (self.seconds, other.seconds)):
+            if mine is not None and (theirs is None or mine < theirs):
+                return False
+        return (self.until_gain or 0.0) <= (other.until_gain or 0.0)
+
+    def plus(self, trials: int = 0, seconds: float = 0.0) -> Budget:
+        """A budget with so much more. Raises InvalidInput where that is nothing, or more of what has no bound."""
+        if trials < 0 or seconds < 0 or not (trials or seconds):
+            raise InvalidInput("an extension is a number of trials, a number of seconds, or both")
+        for more, bound, name in ((trials, self.trials, "trials"), (seconds, self.seconds, "seconds")):
+            if more and bound is None:
+                raise InvalidInput(f"the budget has no bound of {name} that could be raised")
+        try:
+            return Budget(
+                trials=None if self.trials is None else self.trials + trials,
+                seconds=None if self.seconds is None else self.seconds + seconds,
+                until_gain=self.until_gain,
+            )
+        except ValueError as error:
+            raise InvalidInput("no budget may be that large") from error
 
 
 class JobState(StrEnum):
@@ -213,7 +237,8 @@ class JobView(Wire):
 
 class EventKind(StrEnum):
     STATE = "state"
-    """The job changed state, or was paused or resumed; data: state, error, and then also paused."""
+    """The job changed state, was paused or resumed, or its budget was raised; data: state, error, and then also paused or
+    budget."""
     TASKS = "tasks"
     """The model was split; data: number of tasks and how many were reused."""
     PROGRESS = "progress"

@@ -29,6 +29,7 @@ STEP_LIMITS: Mapping[str, StepLimits] = {
     "split_ingested": StepLimits(wall_secs=600.0, cpu_secs=900),  # (10 for 6,000 nodes, growing with the square)
     "propose": StepLimits(wall_secs=300.0, cpu_secs=900),  # (10, on up to four threads)
     "train": StepLimits(wall_secs=300.0, cpu_secs=1800),  # (10 for 20,000 samples, on every core)
+    "score": StepLimits(wall_secs=60.0, cpu_secs=120),  # (1 for 2,000 samples)
     # Steps of a client: in the children of pitchpipe/processes/child.py. A user's own models on the user's own machine,
     # where the parser is confined, and the compiler needs a linker and a GPU's driver.
     "identify": StepLimits(wall_secs=900.0, cpu_secs=1800, memory_bytes=None, confined=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pitchpipe.wire._base import Wire
+from pitchpipe.wire.cost_model import CostModelView
 from pitchpipe.wire.job import JobView, ModelView, TokenView
 from pitchpipe.wire.lease import WorkerView
 from pitchpipe.wire.miss import MissView
@@ -38,6 +39,10 @@ class WorkerPage(Page):
 
 class MissPage(Page):
     items: tuple[MissView, ...]
+
+
+class CostModelPage(Page):
+    items: tuple[CostModelView, ...]
 
 
 class TokenPage(Page):

@@ -19,7 +19,7 @@ from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import JobState
 from service.blobs import Blobs
 from service.coordination.idle import IdleTuning
-from service.coordination.job_run import JobRun
+from service.coordination.job_run import BudgetRaised, JobRun
 from service.coordination.model_checks import ModelChecks
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
@@ -159,6 +159,10 @@ class Coordinator:
             self._faults.pop(job, None)
         except coordination.RoleLost:
             raise
+        except BudgetRaised:
+            self._runs[job].store_clock()
+            self._drop(job)
+            self.wake.notify()
         except InvalidTransition:
             log.info("job ended elsewhere", job=job)
             self._drop(job)
@@ -184,11 +188,11 @@ class Coordinator:
         return self._predictors[key]
 
     def _tend_predictors(self, projects: set[str]) -> None:
-        """Stores cost models that finished training, also for jobs that ended meanwhile, and drops the predictors of
-        projects without an active job."""
+        """Stores and judges cost models that finished training, also for jobs that ended meanwhile, and drops the predictors
+        of projects without an active job."""
         for key, predictor in list(self._predictors.items()):
             predictor.step()
-            if key[0] not in projects and not predictor.training:
+            if key[0] not in projects and not predictor.busy:
                 del self._predictors[key]
 
     def _forget(self) -> None:

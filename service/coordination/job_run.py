@@ -12,7 +12,7 @@ import structlog
 
 from pitchpipe.errors import InvalidModel, PitchpipeError, StepDied
 from pitchpipe.wire.ids import candidate_digest
-from pitchpipe.wire.job import EventKind, JobOrigin, JobState, JobView, Progress, Replay
+from pitchpipe.wire.job import Budget, EventKind, JobOrigin, JobState, JobView, Progress, Replay
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.record import Best, Origin
 from pitchpipe.wire.target import Target
@@ -47,6 +47,10 @@ MAX_CRASHES = 3
 """Deaths of the process that splits a model, after which the job fails: one may be due to a host without memory."""
 
 
+class BudgetRaised(Exception):
+    """The job has more to spend than its run knows, which is to be rebuilt."""
+
+
 class JobRun:
     """Steps one job from queued to done. One thread calls it."""
 
@@ -64,6 +68,7 @@ class JobRun:
         """holder: the coordinator's name in the database; a write after it lost the role raises RoleLost."""
         self.project, self.job, self.holder = project, job, holder
         self.database, self.blobs, self.wake, self.executor, self.predictor = database, blobs, wake, executor, predictor
+        self._budget: Budget | None = None
         self._split: Future[list[Task]] | None = None
         self._crashes = 0
         self._loop: TuningLoop | None = None
@@ -124,7 +129,14 @@ class JobRun:
     def _enter(self, state: JobState) -> None:
         with self.database.transaction() as session:
             jobs.transition(session, self.job, state)
+            self._assure_budget(jobs.get(session, self.project, self.job))
         self.wake.notify()
+
+    def _assure_budget(self, view: JobView) -> None:
+        """Raises BudgetRaised where the job got more to spend since the loop was built. A state that is entered in the same
+        transaction is not: the job's row, locked by then, orders the two."""
+        if self._budget not in (None, view.budget):
+            raise BudgetRaised
 
     def _ingest(self, view: JobView) -> bool:
         if view.origin in (JobOrigin.UPGRADE, JobOrigin.RETUNE):
@@ -217,7 +229,7 @@ class JobRun:
             open_ = batches.open_(session, self.job)
             early = batches.charged_early(session, self.job)
         self._offered = self._effort(view, self._tasks)
-        budget = view.budget
+        budget = self._budget = view.budget
         self._ledger = BudgetLedger(
             self._tasks, trials=budget.trials, seconds=budget.seconds, batch_size=BATCH_CANDIDATES
         )
@@ -367,6 +379,7 @@ class JobRun:
         self._published = self._known()
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
+            self._assure_budget(view)
             progress = progress_of(self._ledger, self._spent_secs, view.progress)
             jobs.update_progress(session, self.job, progress, self._spent_secs)
             events.append(session, self.job, EventKind.PROGRESS, progress.model_dump())
@@ -378,6 +391,7 @@ class JobRun:
                 for workload, target, device_class in job_tasks.confirmed_on(session, self.job):
                     records.add_effort(session, self.project, workload, target, device_class, self._offered)
             jobs.transition(session, self.job, JobState.DONE)
+            self._assure_budget(jobs.get(session, self.project, self.job))
         self.wake.notify()
 
 

@@ -15,7 +15,20 @@ from service.http.auth import Authenticator, sessions_of
 from service.http.context import Context
 from service.http.edge import Edge
 from service.http.pages.front import Front
-from service.http.routes import jobs, leases, misses, models, probes, records, schedules, sessions, tokens, workers
+from service.http.programs import Programs
+from service.http.routes import (
+    cost_models,
+    jobs,
+    leases,
+    misses,
+    models,
+    probes,
+    records,
+    schedules,
+    sessions,
+    tokens,
+    workers,
+)
 from service.http.shortcut import Shortcut
 from service.metrics import Metrics
 from service.settings import Settings
@@ -32,6 +45,7 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
         metrics=Metrics(database),
         authenticator=Authenticator(database, settings.token_cache_secs),
         sessions=sessions_of(database, settings.token_cache_secs),
+        programs=Programs(),
     )
     # No slash redirects: a redirected upload would be sent twice. No native body cap: its 413 is no problem document.
     app = FastAPI(
@@ -45,7 +59,7 @@ def create_app(settings: Settings, database: Database, blobs: Blobs, wake: Wake)
     )
     app.state.context = context
     problems.register(app)
-    for noun in (probes, models, jobs, leases, workers, records, schedules, misses, tokens, sessions):
+    for noun in (probes, models, jobs, leases, workers, records, schedules, misses, cost_models, tokens, sessions):
         app.include_router(noun.router)
     pages.include(app)
     # The last added is the first met.

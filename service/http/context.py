@@ -11,6 +11,7 @@ from pitchpipe.wire.page import MAX_PAGE
 from service.blobs import Blobs
 from service.db import Database
 from service.http.auth import Authenticator
+from service.http.programs import Programs
 from service.metrics import Metrics
 from service.settings import Settings
 from service.wake import Wake
@@ -31,6 +32,7 @@ class Context:
     """Of the API's tokens."""
     sessions: Authenticator
     """Of the pages' cookies."""
+    programs: Programs
 
     @property
     def poll_secs(self) -> float:

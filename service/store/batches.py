@@ -309,22 +309,6 @@ def source(session: Session, project: str, workload: str, target: Target, candid
     )
 
 
-def samples(session: Session, project: str, target_kind: str, limit: int) -> list[tuple[str, bytes, float | None]]:
-    """(workload, features, median secs or None for a failure) of the newest `limit` records that have features."""
-    rows = session.execute(
-        select(Record.workload, Record.features, Record.secs)
-        .where(
-            Record.project == project,
-            Record.target_kind == target_kind,
-            Record.measure_version == MEASURE_VERSION,
-            Record.features.is_not(None),
-        )
-        .order_by(Record.seq.desc())
-        .limit(limit)
-    )
-    return [(row.workload, row.features, row.secs) for row in rows]
-
-
 def _measured(session: Session, batch: Batch, task: int) -> MeasuredBatch:
     # The API's processes never come here, and load nothing of the tuner.
     from tuner.tuning.confirm import MeasuredBatch

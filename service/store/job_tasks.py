@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.wire.job import Replay
+from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
@@ -68,6 +69,18 @@ def tasks(session: Session, job: str) -> list[Task]:
         )
         for task, stored in rows
     ]
+
+
+def baseline(session: Session, project: str, job: str, position: int) -> tuple[str, str]:
+    """(IR of its workload, trace of its baseline) of one task. Raises NotFound."""
+    row = session.execute(
+        select(JobTask.workload, JobTask.body["baseline"].as_string().label("trace")).where(
+            JobTask.project == project, JobTask.job == job, JobTask.position == position
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"job {job} has no task {position}")
+    return workloads.get(session, project, row.workload).ir, row.trace or BASELINE_TRACE
 
 
 def known_tasks(session: Session, project: str, workloads: Sequence[str], target: Target) -> list[tuple[str, Task]]:

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from pitchpipe.errors import IdempotencyConflict, InvalidTransition, NotFound
+from pitchpipe.errors import IdempotencyConflict, InvalidInput, InvalidTransition, NotFound
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import json_digest, new_id
-from pitchpipe.wire.job import EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, TaskView
+from pitchpipe.wire.job import Budget, EventKind, JobOrigin, JobRequest, JobState, JobView, Progress, TaskView
 from pitchpipe.wire.record import Best
 from service import states
 from service.db import clock, instant
@@ -162,13 +162,13 @@ def transition(
 
 
 def history(session: Session, job: str) -> list[JobState]:
-    """The states the job went through, oldest first. Being paused is none of them."""
+    """The states the job went through, oldest first. Being paused is none of them, nor is a raised budget."""
     rows = session.scalars(
         select(JobEventRow.data)
         .where(JobEventRow.job == job, JobEventRow.kind == EventKind.STATE)
         .order_by(JobEventRow.seq)
     )
-    return [JobState(data["state"]) for data in rows if "paused" not in data]
+    return [JobState(data["state"]) for data in rows if not data.keys() & {"paused", "budget"}]
 
 
 def cancel(session: Session, project: str, job: str) -> JobView:
@@ -195,6 +195,31 @@ def set_paused(session: Session, project: str, job: str, *, paused: bool) -> Job
         session.execute(update(Job).where(Job.id == job).values(paused_at=clock(session) if paused else None))
         batches.hold(session, job, paused=paused)
         events.append(session, job, EventKind.STATE, {"state": state.value, "error": None, "paused": paused})
+    return get(session, project, job)
+
+
+def extend(session: Session, project: str, job: str, budget: Budget) -> JobView:
+    """Raises the job's budget to `budget`; idempotent. The trials that it spent stay charged.
+
+    Raises NotFound, InvalidInput for a budget that would end the job sooner, and InvalidTransition for a job that spends no
+    more trials: it confirms, has ended, or was granted its budget by another one.
+    """
+    view = get(session, project, job)
+    state = _lock(session, job)
+    if state.ended or state is JobState.CONFIRMING:
+        raise InvalidTransition(
+            f"job {job} is {state.value} and spends no more trials: submit its model anew, which begins with what it found"
+        )
+    if view.origin is not JobOrigin.USER:
+        raise InvalidTransition(f"job {job} spends the idle budget, which is set by the day")
+    request = JobRequest.model_validate(session.execute(select(Job.request).where(Job.id == job)).scalar_one())
+    if not budget.holds(request.budget):
+        raise InvalidInput("a budget is raised, never lowered: cancel the job to end it, what it measured stays")
+    if budget != request.budget:
+        changed = request.model_copy(update={"budget": budget})
+        session.execute(update(Job).where(Job.id == job).values(request=changed.model_dump(mode="json", by_alias=True)))
+        told = {"state": state.value, "error": None, "budget": budget.model_dump(mode="json")}
+        events.append(session, job, EventKind.STATE, told)
     return get(session, project, job)
 
 

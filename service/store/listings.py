@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, case, cast, func, select, type_coerce
+from sqlalchemy import ColumnElement, String, case, func, select, type_coerce
 from sqlalchemy.orm import Session
 
 from pitchpipe.wire.measure import MEASURE_VERSION
@@ -18,6 +16,7 @@ from service.store.values import target_digest
 from service.tables import (
     BestRow,
     BrowserSession,
+    CostModelChangeRow,
     CostModelRow,
     Job,
     JobTask,
@@ -69,22 +68,23 @@ def jobs(project: str, *, running: bool = False) -> Listing:
 
 def tasks(project: str, job: str) -> Listing:
     """Tasks of a job, with the best time measured so far of each, and what there is left to gain of a run of the model."""
+    # One entry of an index a task, where grouping would read every record of the job's workloads.
     fastest = (
-        select(Record.workload, Record.target_key, func.min(Record.secs).label("secs"))
+        select(func.min(Record.secs))
         .where(
             Record.project == project,
+            Record.workload == JobTask.workload,
+            Record.target_key == JobTask.target_key,
             Record.measure_version == MEASURE_VERSION,
-            Record.workload.in_(select(JobTask.workload).where(JobTask.job == job)),
         )
-        .group_by(Record.workload, Record.target_key)
-        .subquery()
+        .correlate(JobTask)
+        .scalar_subquery()
     )
     weight, body = JobTask.body["weight"].as_integer(), JobTask.body
-    best = func.coalesce(JobTask.tuned_secs, fastest.c.secs)
+    best = func.coalesce(JobTask.tuned_secs, fastest)
     return Listing(
         query=select(JobTask.job)
         .join(StoredTarget, StoredTarget.key == JobTask.target_key)
-        .outerjoin(fastest, (fastest.c.workload == JobTask.workload) & (fastest.c.target_key == JobTask.target_key))
         .where(JobTask.job == job, JobTask.project == project),
         columns={
             "job": JobTask.job,
@@ -229,25 +229,48 @@ def misses(session: Session, project: str) -> Listing:
 
 def cost_models(project: str) -> Listing:
     """Versions of a project's cost models."""
-
-    def with_metrics(row: Row) -> Row:
-        metrics: dict[str, float] = json.loads(row.pop("metrics"))
-        told = (f"{name.replace('_', ' ')} {value:.3g}" for name, value in metrics.items() if math.isfinite(value))
-        return row | {"metrics": ", ".join(told)}
-
+    row = CostModelRow
     return Listing(
-        query=select(CostModelRow.id).where(CostModelRow.project == project),
+        query=select(row.id).where(row.project == project),
         columns={
-            "target_kind": CostModelRow.target_kind,
-            "version": CostModelRow.version,
-            "samples": CostModelRow.samples,
-            "metrics": cast(CostModelRow.metrics, String),
-            "created_at": CostModelRow.created_at,
+            "id": row.id,
+            "target_kind": row.target_kind,
+            "version": row.version,
+            "state": _text(row.state),
+            "origin": _text(row.origin),
+            "parent": row.parent,
+            "samples": row.samples,
+            "tasks": row.data["tasks"].as_integer(),
+            "held_out_tasks": row.metrics["held_out_tasks"].as_float(),
+            "pairwise": row.metrics["pairwise"].as_float(),
+            "shadow_tasks": row.shadow["tasks"].as_integer(),
+            "shadow_pairwise": row.shadow["pairwise"].as_float(),
+            "shadow_rival": row.shadow["rival_pairwise"].as_float(),
+            "reason": row.reason,
+            "created_at": row.created_at,
         },
-        key=CostModelRow.id,
-        filters=("target_kind",),
+        key=row.id,
+        searched=("id", "reason"),
+        filters=("target_kind", "state"),
         sort="-created_at",
-        finish=with_metrics,
+    )
+
+
+def cost_model_changes(project: str, target_kind: str) -> Listing:
+    """Which version of a kind of target served since when, and why."""
+    row = CostModelChangeRow
+    return Listing(
+        query=select(row.id).where(row.project == project, row.target_kind == target_kind),
+        columns={
+            "at": row.at,
+            "version": row.version,
+            "replaced": row.replaced,
+            "by": row.by,
+            "reason": row.reason,
+        },
+        key=row.id,
+        searched=("reason",),
+        sort="-at",
     )
 
 

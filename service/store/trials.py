@@ -39,6 +39,17 @@ def times(session: Session, project: str, workload: str, target: Target) -> list
     return [(row.id, row.secs) for row in rows][::-1]
 
 
+def fastest(session: Session, project: str, workload: str, target: Target, n: int) -> list[tuple[str, float]]:
+    """(record id, median seconds) of the `n` fastest trials, the fastest first."""
+    rows = session.execute(
+        select(Record.id, Record.secs)
+        .where(*_of(project, workload, target), Record.secs.is_not(None))
+        .order_by(Record.secs, Record.seq)
+        .limit(n)
+    )
+    return [(row.id, row.secs) for row in rows]
+
+
 def failures(session: Session, project: str, workload: str, target: Target) -> list[FailureGroup]:
     """The kinds of failures, the most frequent first."""
     of = _of(project, workload, target)

@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase
 
+from pitchpipe.wire.cost_model import CostModelOrigin, CostModelState
 from pitchpipe.wire.job import EventKind, JobOrigin, JobState, ModelFormat, Replay, Scope
 from pitchpipe.wire.lease import Purpose, WorkerState
 from pitchpipe.wire.miss import MissStage
@@ -86,6 +87,8 @@ class Base(DeclarativeBase):
         EventKind: _enum(EventKind),
         Purpose: _enum(Purpose),
         Origin: _enum(Origin),
+        CostModelOrigin: _enum(CostModelOrigin),
+        CostModelState: _enum(CostModelState),
         WorkerState: _enum(WorkerState),
         CandidateState: _enum(CandidateState),
         LeaseState: _enum(LeaseState),

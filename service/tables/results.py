@@ -5,8 +5,9 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from pitchpipe.wire.cost_model import CostModelOrigin, CostModelState
 from pitchpipe.wire.record import Origin
-from service.tables.base import Base, Json, Serial
+from service.tables.base import Base, Json, Serial, partial
 
 
 class Record(Base):
@@ -36,8 +37,10 @@ class Record(Base):
     schema_version: Mapped[int]
     __table_args__ = (
         UniqueConstraint("project", "id"),
-        Index(None, "project", "workload", "target_key", "measure_version"),
+        Index(None, "project", "workload", "target_key", "measure_version", "secs"),
         Index(None, "project", "target_kind", "seq"),
+        # What a worker did last.
+        Index(None, "project", "worker", "seq"),
     )
 
 
@@ -83,6 +86,8 @@ class BestRow(Base):
 
 
 class CostModelRow(Base):
+    """A version of the cost model of a project and kind of target. The blobs may be lost: see the predictor."""
+
     __tablename__ = "cost_models"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -91,6 +96,46 @@ class CostModelRow(Base):
     digest: Mapped[str]
     """Of the blob."""
     metrics: Mapped[Json]
+    """On held-out tasks."""
     samples: Mapped[int]
     created_at: Mapped[float]
-    __table_args__ = (UniqueConstraint("project", "target_kind", "version"),)
+    origin: Mapped[CostModelOrigin] = mapped_column(server_default=CostModelOrigin.TRAINED.value)
+    state: Mapped[CostModelState] = mapped_column(server_default=CostModelState.REPLACED.value)
+    reason: Mapped[str | None]
+    """Why it is in this state; None of versions from before that was told."""
+    parent: Mapped[int | None]
+    judge: Mapped[str | None]
+    """Digest of the judge's blob."""
+    seen: Mapped[int] = mapped_column(Serial, server_default="0")
+    """`records.seq` of the newest record when it was trained: what is newer it was not trained on."""
+    data: Mapped[Json | None]
+    """The TrainingData."""
+    shadow: Mapped[Json | None]
+    """The Marks of `shadow_tasks`."""
+    held_out_tasks: Mapped[Json | None]
+    """TaskMarks, as {"tasks": [...]}."""
+    shadow_tasks: Mapped[Json | None]
+    __table_args__ = (
+        UniqueConstraint("project", "target_kind", "version"),
+        *(
+            partial(f"uq_cost_models_{state}", "project", "target_kind", where=f"state = '{state}'", unique=True)
+            for state in (CostModelState.SERVING.value, CostModelState.SHADOW.value)
+        ),
+    )
+
+
+class CostModelChangeRow(Base):
+    """A version began to serve. Versions are numbers here: the log outlives their rows."""
+
+    __tablename__ = "cost_model_changes"
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    target_kind: Mapped[str]
+    version: Mapped[int]
+    replaced: Mapped[int | None]
+    rollback: Mapped[bool]
+    reason: Mapped[str]
+    by: Mapped[str | None]
+    """Id of the token of who decided; None where the rule did."""
+    at: Mapped[float]
+    __table_args__ = (Index(None, "project", "target_kind", "id"),)

@@ -121,6 +121,11 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     expect(page.locator("#tasks tbody tr").first).to_be_visible(timeout=PATIENCE_MS)
     page.get_by_role("button", name="Pause the job").click()
     expect(page.locator("#state")).to_contain_text("paused")
+    page.get_by_text("Extend the budget").click()
+    assert violations(page) == []
+    page.get_by_label("More trials").fill("4")
+    page.get_by_role("button", name="Extend").click()
+    expect(page.locator("#live")).to_contain_text("of 16")
     page.get_by_role("button", name="Resume the job").click()
     expect(page.locator("#state")).not_to_contain_text("paused")
     page.evaluate("window.notLoadedAgain = true")
@@ -133,8 +138,17 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     assert violations(page) == []
 
     page.locator("#tasks tbody tr").first.get_by_role("link").click()
-    expect(page.locator('figure[data-plot="trials"] canvas')).to_be_visible()
+    expect(page.locator('figure[data-plot="trials"] canvas').first).to_be_visible()
+    expect(page.locator("#programs pre").first).to_contain_text("def main", timeout=PATIENCE_MS)
+    page.get_by_label("Show").select_option("code")
+    page.locator("#programs").get_by_role("button", name="Show").click()
+    expect(page.get_by_label("assembly of Baseline")).to_contain_text("ret", timeout=PATIENCE_MS)
     assert violations(page) == []
+    page.get_by_role("link", name="Choose among all candidates").click()
+    page.locator("#trials").get_by_role("link", name="on the right").last.click()
+    expect(page.get_by_role("heading", level=3)).to_have_count(2)
+    assert violations(page) == []
+    page.get_by_role("link", name="Back to the task").click()
     page.locator("#trials tbody tr").first.get_by_role("link").click()
     expect(page.get_by_role("heading", name="Trace")).to_be_visible()
     assert violations(page) == []
@@ -144,6 +158,13 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     expect(page.get_by_role("button", name=re.compile("^Unpin the schedule"))).to_have_count(1)
     page.get_by_role("button", name=re.compile("^Unpin the schedule")).click()
     expect(page.get_by_role("button", name=re.compile("^Unpin the schedule"))).to_have_count(0)
+
+    expect(page.get_by_role("img", name=re.compile("^Shares of the model's time"))).to_be_visible()
+    assert violations(page) == []
+    page.get_by_role("link", name="Workers").click()
+    page.get_by_role("link", name="w1").click()
+    expect(page.get_by_text("Trials a second")).to_be_visible()
+    assert violations(page) == []
 
     page.goto("/jobs")
     expect(page.get_by_role("link", name=job)).to_be_visible()

@@ -23,7 +23,7 @@ from tests import bad_steps
 from tests.compiler import programs
 from tuner.execution import engine, pool, step_child
 from tuner.execution.engine import LocalEngine, create_engine, on_behalf
-from tuner.execution.steps import propose, train
+from tuner.execution.steps import propose, score, train
 from tuner.measure import quiet
 from tuner.search.requests import ProposeRequest, Sample
 
@@ -176,14 +176,17 @@ def test_the_compilers_steps_run_within_the_walls() -> None:
         proposals = made.submit(propose, request).result(PATIENCE_SECS)
         assert proposals == propose(request)
         samples = [
-            Sample(workload="w", features=proposal.features or b"", secs=1e-3 * (n + 1))
+            Sample(workload=request.workload.digest, features=proposal.features or b"", secs=1e-3 * (n + 1))
             for n, proposal in enumerate(proposals * 4)
         ]
         trained, here = made.submit(train, samples, 1).result(PATIENCE_SECS), train(samples, 1)
+        assert trained is not None
+        assert here is not None
+        scored = made.submit(score, samples, trained.data, here.data).result(PATIENCE_SECS)
     finally:
         made.shutdown()
-    assert trained is not None
-    assert here is not None
+    assert scored == score(samples, trained.data, here.data)
+    assert sum(task.candidates for task in scored) == len(samples)
     assert trained.samples == here.samples
     assert trained.metrics.keys() == here.metrics.keys()
 

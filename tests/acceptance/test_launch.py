@@ -28,7 +28,7 @@ from pathlib import Path
 def tell(number, *arguments):
     os.write(number, json.dumps({
         "arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "path": sys.path,
-        "tvm": "tvm" in sys.modules, "parent": os.getppid(), "niceness": os.nice(0),
+        "tvm": "tvm" in sys.modules, "torch": "torch" in sys.modules, "parent": os.getppid(), "niceness": os.nice(0),
         "open": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
         "number": number, "leads": os.getpid() == os.getpgrp() == os.getsid(0),
     }).encode())
@@ -158,6 +158,15 @@ def test_forks_share_a_compiler_and_its_one_import() -> None:
     assert second["tvm"]
     assert first["parent"] == second["parent"]
     assert psutil.Process(first["parent"]).num_threads() == 1
+
+
+def test_a_server_imports_pytorch_for_the_first_child_that_needs_it() -> None:
+    pytest.importorskip("torch")
+    launching._drop(launching._current())
+    before, after = told(), told(with_torch=True)
+    assert (before["torch"], after["torch"]) == (False, True)
+    assert before["parent"] == after["parent"]
+    assert psutil.Process(after["parent"]).num_threads() == 1
 
 
 def test_a_fork_asks_the_same_server() -> None:

@@ -14,10 +14,13 @@ from pitchpipe.client import Client
 from pitchpipe.deploy import building
 from pitchpipe.deploy.artifact import CompiledModel, open_artifact
 from pitchpipe.deploy.fetch import fetch
+from pitchpipe.deploy.identity import identify
 from pitchpipe.deploy.lookup import Schedules
 from pitchpipe.errors import IntegrityError, InvalidInput, NotFound, PitchpipeError
-from pitchpipe.profile import profile
+from pitchpipe.model.local import local_model
+from pitchpipe.profile import _kernels, profile
 from pitchpipe.sdk import load, submit
+from pitchpipe.target_kind import Step
 from pitchpipe.wire.job import JobState, JobView
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.record import Tier
@@ -33,27 +36,20 @@ TRIALS = 8
 
 
 class TwoBranches(nn.Module):
-    """Convolutions on one input, a block of attention on the other; both results are outputs."""
+    """A convolution on one input, a layer with a residual on the other; both results are outputs."""
 
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, channels, 3, padding=1)
         self.norm = nn.BatchNorm2d(channels)
         self.head = nn.Linear(channels, 16)
-        self.qkv = nn.Linear(16, 48)
-        self.out = nn.Linear(16, 16)
-        self.normed = nn.LayerNorm(16)
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.up, self.out = nn.Linear(16, 48), nn.Linear(48, 16)
         nn.init.uniform_(self.norm.running_mean)
         nn.init.uniform_(self.norm.running_var, 0.5, 1.5)
 
     def forward(self, image: Any, words: Any) -> Any:
-        pooled = f.max_pool2d(f.relu(self.norm(self.conv(image))), 2)
-        features = self.head(pooled.mean((2, 3)))
-        q, k, v = self.qkv(words).reshape(1, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        weights = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, -1)
-        attended = words + self.out((weights @ v).transpose(1, 2).reshape(1, 6, 16))
-        return features, attended + self.down(f.gelu(self.up(self.normed(attended))))
+        features = self.head(f.relu(self.norm(self.conv(image))).mean((2, 3)))
+        return features, words + self.out(f.gelu(self.up(words)))
 
 
 def made(channels: int = 16) -> tuple[Any, tuple[Any, Any]]:
@@ -137,6 +133,15 @@ def test_a_profile_tells_the_time_of_every_task_inside_the_model(
     )
     events = json.loads(found.chrome_trace())["traceEvents"]
     assert [event["name"] for event in events] == [name for name, _ in found.steps]
+
+
+def test_a_kernel_is_its_task_although_its_schedule_lays_a_weight_out_anew(
+    schedules: Schedules, job: JobView, this_target: Target, cache: Path
+) -> None:
+    known = identify(cache, local_model(*made()), this_target)
+    steps = [Step(name=f"{name}_prepacked", kernel=True, secs=1e-3) for name in known.functions]
+    kernels = _kernels(steps, known, schedules)
+    assert {kernel.workload for kernel in kernels} == {task.workload for task in job.tasks}
 
 
 def test_arrays_of_numpy_and_of_torch_give_the_same(compiled: CompiledModel) -> None:
@@ -241,8 +246,8 @@ def test_a_weight_that_is_missing_or_misshapen_is_named(compiled: CompiledModel,
     without = {name: value for name, value in weights.items() if name != "head.weight"}
     with pytest.raises(InvalidInput, match=r"'head\.weight'"):
         open_artifact(folder, target, without)
-    with pytest.raises(InvalidInput, match=r"qkv\.weight must be float32\[48, 16\], not float32\[16, 48\]"):
-        open_artifact(folder, target, {**weights, "qkv.weight": weights["qkv.weight"].T})
+    with pytest.raises(InvalidInput, match=r"up\.weight must be float32\[48, 16\], not float32\[16, 48\]"):
+        open_artifact(folder, target, {**weights, "up.weight": weights["up.weight"].T})
 
 
 def test_a_job_can_be_named_by_its_id(

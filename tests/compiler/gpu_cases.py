@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.gpu_interpreter import dtype_of, run
+from tuner.measure.gpu_code import Lowered
 from tuner.schedule.trace import apply_trace, decode_trace
 from tuner.target_kinds.cuda.default import default_trace
 from tuner.tvm_compat import IRModule, PrimFunc, load_ir, relax, save_ir, te, tirx, to_tvm_target, tvm
@@ -68,15 +70,24 @@ TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 """Of the largest value, by type: sums are taken in another order than on the host."""
 
 
-def check(mod: Any, target: Target, *, seed: int = 0) -> str:
-    """Runs the default schedule thread by thread, and compares it with the host. Returns its trace."""
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """A default schedule that computes what it should."""
+
+    trace: str
+    lowered: Lowered
+    """What ran: its launches and its source."""
+
+
+def check(mod: Any, target: Target, *, seed: int = 0) -> Default:
+    """Runs the default schedule thread by thread, and compares it with the host."""
     trace = default_trace(Workload(digest=workload_digest(mod), ir=save_ir(mod)), target)
     assert decode_trace(trace) == trace
     expected, found = on_the_host(mod, arguments_of(mod, seed)), arguments_of(mod, seed)
-    run(apply_trace(load_ir(save_ir(mod)), trace).mod, target, found)
+    lowered = run(apply_trace(load_ir(save_ir(mod)), trace).mod, target, found)
     for one, other in zip(expected, found, strict=True):
         kind = str(one.dtype)
         one, other = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
         scale = max(float(np.abs(one).max(initial=0)), 1e-3)
         np.testing.assert_allclose(other, one, rtol=0, atol=TOLERANCE.get(kind, 0) * scale)
-    return trace
+    return Default(trace=trace, lowered=lowered)

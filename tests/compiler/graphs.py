@@ -9,10 +9,10 @@ import numpy as np
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
-from tests.compiler.programs import TARGET
+from tests.compiler.programs import TARGET, UNOPTIMISED
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare
-from tuner.tvm_compat import relax, to_tvm_target, tvm
+from tuner.tvm_compat import relax, tvm
 
 RNG = np.random.default_rng(0)
 GPU = Target.parse(
@@ -71,9 +71,8 @@ def run_here(prepared: Any, inputs: Sequence[np.ndarray], weights: Sequence[np.n
 
 def machine_of(module: Any) -> Any:
     """A virtual machine of this processor that runs a module."""
-    target = to_tvm_target(TARGET)
-    with target:
-        executable = tvm.compile(kind_of(TARGET).before_codegen(module), target=target)
+    with UNOPTIMISED:
+        executable = tvm.compile(kind_of(TARGET).before_codegen(module), target=UNOPTIMISED)
     return relax.VirtualMachine(executable, tvm.cpu())
 
 

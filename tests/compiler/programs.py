@@ -14,6 +14,9 @@ from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
 from tuner.workload.digest import workload_digest
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
+UNOPTIMISED = tvm.target.Target({**TARGET.attributes(), "opt-level": 0})
+"""TVM's target of this processor, for tests that ask what a module computes and not which code it becomes: LLVM optimises
+nothing, which is two thirds of compiling, and computes the same."""
 
 
 def relax_module(make: Callable[..., Any], *shapes: tuple[int, ...], inputs: int = 1) -> Any:

@@ -161,10 +161,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
 def test_a_default_computes_what_the_workload_computes(name: str) -> None:
     make, specs, kernels = CASES[name]
     made = functions(make, *specs)
-    launched = 0
-    for mod in made:
-        scheduled = apply_trace(mod, check(mod, HOPPER)).mod
-        launched += len(lower(scheduled, to_tvm_target(HOPPER)).calls)
+    launched = sum(len(check(mod, HOPPER).lowered.calls) for mod in made)
     assert launched - len(made) + 1 == kernels
 
 
@@ -230,8 +227,7 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
 def test_a_chain_with_what_is_fused_into_it_is_one_kernel(name: str) -> None:
     make, specs, kernels = FUSED[name]
     mod = one_function(make, *specs)
-    trace = check(mod, HOPPER)
-    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == kernels
+    assert len(check(mod, HOPPER).lowered.calls) == kernels
 
 
 ATTENTIONS = {
@@ -252,9 +248,9 @@ ATTENTIONS = {
 def test_attention_is_one_kernel_where_tensor_cores_compute_it_and_a_block_has_room_for_its_scores(name: str) -> None:
     make, kernels, tensor_cores = ATTENTIONS[name]
     mod = load_ir(make().ir)
-    trace = check(mod, HOPPER)
-    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == kernels
-    assert ("wmma_sync" in trace) is tensor_cores
+    default = check(mod, HOPPER)
+    assert len(default.lowered.calls) == kernels
+    assert ("wmma_sync" in default.trace) is tensor_cores
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -271,8 +267,7 @@ def test_an_attention_of_any_shape_is_one_kernel_and_right(
     heads: tuple[int, int], rows: int, keys: int, size: int, dtype: str, masks: tuple[bool, bool]
 ) -> None:
     mod = load_ir(attention(*heads, rows, keys, size, dtype=dtype, mask=masks[0], causal=masks[1]).ir)
-    trace = check(mod, HOPPER)
-    assert len(lower(apply_trace(mod, trace).mod, to_tvm_target(HOPPER)).calls) == 1
+    assert len(check(mod, HOPPER).lowered.calls) == 1
 
 
 def sizes(most: int) -> st.SearchStrategy[int]:

@@ -9,9 +9,7 @@ import pytest
 
 from tests.compiler.gpu_cases import Spec, check, functions, one_function
 from tests.compiler.test_gpu_default import HOPPER
-from tuner.measure.gpu_code import lower
-from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import relax, te, tirx, to_tvm_target
+from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op
 F, H, B = "float32", "float16", "bfloat16"
@@ -19,7 +17,7 @@ F, H, B = "float32", "float16", "bfloat16"
 
 def source_of(mod: Any) -> str:
     """CUDA C++ of the one kernel of a module's default schedule, whose result was compared with the host's."""
-    lowered = lower(apply_trace(mod, check(mod, HOPPER)).mod, to_tvm_target(HOPPER))
+    lowered = check(mod, HOPPER).lowered
     assert len(lowered.calls) == 1
     return str(lowered.source[lowered.source.rindex("__global__") :])
 

@@ -12,9 +12,8 @@ from tests.compiler.gpu_cases import check, one_function
 from tests.compiler.test_gpu_default import HOPPER, trace_of
 from tests.gpu_interpreter import run
 from tuner.ingest.aten.reductions import arg_reducer
-from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import te, to_tvm_target, topi
+from tuner.tvm_compat import te, topi
 
 F, H = "float32", "float16"
 
@@ -66,10 +65,9 @@ def test_the_place_of_an_extremum_is_the_first_or_last_and_nan_is_before_all(
 ) -> None:
     mod = places(shape, axis, dtype, largest, last)
     scheduled = apply_trace(mod, trace_of(mod, HOPPER)).mod
-    assert len(lower(scheduled, to_tvm_target(HOPPER)).calls) == kernels
     x = with_ties(shape, dtype)
     found, values = np.full(shape[1 - axis], -7), np.zeros(shape[1 - axis], dtype)
-    run(scheduled, HOPPER, [x, found, values])
+    assert len(run(scheduled, HOPPER, [x, found, values]).calls) == kernels
     np.testing.assert_array_equal(found, expected(x, axis, largest, last))
     np.testing.assert_array_equal(values, np.take_along_axis(x, np.expand_dims(found, axis), axis).reshape(-1))
 
@@ -101,8 +99,7 @@ def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
 )
 def test_a_norm_of_images_is_one_kernel_or_divides_long_rows(make: Any, shape: Any, dtype: str, kernels: int) -> None:
     mod = one_function(make, (shape, dtype), ((shape[1],), dtype), ((shape[1],), dtype))
-    scheduled = apply_trace(mod, check(mod, HOPPER)).mod
-    assert len(lower(scheduled, to_tvm_target(HOPPER)).calls) == kernels
+    assert len(check(mod, HOPPER).lowered.calls) == kernels
 
 
 @pytest.mark.filterwarnings("ignore")

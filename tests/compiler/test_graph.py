@@ -24,9 +24,15 @@ from tuner.tasks import workload_functions
 from tuner.tvm_compat import PrimFunc, Schedule, Trace, load_ir, ms, relax, to_tvm_target, tvm
 
 
-def run(finished: Any, ingested: IngestedModel, weights: dict[str, np.ndarray], inputs: list[np.ndarray]) -> list[Any]:
+def run(
+    finished: Any,
+    ingested: IngestedModel,
+    weights: dict[str, np.ndarray],
+    inputs: list[np.ndarray],
+    target: Any = None,
+) -> list[Any]:
     """Outputs of a finished module, its weights bound."""
-    target = to_tvm_target(TARGET)
+    target = target or to_tvm_target(TARGET)
     with target:
         executable = tvm.compile(finished, target=target)
     machine = relax.VirtualMachine(executable, tvm.cpu())

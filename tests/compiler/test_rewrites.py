@@ -137,6 +137,20 @@ def test_a_constant_range_of_fractions_is_folded() -> None:
     assert folded(call, [], "float32").value.numpy().shape == ()
 
 
+def test_constant_remainders_have_the_sign_that_their_operator_gives_them() -> None:
+    dividends, divisors = (relax.const(np.array(values), "int64") for values in ([7, -7, 7, -7], [3, 3, -3, -3]))
+    assert folded(op.mod(dividends, divisors), [4], "int64").value.numpy().tolist() == [1, -1, 1, -1]
+    assert folded(op.floor_mod(dividends, divisors), [4], "int64").value.numpy().tolist() == [1, 2, -2, -1]
+    assert folded(op.mod(dividends, relax.const(np.array([1, 1, 1, 0]), "int64")), [4], "int64") is None
+
+
+@pytest.mark.parametrize(("indices", "expected"), [([[2, 0], [1, 1]], [[2, 0], [4, 4]]), ([[3, 0], [1, 1]], None)])
+def test_constant_elements_are_gathered_where_all_are_within_bounds(indices: list[Any], expected: list[Any]) -> None:
+    table = relax.const(np.arange(6).reshape(2, 3), "int64")
+    found = folded(op.gather_elements(table, relax.const(np.array(indices), "int64"), axis=1), [2, 2], "int64")
+    assert (None if found is None else found.value.numpy().tolist()) == expected
+
+
 def test_weights_in_half_precision_are_not_multiplied_out_of_range() -> None:
     x = np.array([[0.01, 0.5]], np.float16)
     weights = {name: np.array([300.0, 300.0], np.float16) for name in "pq"}

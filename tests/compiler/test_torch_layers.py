@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pitchpipe.errors import InvalidModel, UnsupportedOperator
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.task import TaskKind
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.deploy.finish import finish
@@ -17,6 +19,7 @@ from tuner.graph.fold_constants import folded
 from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.relax_reader import read_relax
+from tuner.tasks import split
 from tuner.tvm_compat import load_ir, relax
 
 torch = pytest.importorskip("torch")
@@ -356,3 +359,54 @@ def test_windows_of_attention_meet_the_next_weights_in_one_product() -> None:
 def test_overlapping_windows_of_a_transposed_tensor_are_read_by_their_places_in_memory() -> None:
     check(Of(lambda x: (x + 1).transpose(0, 1).as_strided((3, 4, 2), (4, 2, 1))), torch.randn(4, 6))
     check(Of(lambda x: (x + 1).transpose(0, 2).as_strided((3, 4, 2), (8, 1, 4), 2)), torch.randn(2, 3, 6))
+
+
+@pytest.mark.parametrize(
+    ("shifts", "dims"),
+    [
+        ((3, -2), (1, 2)),
+        ((1,), (-1,)),
+        ((5,), ()),
+        ((2, 3, 1), (1, 1, 3)),
+        ((-100, 0), (0, 1)),
+        ((3, -2, 4), (1, 2, 3)),
+    ],
+)
+def test_rolling_moves_what_goes_over_an_end_to_the_other(shifts: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    check(Of(lambda x: torch.roll(x, shifts, dims)), torch.randn(2, 7, 6, 8))
+
+
+def test_windows_of_a_rolled_image_are_made_by_one_function_and_rolled_back_by_another() -> None:
+    """Inlined, the indices of rolls go through divisions and other rolls, where TVM's own simplification is at fault."""
+
+    def windows(x: Any, w: Any) -> Any:
+        n, h, k, c = x.shape
+        parts = torch.roll(x, (-3, -3), (1, 2)).view(n, h // 7, 7, k // 7, 7, c).permute(0, 1, 3, 2, 4, 5)
+        parts = torch.relu(parts.reshape(-1, 49, c)) @ w
+        whole = parts.view(n, h // 7, k // 7, 7, 7, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, k, c)
+        return torch.roll(whole, (3, 3), (1, 2)) + x
+
+    kernels = check(Of(windows), torch.randn(1, 14, 21, 8), torch.randn(8, 8))
+    assert [sum("roll" in name for name in kernels), len(kernels)] == [2, 3]
+    assert check(Of(lambda x: torch.roll(torch.roll(x, 3, 1), -3, 1) * 2), torch.randn(2, 9, 8))
+
+
+@pytest.mark.parametrize(("shape", "output"), [((2, 3, 7, 5), (3, None)), ((2, 3, 5), 7), ((2, 2, 4, 5, 6), 3)])
+def test_an_adaptive_mean_over_windows_of_several_extents_is_a_task_like_any_other(shape: Any, output: Any) -> None:
+    pools = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
+    module, x = Of(lambda x: pools[len(shape) - 3](x, output)), torch.randn(shape)
+    check(module, x)
+    (task,) = split(prepared(module, (x,))[0], TARGET)
+    assert task.kind is TaskKind.FIXED
+    assert task.fixed != BASELINE_TRACE
+
+
+def test_a_divisor_that_is_a_number_is_part_of_the_function() -> None:
+    """As an argument it would be drawn where the schedule is checked, and zero of it ends the process."""
+    (task,) = split(prepared(Of(lambda x: x % 7), (torch.arange(32),))[0], TARGET)
+    assert [one.shape for one in task.signature.arguments] == [(32,), (32,)]
+
+
+def test_a_call_of_a_library_has_no_schedule_but_the_baseline() -> None:
+    tasks = split(prepared(Of(lambda x: x.topk(3)[0]), (torch.randn(4, 16),))[0], TARGET)
+    assert [task.fixed for task in tasks if task.signature.operators == "topk"] == [BASELINE_TRACE]

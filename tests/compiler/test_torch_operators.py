@@ -99,6 +99,8 @@ RIGHT: dict[str, Of] = {
     "logarithms of whole numbers": Of(torch.log, torch.arange(1, 9)),
     "several types": Of(lambda x, n: (x + n, n / 2, n * 2.5, x > n), X, torch.arange(6)),
     "a Fourier transform": Of(lambda x: torch.fft.fftn(x, dim=(0, 1)).real, X),
+    "angles of frequencies that are real": Of(lambda x: torch.fft.rfft(torch.cat([x, -x])).angle(), X),
+    "a slope that only training draws": Of(lambda x: functional.rrelu(x, 0.1, 0.4) * 2, X),
     "one number in half precision": Of(lambda x: x + torch.full_like(x.bfloat16(), 0.5).float(), X),
     "extrema and their places": Of(lambda x: (*x.max(1), *x.min(0), x.argmax()), X),
 }
@@ -150,6 +152,11 @@ def test_what_a_graph_cannot_hold_is_refused_by_name(kind: str) -> None:
     module, named = REFUSED[kind]
     with pytest.raises(UnsupportedOperator, match=named):
         from_torch(module.eval(), (X,))
+
+
+def test_a_complex_input_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedOperator, match="complex64"):
+        from_torch(Of(torch.abs).eval(), (torch.complex(X, X),))
 
 
 def test_a_buffer_that_is_only_written_changes_no_result() -> None:

@@ -13,7 +13,7 @@ from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
 from service.db import Database
-from service.store import batches, jobs, leases, records, workers
+from service.store import batches, jobs, leases, records, samples, workers
 from service.store.endings import body_digest
 from tests.scene import (
     DEVICE,
@@ -199,12 +199,14 @@ def test_a_record_says_which_device_and_toolchain_measured_it(scene: Scene) -> N
     with scene.database.reading() as session:
         (found,) = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
         (finished,) = batches.finished(session, scene.job)
-        samples = batches.samples(session, scene.project, "llvm", 10)
+        (sample,) = samples.newest(session, scene.project, "llvm", 10)
+        assert samples.newest(session, scene.project, "llvm", 10, after=sample.seq) == []
+        assert samples.last(session, scene.project, "llvm") == sample.seq
         view = workers.get(session, scene.project, worker)
     assert (found.device, found.toolchain, found.worker) == (OTHER_DEVICE, TOOLCHAIN, worker)
     assert (finished.measured.device_class, finished.measured.toolchain) == (OTHER_DEVICE.device_class, TOOLCHAIN.key)
     assert finished.measured.records == (found.id,)
-    assert samples == [(WORKLOAD.digest, b"features", 2e-3)]
+    assert (sample.workload, sample.features, sample.secs) == (WORKLOAD.digest, b"features", 2e-3)
     assert view.trials == 1
 
 

@@ -28,10 +28,12 @@ from service.store import (
     leases,
     models,
     records,
+    samples,
     tokens,
     workers,
     workloads,
 )
+from service.store.cost_models import NewVersion
 from service.store.tokens import Operator, Principal
 from service.tables import Project, Token
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, record, task, timed
@@ -404,19 +406,6 @@ class TestEvents:
             assert events.after(session, scene.project, scene.job, -5, limit=2) == found[:2]
 
 
-class TestCostModels:
-    def test_versions_count_up_per_project_and_target_kind(self, scene: Scene) -> None:
-        with scene.database.transaction() as session:
-            assert cost_models.latest(session, scene.project, "llvm") is None
-            for version in (1, 2):
-                digest = sha256(str(version).encode())
-                assert cost_models.add(session, scene.project, "llvm", digest, {"peak@1": 0.5}, 10) == version
-                assert cost_models.latest(session, scene.project, "llvm") == (version, digest)
-            assert cost_models.latest(session, scene.project, "cuda") is None
-            assert cost_models.metrics(session, scene.project, "llvm", 1) == {"peak@1": 0.5}
-            assert cost_models.metrics(session, scene.project, "llvm", 3) is None
-
-
 class TestCoordination:
     def test_one_holder_at_a_time_until_it_gives_up_or_stops_renewing(self, database: Database) -> None:
         def hold(holder: str) -> bool:
@@ -475,15 +464,15 @@ def test_lists_searches_and_answers_hold_one_projects_rows_only(database: Databa
     with database.transaction() as session:
         records.add(session, mine.project, [made], {made.result.candidate: b"features"})
         records.set_best(session, mine.project, WORKLOAD.digest, TARGET, best(made))
-        cost_models.add(session, mine.project, "llvm", sha256(b"model"), {}, 1)
+        cost_models.add(session, mine.project, "llvm", NewVersion(digest=sha256(b"model")))
         assert [view.id for view in models.list_(session, theirs.project)[0]] == [theirs.model]
         assert [view.id for view in jobs.list_(session, theirs.project)[0]] == [theirs.job]
         assert [view.id for view in workers.list_(session, theirs.project)[0]] == [theirs.worker]
         assert records.list_(session, theirs.project)[0] == []
         assert records.best(session, theirs.project, WORKLOAD.digest, TARGET) is None
         assert batches.seen(session, theirs.project, WORKLOAD.digest, TARGET) == frozenset()
-        assert batches.samples(session, theirs.project, "llvm", 10) == []
-        assert cost_models.latest(session, theirs.project, "llvm") is None
+        assert samples.newest(session, theirs.project, "llvm", 10) == []
+        assert cost_models.list_(session, theirs.project, None, None, 10)[0] == []
     mine.issue(candidates(5, 7))
     assert theirs.acquire() is None, "a worker measures for its own project"
     assert theirs.issue(candidates(5, 7)) == 2

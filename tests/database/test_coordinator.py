@@ -303,6 +303,27 @@ def test_a_paused_job_is_left_and_goes_on_with_the_seconds_that_it_had_spent(
     assert len(steps.given) == 2
 
 
+@pytest.mark.parametrize("used_up", [False, True])
+def test_a_raised_budget_is_spent_also_where_the_old_one_is_just_used_up(database: Database, used_up: bool) -> None:
+    scene = Scene(database, trials=5)
+    coordinator = make(database, Steps())
+    coordinator.tick()
+    run = coordinator._runs[scene.job]
+    with database.transaction() as session:
+        jobs.extend(session, scene.project, scene.job, Budget(trials=25))
+    assert run._loop is not None
+    if used_up:
+        run._loop._to_confirm.clear()  # what is next is the state confirming
+    else:
+        run._ledger.tasks[0].trials += 1  # as when a batch was reported
+    coordinator.tick()
+    assert shown(scene).state is JobState.TUNING
+    coordinator.tick()
+    assert coordinator._runs[scene.job]._ledger.trials_limit == 25
+    with database.reading() as session:
+        assert jobs.history(session, scene.job).count(JobState.TUNING) == 1
+
+
 def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +341,7 @@ def test_a_cost_model_that_cannot_be_stored_or_trained_stops_nothing(
     predictor.observe(1)
     steps.given.pop()[1].set_result(TrainedModel(data=b"model", metrics={}, samples=1))
     assert predictor.latest() == b"model"
-    assert not predictor.training
+    assert not predictor.busy
 
 
 def served_wide(scene: Scene) -> Workload:

@@ -22,7 +22,7 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import Scope, TokenRequest
 from pitchpipe.wire.lease import Purpose
 from service.db import Database
-from service.store import records, tokens
+from service.store import cost_models, records, tokens
 from service.tables import Base
 from tests.postgres import PostgresServer
 from tests.scene import DEVICE, TARGET, WORKLOAD, Scene, best, candidates, record
@@ -164,6 +164,34 @@ def test_tokens_keep_project_and_scope_going_up_and_operators_are_forgotten_goin
         session.execute(text("UPDATE tokens SET project = NULL"))
     with empty.transaction() as session:  # The check has gone with the rest.
         session.execute(text("UPDATE tokens SET scope = 'operator' WHERE id = 'tok_admin'"))
+
+
+def test_the_newest_cost_model_of_each_kind_of_target_serves_on(empty: Database) -> None:
+    config = schema.config()
+    with empty.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0012")
+        connection.execute(text("INSERT INTO projects (id, name, created_at) VALUES ('prj_1', 'vision', 1)"))
+        for version, kind in ((1, "llvm"), (2, "llvm"), (1, "cuda")):
+            connection.execute(
+                text(
+                    "INSERT INTO cost_models (id, project, target_kind, version, digest, metrics, samples, created_at) "
+                    f"VALUES ('cm_{kind}{version}', 'prj_1', '{kind}', {version}, 'd', '{{}}', 9, 1)"
+                )
+            )
+    empty.migrate()
+    with empty.reading() as session:
+        views = cost_models.list_(session, "prj_1", None, None, 10)[0]
+        assert {view.id: view.state.value for view in views} == {
+            "cm_llvm1": "replaced",
+            "cm_llvm2": "serving",
+            "cm_cuda1": "serving",
+        }
+        assert [change.version for change in cost_models.get(session, "prj_1", "cm_llvm1").changes] == [2]
+    with empty.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0012")
+        assert connection.execute(text("SELECT count(*) FROM cost_models")).scalar_one() == 3
 
 
 def test_migrations_are_found_from_any_folder(tmp_path: Path) -> None:

@@ -5,24 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from pitchpipe.errors import StepDied
+from pitchpipe.wire.cost_model import TaskMarks
+from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import EventKind, JobState, Progress, Scope, TokenRequest
 from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.miss import MissCount, MissReport
+from pitchpipe.wire.task import Workload
 from service.blobs import Blobs
 from service.db import Database
 from service.http.app import create_app
 from service.http.auth import SESSION_COOKIE
 from service.http.pages import PAGES
 from service.settings import Settings
-from service.store import cost_models, events, jobs, misses, records, sessions, tokens
+from service.store import cost_models, events, job_tasks, jobs, misses, records, sessions, spent, tokens
+from service.store.cost_models import NewVersion
 from service.wake import Wake
-from tests.scene import TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, timed
+from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, task, timed
 
 SCRIPT = "<script>alert(1)</script>\"'&{{7*7}}"
 EVIL_HOSTS = ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/v1/jobs", "/\x01x")
@@ -37,6 +43,7 @@ class Site:
     scene: Scene
     tokens: dict[str, str]
     record: str
+    cost_model: str
     settings: Settings
 
     def browser(self, who: str | None = None, url: str = "http://testserver") -> TestClient:
@@ -50,13 +57,23 @@ class Site:
     def pages(self) -> list[str]:
         job = self.scene.job
         return [
-            *("/", "/jobs", f"/jobs/{job}", f"/jobs/{job}/tasks/0", f"/records/{self.record}", "/workers"),
-            *(f"/workers/{self.scene.worker}", "/schedules", "/misses", "/cost-models", "/instance"),
+            *("/", "/jobs", f"/jobs/{job}", f"/jobs/{job}/tasks/0", f"/jobs/{job}/tasks/0/programs"),
+            *(f"/records/{self.record}", "/workers", f"/workers/{self.scene.worker}", "/schedules", "/misses"),
+            *("/cost-models", f"/cost-models/{self.cost_model}", "/instance"),
         ]
 
 
+def marks() -> TaskMarks:
+    """Of a held-out task."""
+    points = ((1.0, 0.9), (0.5, 0.2), (0.0, -0.1))
+    of = {"pairwise": 0.8, "peak_1": 1.0, "peak_5": 1.0, "rival_pairwise": 0.6}
+    return TaskMarks(workload=WORKLOAD.digest, candidates=8, points=points, **of)
+
+
 @pytest.fixture
-def make_site(database: Database) -> Callable[..., Site]:
+def make_site(database: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]:
+    monkeypatch.setattr("service.http.pages.programs.has_compiler", lambda: False)
+
     def make(**options: Any) -> Site:
         settings = Settings(
             database_url="sqlite:///unused.db", blob_url="memory:///", poll_secs=0.01, model_check_secs=0, **options
@@ -74,7 +91,11 @@ def make_site(database: Database) -> Callable[..., Site]:
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(found))
             report = MissReport(target=TARGET, model=scene.model, misses=(MissCount(workload=WORKLOAD.digest, runs=3),))
             misses.report(session, scene.project, report)
-            cost_models.add(session, scene.project, "llvm", "d" * 64, {"held_out_tasks": 2.0}, 100)
+            for digest in "de":
+                new = NewVersion(digest=digest * 64, samples=100, reason=SCRIPT, held_out=[marks()])
+                served = cost_models.add(session, scene.project, "llvm", new)
+                cost_models.serve(session, scene.project, "llvm", served, SCRIPT)
+            (shown, _), _ = cost_models.list_(session, scene.project, None, None, 10)
             progress = Progress(trials=3, failed_trials=2, best_secs=1e-3)
             jobs.update_progress(session, scene.job, progress, 1.0)
             events.append(session, scene.job, EventKind.PROGRESS, progress.model_dump())
@@ -90,7 +111,15 @@ def make_site(database: Database) -> Callable[..., Site]:
                 for scope in Scope
             }
         app = create_app(settings, database, Blobs("memory:///"), Wake())
-        return Site(app=app, database=database, scene=scene, tokens=made, record=found.id, settings=settings)
+        return Site(
+            app=app,
+            database=database,
+            scene=scene,
+            tokens=made,
+            record=found.id,
+            cost_model=shown.id,
+            settings=settings,
+        )
 
     return make
 
@@ -175,6 +204,80 @@ def test_a_failure_is_grouped_with_its_messages(site: Site) -> None:
     text = site.browser("user").get(f"/jobs/{site.scene.job}/tasks/0").text
     assert "build error, 2" in text
     assert "a test says so" in text
+
+
+# --- two schedules of a task
+
+
+@pytest.fixture
+def compiler(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A compiler beside the server that gives every trace a text, whose third line is a script; what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    def run_step(name: str, **given: Any) -> dict[str, Any]:
+        assert name == "list_code"
+        asked.append(given)
+        code = {"lowered": "lowered", "assembly": f"vmovaps {given['trace']}"} if given["compiled"] else {}
+        return {"tir": f"def main\n{given['trace']}\n{SCRIPT}", "code": code, "failed": None}
+
+    monkeypatch.setattr("service.http.programs.run_step", run_step)
+    monkeypatch.setattr("service.http.pages.programs.has_compiler", lambda: True)
+    return asked
+
+
+def test_the_served_schedule_stands_beside_the_baseline(site: Site, compiler: list[dict[str, Any]]) -> None:
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}/tasks/0"
+    assert f'hx-get="{path}/programs"' in browser.get(path).text
+    assert compiler == []  # the task's page itself waits for no compiler
+    text = browser.get(f"{path}/programs").text
+    assert "<script>alert" not in text
+    assert re.search(r"<h3>Baseline</h3>", text)
+    assert f'Served: <a href="/records/{site.record}">' in text
+    assert "<del>[[],[]]</del>" in text
+    assert "<ins>[[],[8]]</ins>" in text
+    assert "1 lines only left, 1 only right" in text
+    assert "outputs checked on 1 input sets" in text
+    browser.get(f"{path}/programs")
+    assert [(each["trace"], each["compiled"]) for each in compiler] == [("[[],[]]", False), ("[[],[8]]", False)]
+
+
+def test_any_two_candidates_of_a_task_are_compared_in_any_form(site: Site, compiler: list[dict[str, Any]]) -> None:
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}/tasks/0/programs"
+    ids = re.findall(r'aria-label="(rec_\w+) on the left"', browser.get(path).text)
+    assert len(ids) == 4
+    broken = next(each for each in ids if "build error" in browser.get(f"/records/{each}").text)
+    text = browser.get(path, params={"left": broken, "right": ids[0], "form": "code"}).text
+    assert "vmovaps" in text
+    assert "assembly of Candidate" in text
+    assert "&lt;script&gt;" not in re.findall(r"<pre.*?</pre>", text, re.DOTALL)[0]
+    for wrong in ("rec_none", SCRIPT[:64]):
+        assert browser.get(path, params={"left": wrong}).status_code == 404
+    with site.database.transaction() as session:
+        stranger = record(candidates(0, 1)[0], target=OTHER_TARGET)
+        records.add(session, site.scene.project, [stranger])
+    assert browser.get(path, params={"left": stranger.id}).status_code == 404
+
+
+def test_what_the_compiler_dies_of_is_told_and_asked_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run_step(name: str, **given: Any) -> dict[str, Any]:
+        asked.append(given["trace"])
+        raise StepDied(f"its child died of {SCRIPT}")
+
+    monkeypatch.setattr("service.http.programs.run_step", run_step)
+    monkeypatch.setattr("service.http.pages.programs.has_compiler", lambda: True)
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}/tasks/0/programs"
+    for _ in range(2):
+        text = browser.get(path).text
+        assert "its child died of &lt;script&gt;" in text
+    assert len(asked) == 4
+
+
+def test_a_server_without_a_compiler_names_the_command(site: Site) -> None:
+    text = site.browser("user").get(f"/jobs/{site.scene.job}/tasks/0/programs").text
+    assert f"pitchpipe records show {site.record} --lowered --code" in text
+    assert "<pre" not in text
 
 
 def test_what_is_absent_is_a_page_that_says_so(site: Site) -> None:
@@ -349,9 +452,10 @@ def posts(site: Site) -> dict[str, dict[str, str]]:
     return {
         "/sign-out": {},
         "/jobs": {"target": TARGET.key, "trials": "3"},
-        **{f"/jobs/{site.scene.job}/{what}": {} for what in ("cancel", "pause", "resume")},
+        **{f"/jobs/{site.scene.job}/{what}": {} for what in ("cancel", "pause", "resume", "extend")},
         "/schedules/pin": {"workload": WORKLOAD.digest, "target_key": "t", "device_class": "d", "pinned": "true"},
         "/misses/idle-budget": {"trials": "7"},
+        **{f"/cost-models/{site.cost_model}/{what}": {} for what in ("promote", "rollback")},
         "/instance/tokens": {"scope": "user"},
         f"/instance/tokens/{token}/revoke": {},
         "/instance/sessions/ses_x/end": {},
@@ -359,7 +463,7 @@ def posts(site: Site) -> dict[str, dict[str, str]]:
 
 
 def test_every_route_that_changes_something_is_among_those_tested_here(site: Site) -> None:
-    known = [re.sub(r"/(tok_\w+|ses_x|job_\w+)", "/X", path) for path in posts(site)]
+    known = [re.sub(r"/(tok_\w+|ses_x|job_\w+|cm_\w+)", "/X", path) for path in posts(site)]
     found = {
         re.sub(r"\{\w+\}", "X", route.path)
         for page in PAGES
@@ -481,6 +585,57 @@ def test_a_job_is_paused_resumed_and_cancelled_and_an_idle_budget_set(site: Site
     assert "cancelled" in browser.get(f"/jobs/{site.scene.job}").text
 
 
+def test_a_worker_tells_where_its_seconds_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser, path = site.browser("worker"), f"/workers/{site.scene.worker}"
+    worker = site.scene.register("worker-c")
+    assert "measured nothing yet" in browser.get(f"/workers/{worker}").text
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    with site.database.transaction() as session:
+        for n, secs in enumerate((0, 5, 10, 4000, 4010)):
+            candidate = candidates(50 + n, 51 + n)[0]
+            result = timed(candidate.digest, 0.5) if n % 2 else failed(candidate.digest)
+            told = {"worker": worker, "created_at": at + timedelta(seconds=secs)}
+            records.add(session, site.scene.project, [record(candidate, result).model_copy(update=told)])
+        found = spent.of_worker(session, site.scene.project, worker)
+    assert found == spent.Spent(records=5, secs=20.0, build_secs=1.0, timing_secs=3.0)
+    text = browser.get(f"/workers/{worker}").text
+    assert "0.25" in text
+    assert "15 % of the time" in text
+    assert browser.get(path).status_code == 200
+
+
+def test_coverage_is_a_bar_of_the_models_time(site: Site) -> None:
+    browser = site.browser("user")
+    text = browser.get("/schedules").text
+    assert text.count('<rect class="exact" x="0.0000"') == 1
+    assert "exact 100 %" in text
+    other = Workload(digest=sha256(b"other"), ir="{}")
+    job = site.scene.submit(tasks=[task(), task(other)])
+    with site.database.transaction() as session:
+        job_tasks.update_task(session, job, other.digest, TARGET, untuned_secs=3e-3)
+    text = browser.get("/schedules", params={"model": site.scene.model}).text
+    assert "exact 25 %, none 75 %" in text
+    assert f'href="/jobs/{job}"' in text
+    assert Scene(site.database).model not in text
+
+
+def test_a_jobs_budget_is_extended_while_it_searches(site: Site) -> None:
+    browser, path = site.browser("user"), f"/jobs/{site.scene.job}"
+    page = browser.get(path).text
+    assert 'name="trials"' in page
+    assert 'name="seconds"' not in page  # the job has no such bound
+    form = {"csrf": csrf(page)}
+    assert browser.post(f"{path}/extend", data=form | {"trials": "500"}).status_code == 303
+    assert "1,500 trials" in browser.get(path).text
+    for wrong in ({}, {"trials": "-1"}, {"trials": "many"}, {"seconds": "5"}, {"trials": "0", "seconds": "nan"}):
+        assert browser.post(f"{path}/extend", data=form | wrong).status_code == 400, wrong
+    with site.database.transaction() as session:
+        jobs.transition(session, site.scene.job, JobState.CONFIRMING)
+    assert "Extend the budget" not in browser.get(path).text
+    refused = browser.post(f"{path}/extend", data=form | {"trials": "5"})
+    assert (refused.status_code, "submit its model anew" in refused.text) == (409, True)
+
+
 def test_a_file_becomes_a_model_and_a_job(site: Site) -> None:
     browser = site.browser("user")
     token = csrf(browser.get("/jobs").text)
@@ -523,3 +678,17 @@ def test_a_watched_job_sends_what_changed_and_resumes_after_a_loss(site: Site) -
     assert "event: point" not in resumed
     assert "event: end" in resumed
     assert browser.get("/jobs/job_none/live").status_code == 404
+
+
+def test_a_cost_model_is_rolled_back_and_promoted_and_its_candidates_are_plotted(site: Site) -> None:
+    browser = site.browser("user")
+    page = browser.get(f"/cost-models/{site.cost_model}").text
+    assert "[[0.0,-0.1,0],[0.5,0.2,0],[1.0,0.9,0]]" in page
+    token = csrf(page)
+    back = browser.post(f"/cost-models/{site.cost_model}/rollback", data={"csrf": token})
+    assert back.status_code == 303
+    assert back.headers["location"] != f"/cost-models/{site.cost_model}"
+    assert "version 2 was rolled back by a user" in browser.get(back.headers["location"]).text
+    assert browser.post(f"/cost-models/{site.cost_model}/rollback", data={"csrf": token}).status_code == 409
+    assert browser.post(f"/cost-models/{site.cost_model}/promote", data={"csrf": token}).status_code == 303
+    assert "promoted by a user" in browser.get("/cost-models").text

@@ -22,10 +22,15 @@ from service.store import (
     job_tasks,
     jobs,
     leases,
+    listing,
+    listings,
     lookups,
     misses,
     records,
+    samples,
+    spent,
     tokens,
+    trials,
     workloads,
 )
 from tests.scene import DEVICE, TARGET, WORKLOAD, Scene, best, candidates, record, timed
@@ -67,9 +72,12 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             batches.open_(session, scene.job)
             batches.counts(session, scene.job)
             batches.seen(session, scene.project, WORKLOAD.digest, TARGET)
-            batches.samples(session, scene.project, "llvm", 100)
+            samples.newest(session, scene.project, "llvm", 100)
             made = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
             records.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
+            trials.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
+            spent.of_worker(session, scene.project, scene.worker)
+            listing.read(session, listings.tasks(scene.project, scene.job), listing.Asked())
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
             asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, *(c.digest for c in candidates(0, 5))))
             lookups.lookup(session, scene.project, asked)

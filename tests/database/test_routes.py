@@ -48,7 +48,7 @@ from service.db import Database
 from service.http.app import create_app
 from service.http.auth import Authenticator
 from service.settings import Settings
-from service.store import batches, job_tasks, jobs, records, tokens, workloads
+from service.store import batches, events, job_tasks, jobs, records, tokens, workloads
 from service.wake import Wake
 from tests.scene import best, record, roofline, steadiness
 
@@ -392,6 +392,26 @@ def test_a_job_is_paused_and_resumed_until_it_has_ended(service: Service) -> Non
         client.pause(job)
 
 
+def test_a_job_is_extended_while_it_searches_and_never_shortened(service: Service) -> None:
+    client = service.client("user")
+    job = service.job(JobState.TUNING)
+    budget = client.job(job).budget
+    assert budget.trials is not None
+    for _ in range(2):
+        view = client.extend(job, budget.plus(trials=50))
+        assert view.budget.trials == budget.trials + 50
+    with pytest.raises(InvalidInput, match="never lowered"):
+        client.extend(job, budget)
+    with pytest.raises(InvalidInput, match="never lowered"):
+        client.extend(job, Budget(trials=budget.trials + 100, seconds=60))
+    with service.database.transaction() as session:
+        told = events.after(session, tokens.bootstrap(session, "a"), job, 0)
+    assert [event.data["budget"]["trials"] for event in told if "budget" in event.data] == [budget.trials + 50]
+    for state in (JobState.CONFIRMING, JobState.DONE):
+        with pytest.raises(InvalidTransition, match=f"{state.value} and spends no more"):
+            client.extend(service.job(state), budget.plus(trials=1))
+
+
 def test_a_done_job_cannot_be_cancelled(service: Service) -> None:
     with pytest.raises(InvalidTransition, match="queued -> ingesting"):
         service.client("user").cancel(service.job(JobState.DONE))
@@ -443,6 +463,7 @@ def test_another_projects_ids_are_not_found(service: Service) -> None:
         lambda: stranger.cancel(job),
         lambda: stranger.pause(job),
         lambda: stranger.resume(job),
+        lambda: stranger.extend(job, Budget(trials=10_000)),
         lambda: stranger.job_schedules(job),
         lambda: list(stranger.events(job)),
         lambda: stranger.model(model.id),

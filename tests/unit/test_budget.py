@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pitchpipe.wire.measure import CheckVerdict, Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.tuning.budget import ABOVE_BOUND, AHEAD, CONFIRMING_SHARE, STALE_TRIALS, BudgetLedger, Latency, effort
+from tuner.tuning.budget import ABOVE_BOUND, AHEAD, STALE_TRIALS, BudgetLedger, Latency, effort
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=1)
@@ -178,14 +178,11 @@ def test_seconds_end_the_job_whatever_is_left_of_the_trials():
     assert book.time_up(10.0)
 
 
-def test_what_is_held_back_of_the_seconds_is_not_spent_on_trials_and_is_a_share_of_them_at_most():
+def test_what_is_held_back_of_the_seconds_is_not_spent_on_trials():
     book = ledger(task("a"), trials=None, seconds=10.0)
     book.held_secs = 1.0
     assert book.time_up(9.0)
     assert not book.time_up(8.9)
-    book.held_secs = 100.0
-    assert book.time_up(10.0 * (1 - CONFIRMING_SHARE))
-    assert not book.time_up(0.9 * 10.0 * (1 - CONFIRMING_SHARE))
 
 
 def test_a_batch_is_as_large_as_the_seconds_left_have_room_for_at_the_recent_rate():

@@ -12,20 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitchpipe.errors import IntegrityError, InvalidInput
+from pitchpipe.wire.ids import sha256
 from tuner.search.cost_model import (
     FEATURES,
     CostModel,
     _sealed,
     held_out_metrics,
+    is_held_out,
     pack_features,
     train,
     unpack_features,
 )
 from tuner.search.requests import Sample, TrainedModel
 
+_DIGESTS = [sha256(str(n).encode()) for n in range(100)]
+WORKLOADS = [digest for digest in _DIGESTS if not is_held_out(digest)]
+HELD_OUT = [digest for digest in _DIGESTS if is_held_out(digest)]
+WORKLOADS.insert(4, HELD_OUT[0])
+
 
 def samples(workloads: int = 5, each: int = 60, seed: int = 0) -> list[Sample]:
-    """Candidates whose seconds follow from their features by a rule that is the same for every workload."""
+    """Candidates whose seconds follow from their features by a rule that is the same for every workload; the fifth is held out."""
     rng = np.random.default_rng(seed)
     made = []
     for workload in range(workloads):
@@ -37,7 +44,7 @@ def samples(workloads: int = 5, each: int = 60, seed: int = 0) -> list[Sample]:
             secs = scale * float(np.exp(features[0, 3] - features[1, 7] / 2))
             failed = features[0, 11] == 3 and features[0, 13] == 3
             made.append(
-                Sample(workload=f"w{workload}", features=pack_features(features), secs=None if failed else secs)
+                Sample(workload=WORKLOADS[workload], features=pack_features(features), secs=None if failed else secs)
             )
     return made
 
@@ -162,3 +169,19 @@ def test_the_metrics_are_what_their_definitions_say() -> None:
         "peak@5": pytest.approx((0.25 + 0.5 + 1) / 4),
     }
     assert held_out_metrics([(np.zeros(3), np.arange(3.0))]) == {}
+
+
+def test_which_workloads_are_held_out_follows_from_their_digests() -> None:
+    names = [f"w{n}" for n in range(1000)]
+    held_out = [name for name in names if is_held_out(name)]
+    assert 150 < len(held_out) < 250
+    assert held_out == [name for name in reversed(names) if is_held_out(name)][::-1]
+
+
+def test_a_judge_never_saw_the_held_out_workloads(model: TrainedModel) -> None:
+    seen = [sample for sample in samples() if not is_held_out(sample.workload)]
+    assert len(seen) < 300
+    alone = train(seen, 0)
+    assert alone is not None
+    assert alone.judge == alone.data
+    assert model.judge not in (None, model.data)

@@ -13,7 +13,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
-from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import CONFIRMED
 from tuner.tuning.loop import CHARGED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
@@ -390,6 +390,17 @@ def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_
     scene.measurer.parallel = lambda: 4
     scene.loop.step(1.1)
     assert scene.ledger.held_secs == pytest.approx(alone / 4)
+
+
+def test_what_is_held_back_is_a_share_of_the_seconds_at_most_and_kept_for_tasks_whose_search_found_something():
+    many = [fake_task(f"fixed{i}", kind=TaskKind.FIXED) for i in range(40)]
+    for seconds, confirmed in ((20.0, 1), (1000.0, 2)):
+        scene = in_time(seconds, fake_task("a", flops=0.0), *many)
+        scene.loop.step(1.0)
+        scene.loop.step(1.1)
+        assert scene.ledger.held_secs <= CONFIRMING_SHARE * seconds
+        runs = [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM)
+        assert runs == confirmed, "the first run has a worker that would wait; while trials are measured, time is short"
 
 
 @pytest.mark.parametrize(("until_gain", "trials"), [(0.99, 8), (1e-9, 64)])

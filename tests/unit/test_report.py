@@ -95,6 +95,21 @@ def test_the_history_has_what_events_tell_of_the_best(report: Report) -> None:
     assert [(point.secs, point.best_secs) for point in report.history] == [(10.0, 0.9), (20.0, 0.4)]
 
 
+def test_a_running_job_is_plotted_between_its_bound_its_forecast_and_its_baseline() -> None:
+    view = job(task(1, 0.2, bound_secs=0.05), task(2, None, bound_secs=0.1)).model_copy(
+        update={"state": JobState.TUNING, "finished_at": None, "progress": Progress(forecast_secs=0.5)}
+    )
+    report = report_of(view, events(3.0, 0.9))
+    assert (report.baseline_secs, report.forecast_secs) == (4.0, 0.5)
+    assert report.bound_secs == pytest.approx(0.3)
+    plot = report.page().plots[0]
+    assert all(f"{name}: {value}" in plot for name, value in (("bound", 300), ("forecast", 500), ("baseline", "4e+03")))
+    flat = report_of(view.model_copy(update={"state": JobState.DONE}), events(1.0, 0.9))
+    assert flat.forecast_secs is None
+    assert "baseline: " not in flat.page().plots[0]
+    assert "4.000 s" in str(flat)
+
+
 def test_the_text_has_the_three_figures_and_every_task(report: Report) -> None:
     text = str(report)
     for part in (
@@ -208,7 +223,7 @@ def test_the_commands_write_every_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = job(task(1, 0.1)), job(task(1, 0.2))
-    monkeypatch.setattr(report_commands, "Client", FakeService(one, other))
+    monkeypatch.setattr(report_commands, "client_of", FakeService(one, other))
 
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as ended:

@@ -89,6 +89,15 @@ def test_a_first_call_that_only_was_cold_is_not_hopeless() -> None:
     assert stop is Stop.PRECISE
 
 
+def test_one_short_call_that_was_delayed_does_not_make_a_candidate_hopeless() -> None:
+    kernel = Kernel(itertools.chain([5e-3], itertools.repeat(1e-5)))
+    samples, stop = timed(kernel, CONFIG, incumbent_secs=1e-5)
+    assert stop is Stop.PRECISE
+    assert samples == pytest.approx([1e-5] * len(samples))
+    _, stop = timed(slow := Kernel(5e-3), CONFIG, incumbent_secs=1e-5)
+    assert (stop, slow.asked) == (Stop.HOPELESS, [1, 1])
+
+
 def test_a_slower_candidate_stops_after_its_first_samples_and_is_not_promising() -> None:
     told: list[bool] = []
     samples, stop = timed(Kernel(2e-3), CONFIG, incumbent_secs=1e-3, promising=lambda: told.append(True))

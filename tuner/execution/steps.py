@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
+from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
-from tuner.search.requests import Proposal, ProposeRequest, Sample, TrainedModel
+from tuner.search.requests import Proposal, ProposeRequest, Rival, Sample, TrainedModel
 
 FEWEST_PER_PART = 8
 """Proposals of a search for which another process is worth its start: the fastest traces are replayed in each."""
@@ -82,11 +83,23 @@ class _Together(Future[list[Proposal]]):
         self.set_result(sorted(unique.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest)))
 
 
-def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
-    """A cost model of all samples, or None when there are too few to learn from."""
-    from tuner.search import cost_model
+def train(samples: Sequence[Sample], seed: int, rival: Rival | None = None) -> TrainedModel | None:
+    """A cost model of all samples, with its marks on held-out tasks beside the rival's; None when there are too few
+    samples to learn from."""
+    from tuner.search import cost_model, marks
 
-    return cost_model.train(samples, seed)
+    trained = cost_model.train(samples, seed)
+    return None if trained is None else marks.judged(trained, samples, rival)
+
+
+def score(samples: Sequence[Sample], model: bytes, rival: bytes) -> tuple[TaskMarks, ...]:
+    """Marks of a cost model, beside those of the one that serves, on samples that neither was trained on, the oldest first.
+
+    Raises IntegrityError for a damaged model.
+    """
+    from tuner.search import marks
+
+    return marks.shadow(samples, model, rival)
 
 
 def check_model(data: bytes, model_format: str) -> bytes:

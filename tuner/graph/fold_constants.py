@@ -23,6 +23,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "relax.maximum": np.maximum,
     "relax.minimum": np.minimum,
     "relax.negative": np.negative,
+    "relax.abs": np.abs,
     "relax.equal": np.equal,
     "relax.not_equal": np.not_equal,
     "relax.greater": np.greater,
@@ -36,6 +37,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "relax.bitwise_or": np.bitwise_or,
     "relax.where": np.where,
 }
+_REMAINDERS: Mapping[str, Callable[..., Any]] = {"relax.mod": np.fmod, "relax.floor_mod": np.mod}
 _REDUCTIONS: Mapping[str, Callable[..., Any]] = {"relax.max": np.max, "relax.min": np.min, "relax.sum": np.sum}
 
 
@@ -65,6 +67,8 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
     found: Any = None
     if name in _ELEMENTWISE and known:
         found = np.broadcast_to(_ELEMENTWISE[name](*known), shape)
+    elif name in _REMAINDERS and known and known[1].all():
+        found = np.broadcast_to(_REMAINDERS[name](*known), shape)
     elif name == "relax.arange":
         start, stop, step = (getattr(bound, "value", bound) for bound in operands)
         found = np.arange(start, stop, step)
@@ -87,6 +91,8 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
         found = np.concatenate(known, axis=int(call.attrs.axis))
     elif name == "relax.index_tensor" and known and _are_inside(known[0].shape, known[1:]):
         found = known[0][tuple(known[1:])]
+    elif name == "relax.gather_elements" and known and _are_inside([known[0].shape[int(call.attrs.axis)]], known[1:]):
+        found = np.take_along_axis(known[0], known[1], axis=int(call.attrs.axis))
     elif name == "relax.strided_slice" and known:
         found = known[0][_slices(known[0].ndim, operands[1:])]
     if found is None or np.size(found) != math.prod(shape):

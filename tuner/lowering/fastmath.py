@@ -37,6 +37,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuner.lowering.bfloat16 import expand_bfloat16
+from tuner.lowering.bindings import without_vector_bindings
+from tuner.lowering.booleans import expand_booleans
 from tuner.lowering.remainders import split_remainders
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
@@ -86,11 +88,12 @@ Formula = Callable[[Any, Bind], Any]
 def expand_intrinsics(mod: Any) -> Any:
     """The module with arithmetic in place of the intrinsics in its tensor functions; for code generators of CPUs.
 
-    Loops over remainders are split for them as well (remainders.py), and bfloat16 is computed in float32 (bfloat16.py).
+    Loops over remainders are split for them as well (remainders.py), vectorised loops that bind variables are made plain
+    (bindings.py), booleans between stages are bytes (booleans.py), and bfloat16 is computed in float32 (bfloat16.py).
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
     """
-    return _EXPAND(mod)
+    return _EXPAND(without_vector_bindings(mod))
 
 
 def expand_powers(mod: Any) -> Any:
@@ -116,7 +119,7 @@ def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
     body = tvm_ffi.structural_map(
         function.body, [(ir.Call, _expanded), (tirx.Max, _constant_first), (tirx.Min, _constant_first)]
     )
-    return expand_bfloat16(function if body.same_as(function.body) else function.with_body(body))
+    return expand_booleans(expand_bfloat16(function if body.same_as(function.body) else function.with_body(body)))
 
 
 _EXPAND = tirx.transform.prim_func_pass(_expand_function, opt_level=0, name="pitchpipe.ExpandIntrinsics")

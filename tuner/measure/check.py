@@ -254,7 +254,7 @@ def poison(array: np.ndarray[Any, Any]) -> None:
     if array.dtype == np.bool_:
         array.fill(True)
     elif array.dtype.kind in "iu":
-        array.view(np.uint8).fill(0xA5)
+        array.reshape(-1).view(np.uint8).fill(0xA5)  # a scalar has no bytes along an axis
     else:
         array.fill(np.nan)
 

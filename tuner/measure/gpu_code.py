@@ -20,6 +20,7 @@ import numpy as np
 import tuner.schedule.reducers  # noqa: F401  # so that TVM lowers them between threads
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
 from pitchpipe.target_kind import kind_named
+from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
 from tuner.lowering.lane_conditions import free_of_lanes
@@ -81,13 +82,6 @@ def check_parameters(mod: Any, params: Sequence[TensorType]) -> None:
         raise NotCompiled("the schedule changes the function's parameters")
 
 
-def lower_kernels(mod: Any, target: Any) -> Any:
-    """The module of the kernels, as CUDA C++ is generated from it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _lower(mod, target)[1]
-
-
 def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
     """Takes the scheduled function of that name apart, whose kernels get names that begin with it. Raises NotCompiled.
 
@@ -95,9 +89,13 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
     """
     if template_of(mod[name]) is not None:
         return from_template(mod[name], str(target.attrs["arch"]))
+    return lowered_of(*split_kernels(mod, target), target, name)
+
+
+def lowered_of(split: Any, device: Any, target: Any, name: str = "main") -> Lowered:
+    """The same of what `split_kernels` gave."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        split, device = _lower(mod, target)
         for variable, kernel in device.functions_items():
             if (told := misaligned(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} may access {told}: not aligned")
@@ -110,8 +108,14 @@ def lower(mod: Any, target: Any, name: str = "main") -> Lowered:
         return Lowered(calls=calls, workspaces=workspaces, source=source)
 
 
+def split_kernels(mod: Any, target: Any) -> tuple[Any, Any]:
+    """The module right after TVM split host and device code, and that of the kernels, of which CUDA C++ is generated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _lower(mod, target)
+
+
 def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
-    """The module right after TVM split host and device code, and the device functions ready for code generation."""
     captured: list[Any] = []
 
     @tvm.ir.instrument.pass_instrument
@@ -122,7 +126,8 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
 
     pipeline, _, finalize_device = tirx.get_default_tir_pipeline(target)
     with tvm.transform.PassContext(instruments=[Capture()], config=kind_named(target.kind.name).pass_config()):
-        lowered = pipeline(tirx.transform.BindTarget(target)(free_of_lanes(expand_powers(mod))))
+        plain = free_of_lanes(without_vector_bindings(expand_powers(mod)))
+        lowered = pipeline(tirx.transform.BindTarget(target)(plain))
     if len(captured) != 1:
         raise NotCompiled("TVM's pipeline for CUDA splits host and device in another way than expected")
     kernels = {

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pitchpipe.wire.measure import MeasureConfig
-from tuner.measure.timing import FAR_BEHIND_SECS, confirmed, run_interval
+from tuner.measure.timing import HICCUP_SECS, confirmed, run_interval
 
 OUTCLASSED = 1.1
 """Twice the difference that the placement of memory makes for one process in five (run_interval) would be 1.18; here all
@@ -59,7 +59,7 @@ class Interleaving:
         """To be called before the first round, when all candidates were added."""
         fastest_secs = min((max(side.warm_secs) for side in self._sides.values() if not side.baseline), default=0.0)
         for digest, side in self._sides.items():
-            long = side.baseline and fastest_secs and min(side.warm_secs) > FAR_BEHIND_SECS
+            long = side.baseline and fastest_secs and min(side.warm_secs) > HICCUP_SECS
             if long and run_interval(side.warm_secs, len(side.warm_secs))[0] > BEATEN * fastest_secs:
                 self.samples[digest] = list(side.warm_secs)
                 self.going.discard(digest)

@@ -36,8 +36,9 @@ CONFIRM_SAMPLES_EACH = 6
 """Samples that each of these processes takes at least."""
 FAR_BEHIND_FACTOR = 20.0
 """A baseline that takes longer than so many times the fastest candidate needs no interval: see `far_behind`."""
-FAR_BEHIND_SECS = 0.02
-"""A shorter call is never far behind: what else the host does for a moment could make it so long."""
+HICCUP_SECS = 0.02
+"""What else the host does for a moment could make a call so long: a shorter one alone never shows that a candidate is
+hopeless, or a baseline far behind."""
 MOMENT = 0.05
 """Share by which a device's speed changes from one minute to another, beyond the variation within a run, while nobody else
 computes on it."""
@@ -122,7 +123,8 @@ def hopeless(first_secs: float, incumbent_secs: float | None) -> bool:
     """Whether the first call alone shows that a candidate is too slow to be timed further.
 
     A candidate as fast as the incumbent is dropped by this rule only if something delays its first call by three times
-    its own duration plus COLD_START_SECS. Its time is then that of the one call.
+    its own duration plus COLD_START_SECS, and where that is short (HICCUP_SECS) a second one as well. Its time is then that
+    of the faster of them.
     """
     return incumbent_secs is not None and first_secs > HOPELESS_FACTOR * incumbent_secs + COLD_START_SECS
 
@@ -133,7 +135,7 @@ def far_behind(secs: float, own_secs: float, fastest_secs: float | None) -> bool
     own_secs: the processor time of the thread that called it, in which nobody delays it: a baseline as fast as that
     candidate would itself have to compute for 19 times as long as it does, and for 20 ms.
     """
-    return fastest_secs is not None and min(secs, own_secs) > max(FAR_BEHIND_FACTOR * fastest_secs, FAR_BEHIND_SECS)
+    return fastest_secs is not None and min(secs, own_secs) > max(FAR_BEHIND_FACTOR * fastest_secs, HICCUP_SECS)
 
 
 def slow(samples: Sequence[float], config: MeasureConfig, incumbent_secs: float | None) -> bool:
@@ -193,6 +195,8 @@ def sample(
 
     calls = 1
     first = timed(1) if first_secs is None else first_secs
+    if hopeless(first, incumbent_secs) and first <= HICCUP_SECS:
+        first = min(first, timed(1))
     if hopeless(first, incumbent_secs):
         return ended([first], Stop.HOPELESS)
     if first > limit_secs / (config.min_samples + 1):

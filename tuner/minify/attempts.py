@@ -161,7 +161,6 @@ def attempt(parts: Sequence[Part], target: Target, *, wall_secs: float = WALL_SE
         say("import")
         data, weights = parts[0].convert()
         model = parse_container(data)
-        kind_of(target).load_intrinsics()
         prepared = prepare(load_ir(model.ir), target, watch=lambda name, _: say(f"rewrite {name}"))
         say("build")
         with to_tvm_target(target):
@@ -179,7 +178,16 @@ def attempt(parts: Sequence[Part], target: Target, *, wall_secs: float = WALL_SE
                 return told
         return ""
 
+    _import_builder(target)
     return outcome_of(in_fork(work, wall_secs=wall_secs), wall_secs)
+
+
+def _import_builder(target: Target) -> None:
+    """Imports what a build for the target imports, in this process, so that no attempt does it again."""
+    kind = kind_of(target)
+    kind.load_intrinsics()
+    kind.rewrites()
+    kind.design_spaces()
 
 
 def outcome_of(ended: Ended, wall_secs: float = WALL_SECS) -> Outcome:

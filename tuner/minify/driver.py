@@ -198,8 +198,10 @@ def _onnx(
 ) -> tuple[SourceOf, Sequence[TensorSpec], None]:
     import onnx
 
+    from tuner.ingest.child import reader
     from tuner.minify.onnx_graph import OnnxSource, specs_of
 
+    reader(ModelFormat.ONNX)  # imported here, no attempt imports it
     model = parse_onnx(data)
     if given:
         fix_shapes(model, given)
@@ -215,9 +217,11 @@ def _torch(
 ) -> tuple[SourceOf, Sequence[TensorSpec], Sequence[np.ndarray] | None]:
     import torch
 
+    from tuner.ingest.torch_export import export_decompositions
     from tuner.minify import torch_graph
 
     torch.set_num_threads(1)  # a fork after threads were started could wait for them for ever
+    export_decompositions()  # kept, so no attempt makes them
     if model_format is ModelFormat.TORCHSCRIPT:
         program = torch_graph.program_of_torchscript(Path(path), given)
     else:

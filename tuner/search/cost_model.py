@@ -34,7 +34,16 @@ from numpy.typing import NDArray
 from pitchpipe.errors import IntegrityError, InvalidInput
 from tuner.search.requests import Sample, TrainedModel
 
-__all__ = ["FEATURES", "CostModel", "held_out_metrics", "pack_features", "target_of", "train", "unpack_features"]
+__all__ = [
+    "FEATURES",
+    "CostModel",
+    "held_out_metrics",
+    "is_held_out",
+    "pack_features",
+    "target_of",
+    "train",
+    "unpack_features",
+]
 
 FEATURES = 164
 """Columns of TVM's per-store features."""
@@ -45,7 +54,7 @@ MIN_SAMPLES = 16
 FLOOR = 0.2
 """Weight of a sample with y = 0, relative to 1.2 for the fastest."""
 HELD_OUT = 0.2
-"""Share of workloads kept out of training to measure the model."""
+"""Share of workloads that judges never see."""
 MIN_TASK_SAMPLES = 8
 """Samples that a workload needs to be held out: the ranking of fewer says little about a model."""
 ROUNDS = 150
@@ -120,30 +129,39 @@ class CostModel:
         return np.bincount(owners, weights=scores, minlength=len(features)).astype(np.float64)
 
 
+def is_held_out(workload: str) -> bool:
+    """Whether judges never see the workload, whenever and wherever they are trained: it follows from its digest alone, so
+    any two versions are judged on the same workloads."""
+    digest = hashlib.sha256(b"held out\0" + workload.encode()).digest()
+    return int.from_bytes(digest[:4], "big") < HELD_OUT * 2**32
+
+
 def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
     """A model of all samples, with its metrics on held-out workloads; None when there are too few to learn from.
 
-    Metrics (see `held_out_metrics`) come from a second model that never saw the held-out workloads; they are absent
-    when there are not two workloads with enough samples. Deterministic for the samples' order and the seed.
+    Metrics (see `held_out_metrics`) come from its judge, a second model that never saw the held-out workloads; they are
+    absent where none of these has enough samples. Deterministic for the samples' order and the seed.
     """
     usable = _Samples(samples)
     if len(usable.targets) < MIN_SAMPLES or not usable.targets.any():
         return None
-    rng = np.random.default_rng(seed)
-    large = [w for w in usable.workloads if usable.size_of(w) >= MIN_TASK_SAMPLES]
-    held_out = set(rng.permutation(large)[: max(1, round(HELD_OUT * len(large)))]) if len(large) >= 2 else set()
-    metrics: dict[str, float] = {"held_out_tasks": float(len(held_out))}
-    if held_out:
-        inside = np.array([workload not in held_out for workload in usable.owners])
-        judge = CostModel(_fit(usable, inside, seed))
+    data = _sealed(bytes(_fit(usable, np.ones(len(usable.targets), dtype=bool), seed).save_raw("json")))
+    inside = np.array([not is_held_out(workload) for workload in usable.owners])
+    judge = data if inside.all() else None
+    if judge is None and usable.targets[inside].any():
+        judge = _sealed(bytes(_fit(usable, inside, seed).save_raw("json")))
+    held_out = [w for w in usable.workloads if is_held_out(w) and usable.size_of(w) >= MIN_TASK_SAMPLES]
+    metrics: dict[str, float] = {"held_out_tasks": float(len(held_out) if judge else 0)}
+    if judge is not None:
+        ranking = CostModel.load(judge)
+        masks = (np.array([owner == workload for owner in usable.owners]) for workload in held_out)
         metrics |= held_out_metrics(
             [
-                (usable.speeds[mask], judge.predict([usable.features[i] for i in np.flatnonzero(mask)]))
-                for mask in (np.array([owner == workload for owner in usable.owners]) for workload in sorted(held_out))
+                (usable.speeds[mask], ranking.predict([usable.features[i] for i in np.flatnonzero(mask)]))
+                for mask in masks
             ]
         )
-    booster = _fit(usable, np.ones(len(usable.targets), dtype=bool), seed)
-    return TrainedModel(data=_sealed(bytes(booster.save_raw("json"))), metrics=metrics, samples=len(usable.targets))
+    return TrainedModel(data=data, judge=judge, metrics=metrics, samples=len(usable.targets))
 
 
 def held_out_metrics(tasks: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
@@ -66,3 +67,17 @@ class TrainedModel:
     data: bytes
     metrics: dict[str, float]
     samples: int
+    judge: bytes | None = None
+    """The same trained without the held-out workloads, which speaks for it there; None where nothing else was left."""
+    marks: tuple[TaskMarks, ...] = ()
+    """Of the judge on each held-out task, beside the rival's judge."""
+    rival_refused: bool = False
+    """Whether the rival is no cost model that this version of the code can read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """The cost model that serves while another is trained."""
+
+    data: bytes
+    judge: bytes | None

@@ -34,7 +34,7 @@ def default_trace(workload: Workload, target: Target) -> str:
     A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a contraction in the
     register tile that the model in tuner/space/tiles.py ranks best, a chain of reductions row by row
     (tuner/space/rowwise.py). In anything else outer loops are parallel and the innermost is vectorised, and a transposition
-    is tiled. Where TVM refuses one of these, the next is tried.
+    is tiled. Where TVM refuses one of these, or it changes nothing (a call of a library), the next is tried.
     """
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
@@ -44,7 +44,7 @@ def default_trace(workload: Workload, target: Target) -> str:
     for choice, plan in (("row by row", _row_by_row), ("stage by stage", _stage_by_stage)):
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
-            if not plan(schedule, target):
+            if not plan(schedule, target) or tvm_ffi.structural_equal(schedule.mod, mod):
                 continue
             trace = encode_trace(schedule.trace)
             if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):

@@ -81,7 +81,7 @@ class TaskLedger:
     default: str | None = None
     """Digest of the candidate that is its default schedule; None where that is the baseline, or nobody knows."""
     default_secs: float | None = None
-    """The time of that one; None while it has none."""
+    """The least that the interval of its time allows; None while it has none."""
     bound_secs: float | None = None
     """The lower bound of its time on the job's devices; None while none is known."""
     exhausted: bool = False
@@ -236,8 +236,7 @@ class BudgetLedger:
 
     def _search_secs_left(self, elapsed_secs: float) -> float:
         assert self.seconds_limit is not None
-        held = min(self.held_secs, CONFIRMING_SHARE * self.seconds_limit)
-        return max(0.0, self.seconds_limit - held - elapsed_secs)
+        return max(0.0, self.seconds_limit - self.held_secs - elapsed_secs)
 
     @property
     def secs_per_trial(self) -> float:
@@ -295,7 +294,8 @@ class BudgetLedger:
                 task.failed += 1
             elif isinstance(result, Timed):
                 if result.candidate == task.default:
-                    task.default_secs = result.secs
+                    # Its least: a timing that was disturbed must not make it look worth replacing.
+                    task.default_secs = result.secs if result.secs_low is None else result.secs_low
                 task.best_secs = result.secs if task.best_secs is None else min(task.best_secs, result.secs)
         if done == 0:
             task.exhausted = True

@@ -7,6 +7,7 @@ record store and the measurer, so that no work is lost when a coordinator dies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ class TuningLoop:
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
         self._cost = ConfirmingCost()
+        self._needed_secs = 0.0
         self._until_gain, self._enough = until_gain, False
         self._withdrawn = self._over = False
         # After the confirming run of a replay a search may follow, with a confirming run of its own.
@@ -193,9 +195,8 @@ class TuningLoop:
                 self._confirm(index)
         self._to_confirm.sort(key=by_value(self.tasks, self.ledger.tasks), reverse=True)
         for index in [i for i in self._to_confirm if self.ledger.tasks[i].settled]:
-            if not self._may_confirm(elapsed_secs):
-                break
-            self._confirm_last(index)
+            if self._may_confirm(index, elapsed_secs):
+                self._confirm_last(index)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
             pass
         if self.ledger.overdue(elapsed_secs):
@@ -208,20 +209,33 @@ class TuningLoop:
             self._confirm_last(index)
         return not self._confirming
 
-    def _may_confirm(self, elapsed_secs: float) -> bool:
+    def _may_confirm(self, index: int, elapsed_secs: float) -> bool:
         """Whether a confirming run may begin while trials are still spent: it would go before them. Of a budget in seconds
-        it may where workers would wait otherwise, and as long as confirming has had no more than its share."""
+        it may where workers would wait otherwise, and as long as confirming has had no more than its share. Where the share
+        is not enough for all tasks, it is kept for those whose search found something."""
         if self.ledger.seconds_limit is None:
             return True
         workers = self.measurer.parallel()
+        if len(self._confirming) >= workers:
+            return False
         waiting = sum(task.batches_in_flight for task in self.ledger.tasks) <= len(self._searches)
         within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
-        return len(self._confirming) < workers and (waiting or within)
+        enough = self._needed_secs <= self._share_secs
+        return waiting or (within and (enough or bool(self.ledger.tasks[index].saved_secs)))
+
+    @property
+    def _share_secs(self) -> float:
+        """What is left of the share of a budget in seconds that confirming has, in seconds of the job."""
+        if self.ledger.seconds_limit is None:
+            return math.inf
+        spent_secs = self._cost.spent_secs / self.measurer.parallel()
+        return max(0.0, CONFIRMING_SHARE * self.ledger.seconds_limit - spent_secs)
 
     def _keep_time(self, elapsed_secs: float) -> None:
-        """Holds back what confirming will cost, and withdraws what there is no time for."""
+        """Holds back what confirming will cost, up to its share, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
-        self.ledger.held_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
+        self._needed_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
+        self.ledger.held_secs = min(self._needed_secs, self._share_secs)
         if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return
         for search in self._searches:

@@ -13,6 +13,7 @@ from typing import Any
 from pitchpipe.arrays import load_arrays
 from pitchpipe.frontends import FRONTENDS
 from pitchpipe.model.reference.expected import CannotRun, ModelFile, Runner, expect
+from pitchpipe.processes.collector import collect_rarely
 from pitchpipe.processes.lifeline import end_with_parent
 from pitchpipe.wire.job import ModelFormat
 
@@ -43,6 +44,7 @@ def _main(folder: Path) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
+    collect_rarely()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), int(sys.argv[3])))
     _main(Path(sys.argv[1]))

@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from pitchpipe.arrays import load_arrays, save_arrays
 from pitchpipe.model.reference.child import runner_of
 from pitchpipe.model.reference.expected import CannotRun
+from pitchpipe.processes.collector import collect_rarely
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.processes.lifeline import end_with_parent
 
@@ -139,5 +140,6 @@ def _main(folder: Path) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
+    collect_rarely()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _main(Path(sys.argv[1]))

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from service.http.pages import cost_models, entrance, instance, job, jobs, misses, overview, schedules, task, workers
+from service.http.pages import (
+    cost_models,
+    entrance,
+    instance,
+    job,
+    jobs,
+    misses,
+    overview,
+    programs,
+    schedules,
+    task,
+    workers,
+)
 
-PAGES = (entrance, overview, jobs, job, task, workers, schedules, misses, cost_models, instance)
+PAGES = (entrance, overview, jobs, job, task, programs, workers, schedules, misses, cost_models, instance)
 
 
 def include(app: FastAPI) -> None:

@@ -36,7 +36,9 @@ def task_page(view: UserView, job_id: str, position: int) -> Response:
         of = (session, view.project, task.workload, task.target)
         measured, failed = trials.times(*of), trials.failures(*of)
         best = records.best(*of)
+        served = None if best is None or best.record is None else records.view(session, view.project, best.record)
         rooflines = [each for each in workers.rooflines(session, view.project, task.target) if each is not None]
+    timed = served.record.result if served is not None and isinstance(served.record.result, Timed) else None
     fastest = min((secs for _, secs in measured if secs is not None), default=None)
     table = Spec(
         id="trials",
@@ -51,6 +53,7 @@ def task_page(view: UserView, job_id: str, position: int) -> Response:
         "task.html",
         table,
         job_id=job_id,
+        position=position,
         task=task,
         best=best,
         fastest=fastest,
@@ -61,6 +64,8 @@ def task_page(view: UserView, job_id: str, position: int) -> Response:
             "bound": task.bound_secs,
             "baseline": task.untuned_secs,
         },
+        samples=None if timed is None else _samples(timed),
+        check=None if timed is None else timed.check,
         roofline=_roofline(task, best, fastest, rooflines[0]) if rooflines and task.flops and task.bytes else None,
     )
 
@@ -71,14 +76,18 @@ def record_page(view: UserView, record_id: str) -> Response:
     with view.reading() as session:
         found = records.view(session, view.project, record_id)
     record = found.record
-    samples = list(record.result.run_secs) if isinstance(record.result, Timed) else []
     return view.page(
         "record.html",
         found=found,
         record=record,
         trace=_steps(record.trace),
-        samples={"points": [[at + 1, secs] for at, secs in enumerate(samples)], "bound": None, "baseline": None},
+        samples=_samples(record.result) if isinstance(record.result, Timed) else None,
     )
+
+
+def _samples(timed: Timed) -> dict[str, Any]:
+    """Every sample in the order of measuring, for a plot."""
+    return {"points": [[at + 1, secs] for at, secs in enumerate(timed.run_secs)], "bound": None, "baseline": None}
 
 
 def _roofline(task: TaskView, best: Best | None, fastest: float | None, roof: Roofline) -> dict[str, Any]:

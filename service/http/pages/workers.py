@@ -8,7 +8,7 @@ from starlette.responses import Response
 from pitchpipe.wire.lease import WorkerState
 from service.http.pages.tables import Column, Spec
 from service.http.pages.view import AnyView
-from service.store import listings, workers
+from service.store import listings, spent, workers
 
 router = APIRouter(prefix="/workers", include_in_schema=False)
 
@@ -46,4 +46,5 @@ def worker_page(view: AnyView, worker_id: str) -> Response:
     with view.reading() as session:
         worker = workers.get(session, view.project, worker_id)
         history = workers.history(session, view.project, worker_id)
-    return view.page("worker.html", worker=worker, history=history)
+        spent_secs = spent.of_worker(session, view.project, worker_id)
+    return view.page("worker.html", worker=worker, history=history, spent=spent_secs)

@@ -12,7 +12,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from pitchpipe.errors import InvalidTarget, NoDevice
-from pitchpipe.wire.job import EventKind, JobEvent, JobRequest, JobState, JobView
+from pitchpipe.wire.job import Budget, EventKind, JobEvent, JobRequest, JobState, JobView
 from pitchpipe.wire.page import JobPage
 from pitchpipe.wire.record import LookupRequest, LookupResponse
 from pitchpipe.wire.target import Target
@@ -117,6 +117,21 @@ def set_paused(context: Context, project: str, job: str, *, paused: bool) -> Job
     """Pauses or resumes a job. Raises as the store does."""
     with context.database.transaction() as session:
         view = jobs.set_paused(session, project, job, paused=paused)
+    context.wake.notify()
+    return view
+
+
+@router.put("/{job_id}/budget", responses=documented(*BODY, 404, 409))
+def extend_job(context: Ctx, principal: User, job_id: str, budget: Budget) -> JobView:
+    """Raises the budget of a job that still searches; idempotent. Lowering it is refused, and a job that confirms or has
+    ended is a conflict."""
+    return extend(context, principal.project, job_id, budget)
+
+
+def extend(context: Context, project: str, job: str, budget: Budget) -> JobView:
+    """Raises a job's budget. Raises as the store does."""
+    with context.database.transaction() as session:
+        view = jobs.extend(session, project, job, budget)
     context.wake.notify()
     return view
 

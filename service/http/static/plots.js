@@ -51,6 +51,15 @@
       }
       return { columns, series, x: axis("order", (value) => value, { size: 50 }), y: axis("", seconds), log: true };
     },
+    scatter(data) {
+      const x = data.points.map((point) => point[0]);
+      const of = (series) => data.points.map((point) => (point[2] === series ? point[1] : null));
+      const all = data.points.map((point) => point[1]);
+      const range = [Math.min(0, ...all) - 0.05, Math.max(1, ...all) + 0.05];
+      const series = [{}, dots("held-out task", "--plot-1", 5), dots("in the shadow", "--plot-2", 5)];
+      const plain = (value) => Number(value.toPrecision(3));
+      return { columns: [x, of(0), of(1)], series, range, x: axis("measured speed over the fastest", plain, { size: 50 }), y: axis("predicted score", plain), log: false };
+    },
     roofline(data) {
       const ridges = data.levels.map((level) => data.peak / level.bytes_per_sec);
       const from = Math.min(data.intensity, ...ridges) / 4, to = Math.max(data.intensity, ...ridges) * 4;
@@ -84,11 +93,11 @@
     plots.get(figure).drawn = new uPlot({
       ...size(), series: kind.series, axes: [kind.x, kind.y], legend: { live: false },
       cursor: { drag: { x: true, y: false } },
-      scales: { x: { time: false, distr: kind.logX ? 3 : 1 }, y: { distr: kind.log ? 3 : 1, ...(kind.log ? {} : { range: (_, __, most) => [0, most * 1.05 || 1] }) } },
+      scales: { x: { time: false, distr: kind.logX ? 3 : 1 }, y: { distr: kind.log ? 3 : 1, ...(kind.log ? {} : { range: (_, __, most) => kind.range || [0, most * 1.05 || 1] }) } },
     }, kind.columns, place);
     const last = data.points?.findLast((point) => point[1] != null);
     place.setAttribute("role", "img");
-    place.setAttribute("aria-label", `${figure.dataset.title}: ${(data.points || kind.columns[0]).length} points${last ? `, the last at ${seconds(last[1])}` : ""}`);
+    place.setAttribute("aria-label", `${figure.dataset.title}: ${(data.points || kind.columns[0]).length} points${last && !kind.range ? `, the last at ${seconds(last[1])}` : ""}`);
     figure.dataset.points = String((data.points || kind.columns[0]).length);
   }
 

@@ -35,6 +35,12 @@ def leaky_relu(to: Emitter, x: Any, negative_slope: Any) -> Any:
     return to.emit(op.nn.leakyrelu(x, float(negative_slope)))
 
 
+@converter("rrelu_with_noise_functional.default")
+def rrelu(to: Emitter, x: Any, noise: Any, lower: Any, upper: Any, **_: Any) -> Any:
+    """With the mean of its slopes, as for inference; in training it draws them, and is refused as what draws."""
+    return leaky_relu(to, x, (float(lower) + float(upper)) / 2), noise
+
+
 @converter("gelu.default")
 def gelu(to: Emitter, x: Any, approximate: str) -> Any:
     return smooth(to, {"none": op.nn.gelu, "tanh": op.nn.gelu_tanh}[approximate], x)

@@ -105,11 +105,14 @@ def floor_divide(to: Emitter, x: Any, other: Any) -> Any:
 
 def _whole(to: Emitter, name: str, make: Callable[..., Any], x: Any, other: Any) -> Any:
     """make of whole numbers. For a divisor of zero, where PyTorch raises, it is that by 1: the processor would end the
-    process."""
+    process. A divisor that is a number is part of the function, which then divides by a multiplication, and cannot be
+    called with zero."""
+    if not is_tensor(other) and 0 < other <= int(tirx.max_value(to.dtype)):
+        return elementwise(to, name, lambda a: make(a, tirx.const(int(other), to.dtype)), to.dtype, x)
 
     def body(a: Any, b: Any) -> Any:
         zero, one = (tirx.const(value, str(b.ty.dtype)) for value in (0, 1))
-        return make(a, tirx.Select(b == zero, one, b) if is_tensor(other) else b)
+        return make(a, tirx.Select(b == zero, one, b))
 
     return elementwise(to, name, body, to.dtype, x, other)
 

@@ -173,6 +173,9 @@ def exponential(to: Emitter, x: Pair) -> Pair:
 
 # Fourier transforms
 
+NO_WAVE = 1e-12
+"""A sine or cosine below it is the rounding of pi; of a real one 1e-12 is the extent of six trillion."""
+
 
 def _scale(kind: int, count: int) -> float:
     """Of PyTorch's normalizations: none, by the root of the number of elements, by that number."""
@@ -180,9 +183,14 @@ def _scale(kind: int, count: int) -> float:
 
 
 def _waves(rows: int, columns: int, extent: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of sign * 2 pi r c / extent; the product is reduced before it is rounded."""
+    """cos and sin of sign * 2 pi r c / extent; the product is reduced before it is rounded.
+
+    At multiples of a right angle they are 0 where they should be, not the rounding of pi: real inputs have real sums there,
+    whose angle would otherwise be pi or -pi by chance.
+    """
     angles = (np.outer(np.arange(rows), np.arange(columns)) % extent) * (sign * 2 * math.pi / extent)
-    return np.cos(angles), np.sin(angles)
+    cos, sin = (np.where(np.abs(wave) < NO_WAVE, 0.0, wave) for wave in (np.cos(angles), np.sin(angles)))
+    return cos, sin
 
 
 def _along(to: Emitter, x: Any, dim: int, matrix: np.ndarray) -> Any:

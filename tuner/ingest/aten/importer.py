@@ -80,6 +80,9 @@ class _Importer:
         variables = []
         for name in self.names:
             value = placeholders[name].meta["val"]
+            if value.dtype not in DTYPES:
+                hint = "; pass its real and imaginary parts" if value.dtype in COMPLEX_DTYPES else ""
+                raise UnsupportedOperator(f"input {name!r} is a tensor of {value.dtype}{hint}")
             variables.append(relax.Var(name, relax.TensorType(list(map(int, value.shape)), dtype_name(value.dtype))))
             self.env[placeholders[name]] = variables[-1]
         for name, node in placeholders.items():

@@ -220,8 +220,21 @@ def _window_sum(to: Emitter, x: Any, windows: Windows, shape: Sequence[int]) -> 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Any]:
     def convert(to: Emitter, x: Any, output_size: Any) -> Any:
-        sizes = _each(output_size, rank)
-        return _batched(to, to.cast(x, to.dtype), rank, lambda v: ADAPTIVE[rank](v, sizes))
+        sizes, have = _each(output_size, rank), shape_of(x)[-rank:]
+        if all(m % n == 0 for m, n in zip(have, sizes, strict=True) if n):
+            return _batched(to, to.cast(x, to.dtype), rank, lambda v: ADAPTIVE[rank](v, sizes))
+        # Windows of several extents: loops of TVM's operator then have extents that depend on the place.
+        result, dtype = to.dtype, wide(to.dtype)
+        windows = _adaptive(x, rank, sizes)
+        total = _window_sum(to, to.cast(x, dtype), windows, to.shape)
+
+        def body(given: Any, at: Any) -> Any:
+            count = int64(1)
+            for axis, out in enumerate(at[len(at) - rank :]):
+                count = count * (windows.ends[axis](out) - windows.starts[axis](out))
+            return given[0](*at) / count.astype(dtype)
+
+        return to.cast(to.compute("mean", body, to.shape, total), result)
 
     return convert
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,22 +160,38 @@ def repeat(to: Emitter, x: Any, repeats: Sequence[int]) -> Any:
 def roll(to: Emitter, x: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     if not dims:
         size = math.prod(to.shape)
-        return to.reshape(_rolled(to, to.reshape(x, [size]), shifts[0], 0), to.shape)
+        return to.reshape(_rolled(to, to.reshape(x, [size]), {0: shifts[0]}), to.shape)
+    by_dim = dict.fromkeys((dim % len(to.shape) for dim in dims), 0)
     for shift, dim in zip(shifts, dims, strict=True):
-        x = _rolled(to, x, shift, dim)
-    return x
+        by_dim[dim % len(to.shape)] += shift
+    return _rolled(to, x, by_dim)
 
 
-def _rolled(to: Emitter, x: Any, shift: int, dim: int) -> Any:
-    extent = shape_of(x)[dim]
-    shift %= extent
-    if not shift:
+def _rolled(to: Emitter, x: Any, shifts: Mapping[int, int]) -> Any:
+    """x with each of some axes rolled: one function of its indices, which fuses with what else only moves elements."""
+    shape = shape_of(x)
+    cuts = {dim: -shift % shape[dim] for dim, shift in shifts.items() if shape[dim]}
+    if not any(cuts.values()):
         return x
-    dim %= len(shape_of(x))
-    cut = extent - shift
-    first = to.emit(op.strided_slice(x, axes=[dim], begin=[0], end=[cut], strides=[1]))
-    second = to.emit(op.strided_slice(x, axes=[dim], begin=[cut], end=[extent], strides=[1]))
-    return to.emit(op.concat([second, first], axis=dim))
+    last = len(shape) - 1
+    if cut := cuts.pop(last, 0):
+        # In halves, since the elements of a vector would be looked up one by one.
+        halves = [(cut, shape[last]), (0, cut)]
+        found = [to.emit(op.strided_slice(x, axes=[last], begin=[a], end=[b], strides=[1])) for a, b in halves]
+        x = to.emit(op.concat(found, axis=last))
+    if not any(cuts.values()):
+        return x
+
+    def place(dim: int, i: Any) -> Any:
+        # Not (i + cut) % extent: of ((i + a) % m + b) % n TVM 0.27's FlattenBuffer drops b, and so it does of a quotient.
+        cut = cuts.get(dim, 0)
+        return tirx.Select(i >= shape[dim] - cut, i - (shape[dim] - cut), i + cut) if cut else i
+
+    def element(given: Any, at: Any) -> Any:
+        (source,) = given
+        return source(*(place(dim, i) for dim, i in enumerate(at)))
+
+    return to.compute("roll", element, shape, x)
 
 
 @converter("diagonal.default", "diagonal_copy.default")

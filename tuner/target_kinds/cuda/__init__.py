@@ -194,7 +194,7 @@ class CudaKind(TargetKind):
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import parameters
         from tuner.measure.device_compiler import DeviceCompiler
-        from tuner.measure.gpu_code import check_parameters, lower, lower_kernels
+        from tuner.measure.gpu_code import check_parameters, lowered_of, split_kernels
         from tuner.templates import kernels
         from tuner.tvm_compat import to_tvm_target
 
@@ -205,7 +205,8 @@ class CudaKind(TargetKind):
             yield "ptx", kernels.ptx_of(scheduled["main"], target.arch)
             return
         tvm_target = to_tvm_target(target)
-        yield "lowered", lower_kernels(scheduled, tvm_target).script()
-        source = lower(scheduled, tvm_target).source
+        split, device = split_kernels(scheduled, tvm_target)
+        yield "lowered", device.script()
+        source = lowered_of(split, device, tvm_target).source
         yield "cuda", source
         yield "ptx", DeviceCompiler(target.arch).ptx(source)
