@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as arrow
 from numpy.typing import NDArray
 from pyarrow import parquet
+from replay_search import Replayed
 
 from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.measure import MEASURE_VERSION
@@ -95,45 +95,18 @@ def pack(
     }
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Replayed:
-    """A workload with its n measured candidates; arrays have shape [n]."""
-
-    digest: str
-    name: str
-    networks: tuple[str, ...]
-    device: str
-    flops: float
-    seconds: NDArray[np.float64]
-    """Median seconds; infinite for a failure."""
-    lower: NDArray[np.float64]
-    upper: NDArray[np.float64]
-    place: NDArray[np.int64]
-    """Order in which the candidates were drawn: analytic seeds in the order of their models."""
-    origin: NDArray[np.str_]
-    family: NDArray[np.str_]
-    decisions: list[list[Any]]
-    """Of each candidate, [instruction, decision] of every sampling instruction of its trace."""
-    default: NDArray[np.bool_]
-    features: list[NDArray[np.float32]]
-    """[stores, FEATURES] of each."""
-
-    @property
-    def best_secs(self) -> float:
-        return float(self.seconds.min())
-
-    @property
-    def speeds(self) -> NDArray[np.float64]:
-        """best / seconds; 0 for a failure."""
-        return self.best_secs / self.seconds
+def metadata_of(path: Path) -> dict[str, Any]:
+    """`schema_version`, and the `environment` that the set was measured in; ends the script for any other file."""
+    told: dict[str, Any] = json.loads((parquet.read_schema(path).metadata or {}).get(METADATA, b"{}"))
+    if told.get("schema_version") != SCHEMA_VERSION:
+        raise SystemExit(f"{path} is not a replay set of version {SCHEMA_VERSION}")
+    return told
 
 
 def read(path: Path) -> list[Replayed]:
     """The workloads of a set in which something has a time."""
+    metadata_of(path)
     table = parquet.read_table(path)
-    told = json.loads((table.schema.metadata or {}).get(METADATA, b"{}"))
-    if told.get("schema_version") != SCHEMA_VERSION:
-        raise SystemExit(f"{path} is not a replay set of version {SCHEMA_VERSION}")
     found = []
     workloads = np.array(table["workload"].to_pylist())
     for digest in dict.fromkeys(workloads.tolist()):
