@@ -218,7 +218,7 @@ def test_analytic_seeds_that_a_small_round_left_come_in_the_next() -> None:
     while len(taken) < len(seeds):
         fresh = propose(request(programs.conv(), n=4, measured=tuple(measured), seen=frozenset(seen)))
         of_round = {without_postproc(p.candidate.trace) for p in fresh} & seeds
-        assert len(of_round) == min(3, len(seeds - taken))
+        assert len(of_round) >= min(3, len(seeds - taken))
         assert taken.isdisjoint(of_round)
         taken |= of_round
         measured += measured_of(fresh)
