@@ -13,6 +13,7 @@ A row of `kind` marks has the quality of a model's ranking over all candidates o
 *pairwise*, the share of pairs that are ordered rightly; *peak@k*, the mean over j <= k of (seconds of the fastest candidate)
 over (seconds of the fastest of the j candidates with the highest scores); `pairwise_distinct` counts only pairs whose
 intervals do not meet, since the order of the others is noise.
+
 A row of `kind` part has what a part of the search is worth: the regret without it over the regret with it, after so many
 trials, with its 95 % interval (bootstrap over workloads). It helps where the interval lies above 1, and harms where it lies
 below. `summary` names the parts that help nowhere.
