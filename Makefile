@@ -82,9 +82,9 @@ format: setup
 
 QUICK ?= --quick
 BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup preparation latency torch_backend
-BENCHMARKS += coverage onnx_nodes other_frontends torch_operators before_after kernels budgets dashboard_load
+BENCHMARKS += coverage onnx_nodes other_frontends torch_operators before_after kernels budgets dashboard_load learning
 
-# The peers that the benchmarks compare with; the product needs none of them.
+# The peers that the benchmarks compare with, and what reads their data; the product needs none of them.
 bench-setup: setup $(VENV)/.torch
 	$(PIP) install --quiet --require-hashes --only-binary :all: -r benchmarks/requirements.lock
 

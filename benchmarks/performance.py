@@ -103,6 +103,13 @@ SECTIONS = (
     Section(file="preparation", title="Graph preparation", script="preparation", table=tables.preparation),
     Section(file="throughput", title="Trials a second, CPU", script="throughput", table=tables.throughput),
     Section(file="throughput_cuda", title="Trials a second, GPU", script="throughput", table=tables.throughput),
+    Section(
+        file="learning",
+        title="Searches replayed",
+        script="learning",
+        table=tables.learning,
+        more="The set is described in [replay-set.md](replay-set.md); its times are of the machine that it names.",
+    ),
     Section(file="lookup", title="Look-ups", script="lookup", table=tables.lookup),
     Section(file="isolation", title="Hostile candidates", script="isolation", table=tables.isolation),
     Section(file="isolation_cuda", title="Hostile candidates on a GPU", script="isolation", table=tables.isolation),

@@ -282,3 +282,44 @@ def agreement(result: dict[str, Any]) -> Lines:
             "within": lambda row: "yes" if row["within"] else "**no**",
         },
     )
+
+
+# -- searches replayed
+
+
+def learning(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    trials = (4, 8, 16, 32, 64)
+    yield from table(
+        [row for row in rows if row["kind"] == "marks"],
+        {
+            "cost model": lambda row: row["name"],
+            **plain("workloads", "pairwise", "pairwise_distinct", "peak@1", "peak@5"),
+        },
+    )
+    yield ""
+    yield "Regret after so many trials (range over repetitions):"
+    yield ""
+    yield from table(
+        [row for row in rows if row["kind"] == "search"],
+        {
+            "search": lambda row: row["name"],
+            **{f"{n}": lambda row, n=n: ratio(row[f"regret@{n}"], row[f"regret@{n}_range"]) for n in trials},
+        },
+    )
+    for row in rows:
+        if row["kind"] == "default":
+            yield ""
+            yield f"The default schedules, without a trial: {ratio(row['regret'])}, of {row['workloads']} workloads."
+    yield ""
+    yield "What a part of the search is worth, regret without it over regret with it:"
+    yield ""
+    yield from table(
+        [row for row in rows if row["kind"] == "part"],
+        {
+            "part": lambda row: row["name"],
+            **{f"{n}": lambda row, n=n: ratio(row[f"worth@{n}"], row[f"worth@{n}_interval"]) for n in trials},
+            "helps after": lambda row: ", ".join(map(str, row["helps_at"])) or "-",
+            "harms after": lambda row: ", ".join(map(str, row["harms_at"])) or "-",
+        },
+    )

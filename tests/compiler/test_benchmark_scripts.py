@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pitchpipe.processes.cores import usable_cores
+from tuner.search import evolution
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OURS = ("pitchpipe", "tuner", "service", "workers", "tests")
@@ -20,6 +21,7 @@ SCRIPTS = sorted(FOLDER.rglob("*.py"))
 sys.path.insert(0, str(FOLDER))
 try:
     import environment
+    import replay_search
 finally:
     sys.path.remove(str(FOLDER))
 
@@ -53,3 +55,10 @@ def test_a_program_of_a_benchmark_has_as_many_threads_as_cores_unless_it_is_told
     monkeypatch.delenv("TVM_NUM_THREADS")
     environment.parser(None)
     assert os.environ["TVM_NUM_THREADS"] == str(usable_cores())
+
+
+def test_a_replayed_search_has_the_shares_of_a_search() -> None:
+    for name in ("ANALYTIC_SHARE", "EPSILON", "RANDOM_RATIO", "MAX_TIES"):
+        assert getattr(replay_search, name) == getattr(evolution, name)
+    assert replay_search.CHILDREN_SHARE == 1 - evolution.RANDOM_SHARE
+    assert replay_search.CHILDREN_RATIO == evolution.GENERATIONS * evolution.CHILDREN_RATIO

@@ -210,6 +210,21 @@ def test_the_first_round_has_the_analytic_seeds_and_something_of_every_sketch(
         assert sketches <= {family_of(key) for key in keys}
 
 
+def test_analytic_seeds_that_a_small_round_left_come_in_the_next() -> None:
+    seeds = {encode_trace(seed) for seed in space_of(programs.conv(), programs.TARGET).analytic_seeds}
+    taken: set[str] = set()
+    measured: list[tuple[str, float]] = []
+    seen: set[str] = set()
+    while len(taken) < len(seeds):
+        fresh = propose(request(programs.conv(), n=4, measured=tuple(measured), seen=frozenset(seen)))
+        of_round = {without_postproc(p.candidate.trace) for p in fresh} & seeds
+        assert len(of_round) >= min(3, len(seeds - taken))
+        assert taken.isdisjoint(of_round)
+        taken |= of_round
+        measured += measured_of(fresh)
+        seen |= {p.candidate.digest for p in fresh}
+
+
 def test_a_design_space_is_a_list_of_schedules_of_the_workload() -> None:
     schedules = space_of(programs.conv(), programs.TARGET).schedules
     assert len(schedules) >= 3

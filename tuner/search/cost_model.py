@@ -37,6 +37,7 @@ from tuner.search.requests import Sample, TrainedModel
 __all__ = [
     "FEATURES",
     "CostModel",
+    "fit",
     "held_out_metrics",
     "is_held_out",
     "pack_features",
@@ -143,13 +144,13 @@ def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
     absent where none of these has enough samples. Deterministic for the samples' order and the seed.
     """
     usable = _Samples(samples)
-    if len(usable.targets) < MIN_SAMPLES or not usable.targets.any():
+    if not usable.are_enough:
         return None
-    data = _sealed(bytes(_fit(usable, np.ones(len(usable.targets), dtype=bool), seed).save_raw("json")))
+    data = _fit(usable, np.ones(len(usable.targets), dtype=bool), seed)
     inside = np.array([not is_held_out(workload) for workload in usable.owners])
     judge = data if inside.all() else None
     if judge is None and usable.targets[inside].any():
-        judge = _sealed(bytes(_fit(usable, inside, seed).save_raw("json")))
+        judge = _fit(usable, inside, seed)
     held_out = [w for w in usable.workloads if is_held_out(w) and usable.size_of(w) >= MIN_TASK_SAMPLES]
     metrics: dict[str, float] = {"held_out_tasks": float(len(held_out) if judge else 0)}
     if judge is not None:
@@ -162,6 +163,17 @@ def train(samples: Sequence[Sample], seed: int) -> TrainedModel | None:
             ]
         )
     return TrainedModel(data=data, judge=judge, metrics=metrics, samples=len(usable.targets))
+
+
+def fit(samples: Sequence[Sample], seed: int) -> bytes | None:
+    """A model of all samples as `CostModel.load` takes it, without a judge or metrics; None when there are too few.
+
+    Deterministic as `train` is.
+    """
+    usable = _Samples(samples)
+    if not usable.are_enough:
+        return None
+    return _fit(usable, np.ones(len(usable.targets), dtype=bool), seed)
 
 
 def held_out_metrics(tasks: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> dict[str, float]:
@@ -213,6 +225,11 @@ class _Samples:
         self.weights = weights / (np.bincount(index, weights=weights) if len(index) else np.ones(1))[index]
         self._sizes = {workload: int((index == i).sum()) for i, workload in enumerate(self.workloads)}
 
+    @property
+    def are_enough(self) -> bool:
+        """Whether a model can learn from them."""
+        return len(self.targets) >= MIN_SAMPLES and bool(self.targets.any())
+
     def size_of(self, workload: str) -> int:
         return self._sizes[workload]
 
@@ -222,7 +239,8 @@ def _stack(features: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32]
     return np.concatenate(features), np.repeat(np.arange(len(features)), [len(x) for x in features])
 
 
-def _fit(samples: _Samples, inside: NDArray[np.bool_], seed: int) -> Any:
+def _fit(samples: _Samples, inside: NDArray[np.bool_], seed: int) -> bytes:
+    """A model of these samples, sealed."""
     import xgboost
 
     chosen = np.flatnonzero(inside)
@@ -236,7 +254,8 @@ def _fit(samples: _Samples, inside: NDArray[np.bool_], seed: int) -> Any:
         return (weights * error)[owners], (weights * stores)[owners]
 
     data = xgboost.DMatrix(rows, nthread=1)
-    return xgboost.train({**PARAMETERS, "seed": seed}, data, num_boost_round=ROUNDS, obj=objective, verbose_eval=False)
+    settings = {**PARAMETERS, "seed": seed}
+    return _sealed(bytes(xgboost.train(settings, data, ROUNDS, obj=objective, verbose_eval=False).save_raw("json")))
 
 
 def _sealed(document: bytes) -> bytes:

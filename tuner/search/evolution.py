@@ -127,7 +127,7 @@ class _Round:
         self.programs: set[int] = set()
         self.families: dict[str, list[tuple[float, Any]]] = {}
         self.sketches = families_of(self.space)
-        self.analytic_seeds = list(self.space.analytic_seeds)
+        self.analytic_seeds = [seed for seed in self.space.analytic_seeds if encode_trace(seed) not in self.keys]
         self.seeded: list[Individual] = []
         self.found: list[tuple[float, Individual]] = []
         self.explored: list[Individual] = []
