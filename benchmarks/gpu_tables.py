@@ -28,8 +28,8 @@ def latency_cuda(result: dict[str, Any]) -> Lines:
             "ours": lambda row: f"{time(row['queued_secs'])}; wall {time(row['wall_secs'])}",
             **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},
             "best peer": lambda row: f"{row['best_peer']}: {verdict(_interval_of_best(row))}",
-            "kernels, sum": lambda row: f"{row['kernels']:.0f}, {time(row['kernel_secs'])}",
-            "of the best peer": lambda row: (
+            "kernels": lambda row: f"{row['kernels']:.0f}",
+            "of the best peer, sum": lambda row: (
                 "{kernels:.0f}, ".format(**row["peers"][row["best_peer"]])
                 + time(row["peers"][row["best_peer"]]["kernel_secs"])
             ),

@@ -9,7 +9,8 @@ tensors. With `--seconds 0` it is not tuned: what runs are the default schedules
 
     wall     seconds of a call and of waiting for it, the median of a block
     queued   seconds a call where the calls of a block are queued and waited for together: what the device takes
-    kernels  sum of the durations of all kernels of a call, and their number, from PyTorch's profiler
+    kernels  sum of the durations of all kernels of a call, and their number, from PyTorch's profiler; of ours the number
+             alone, since each begins before those before it have ended (ADR 0062)
 
 Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| + s) with r from eager in float32 without
 TF32 and s its root mean square, for every contestant: eager's own says what the type costs. `table` has the costliest
@@ -157,7 +158,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "geomean_vs_best_peer": geometric_mean([row["best_peer_over_ours"] for row in ran]) if ran else None,
         "worst_vs_best_peer": min((row["best_peer_over_ours"] for row in ran), default=None),
         "worst_vs_eager": min((row["peers"]["eager"]["queued_over_ours"] for row in ran), default=None),
-        "worst_wall_over_kernels": max((row["wall_secs"] / row["kernel_secs"] for row in ran), default=None),
         "refused": [
             f"{row['model']} {row['dtype']} {row['batch']}: {row['refused']}" for row in rows if row.get("refused")
         ],
@@ -222,7 +222,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "queued_over_ours": over.value,
             "queued_over_ours_interval": [over.low, over.high],
             "wall_over_ours": ratio_of(walls[name], walls["ours"]).value,
-            "kernel_secs": kernels[name][0],
+            "kernel_secs": None if name == "ours" else kernels[name][0],
             "kernels": kernels[name][1],
             "error": errors[name],
             "setup_secs": setup[name],

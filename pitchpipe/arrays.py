@@ -14,11 +14,22 @@ if TYPE_CHECKING:
 _TYPES = "types"
 
 
+def on_host(array: Any) -> np.ndarray:
+    """The array for NumPy, copied only where it lies elsewhere: torch's tensors may be on a GPU, and of bfloat16."""
+    import numpy as np
+
+    if hasattr(array, "resolve_neg"):
+        from pitchpipe.torch_operators.arrays import to_array
+
+        return to_array(array)
+    return np.asarray(array)
+
+
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Writes arrays by name; names are any text, as weights have."""
     import numpy as np
 
-    stored = {f"a{number}": np.asarray(array) for number, array in enumerate(arrays.values())}
+    stored = {f"a{number}": on_host(array) for number, array in enumerate(arrays.values())}
     names = [[name, str(array.dtype)] for name, array in zip(arrays, stored.values(), strict=True)]
     # NumPy's files know bfloat16 as two bytes of no type.
     plain = {key: array if array.dtype.kind != "V" else array.view(_bits(array)) for key, array in stored.items()}

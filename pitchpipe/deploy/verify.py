@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pitchpipe.arrays import on_host
 from pitchpipe.deploy import identity
 from pitchpipe.errors import DeadlineExceeded, WrongResult
 from pitchpipe.model.comparison import Agreement
@@ -156,7 +157,7 @@ def weights_digest(weights: Mapping[str, Any]) -> str:
 
     digest = hashlib.sha256()
     for name in sorted(weights):
-        array = np.asarray(weights[name], order="C")
+        array = np.asarray(on_host(weights[name]), order="C")
         digest.update(f"{len(name)} {name} {array.dtype} {array.shape};".encode())
         if math.prod(array.shape):
             digest.update(array.reshape(-1).view(np.uint8).data)

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from mmap import mmap
 from pathlib import Path
@@ -206,6 +207,31 @@ def test_a_report_that_makes_no_sense_ends_its_candidate_and_no_other(host: Host
             assert result.build_secs == 0.1
             assert result.rule is not None
             assert (result.rule.calls, result.check) == (7, CHECK)
+
+
+def test_a_candidate_that_compiles_far_longer_than_the_others_is_given_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_to_build(bench: Bench, candidate: Candidate, config: MeasureConfig) -> Callable[[Line], None]:
+        def body(line: Line) -> None:
+            tell(line, Applied())
+            time.sleep(600)
+
+        return body if json.loads(candidate.trace) == "slow" else searched(bench, candidate, config)
+
+    monkeypatch.setattr(search, "candidate_body", slow_to_build)
+    monkeypatch.setattr("workers.sandbox.cpu.batch.STRAGGLER_SECS", 0.3)
+    names = ["fine 0", "slow", "fine 1"]
+    batch = Batch(
+        candidates=tuple(Candidate.of("0" * 64, json.dumps(name)) for name in names),
+        config=MeasureConfig(),
+        purpose=Purpose.SEARCH,
+        incumbent_secs=None,
+        usual_secs=1e-4,
+    )
+    SearchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    ended = {result.candidate: getattr(result, "kind", None) for result in host.results}
+    assert [ended[c.digest] for c in batch.candidates] == [None, FailureKind.BUILD_TIMEOUT, None]
 
 
 def test_a_baseline_that_is_far_behind_in_its_first_process_is_not_asked_in_the_others(

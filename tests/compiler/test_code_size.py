@@ -30,3 +30,17 @@ def test_statements_are_counted_as_they_are_unrolled(steps: int, vector: int | N
         schedule.reorder(columns, reduction, lane)
         schedule.vectorize(lane)
     assert is_unrolled_too_far(schedule.mod["main"], lanes) is refused
+
+
+@pytest.mark.parametrize(("along_rows", "count", "refused"), [(False, 33, False), (True, 33, True), (True, 32, False)])
+def test_an_uneven_vector_of_elements_that_lie_apart_counts_element_by_element(
+    along_rows: bool, count: int, refused: bool
+) -> None:
+    schedule = Schedule(load_ir(programs.dense(count, 64, 33).ir))
+    block = schedule.get_child_blocks(schedule.get_sblock("root"))[0]
+    rows, columns, reduction = schedule.get_loops(block)
+    lanes, other = (rows, columns) if along_rows else (columns, rows)
+    schedule.reorder(other, reduction, lanes)
+    schedule.annotate(other, "pragma_auto_unroll_max_step", 512)
+    schedule.vectorize(lanes)
+    assert is_unrolled_too_far(schedule.mod["main"], 16) is refused

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
+from tests.scene import OTHER_TARGET
 from tuner.tuning.confirm import MeasuredBatch
-from tuner.tuning.confirming_cost import CALLS, NAIVE_FLOPS_PER_SEC, PRIOR_SECS, TASK_SECS, ConfirmingCost
+from tuner.tuning.confirming_cost import CALLS, NAIVE_FLOPS_PER_SEC, PRIOR_RUNS, ConfirmingCost
 from tuner.tuning.testing import fake_task
 
 SMALL = fake_task("small", flops=0.0)
+TASK_SECS = kind_of(SMALL.target).confirming_secs
 
 
 def batch(
@@ -46,12 +49,20 @@ def test_at_first_a_task_costs_what_is_usual_and_a_naive_baseline_its_calls() ->
     scheduled = large.model_copy(update={"baseline": '[["scheduled"],[]]'})
     assert cost.secs([scheduled]) == pytest.approx(TASK_SECS), "a schedule's calls are short"
     assert cost.secs([]) == 0
+    on_a_gpu = SMALL.model_copy(update={"target": OTHER_TARGET})
+    assert cost.secs([on_a_gpu]) == pytest.approx(kind_of(OTHER_TARGET).confirming_secs)
 
 
 def test_what_runs_took_decides_what_is_expected_of_the_next_ones() -> None:
     assert of_a_second(100).secs([SMALL]) == pytest.approx(1.0, rel=0.05)
     assert of_a_second(100, 0.1).secs([SMALL]) == pytest.approx(0.1, rel=0.2)
-    assert TASK_SECS < of_a_second(1).secs([SMALL]) < (PRIOR_SECS + 1) / PRIOR_SECS * TASK_SECS
+    of_one = (PRIOR_RUNS * TASK_SECS + 1.0) / ((PRIOR_RUNS + 1) * TASK_SECS) * TASK_SECS
+    assert of_a_second(1).secs([SMALL]) == pytest.approx(of_one)
+
+
+def test_what_runs_took_on_one_kind_of_target_tells_nothing_of_another() -> None:
+    on_a_gpu = SMALL.model_copy(update={"target": OTHER_TARGET})
+    assert of_a_second(100).secs([on_a_gpu]) == pytest.approx(kind_of(OTHER_TARGET).confirming_secs)
 
 
 def test_a_lease_that_was_granted_ahead_costs_from_the_end_of_the_one_before() -> None:

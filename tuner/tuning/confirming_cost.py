@@ -3,41 +3,50 @@
 Of a task t in seconds of one worker, with C_t its FLOPs, and r what the confirming runs of this job took over what was
 expected of them:
 
-    cost(t) = r (TASK_SECS + CALLS C_t / NAIVE_FLOPS_PER_SEC)
+    cost(t) = r (T + CALLS C_t / NAIVE_FLOPS_PER_SEC)
 
-The second term is the baseline's, where that is the unscheduled program; a schedule's calls are short. r begins at 1 and
-weighs as much as PRIOR_SECS of runs.
+T is what a run takes on the kind of target (`TargetKind.confirming_secs`). The second term is the baseline's, where that is
+the unscheduled program; a schedule's calls are short. r is that of the kind of target; it begins at 1, which weighs as much
+as PRIOR_RUNS runs.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.task import Task
 from tuner.tuning.confirm import MeasuredBatch
 
-TASK_SECS = 0.35
-"""Compiling two or three programs, six to nine processes, and their samples of a millisecond."""
 CALLS = 1.5
 """Of a baseline that has lost: one, or one in each of three processes where it is not far behind."""
 NAIVE_FLOPS_PER_SEC = 1.5e9
 """An unscheduled convolution or product on one core, whose sums wait for each other."""
-PRIOR_SECS = 2.0
+PRIOR_RUNS = 4
+"""Few runs tell little: those before the last trials have a GPU for themselves, whose workers wait in turns later."""
 
 
 class ConfirmingCost:
     """The expected cost of confirming runs; learns from each that ends."""
 
     def __init__(self) -> None:
-        self._taken = self._expected = PRIOR_SECS
+        self._taken = defaultdict[str, float](float)
+        self._expected = defaultdict[str, float](float)
+        """Seconds by kind of target, of the runs that have ended."""
         self.spent_secs = 0.0
         """Of workers, for confirming runs so far."""
         self._busy_until: dict[str, float] = {}
 
     def secs(self, tasks: Iterable[Task]) -> float:
         """Seconds that one worker takes to confirm these tasks."""
-        return self._taken / self._expected * sum(map(_expected, tasks))
+        return sum(self._ratio(task) * _expected(task) for task in tasks)
+
+    def _ratio(self, task: Task) -> float:
+        kind = task.target.kind
+        prior_secs = PRIOR_RUNS * kind_of(task.target).confirming_secs
+        return (prior_secs + self._taken[kind]) / (prior_secs + self._expected[kind])
 
     def observe(self, task: Task, batch: MeasuredBatch) -> None:
         """Learns from a batch that has ended, of whatever purpose.
@@ -50,10 +59,11 @@ class ConfirmingCost:
         self._busy_until[batch.worker] = max(before, batch.ended_at)
         if not batch.purpose.charged and batch.whole:
             secs = max(0.0, batch.ended_at - max(before, batch.granted_at))
-            self._taken, self.spent_secs = self._taken + secs, self.spent_secs + secs
-            self._expected += _expected(task)
+            self.spent_secs += secs
+            self._taken[task.target.kind] += secs
+            self._expected[task.target.kind] += _expected(task)
 
 
 def _expected(task: Task) -> float:
     naive = task.flops / NAIVE_FLOPS_PER_SEC if task.baseline == BASELINE_TRACE else 0.0
-    return TASK_SECS + CALLS * naive
+    return kind_of(task.target).confirming_secs + CALLS * naive

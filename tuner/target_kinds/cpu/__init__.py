@@ -23,6 +23,8 @@ class CpuKind(TargetKind):
     title = "a CPU"
     runs_unscheduled = True
     has_streams = False
+    confirming_secs = 0.35
+    """Compiling two or three programs, six to nine processes, and their samples of a millisecond."""
     artifact = "model.so"
     needs_linker = True
     needs_compiler = True

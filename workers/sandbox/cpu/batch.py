@@ -8,6 +8,7 @@ timed again while the reference workload beside it is too slow (tuner/measure/he
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, CheckVerdict, FailureKind, MeasureConfig, Measurement
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.heartbeat import clock_hz
-from workers.sandbox.builders import BuildHost, BuiltCandidate
+from workers.sandbox.builders import STRAGGLER_FACTOR, STRAGGLER_SECS, BuildHost, BuiltCandidate
 from workers.sandbox.cpu.child import GO
 from workers.sandbox.messages import Applied, Batch, Fault, FromChild, Sample, Waiting
 from workers.sandbox.nursery import Child, Ended, Limits, Line
@@ -77,6 +79,7 @@ class Trial:
     """Number of children of the same candidate that were started before it."""
     stage: Stage = "applying"
     build_secs: float = 0.0
+    """0 until it is built."""
     program: bytes = b""
     """Of a candidate of a search, as it sent it before it ran."""
     over: bool = False
@@ -116,8 +119,30 @@ class BatchRun(ABC):
                         self._building.append(started)
                 for child, event in self._host.events():
                     self._absorb(child, event)
+                self._give_up_stragglers()
             for trial in self._building:
                 trial.child.freeze()
+
+    def _give_up_stragglers(self) -> None:
+        """Ends a search's children that alone are waited for and compile far longer than the batch's others did, as
+        builders.py has it: LLVM takes a minute for some code that is not fast."""
+        if self._batch.purpose is Purpose.CONFIRM:
+            return
+        built_secs = [trial.build_secs for trial in self._trials.values() if trial.build_secs]
+        if self._starts or not built_secs:
+            return
+        median_secs = statistics.median(built_secs)
+        limit_secs = max(STRAGGLER_SECS, STRAGGLER_FACTOR * median_secs)
+        left_secs = self._batch.config.build_timeout_secs - limit_secs
+        if any(
+            trial.child.deadline is None or trial.child.deadline - time.monotonic() > left_secs
+            for trial in self._building
+        ):
+            return
+        for trial in list(self._building):
+            trial.child.kill()
+            detail = f"given up after {limit_secs:.1f} s: the median build of its batch took {median_secs:.2f} s"
+            self._over_with(trial, FailureKind.BUILD_TIMEOUT, detail)
 
     def _start(self, candidate: Candidate, body: Callable[[Line], None], **known: Any) -> Trial:
         """A new child of the candidate that runs `body`. known: fields of its Trial."""
