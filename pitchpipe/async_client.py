@@ -146,6 +146,7 @@ class AsyncClient:
     explain = _awaited(Client.explain)
     pinned = _awaited(Client.pinned)
     pin_schedule = _awaited(Client.pin_schedule)
+    savings = _awaited(Client.savings)
     outdated = _awaited(Client.outdated)
     upgrade = _awaited(Client.upgrade)
 

@@ -60,6 +60,7 @@ from pitchpipe.wire.record import (
     RecordView,
     TuningRecord,
 )
+from pitchpipe.wire.savings import Savings
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 
@@ -304,6 +305,10 @@ class Client:
         """Keeps what is served, whatever is confirmed later, or lets it be replaced again."""
         return parse(ServedPin, self._connection.call("PUT", "/v1/schedules/pin", json=pin))
 
+    def savings(self, days: int = 7) -> Savings:
+        """What served schedules saved the deployments that report their runs, day by day (UTC)."""
+        return parse(Savings, self._connection.call("GET", "/v1/schedules/savings", params={"days": str(days)}))
+
     def outdated(self, target: Target | None = None, limit: int = 50) -> OutdatedList:
         """What is served from another toolchain, driver or device class than the workers have, the most valuable first."""
         params = {"limit": str(limit)} | ({} if target is None else {"target": target.key})
@@ -317,7 +322,7 @@ class Client:
     # --- misses
 
     def report_misses(self, report: MissReport, *, idempotency_key: str | None = None) -> MissReceipt:
-        """Tells what ran without a schedule. A key is always sent, so a repeated call counts once."""
+        """Tells what ran, without a schedule or with a served one. A key is always sent, so a repeated call counts once."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return parse(MissReceipt, self._connection.call("POST", "/v1/misses", json=report, headers=headers))
 

@@ -20,6 +20,7 @@ from pitchpipe.errors import InvalidInput
 from pitchpipe.model.local import detect_target
 from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, ModelFormat
+from pitchpipe.wire.savings import MAX_DAYS
 from pitchpipe.wire.target import Target
 
 schedules = typer.Typer(no_args_is_help=True, help="Schedules of the project.")
@@ -181,6 +182,28 @@ def list_models(url: Url = HERE, token: Token = "", as_json: Json = False) -> No
         return
     rows = [(m.id, m.name, m.format.value, str(m.comparison or "-"), str(m.size_bytes)) for m in found]
     show(Console(), "models", ("model", "name", "format", "comparison", "bytes"), rows, numbers_from=4)
+
+
+@schedules.command("saved")
+def saved(
+    url: Url = HERE,
+    token: Token = "",
+    days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="up to today, UTC")] = 7,
+    as_json: Json = False,
+) -> None:
+    """Seconds that served schedules saved the deployments that report their runs, day by day."""
+    with client_of(url, token) as client:
+        found = client.savings(days)
+    if as_json:
+        print_json(found)
+        return
+    named = [(str(day.day), day) for day in found.days] + [("together", found.last(days))]
+    rows = [
+        (name, str(of.runs), f"{of.baseline_saved_secs:.3g}", str(of.default_runs), f"{of.default_saved_secs:.3g}")
+        for name, of in named
+    ]
+    headings = ("day", "runs", "s saved over baseline", "runs with a known default", "s saved over default")
+    show(Console(), "saved by served schedules", headings, rows, numbers_from=1)
 
 
 @misses.command("list")

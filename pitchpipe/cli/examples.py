@@ -28,6 +28,7 @@ EXAMPLES = {
     "schedules export": f"pitchpipe schedules export {JOB} metaschedule/",
     "schedules import": "pitchpipe schedules import metaschedule/",
     "schedules upgrade": "pitchpipe schedules upgrade --limit 20 --budget-seconds 600",
+    "schedules saved": "pitchpipe schedules saved --days 30",
     "schedules pin": f"pitchpipe schedules pin {JOB}",
     "records list": f"pitchpipe records list --served {JOB}",
     "records show": "pitchpipe records show rec_01m7z --code",

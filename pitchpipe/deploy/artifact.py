@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ def cache_dir() -> Path:
     return Path(os.environ.get("PITCHPIPE_CACHE_DIR") or platformdirs.user_cache_dir("pitchpipe"))
 
 
+class Runs:
+    """How often a compiled model has run, and which of its workloads run tuned schedules. Counting is one addition."""
+
+    __slots__ = ("__weakref__", "done", "tuned")
+
+    def __init__(self, tuned: Collection[Digest] = ()) -> None:
+        self.done = 0
+        self.tuned = tuned
+
+
 class CompiledModel:
     """A compiled model whose weights are bound once. Call it with NumPy or DLPack arrays, in the order of `inputs`.
 
@@ -80,6 +90,7 @@ class CompiledModel:
         self.manifest = manifest
         self.comparison = not_compared("nobody asked its framework")
         """With the framework that the model came from, as the proof run of its library found."""
+        self.runs = Runs(manifest.tuned)
         kind = kind_of(manifest.target)
         takes = (manifest.inputs, manifest.params)
         self._running = kind.executable(compiled, *takes, manifest.target, ordinal=ordinal)
@@ -102,7 +113,9 @@ class CompiledModel:
         stream: on a GPU, the handle of the stream that the run goes to, for arrays that are not torch's; default: torch's
         current stream where torch is imported, else the default stream.
         """
-        return self._running(*arrays, stream=stream)
+        results = self._running(*arrays, stream=stream)
+        self.runs.done += 1
+        return results
 
     def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.client import Client
-from pitchpipe.deploy import background, identity, lookup, misses
+from pitchpipe.deploy import background, identity, lookup, misses, usage
 from pitchpipe.deploy.artifact import CompiledModel, cache_dir, intact, lacks_linker
 from pitchpipe.deploy.building import BuildSpec, failure
 from pitchpipe.deploy.evidence import leave
@@ -71,6 +71,8 @@ class Opening:
         self._ordinal = ordinal_named(target)
         self._client, self._lock, self._report_misses = client, lock, report_misses
         self._background: background.Background | None = None
+        self._reported: identity.Identity | None = None
+        """Of the model, once it was looked up and its misses were reported."""
 
     def open(self, wait_secs: float) -> CompiledModel:
         """The compiled model if it is there within `wait_secs`; else its building goes on beside the program.
@@ -86,6 +88,9 @@ class Opening:
             self.close()
             raise
         self.close()
+        if self._reported is not None and self.schedules is not None:
+            client = self._client  # The reports outlive this object, whose weights may go.
+            usage.follow(opened.runs, self.schedules, self._reported, lambda: lookup.service_of(client))
         return opened
 
     def close(self) -> None:
@@ -150,6 +155,7 @@ class Opening:
 
     def _tell_misses(self, schedules: lookup.Schedules, known: identity.Identity | None) -> None:
         if self._report_misses and self._lock is None and known is not None:
+            self._reported = known
             runs = misses.missed(schedules, known)
             misses.report_beside(lambda: lookup.service_of(self._client), schedules.target, [(self.model, runs)])
 
@@ -279,7 +285,8 @@ def load_safely(
         build.
     schedules: as for `load`, or what gives them (`lambda: open_pack(path)`), or None for a look-up in the service.
     lock: a lock file whose pins are run, in place of a look-up.
-    report_misses: as for `fetch`, once looked up.
+    report_misses: as for `fetch`, once looked up; and from then on, now and then, how often the tuned build ran, with its
+        misses and with schedules that were served (see usage.py).
     precision: as for `fetch`.
     deadline_secs: of looking up, and of waiting for a build. What is not ready by then goes on in a child, and a later
         call of the model, or a later program, has it. A torch module is exported first, and where its build was never

@@ -24,7 +24,7 @@ from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.part import Part, Trials
 from pitchpipe.torch_backend.partition import PREFIX, fuse, is_static, tensors_of
 from pitchpipe.torch_backend.report import GraphReport, PartitionReport
-from pitchpipe.torch_backend.schedules import Found, Wanted, find, is_silent
+from pitchpipe.torch_backend.schedules import Found, Wanted, find, follow, is_silent
 from pitchpipe.torch_backend.threads import run_small_ones_alone
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.record import Tier
@@ -109,6 +109,8 @@ class Graph:
             told.partitions.append(report)
             parts.append(self._part(module.get_submodule(name), piece, spec, report, device, alone))
             setattr(module, name, parts[-1])
+            if spec is not None and piece.identity is not None:
+                follow(parts[-1].runs, answers, piece.identity, self._options)
         return Prepared(graph=self, key=key_of(rounded), module=module, parts=parts), told
 
     def _cut(self, module: Any, device: Any) -> Cut | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pitchpipe.deploy.artifact import cache_dir, lacks_linker, open_library
+from pitchpipe.deploy.artifact import Runs, cache_dir, lacks_linker, open_library
 from pitchpipe.deploy.building import BuildSpec, failure, make
 from pitchpipe.deploy.identity import write_json
 from pitchpipe.errors import PitchpipeError
@@ -62,6 +62,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._stepping, self._alone, self._otherwise = training, alone, otherwise
         (output,) = eager.graph.find_nodes(op="output")
         self._one = not isinstance(output.args[0], (tuple, list))
+        self.runs = Runs()
+        """Of the library; those in which it is compared and timed do not count."""
         self._run: Run | None = None
         self._runner: Any = None
         self._benchmark = PairedBenchmark()
@@ -174,6 +176,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         made = make(self.spec, cache_dir())
         with in_native_code():
             manifest, library = open_library(made, self.spec.target)
+            self.runs.tuned = manifest.tuned
             if kind_of(self.spec.target).has_streams:
                 from pitchpipe.torch_backend.run_on_gpu import GpuRunner
 
@@ -191,6 +194,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - as above
             self._fail("a part of the model goes on in eager mode", error)
             return self._eager[0](*tensors)
+        if self._trials.until is None:
+            self.runs.done += 1
         return found[0] if self._one else found
 
     def _inductor(self, tensors: Sequence[Any]) -> Run:

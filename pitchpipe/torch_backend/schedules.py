@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pitchpipe.client import Client
-from pitchpipe.deploy import lookup, misses
-from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy import lookup, misses, usage
+from pitchpipe.deploy.artifact import Runs, cache_dir
 from pitchpipe.deploy.identity import Identity
 from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import JobFailed, PitchpipeError
@@ -123,6 +123,12 @@ def find(wanted: Wanted, options: Options) -> Found:
         ]
         misses.report_beside(lambda: lookup.service_of(None, options.url), wanted.target, missed)
     return Found(source=name, schedules=found)
+
+
+def follow(runs: Runs, found: Found, known: Identity, options: Options) -> None:
+    """Reports from now on how often a partition that was looked up runs, if a service answered."""
+    if options.url is not None and found.schedules is not None:
+        usage.follow(runs, found.schedules, known, lambda: lookup.service_of(None, options.url))
 
 
 def _failed(source: str, error: Exception) -> None:

@@ -1,4 +1,5 @@
-"""What deployments missed, and what is done about it while workers have nothing else to do."""
+"""What deployments ran, with served schedules and without, and what is done about misses while workers have nothing else to
+do."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pitchpipe.wire._base import Digest, Instant, Seconds, Wire
 from pitchpipe.wire.target import Target
 
 MAX_REPORTED = 1024
-"""Workloads of one report: a large model has some hundred."""
+"""Workloads of one report that were missed, and that were served: a large model has some hundred."""
 HALF_LIFE_SECS = 7 * 86400.0
 """A second that a deployment spent this long ago counts half."""
 
@@ -25,20 +26,35 @@ class MissCount(Wire):
     )
 
 
+class ServedCount(Wire):
+    """A workload that ran a schedule which a look-up served, and how often since the last report. The seconds are those of
+    the answer, so that they are of the schedule that ran, whatever is served meanwhile."""
+
+    workload: Digest
+    runs: int = Field(ge=1, le=10**12)
+    record: str = Field(pattern=r"^rec_[0-9a-z]{26}$", description="of the schedule; it is for the report's target")
+    secs: Seconds = Field(description="median of the schedule in its confirming run")
+    baseline_secs: Seconds | None = Field(
+        default=None, description="median of the baseline in the same run; absent where it ran out of time"
+    )
+
+
 class MissReport(Wire):
-    """What a deployment missed."""
+    """What a deployment missed, and which served schedules it ran."""
 
     target: Target
     model: str | None = Field(
         default=None, description="an uploaded model that has these workloads; without it only known ones are counted"
     )
-    misses: tuple[MissCount, ...] = Field(min_length=1, max_length=MAX_REPORTED)
+    misses: tuple[MissCount, ...] = Field(default=(), max_length=MAX_REPORTED)
+    served: tuple[ServedCount, ...] = Field(default=(), max_length=MAX_REPORTED)
 
 
 class MissReceipt(Wire):
     counted: int = Field(ge=0, description="workloads counted by this report, now or when it first came")
     unknown: tuple[Digest, ...] = Field(
-        default=(), description="not counted: upload a model that has them, and name it in another report"
+        default=(),
+        description="misses that were not counted: upload a model that has them, and name it in another report",
     )
 
 

@@ -33,7 +33,7 @@ from pitchpipe.wire.miss import (
 )
 from pitchpipe.wire.target import Target
 from service.db import clock, instant
-from service.store import jobs, models, records
+from service.store import jobs, models, records, savings
 from service.store.values import get_target, insert, put_target, target_digest
 from service.tables import Job, JobTask, Miss, MissReportRow, Project, WorkerRow, spelled
 
@@ -63,7 +63,8 @@ _AFTER = {MissStage.TRANSFERRING: MissStage.TRANSFERRED, MissStage.TUNING: MissS
 
 
 def report(session: Session, project: str, body: MissReport, key: str | None = None) -> MissReceipt:
-    """Counts what a deployment missed. A report with a key that was used counts nothing and gives the earlier receipt.
+    """Counts what a deployment missed, and what it saved by schedules that were served. A report with a key that was used
+    counts nothing and gives the earlier receipt.
 
     Raises NotFound for an unknown model, the reason of its refusal for one that was refused, and IdempotencyConflict for
     the same key with another body.
@@ -78,7 +79,11 @@ def report(session: Session, project: str, body: MissReport, key: str | None = N
         dict.fromkeys(told, body.model) if body.model else _carriers(session, project, list(told), body.target)
     )
     counted = sorted(workload for workload in told if carriers.get(workload))
-    receipt = MissReceipt(counted=len(counted), unknown=tuple(workload for workload in told if workload not in counted))
+    served = savings.counted(session, project, body.target, body.served)
+    receipt = MissReceipt(
+        counted=len({*counted, *(each.workload for each, _ in served)}),
+        unknown=tuple(workload for workload in told if workload not in counted),
+    )
     if key is not None:
         session.execute(
             update(MissReportRow)
@@ -87,6 +92,7 @@ def report(session: Session, project: str, body: MissReport, key: str | None = N
         )
     if counted:
         _count(session, project, body.target, [told[workload] for workload in counted], carriers, body.model)
+    savings.add(session, project, body.target, served)  # The row that all reports of a day change is locked last.
     return receipt
 
 

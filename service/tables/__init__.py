@@ -4,7 +4,7 @@
        │                           └── batches ── candidates ──(leases, lease_results)
        ├── workers ── leases            candidate ──> its record
        ├── workloads, records, best, cost_models, cost_model_changes
-       ├── misses, miss_reports
+       ├── misses, miss_reports, savings
     tokens ── sessions of the dashboard
     targets, devices, toolchains: values, stored once and pointed to by their digest
     counters: the fence, leases taken back · holders: which coordinator is active
@@ -32,6 +32,7 @@ from service.tables.jobs import (
 from service.tables.misses import Miss, MissReportRow
 from service.tables.queue import Batch, CandidateRow, Counter, Holder, Lease, LeaseResult, WorkerRow
 from service.tables.results import BestRow, CostModelChangeRow, CostModelRow, Record
+from service.tables.savings import SavedRow
 
 __all__ = [
     "Base",
@@ -54,6 +55,7 @@ __all__ = [
     "Model",
     "Project",
     "Record",
+    "SavedRow",
     "StoredDevice",
     "StoredTarget",
     "StoredToolchain",

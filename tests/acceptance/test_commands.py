@@ -18,7 +18,7 @@ from pitchpipe.client import Client
 from pitchpipe.embedded import Embedded
 from pitchpipe.wire.job import JobState
 from pitchpipe.wire.measure import BASELINE_TRACE
-from pitchpipe.wire.miss import MissCount, MissReport
+from pitchpipe.wire.miss import MissCount, MissReport, ServedCount
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
@@ -330,3 +330,14 @@ def test_what_was_missed_is_listed_and_the_budget_for_it_is_set(run: Run, embedd
     listed = run("misses", "list", "--json", "--target", target.key).json()
     assert (task.workload, 3) in [(one["workload"], one["runs"]) for one in listed]
     assert task.workload[:16] in run("misses", "list").out
+
+
+def test_what_served_schedules_saved_is_told_by_day(run: Run, embedded: Client, job: str) -> None:
+    found = next(embedded.records(embedded.job(job).tasks[0].workload, timed=True))
+    ran = ServedCount(workload=found.workload, runs=2000, record=found.id, secs=1e-3, baseline_secs=2e-3)
+    assert embedded.report_misses(MissReport(target=found.target, served=(ran,))).counted == 1
+    days = run("schedules", "saved", "--json").json()["days"]
+    assert len(days) == 7
+    assert sum(day["runs"] for day in days) == 2000
+    assert sum(day["baseline_saved_secs"] for day in days) == pytest.approx(2.0)
+    assert "together" in run("schedules", "saved", "--days", "2").out

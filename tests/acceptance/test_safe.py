@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ import psutil
 import pytest
 
 from pitchpipe.client import Client
-from pitchpipe.deploy import background, identity, signing
+from pitchpipe.deploy import background, identity, signing, usage
 from pitchpipe.deploy.artifact import Manifest, linker
 from pitchpipe.deploy.building import BuildSpec
 from pitchpipe.deploy.lookup import Schedules
@@ -209,7 +210,7 @@ class Service:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 service.asked += 1
-                self.rfile.read(int(self.headers["content-length"]))
+                self.body = self.rfile.read(int(self.headers["content-length"]))
                 with contextlib.suppress(OSError):
                     answer(self, service.released)
 
@@ -330,23 +331,29 @@ def test_what_the_service_said_earlier_counts_when_it_is_away(built: Manifest, c
     assert "cannot be reached" in warning
 
 
-def test_what_the_service_has_no_schedule_for_is_reported(built: Manifest, cache: Path) -> None:
+def test_what_the_service_has_no_schedule_for_is_reported(
+    built: Manifest, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workloads = (*built.tuned, *built.untuned)
     answers = [{"workload": each, "tier": "none", "reason": "none"} for each in workloads]
     lookup, receipt = ({"answers": answers}, {"counted": len(workloads), "unknown": []})
-    told = threading.Event()
+    told: queue.SimpleQueue[dict[str, int]] = queue.SimpleQueue()
 
     def answer(handler: Any, released: threading.Event) -> None:
         reported = handler.path == "/v1/misses"
         says(json.dumps(receipt if reported else lookup).encode())(handler, released)
         if reported:
-            told.set()
+            told.put({miss["workload"]: miss["runs"] for miss in json.loads(handler.body)["misses"]})
+
+    monkeypatch.setattr(usage, "_start", lambda: None)
 
     with Service(answer) as service, Client(service.url) as client:
         loaded(client=client, target=built.target, cache=cache, deadline_secs=60)
-        assert not told.is_set()
+        assert told.empty()
         safe, warned = loaded(client=client, target=built.target, cache=cache, deadline_secs=60, report_misses=True)
-        assert told.wait(60)
+        assert told.get(timeout=60) == dict.fromkeys(workloads, 1), "by the look-up"
+        usage.report()
+        assert told.get(timeout=60) == dict.fromkeys(workloads, 2), "by two calls"
     assert (safe.reason, warned) == (None, [])
 
 

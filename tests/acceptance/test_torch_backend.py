@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from pitchpipe.answers import KeptAnswer
-from pitchpipe.deploy import lookup, misses
-from pitchpipe.deploy.artifact import cache_dir
+from pitchpipe.deploy import lookup, misses, usage
+from pitchpipe.deploy.artifact import cache_dir, open_library
 from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.model import comparison
-from pitchpipe.wire.ids import sha256
+from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import JobState
 from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.miss import MissReport
 from pitchpipe.wire.record import Best, LookupResponse, ScheduleAnswer, Tier
 from tests.torch_here import never_slow, steps_here
 
@@ -502,6 +503,38 @@ def test_what_is_missing_is_reported(warm: None, monkeypatch: pytest.MonkeyPatch
     with torch.no_grad():
         torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": WAITING})(x)
     assert told.get(timeout=60) == ("relax", "llvm", [1])
+
+
+def test_how_often_what_is_served_and_missed_runs_is_reported(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[MissReport] = []
+    served = BEST.model_copy(update={"record": new_id("rec"), "baseline_secs": 2e-6})
+
+    def answer(_service: Any, index: int, workload: str) -> ScheduleAnswer:
+        tier, best = (Tier.NONE, None) if index == 0 else (Tier.EXACT, served)
+        return ScheduleAnswer(workload=workload, tier=tier, reason="a test says so", best=best)
+
+    def open_tuned(folder: Path, target: Any) -> Any:
+        manifest, library = open_library(folder, target)
+        return manifest.model_copy(update={"tuned": manifest.untuned}), library  # the baseline's trace is no tuned one
+
+    monkeypatch.setattr(part, "open_library", open_tuned)
+    monkeypatch.setattr(usage, "_start", lambda: None)
+    monkeypatch.setattr(misses, "report", lambda *_: None)
+    monkeypatch.setattr(lookup, "Client", FakeService)
+    monkeypatch.setattr(FakeService, "answer", answer)
+    monkeypatch.setattr(FakeService, "report_misses", lambda _, report: told.append(report), raising=False)
+    model, x = mlp(), torch.randn(4, 8)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="pitchpipe", options={"url": NOWHERE, "deadline_secs": WAITING})
+        compiled(x)  # after which it is decided
+        usage.report()
+        told.clear()
+        for _ in range(3):
+            compiled(x)
+    usage.report()
+    (report,) = told
+    assert [each.runs for each in report.misses] == [3]
+    assert {(each.runs, each.record) for each in report.served} == {(3, served.record)}
 
 
 def test_inductor_takes_over_where_it_is_asked_to(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pitchpipe.model.strip import strip_onnx
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tests.compiler.models import attention, model, node, small_network
-from tests.compiler.programs import TARGET
+from tests.compiler.programs import TARGET, UNOPTIMISED
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, prepare, workload_module
 from tuner.ingest import IngestedModel, IngestLimits
@@ -29,10 +29,9 @@ def run(
     ingested: IngestedModel,
     weights: dict[str, np.ndarray],
     inputs: list[np.ndarray],
-    target: Any = None,
+    target: Any = UNOPTIMISED,
 ) -> list[Any]:
-    """Outputs of a finished module, its weights bound."""
-    target = target or to_tvm_target(TARGET)
+    """Outputs of a finished module, its weights bound. Tests of schedules name TVM's target with LLVM's optimisations."""
     with target:
         executable = tvm.compile(finished, target=target)
     machine = relax.VirtualMachine(executable, tvm.cpu())
@@ -101,7 +100,7 @@ def test_a_tuned_model_with_weights_laid_out_anew_computes_the_same() -> None:
     assert sum("layout_rewrite_preproc" in trace for trace in traces) >= 2
     finished = finish(prepared, TARGET)
     inputs = inputs_of(ingested)
-    (found,) = run(finished, ingested, weights, inputs)
+    (found,) = run(finished, ingested, weights, inputs, to_tvm_target(TARGET))
     np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-4, atol=1e-5)
     # The new layouts are made once, when weights are bound.
     assert not any("prepack" in name and "weight" in name for name in call_counts(finished))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.model import comparison
-from tests.compiler.programs import TARGET, UNOPTIMISED
+from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.deploy.finish import finish
 from tuner.graph.prepare import prepare
@@ -53,7 +53,7 @@ def check(builder: Any) -> None:
         with torch.no_grad():
             outputs = module(*map(torch.from_numpy, inputs))
         expected = [each.numpy() for each in torch.utils._pytree.tree_leaves(outputs)]
-        assert comparison.difference(run(built, ingested, weights, inputs, UNOPTIMISED), expected) is None
+        assert comparison.difference(run(built, ingested, weights, inputs), expected) is None
 
 
 @pytest.mark.parametrize("name", OURS)

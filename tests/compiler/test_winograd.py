@@ -197,7 +197,7 @@ def test_a_deployed_model_transforms_its_weights_once_and_as_they_were_measured(
     assert scheduled.tuned == (workload.digest,)
     assert not any("prepack" in name and "weight" in name for name in call_counts(scheduled.module))
     inputs = inputs_of(ingested)
-    (found,), bound = run(scheduled.module, ingested, weights, inputs), []
+    (found,), bound = run(scheduled.module, ingested, weights, inputs, to_tvm_target(TARGET)), []
     np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-4, atol=1e-4)
 
     target = to_tvm_target(TARGET)

@@ -17,7 +17,7 @@ from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import EventKind, JobState, Progress, Scope, TokenRequest
 from pitchpipe.wire.measure import Failed, FailureKind
-from pitchpipe.wire.miss import MissCount, MissReport
+from pitchpipe.wire.miss import MissCount, MissReport, ServedCount
 from pitchpipe.wire.task import Workload
 from service.blobs import Blobs
 from service.db import Database
@@ -295,6 +295,24 @@ def test_another_projects_rows_are_absent(site: Site, database: Database) -> Non
 
 
 # --- tables
+
+
+def test_the_overview_tells_what_served_schedules_saved(site: Site, database: Database) -> None:
+    browser, scene = site.browser("user"), site.scene
+    page = browser.get("/").text
+    assert "No deployment has reported runs" in page
+    assert "the unscheduled program" in page
+    ran = ServedCount(workload=WORKLOAD.digest, runs=5000, record=site.record, secs=1e-3, baseline_secs=4e-3)
+    with database.transaction() as session:
+        misses.report(session, scene.project, MissReport(target=TARGET, served=(ran,)))
+    page = browser.get("/").text
+    assert page.count("<dd>15 s</dd>") == 2, "today, and in seven days"
+    assert "<dd>5,000, 0</dd>" in page
+    assert 'data-plot="savings"' in page
+    assert "pitchpipe schedules saved --days 30" in page
+    bearer = {"authorization": f"Bearer {site.tokens['user']}"}
+    (day,) = browser.get("/v1/schedules/savings", params={"days": 1}, headers=bearer).json()["days"]
+    assert (day["runs"], day["baseline_saved_secs"], day["default_runs"]) == (5000, pytest.approx(15.0), 0)
 
 
 def test_a_table_sorts_searches_filters_and_pages(site: Site) -> None:

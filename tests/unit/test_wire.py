@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pitchpipe.wire.job import Budget, Progress
 from pitchpipe.wire.lease import LeaseGrant, Report
 from pitchpipe.wire.measure import Measurement, Timed
+from pitchpipe.wire.miss import MissReport
 from pitchpipe.wire.record import Tier
 
 DIGEST = "0" * 64
@@ -88,6 +89,13 @@ def test_an_interval_holds_the_median(ends: tuple[float, float]) -> None:
 def test_what_no_timing_can_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Timed.model_validate({**OLD, **wrong})
+
+
+def test_a_report_from_before_served_runs_were_counted_still_loads() -> None:
+    target = {"kind": "llvm", "mcpu": "znver5", "num-cores": 2}
+    told = {"target": target, "misses": [{"workload": DIGEST, "runs": 3}]}
+    found = MissReport.model_validate_json(json.dumps(told))
+    assert ([miss.runs for miss in found.misses], found.served) == ([3], ())
 
 
 def test_a_miss_has_no_schedule_that_was_found_for_its_workload_and_target() -> None:

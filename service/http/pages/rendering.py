@@ -37,6 +37,13 @@ def span(value: float | None) -> str:
     return " ".join(filter(None, parts))
 
 
+def saved(value: float | None) -> str:
+    """Seconds gained, with three digits; negative where they were lost."""
+    if value is None:
+        return NOTHING
+    return f"{value:.3g} s" if abs(value) < 1000 else f"{value:,.0f} s"
+
+
 def count(value: float | None) -> str:
     """A whole number."""
     return NOTHING if value is None else f"{value:,.0f}"
@@ -91,6 +98,7 @@ def data(value: object) -> Markup:
 
 SHOWN: Mapping[str, Callable[[Any], str]] = {
     "seconds": seconds,
+    "saved": saved,
     "span": span,
     "count": count,
     "scaled": scaled,

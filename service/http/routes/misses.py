@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1", tags=["misses"])
 def report_misses(
     context: Ctx, principal: User, report: MissReport, idempotency_key: IdempotencyKey = None
 ) -> MissReceipt:
-    """Counts workloads that ran without a schedule. The same key with the same body counts once."""
+    """Counts workloads that ran, without a schedule or with a served one. The same key with the same body counts once."""
     with context.database.transaction() as session:
         return misses.report(session, principal.project, report, idempotency_key)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from pitchpipe.wire.job import JobView
 from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
+from pitchpipe.wire.savings import MAX_DAYS, Savings
 from pitchpipe.wire.upgrade import OutdatedList, UpgradeRequest
 from service.http.auth import User
 from service.http.context import Context, Ctx, Limit
 from service.http.problems import BODY, documented
 from service.http.routes.jobs import IdempotencyKey
 from service.http.routes.targets import OnlyTarget
-from service.store import explanations, lookups, pins, upgrades
+from service.store import explanations, lookups, pins, savings, upgrades
 from service.store.values import target_digest
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -75,6 +76,13 @@ def pin_schedule(context: Ctx, principal: User, request: ServedPin) -> ServedPin
         key = target_digest(request.target)
         pins.hold(session, principal.project, request.workload, key, request.device_class, pinned=request.pinned)
     return request
+
+
+@router.get("/savings", responses=documented(400))
+def show_savings(context: Ctx, principal: User, days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 7) -> Savings:
+    """What served schedules saved the deployments that report their runs, day by day (UTC)."""
+    with context.database.reading() as session:
+        return savings.by_day(session, principal.project, days)
 
 
 @router.get("/outdated", responses=documented(400))

@@ -1,6 +1,6 @@
 "use strict";
 // The plots of the pages: <figure data-plot="KIND"> with its data as JSON beside it. A page without scripts has the same
-// numbers in its tables.
+// numbers in its tables, or names the command that prints them.
 (() => {
   const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
   const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
@@ -59,6 +59,15 @@
       const series = [{}, dots("held-out task", "--plot-1", 5), dots("in the shadow", "--plot-2", 5)];
       const plain = (value) => Number(value.toPrecision(3));
       return { columns: [x, of(0), of(1)], series, range, x: axis("measured speed over the fastest", plain, { size: 50 }), y: axis("predicted score", plain), log: false };
+    },
+    savings(data) {
+      const x = data.points.map((point) => point[0]);
+      const columns = [x, data.points.map((point) => point[1]), data.points.map((point) => point[2])];
+      const all = [...columns[1], ...columns[2]];
+      const range = [Math.min(0, ...all) * 1.05, Math.max(0, ...all) * 1.05 || 1];
+      const series = [{}, line("over the baseline", "--plot-2"), line("over default schedules", "--plot-1")];
+      const day = (value) => new Date(value * 86400e3).toISOString().slice(0, 10);
+      return { columns, series, range, x: axis("day (UTC)", day, { size: 50 }), y: axis("", (value) => `${Number(value.toPrecision(3))} s`), log: false };
     },
     roofline(data) {
       const ridges = data.levels.map((level) => data.peak / level.bytes_per_sec);
