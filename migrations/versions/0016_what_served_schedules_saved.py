@@ -1,6 +1,6 @@
 """What served schedules saved, a row for each project and day.
 
-Revision 0016, after 0014. Going up, nothing was saved yet; going down, what was counted is lost.
+Revision 0016, after 0015. Going up, nothing was saved yet; going down, what was counted is lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0016"
-down_revision = "0014"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 

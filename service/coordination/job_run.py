@@ -20,7 +20,7 @@ from pitchpipe.wire.task import Task, TaskKind
 from service.blobs import Blobs
 from service.coordination.job_queue import JobQueue, JobReplays, JobRows, replay_stage
 from service.coordination.job_spans import JobSpans
-from service.coordination.outlook import progress_of
+from service.coordination.outlook import known_of, progress_of
 from service.coordination.predictor import ProjectPredictor
 from service.db import Database
 from service.store import batches, coordination, donors, events, job_tasks, jobs, models, records, replays, workers
@@ -97,7 +97,7 @@ class JobRun:
             self._confirming = view.state is JobState.CONFIRMING
             self._loop = self._build_loop(view)
         finished = self._loop.step(self._spent_secs)
-        if self._known() != self._published:
+        if known_of(self._ledger) != self._published:
             self._publish()
         if finished:
             self._complete()
@@ -377,15 +377,9 @@ class JobRun:
                 job_tasks.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
         return enough
 
-    def _known(self) -> tuple[int, int, int]:
-        """How much a view of the job can show: trials, and how many tasks have a time, and how many a bound."""
-        tasks = self._ledger.tasks
-        timed = sum(task.best_secs is not None for task in tasks)
-        return self._ledger.trials, timed, sum(task.bound_secs is not None for task in tasks)
-
     def _publish(self) -> None:
         """Stores the job's progress and appends it to its events."""
-        self._published = self._known()
+        self._published = known_of(self._ledger)
         with self.database.transaction() as session:
             view = jobs.get(session, self.project, self.job)
             self._assure_budget(view)

@@ -25,3 +25,9 @@ def progress_of(ledger: BudgetLedger, elapsed_secs: float, charged: Progress) ->
         eta_low_secs=eta.low_secs,
         eta_high_secs=eta.high_secs,
     )
+
+
+def known_of(ledger: BudgetLedger) -> tuple[int, int, int]:
+    """How much a view of the job can show: trials, and how many tasks have a time, and how many a bound."""
+    timed = sum(task.best_secs is not None for task in ledger.tasks)
+    return ledger.trials, timed, sum(task.bound_secs is not None for task in ledger.tasks)
