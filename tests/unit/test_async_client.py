@@ -24,7 +24,7 @@ def test_every_method_has_its_twin_with_the_same_parameters() -> None:
     ours, theirs = (
         {
             name: list(inspect.signature(method).parameters)[1:]
-            for name, method in vars(kind).items()
+            for name, method in inspect.getmembers(kind)
             if callable(method) and not name.startswith("_")
         }
         for kind in (AsyncClient, Client)

@@ -124,8 +124,9 @@ class BatchRun(ABC):
                 trial.child.freeze()
 
     def _give_up_stragglers(self) -> None:
-        """Ends a search's children that alone are waited for and compile far longer than the batch's others did, as
-        builders.py has it: LLVM takes a minute for some code that is not fast."""
+        """Ends a search's children that alone are waited for and compute far longer than the batch's others took to build,
+        as builders.py has it: LLVM takes a minute for some code that is not fast. It is processor time that counts: other
+        load makes nobody a straggler."""
         if self._batch.purpose is Purpose.CONFIRM:
             return
         built_secs = [trial.build_secs for trial in self._trials.values() if trial.build_secs]
@@ -133,11 +134,7 @@ class BatchRun(ABC):
             return
         median_secs = statistics.median(built_secs)
         limit_secs = max(STRAGGLER_SECS, STRAGGLER_FACTOR * median_secs)
-        left_secs = self._batch.config.build_timeout_secs - limit_secs
-        if any(
-            trial.child.deadline is None or trial.child.deadline - time.monotonic() > left_secs
-            for trial in self._building
-        ):
+        if any(trial.child.computed_secs() <= limit_secs for trial in self._building):
             return
         for trial in list(self._building):
             trial.child.kill()
