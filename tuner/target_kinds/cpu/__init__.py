@@ -86,12 +86,13 @@ class CpuKind(TargetKind):
 
     def compile(self, module: Any, target: Target) -> Any:
         """TVM's executable, with the functions `main` and `main_transform_params` of its virtual machine."""
+        from tuner.lowering.stack import PIPELINE
         from tuner.tvm_compat import to_tvm_target, tvm
 
         module, tvm_target = self.before_codegen(module), to_tvm_target(target)
         try:
             with tvm_target, tvm.transform.PassContext(config=self.pass_config()):
-                return tvm.compile(module, target=tvm_target)
+                return tvm.compile(module, target=tvm_target, tir_pipeline=PIPELINE)
         except tvm.error.InternalError as error:
             last = str(error).strip().splitlines()[-1]
             raise PitchpipeError(f"the compiler refused the model: {last}") from error
@@ -113,10 +114,11 @@ class CpuKind(TargetKind):
         return tvm.target.Target(target.attributes())
 
     def codegen(self) -> str:
+        from tuner.lowering import stack
         from tuner.lowering.fastmath import MATH_VERSION
         from tuner.tvm_compat import tvm
 
-        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}"
+        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}, stack {stack.VERSION}"
 
     def load_intrinsics(self) -> None:
         from tuner.tvm_compat import load_intrinsics_of
