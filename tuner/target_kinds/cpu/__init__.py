@@ -141,7 +141,7 @@ class CpuKind(TargetKind):
         from tuner.space.tiles import tiled_sketches
         from tuner.space.winograd import winograd_sketches
 
-        return tiled_sketches, winograd_sketches, rowwise_sketches, recurrent_sketches
+        return winograd_sketches, tiled_sketches, rowwise_sketches, recurrent_sketches
 
     def vector_unit(self, target: Target, element_bits: int) -> Any:
         from tuner.space.processor import VectorUnit
