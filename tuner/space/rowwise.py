@@ -68,12 +68,12 @@ class Chain:
 def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
     """Schedules with the number of iterations of a chunk left open, one for each number of accumulators, the best first.
 
-    None where the workload is no such chain or has a contraction.
+    None where the workload is no such chain or has a contraction of more than one row.
     """
     sketches: list[Any] = []
     for rank in range(len(ACCUMULATORS)):
         schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
-        if find_contraction(schedule) is not None:
+        if (contraction := find_contraction(schedule)) is not None and not contraction.one_row:
             return []
         try:
             inline_producers(schedule)

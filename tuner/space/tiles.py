@@ -58,6 +58,8 @@ WORST = 1.25
 """Largest modelled cost of a tile that is offered, in costs of the best."""
 FEWEST_KERNELS = 2
 """Register tiles offered, at least, where there are as many: a model may err."""
+FEW_TILES = 8
+"""Tiles that use a panel of B, up to which packing it costs more than it saves. With one, packing is half of the time."""
 INNER_REDUCTIONS = (16, 32, 64, 128, 256, 512)
 """Lengths offered for the reduction loop inside a window, and for a block of the reduction."""
 INNER_REDUCTION = 64
@@ -68,14 +70,14 @@ BLOCK_STEPS = 512
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
     """Schedules with a few decisions left open, at most `most`, those that the cost of micro_kernel.py ranks best first;
-    none where the workload holds no contraction of a known form."""
+    none where the workload holds no contraction of a known form, or one of a single row that goes row by row."""
     return sketches_for(mod, to_tvm_target(target), target.num_cores or 1, most)
 
 
 def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> list[Any]:
     """The same for a CPU target of TVM's, of any architecture that its LLVM knows."""
     schedule, found = _start(mod)
-    if found is None:
+    if found is None or found.one_row:
         return []
     unit = VectorUnit.with_features_of(target, found.bits)
     if found.depthwise:
@@ -137,15 +139,18 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     pack = bool(found.weight_axes) and not found.prepacked
     within = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost]
     offered = within[:KERNELS] if len(within) >= FEWEST_KERNELS else kernels[:FEWEST_KERNELS]
+    # Where the columns of B are contiguous, packing only brings panels together.
+    may_stay = pack and found.weight_axes[-1] == found.vector and not product.pads_columns
+    packs = pack and not (may_stay and offered and rows <= FEW_TILES * offered[0].rows)
     blocked = next((kernel for kernel in offered if _outgrows_cache(found, product, kernel, cores)), None)
     for kernel in offered:
         for pad_in_chunk in (True, False) if padded and found.window else (False,):
-            yield _Choice(kernel=kernel, pack=pack, pad_in_chunk=pad_in_chunk)
+            yield _Choice(kernel=kernel, pack=packs, pad_in_chunk=pad_in_chunk)
         if kernel is blocked:
-            packs = pack and found.weight_axes[-1] != found.vector
-            yield _Choice(kernel=kernel, pack=packs, pad_in_chunk=False, blocked=True)
-    if offered and pack and found.weight_axes[-1] == found.vector and not product.pads_columns:
-        yield _Choice(kernel=offered[0], pack=False, pad_in_chunk=False)
+            gathers = pack and found.weight_axes[-1] != found.vector
+            yield _Choice(kernel=kernel, pack=gathers, pad_in_chunk=False, blocked=True)
+    if offered and may_stay:
+        yield _Choice(kernel=offered[0], pack=not packs, pad_in_chunk=False)
 
 
 def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, cores: int) -> bool:
