@@ -16,12 +16,13 @@ from tuner.templates.kernel_source import KernelSource, Matrix
 
 _REWRITTEN = (
     (re.compile(r"^from triton\.experimental.*\n|^import triton\.experimental.*\n", re.MULTILINE), ""),
-    (re.compile(r"^    (?:layout\d|sums): tl\.constexpr = .*\n", re.MULTILINE), ""),
-    (re.compile(r", layout=(?:sums|tl\.SliceLayout\(\d, sums\))"), ""),
+    (re.compile(r"^    (?:layout\d|sums|lines): tl\.constexpr = .*\n", re.MULTILINE), ""),
+    (re.compile(r", layout=(?:sums|lines|tl\.SliceLayout\(\d, (?:sums|lines)\))"), ""),
     (re.compile(r"@gluon\.jit"), "@triton.jit"),
     (re.compile(r"tl\.allocate_shared_memory\(tl\.\w+, \[(\d+), .*\)"), r"GLUON.Slots(\1)"),
     (re.compile(r"tma\.async_copy_global_to_shared\(m(\d), "), r"GLUON.copy(m\1, MATRICES[\1], "),
     (re.compile(r"mbarrier\.(\w+)\("), r"GLUON.\1("),
+    (re.compile(r"tl\.convert_layout\(total, lines\)"), "total"),
     (re.compile(r"warpgroup_mma\(|warpgroup_mma_wait\("), lambda found: f"GLUON.{found[0]}"),
 )
 """What changes in a kernel's text."""

@@ -82,7 +82,7 @@ def test_products_compute_what_numpy_does(case: Case, **arguments: int) -> None:
 @given(
     case=template_cases.cases(matrices=True),
     rows=st.sampled_from((64, 128)),
-    columns=st.sampled_from((16, 32, 64)),
+    columns=st.sampled_from((16, 32, 64, 128)),
     step=st.sampled_from((32, 64)),
     parts=st.sampled_from((1, 1, 2, 3)),
     stages=st.sampled_from((2, 3, 8)),
@@ -269,6 +269,15 @@ def test_matrices_are_copied_by_the_accelerator(name: str, step: int, stages: in
     assert [one.base.buffer for one in maps] == [0, 1]
     assert b"debug_line" not in found.code
     assert compile_function(apply_trace(mod, text.text).mod["main"], "sm_90a") == found
+
+
+def test_large_tiles_are_written_by_whole_lines() -> None:
+    mod = load_ir(TEN["128x3072x768, GELU"]().ir)
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, "rows": 128, "columns": 256, "warps": 8})
+    ptx = compiler.to_ptx(source_of(mod, text).kernels[0], "sm_90a").ptx
+    assert "st.global.v4.b32" in ptx
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, "rows": 64, "columns": 64})
+    assert "st.global.v4.b32" not in compiler.to_ptx(source_of(mod, text).kernels[0], "sm_90a").ptx
 
 
 def test_weights_are_copied_before_the_wait_and_nothing_else() -> None:

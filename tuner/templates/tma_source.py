@@ -27,6 +27,10 @@ MOST_COLUMNS = 256
 """Of the tile that one instruction multiplies."""
 SWIZZLES = (128, 64, 32)
 """Bytes within which pieces of a row may change places, the most first."""
+LARGE_TILE = 128 * 128
+"""Elements from which on a tile is rearranged before it is written, so that neighbouring threads write whole lines."""
+VECTOR = 8
+"""Elements that a thread writes at a time then."""
 LEAST_ROWS = 16
 """Of a warp's part of a tile."""
 
@@ -83,10 +87,17 @@ class _TmaWriter(Writer):
         printer.line(f"total = tl.zeros(({self.rows}, {self.columns}), tl.float32, layout=sums)")
         self._multiply(printer)
         printer.line("total = warpgroup_mma_wait(0, deps=(total,))")
-        printer.line(f"everywhere = tl.full(({self.rows}, {self.columns}), True, tl.int1, layout=sums)")
+        layout = "sums"
+        if self.rows * self.columns >= LARGE_TILE:
+            layout = "lines"
+            across = min(32, self.columns // VECTOR)
+            vectors = f"[1, {VECTOR}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0]"
+            printer.line(f"lines: tl.constexpr = tl.BlockedLayout({vectors})")
+            printer.line("total = tl.convert_layout(total, lines)")
+        printer.line(f"everywhere = tl.full(({self.rows}, {self.columns}), True, tl.int1, layout={layout})")
         tile = Tile(
             shape=(self.rows, self.columns),
-            variables=self.outer(printer, self.rows, self.columns, "sums"),
+            variables=self.outer(printer, self.rows, self.columns, layout),
             inside=self.inside(printer, self.rows, self.columns),
             everywhere="everywhere",
         )
