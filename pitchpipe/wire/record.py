@@ -135,6 +135,11 @@ class LookupRequest(Wire):
     workloads: tuple[Digest, ...] = Field(min_length=1, max_length=4096)
     device_class: Digest | None = None
     toolchain: str | None = Field(default=None, max_length=256)
+    contexts: dict[Digest, Digest] = Field(
+        default={},
+        max_length=4096,
+        description="workload -> digest of the Context in which it will run; without it the best alone is the answer",
+    )
 
 
 class Provenance(Wire):
@@ -157,6 +162,9 @@ class ScheduleAnswer(Wire):
         default=False,
         description="the seconds are those of a device of the asking class with the asking toolchain; "
         "false: of the one in `provenance`, and other ones are to be expected here",
+    )
+    context: Digest | None = Field(
+        default=None, description="of one that won inside a model: the asked context; absent of the best alone"
     )
 
 
