@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -76,10 +77,15 @@ class ContendersResponse(Wire):
 
 
 class WholeRun(Wire):
-    """Runs of a whole model, of three fresh processes in turns: sample i is of process i modulo `processes`."""
+    """Runs of a whole model in several fresh processes: sample i is of process i modulo `processes`."""
 
     run_secs: tuple[Seconds, ...] = Field(min_length=1, max_length=1000, description="seconds of one run, per sample")
     processes: int = Field(ge=1, le=64)
+
+    @property
+    def secs(self) -> float:
+        """The median sample."""
+        return statistics.median(self.run_secs)
 
 
 class ChosenInContext(Wire):

@@ -181,7 +181,7 @@ def set_best(
         "worker": worker,
     }
     begun = {"effort": effort, "owed": owed}
-    _next_generation(session, project)
+    next_generation(session, project)
     statement = insert(session, BestRow).values(
         project=project,
         target_key=put_target(session, target),
@@ -211,7 +211,7 @@ def set_best(
     )
 
 
-def _next_generation(session: Session, project: str) -> None:
+def next_generation(session: Session, project: str) -> None:
     """Raises the project's generation. Called before a transaction changes what is served, so that the lock on the
     project's row orders such transactions."""
     at = cast(now(session) * 1e6, BigInteger)

@@ -19,7 +19,7 @@ from pitchpipe.wire.target import Target
 from tuner.deploy.alternatives import compile_alternatives
 from tuner.ingest import ingest
 from tuner.measure.gpu_turn import GpuTurn
-from tuner.measure.timing import CONFIRM_PROCESSES, CONFIRM_SAMPLES_EACH, run_interval
+from tuner.measure.timing import CONFIRM_PROCESSES, CONFIRM_SAMPLES_EACH
 from tuner.tuning.inside import Choice, descend, is_faster
 
 SAMPLES = 12
@@ -38,7 +38,7 @@ def tune_in_graph(
     seconds: float,
 ) -> dict[str, Any]:
     """traces: of each workload what the model runs now. alternatives: others, by workload, the costliest first. seconds: of
-    the search; building and confirming come on top.
+    building and searching; confirming comes on top.
 
     Returns the `choice` (workload -> number of an alternative, from 1) with which the model is faster for certain, which is
     empty where none is, and how that was found. Raises as compiling and running the model does.
@@ -54,12 +54,11 @@ def tune_in_graph(
     }
     with _turn():
         variants = Variants(built.program, *specs)
-        until = time.monotonic() + seconds
 
         def race(choices: Sequence[Choice]) -> list[list[float]]:
             return variants.secs([built.launches(choice) for choice in choices], SAMPLES)
 
-        found = descend(tasks, race, lambda: time.monotonic() >= until)
+        found = descend(tasks, race, lambda: time.monotonic() >= started + seconds)
         searched_secs = time.monotonic() - started - built_secs
         before, after = in_fresh_processes(
             built.program,
@@ -71,21 +70,14 @@ def tune_in_graph(
     faster = bool(found.choice) and is_faster(after, before, CONFIRM_PROCESSES)
     return {
         "choice": found.choice if faster else {},
-        "chosen": found.choice,
         "rounds": [asdict(one) for one in found.rounds],
         "trials": found.trials,
-        "before": _told(before),
-        "after": _told(after),
+        "before": {"run_secs": before, "processes": CONFIRM_PROCESSES},
+        "after": {"run_secs": after, "processes": CONFIRM_PROCESSES},
         "refused": [[*which, reason] for which, reason in built.refused.items()],
         "build_secs": built_secs,
         "search_secs": searched_secs,
     }
-
-
-def _told(secs: Sequence[float]) -> dict[str, Any]:
-    """Samples of fresh processes, with their median's interval."""
-    low, high = run_interval(secs, CONFIRM_PROCESSES)
-    return {"run_secs": list(secs), "secs_low": low, "secs_high": high}
 
 
 @contextmanager
