@@ -24,7 +24,7 @@ from pitchpipe.model.reference import Expected
 from pitchpipe.places import own_database
 from pitchpipe.processes.deadline import within
 from pitchpipe.processes.plugins import step
-from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.record import LookupRequest, LookupResponse, Placed
 from pitchpipe.wire.target import Target
 
 MAX_WORKLOADS = 4096
@@ -157,9 +157,11 @@ def look_up(
             workloads=workloads[at : at + MAX_WORKLOADS],
             device_class=device,
             toolchain=known[0].toolchain,
-            contexts={
-                workload: contexts[workload] for workload in workloads[at : at + MAX_WORKLOADS] if workload in contexts
-            },
+            contexts=tuple(
+                Placed(workload=workload, context=contexts[workload])
+                for workload in workloads[at : at + MAX_WORKLOADS]
+                if workload in contexts
+            ),
         )
         for at in range(0, len(workloads), MAX_WORKLOADS)
     ]

@@ -128,6 +128,13 @@ class Best(Wire):
         )
 
 
+class Placed(Wire):
+    """Where a workload will run; see pitchpipe/wire/context.py."""
+
+    workload: Digest
+    context: Digest = Field(description="digest of the Context")
+
+
 class LookupRequest(Wire):
     """Which workloads are wanted, for which target."""
 
@@ -135,10 +142,8 @@ class LookupRequest(Wire):
     workloads: tuple[Digest, ...] = Field(min_length=1, max_length=4096)
     device_class: Digest | None = None
     toolchain: str | None = Field(default=None, max_length=256)
-    contexts: dict[Digest, Digest] = Field(
-        default={},
-        max_length=4096,
-        description="workload -> digest of the Context in which it will run; without it the best alone is the answer",
+    contexts: tuple[Placed, ...] = Field(
+        default=(), max_length=4096, description="of workloads without one the best alone is the answer"
     )
 
 

@@ -151,7 +151,7 @@ def applied(
     session: Session | Connection, project: str, request: LookupRequest, answers: Sequence[ScheduleAnswer]
 ) -> list[ScheduleAnswer]:
     """The answers of a look-up, those in whose context another schedule won with that one."""
-    of, contexts = InContextRow, request.contexts
+    of, contexts = InContextRow, {one.workload: one.context for one in request.contexts}
     rows = session.execute(
         select(
             of.workload, of.context, of.device_class, of.toolchain, of.instead, of.model, of.before_secs, of.after_secs,

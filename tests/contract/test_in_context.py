@@ -18,7 +18,7 @@ from pitchpipe.wire.context import (
 )
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.pin import Pin, PinRequest
-from pitchpipe.wire.record import Best, LookupRequest, ScheduleAnswer, TuningRecord
+from pitchpipe.wire.record import Best, LookupRequest, Placed, ScheduleAnswer, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from service.db import Database
 from service.store import contexts, lookups, pins, records, tokens
@@ -70,7 +70,7 @@ class World:
             contexts.put(session, self.project, report)
 
     def ask(self, context: Context | None = HERE, **changes: Any) -> ScheduleAnswer:
-        asked = {"contexts": {B: context.digest}} if context is not None else {}
+        asked = {"contexts": (Placed(workload=B, context=context.digest),)} if context is not None else {}
         fields = {"target": GPU, "device_class": DEVICE.device_class, "toolchain": TOOLCHAIN.key}
         request = LookupRequest(workloads=(B,), **{**fields, **asked, **changes})
         with self.database.reading() as session:
@@ -230,7 +230,7 @@ def test_another_project_is_told_nothing(world: World) -> None:
     )
     with world.database.reading() as session:
         assert contexts.contenders(session, other, request).contenders == ()
-        asked = LookupRequest(target=GPU, workloads=(B,), contexts={B: HERE.digest})
+        asked = LookupRequest(target=GPU, workloads=(B,), contexts=(Placed(workload=B, context=HERE.digest),))
         assert lookups.lookup(session, other, asked).answers[0].best is None
 
 
