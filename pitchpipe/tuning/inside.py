@@ -64,8 +64,9 @@ class Inside(Wire):
     def __str__(self) -> str:
         if not self.changed:
             return f"none of {self.tried} other schedules is faster in the model for certain"
+        of = "1 task" if len(self.changed) == 1 else f"{len(self.changed)} tasks"
         times = f"{self.before.secs * 1e6:.1f} to {self.after.secs * 1e6:.1f} us"
-        return f"{len(self.changed)} tasks with other schedules: {times}, {self.gain:.1%} less"
+        return f"{of} with other schedules in the model: {times}, {self.gain:.1%} less"
 
 
 def outside(budget: Budget, target: Target) -> Budget:
@@ -148,12 +149,13 @@ def tune_inside_or_tell(
         return None, None
     say(f"{model.name}: trying the fastest schedules inside the model")
     try:
-        return tune_inside(
-            service, model, target, cache, seconds=None if budget.seconds is None else SHARE * budget.seconds
-        )
+        seconds = None if budget.seconds is None else SHARE * budget.seconds
+        schedules, found = tune_inside(service, model, target, cache, seconds=seconds)
     except PitchpipeError as error:
         log.warning("%s was not tuned inside: %s", model.name, error.detail)
         return None, None
+    say(f"{model.name}: {found or 'nothing to try inside the model'}")
+    return schedules, found
 
 
 def _tried(

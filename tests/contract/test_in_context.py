@@ -20,8 +20,9 @@ from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.pin import Pin, PinRequest
 from pitchpipe.wire.record import Best, LookupRequest, Placed, ScheduleAnswer, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
+from pitchpipe.wire.task import Workload
 from service.db import Database
-from service.store import contexts, lookups, pins, records, tokens
+from service.store import contexts, lookups, pins, records, tokens, workloads
 from tests.scene import DEVICE, OTHER_DEVICE, TOOLCHAIN, best, candidates, record, timed
 
 GPU = Target(kind="cuda", arch="sm_90")
@@ -166,6 +167,21 @@ def test_a_verdict_changes_the_answers_tag(world: World) -> None:
     world.won(world.timed[1])
     with world.database.reading() as session:
         assert lookups.generation(session, world.project) > before
+
+
+def test_a_record_says_in_which_contexts_it_won(world: World) -> None:
+    other, third = world.timed[1:3]
+    world.won(other)
+    world.won(other, ELSEWHERE)
+    world.won(third)
+    with world.database.transaction() as session:
+        workloads.put(session, world.project, Workload(digest=B, ir="{}"))
+    with world.database.reading() as session:
+        views = [records.view(session, world.project, one.id) for one in world.timed]
+    assert [len(view.won_in) for view in views] == [0, 2, 1, 0]
+    assert {one.context.digest: one.stands for one in views[1].won_in} == {HERE.digest: False, ELSEWHERE.digest: True}
+    (won,) = views[2].won_in
+    assert (won.context, won.model, won.before_secs, won.after_secs) == (HERE, "bert", 3e-4, 2.9e-4)
 
 
 def test_a_lock_file_may_pin_what_won_and_what_had_won(world: World) -> None:

@@ -146,7 +146,7 @@ def test_what_won_is_stored_with_its_contexts_and_looked_up_again(device: Any) -
         workload: context.digest for workload, context in KNOWN.contexts.items()
     }
     assert found.gain == pytest.approx(0.02)
-    assert str(found) == "1 tasks with other schedules: 300.0 to 294.0 us, 2.0% less"
+    assert str(found) == "1 task with other schedules in the model: 300.0 to 294.0 us, 2.0% less"
     assert schedules.response.answers
 
 

@@ -22,6 +22,8 @@ from tuner.measure.gpu_turn import GpuTurn
 from tuner.measure.timing import CONFIRM_PROCESSES, CONFIRM_SAMPLES_EACH
 from tuner.tuning.inside import Choice, descend, is_faster
 
+SEARCHED = 0.25
+"""Share of the seconds that the search has at least, however long building took."""
 SAMPLES = 12
 """Of each variant in a comparison; their interval is x_(3)..x_(10)."""
 _ASK_SECS = 0.01
@@ -54,11 +56,12 @@ def tune_in_graph(
     }
     with _turn():
         variants = Variants(built.program, *specs)
+        until = max(started + seconds, time.monotonic() + SEARCHED * seconds)
 
         def race(choices: Sequence[Choice]) -> list[list[float]]:
             return variants.secs([built.launches(choice) for choice in choices], SAMPLES)
 
-        found = descend(tasks, race, lambda: time.monotonic() >= started + seconds)
+        found = descend(tasks, race, lambda: time.monotonic() >= until)
         searched_secs = time.monotonic() - started - built_secs
         before, after = in_fresh_processes(
             built.program,
