@@ -212,6 +212,10 @@ class TargetKind(ABC):
         """The points of templates for the workload: `tuner.templates.space.Ranked`, the best by their estimate first."""
         return ()
 
+    tunes_inside: ClassVar[bool] = False
+    """Whether a compiled model is a list of launches, in which another schedule of a workload takes the place of one: then
+    the best few of each task are tried inside the whole model."""
+
     replays_candidates: ClassVar[bool] = False
     """Whether `replayed` finds faults often enough to be asked before a candidate is issued."""
 

@@ -50,13 +50,32 @@ def compile_gpu_model(module: Any, target: Target) -> Program:
     Raises UnsupportedOperator for what a list of launches cannot express, such as work that is left to the host, and
     PitchpipeError when the compiler refuses.
     """
+    flow, functions = settled_flow(module, target)
+    return assemble_checked(flow, *compile_functions(functions, target))
+
+
+def settled_flow(module: Any, target: Target) -> tuple[Flow, dict[str, Any]]:
+    """The calls of a finished module with a place for every tensor, and the tensor functions that they call, by name.
+
+    Raises UnsupportedOperator for what is no call of a tensor function.
+    """
     flow = read_flow(module)
     functions = {v.name_hint: function for v, function in module.functions.items() if isinstance(function, PrimFunc)}
     with _lowering:
         settle(flow, lambda view: _copy(view, functions, target))
-        used = dict.fromkeys(step.function for step in (*flow.prepare, *flow.run))
-        lowered = _lowered({name: functions[name] for name in used}, target)
-    codes = _compiled(lowered, target)
+    used = dict.fromkeys(step.function for step in (*flow.prepare, *flow.run))
+    return flow, {name: functions[name] for name in used}
+
+
+def compile_functions(functions: Mapping[str, Any], target: Target) -> tuple[dict[str, Lowered], dict[str, bytes]]:
+    """Scheduled functions taken apart, by name, and machine code by source. Raises as `compile_gpu_model` does."""
+    with _lowering:
+        lowered = _lowered(functions, target)
+    return lowered, _compiled(lowered, target)
+
+
+def assemble_checked(flow: Flow, lowered: Mapping[str, Lowered], codes: Mapping[str, bytes]) -> Program:
+    """`assemble`, which raises UnsupportedOperator for launches that no device takes."""
     try:
         return assemble(flow, lowered, codes)
     except InvalidProgram as error:

@@ -35,6 +35,7 @@ class CudaKind(TargetKind):
     multiplies_tf32 = True
     replays_candidates = True
     has_templates = True
+    tunes_inside = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cuda.fit import fit
