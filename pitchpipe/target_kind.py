@@ -92,7 +92,7 @@ class TargetKind(ABC):
     times_in_turns: ClassVar[bool] = False
     """Whether several workers can measure on one device at once, of which one times at a time while others build."""
     confirming_secs: ClassVar[float]
-    """Of a worker, for the confirming run of one task, besides calls of an unscheduled baseline: what is expected before the
+    """Of a device, for the confirming run of one task, besides calls of an unscheduled baseline: what is expected before the
     first one has ended."""
     artifact: ClassVar[str]
     """Name of the file of a compiled model in the folder of its artifact."""
