@@ -155,7 +155,8 @@ def described(view: RecordView) -> list[tuple[str, str]]:
 
 def _won(won: WonInContext) -> str:
     times = f"{won.before_secs * 1e3:.4f} to {won.after_secs * 1e3:.4f} ms a run"
-    told = f"{won.model}, at {len(won.context.neighbours)} kinds of places: {times}"
+    places = len(won.context.neighbours)
+    told = f"{won.model}, at {'1 kind of place' if places == 1 else f'{places} kinds of places'}: {times}"
     return told if won.stands else f"{told}; another won there since"
 
 

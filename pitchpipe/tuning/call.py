@@ -223,7 +223,10 @@ def _run_jobs(works: Sequence[_Work], budget: Budget, seed: int, client: Client 
             work.ended = ended
             if ended.interrupted:
                 return
-            found, work.inside = tune_inside_or_tell(service, model, work.target, work.cache, budget, shown.say)
+            try:
+                found, work.inside = tune_inside_or_tell(service, model, work.target, work.cache, budget, shown.say)
+            except KeyboardInterrupt:
+                return  # what was confirmed stands
             work.schedules = found or work.schedules
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.gpu.executable import GpuModel
-from pitchpipe.gpu.program import Place, Pointer, Program
+from pitchpipe.gpu.program import Place, Pointer, Program, TensorMap
 from pitchpipe.gpu.testing import FakeDriver
 from pitchpipe.gpu.variants import Drawn
 from pitchpipe.target_kind import kind_of
@@ -65,6 +66,8 @@ def shown(program: Program, at: Sequence[int]) -> list[Any]:
     """Launches without what memory plans and tables decide."""
 
     def argument(one: Any) -> Any:
+        if isinstance(one, TensorMap):
+            return argument(one.base), replace(one, base=Pointer(buffer=0))
         if not isinstance(one, Pointer):
             return one
         buffer = program.buffers[one.buffer]
