@@ -272,7 +272,7 @@ class Daemon:
                 report = wire.Report(fence=fence, results=results, final=final, steadiness=self._sandbox.steadiness)
                 with telemetry.continued(self._traceparent(lease), "report", lease=lease, results=len(results)):
                     reply = self._service.report(lease, report)
-                return events.Reported(lease=lease, final=final, lease_open=reply.lease_open)
+                return events.Reported(lease=lease, final=final, lease_open=reply.lease_open, cancelled=reply.cancelled)
             case events.Declare(worker=worker, state=state):
                 self._service.set_worker_state(worker, state)
                 return events.Declared(state=state)
