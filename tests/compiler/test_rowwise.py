@@ -14,7 +14,7 @@ from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.compiler.programs import TARGET
 from tests.compiler.test_space_default import outputs
-from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.default import default_trace
 from tuner.space.inlining import inline_producers
@@ -182,6 +182,14 @@ def test_a_single_row_beside_what_lies_along_its_reduction_goes_row_by_row() -> 
     made = Workload(digest=workload_digest(mod), ir=save_ir(mod))
     found = outputs(apply_trace(mod, default_trace(made, TARGET)).mod)
     np.testing.assert_allclose(found[-1], outputs(mod)[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_candidates_of_pooling_may_be_stored_though_it_names_a_rule() -> None:
+    space = space_of(workload("max pooling"), TARGET)
+    found = [space.candidate(sketch, seed=1) for sketch in space.sketches]
+    texts = [encode_trace(candidate.trace) for candidate in found if candidate is not None]
+    assert any('"schedule_rule"' in text for text in texts)
+    assert [decode_trace(text) for text in texts] == texts
 
 
 def test_contractions_have_no_rowwise_sketches() -> None:
