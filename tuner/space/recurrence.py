@@ -18,12 +18,12 @@ from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import Schedule
 
 BARRIER_SECS = 0.5e-6
-"""Of the threads' meeting at the end of a step, while each has a core. It was a fifth of that between two cores; with the
-cores takes longer, and more than this costs more than it saves only in steps of a microsecond."""
+"""Of the threads' meeting at the end of a step, while each has a core: 0.1 to 0.3 us of two, by the difference of divided
+and undivided layers, and more of more."""
 FLOPS_PER_SEC = 100e9
 """Of one core, for weights that are in its caches. Layers of 96 and 128 units reached 45 to 120."""
 STACK_BYTES = 1024
-"""Bytes of a panel's sums, at most."""
+"""Bytes of a panel's sums, at most. A larger buffer was taken from TVM's runtime when the panels were chosen."""
 MOST = 12
 """Sketches of a layer, at most."""
 
