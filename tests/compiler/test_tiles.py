@@ -70,11 +70,11 @@ def of_tensors(*tensors: Any) -> Workload:
     return Workload(digest=workload_digest(mod), ir=save_ir(mod))
 
 
-def transposed_product() -> Workload:
+def transposed_product(columns: int = 32) -> Workload:
     """C[h, i, j] = sum_d Q[i, h, d] * K[j, h, d], as attention has it before its transposes."""
-    q, k = te.placeholder((20, 4, 32), name="q"), te.placeholder((32, 4, 32), name="k")
+    q, k = te.placeholder((20, 4, 32), name="q"), te.placeholder((columns, 4, 32), name="k")
     d = te.reduce_axis((0, 32), name="d")
-    return of_tensors(q, k, te.compute((4, 20, 32), lambda h, i, j: te.sum(q[i, h, d] * k[j, h, d], axis=d)))
+    return of_tensors(q, k, te.compute((4, 20, columns), lambda h, i, j: te.sum(q[i, h, d] * k[j, h, d], axis=d)))
 
 
 def convolution_3d() -> Workload:
@@ -131,6 +131,7 @@ WORKLOADS = {
     "product, prime rows and columns": lambda: product_of_activations(37, 32, 41),
     "product, long reduction": lambda: product_of_activations(32, 4096, 64),
     "product, transposed": transposed_product,
+    "product, transposed, odd columns": lambda: transposed_product(49),
     "product, four rows": lambda: product_of_activations(4, 96, 64),
 }
 """Kinds of contraction, small."""

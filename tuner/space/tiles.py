@@ -168,6 +168,9 @@ def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, c
     )
 
 
+PADDED_STEPS = 4
+"""Steps of the reduction that packing takes at a time where columns are padded: of a loop over more of them LLVM makes
+scatters, and windows of attention (49 by 49 by 32) took 1.7 times as long."""
 COPY_TRAFFIC = 2
 """Bytes written and read again for a byte of A that is copied for a group of panels."""
 
@@ -368,7 +371,8 @@ class _Sketch:
         """Schedules the packing of B, at the loop `chunk` or, for None, as a parallel loop of its own.
 
         Where B is contiguous along its reduction, every element of a vector along the columns is in another cache line, and
-        many of these lines are in one set. So a few lines are read to their end before the next ones.
+        many of these lines are in one set. So a few lines are read to their end before the next ones, or, where columns are
+        padded and lanes have a condition, PADDED_STEPS of each.
         """
         schedule, found, kernel = self.schedule, self.found, self.kernel
         if chunk is not None:
@@ -379,8 +383,10 @@ class _Sketch:
         loops[found.vector], vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
         last, along = found.weight_axes[-1], []
         if last in found.reduction:
-            line = stages.largest_divisor(found.extents[last], LINE_BYTES * 8 // found.bits)
-            loops[last], *along = schedule.split(loops[last], [None, line])
+            padded = found.extents[found.vector] % kernel.width > 0
+            steps = PADDED_STEPS if padded else LINE_BYTES * 8 // found.bits
+            length = stages.largest_divisor(found.extents[last], steps)
+            loops[last], *along = schedule.split(loops[last], [None, length])
         order = self._packed_order()
         schedule.reorder(*units, *(loops[axis] for axis in order), vector, *along, lane)
         if chunk is None:
