@@ -29,13 +29,18 @@ def latency(result: dict[str, Any]) -> Lines:
         wrong = "" if found["within_tolerance"] else ", output out of tolerance: no peer"
         return f"{time(found['secs'])}, {ratio(found['over_ours'], found['over_ours_interval'])}{wrong}"
 
+    def best(row: Row) -> str:
+        if row["best_peer"] is None:
+            return "none"
+        return f"{row['best_peer']}: {verdict(row['best_peer_over_ours_interval'])}"
+
     yield from table(
         rows,
         {
             "model": lambda row: row["model"],
             "ours": lambda row: time(row["ours_secs"]),
             **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},
-            "best peer": lambda row: f"{row['best_peer']}: {verdict(row['best_peer_over_ours_interval'])}",
+            "best peer": best,
             "floor / ours": lambda row: percent(row["share_of_floor"]),
             "largest deviation": lambda row: f"{row['deviation']:.0e}",
             "tuning, all included": lambda row: f"{row['tuning_secs']:.0f} s, {row['trials']} trials",

@@ -9,7 +9,7 @@ from typing import Any
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.deploy.defaults import Checked
+from tuner.deploy.default_check import Checked, Named
 from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
 from tuner.workload.digest import workload_digest
 
@@ -66,6 +66,7 @@ def dense(rows: int = 16, reduction: int = 64, columns: int = 32) -> Workload:
     return workload(dense_add, (rows, reduction), (reduction, columns), (columns,))
 
 
-def unchecked(workloads: Sequence[Workload], target: Target) -> dict[str, Checked]:
+def unchecked(asked: Sequence[Named], target: Target) -> dict[str, Checked]:
     """The default schedules as they are, for tests that compare what they compute."""
+    workloads = [each.workload for each in asked]
     return {each.digest: Checked(trace=kind_of(target).default_trace(each, target)) for each in workloads}
