@@ -316,6 +316,9 @@ def learning(result: dict[str, Any]) -> Lines:
         if row["kind"] == "default":
             yield ""
             yield f"The default schedules, without a trial: {ratio(row['regret'])}, of {row['workloads']} workloads."
+        if row["kind"] == "seeds":
+            regrets = ", ".join(f"{ratio(row[f'regret@{n}'])} of {n}" for n in (1, 2, 4, 8))
+            yield f"The best of the first analytic seeds: {regrets}."
     yield ""
     yield "What a part of the search is worth, regret without it over regret with it:"
     yield ""

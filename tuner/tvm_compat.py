@@ -81,6 +81,7 @@ from tvm.s_tir.schedule import ScheduleError, Trace  # noqa: E402
 from tvm.script import ir_builder  # noqa: E402
 from tvm.script.ir_builder import tirx as tir_script  # noqa: E402
 from tvm.tirx.build import codegen_build  # noqa: E402
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP as _PIPELINES  # noqa: E402
 from tvm_ffi import structural_walk  # noqa: E402
 
 IRModule: Any = tvm.IRModule
@@ -111,6 +112,7 @@ __all__ = [
     "mutator",
     "object_code",
     "onnx_frontend",
+    "register_pipeline",
     "register_reducer",
     "relax",
     "save_ir",
@@ -226,17 +228,27 @@ def _register_bfloat16(defining: Any, register: Any) -> None:
         register(f"wmma_sync_16x16x16_bf16bf16f32{end}", *made)
 
 
-def generate_unchecked(mod: Any, target: Any) -> tuple[Any, Any]:
+def register_pipeline(name: str, last: Any) -> None:
+    """Gives TVM's pipeline for CPUs a name with one more pass, which comes before calls of the runtime are lowered."""
+
+    def made() -> tuple[Any, Any, Any]:
+        pipeline, of_host, of_device = tirx.get_tir_pipeline("s_tir")
+        return tvm.transform.Sequential([pipeline, last]), of_host, of_device
+
+    _PIPELINES[name] = made
+
+
+def generate_unchecked(mod: Any, target: Any, pipeline: str = "s_tir") -> tuple[Any, Any]:
     """The lowered module for a CPU target, and LLVM's module of it, whose functions trust their arguments.
 
-    What `tirx.build` does, less what measuring pays for and does not need: the checks of every argument with their
-    messages (a fifth to a half of the compiler's work on a kernel) and the search for device functions. The kernels
-    themselves are the same.
+    What `tirx.build` does with the pipeline of that name, less what measuring pays for and does not need: the checks of
+    every argument with their messages (a fifth to a half of the compiler's work on a kernel) and the search for device
+    functions. The kernels themselves are the same.
     """
-    pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
+    lower, finalize, _ = tirx.get_tir_pipeline(pipeline)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         bound = tirx.transform.BindTarget(target.with_host(target))(mod)
-        lowered = finalize()(pipeline(bound))
+        lowered = finalize()(lower(bound))
         return lowered, codegen_build(lowered, target)
 
 

@@ -98,11 +98,12 @@ class CpuKind(TargetKind):
 
     def compile(self, module: Any, target: Target) -> Any:
         """TVM's executable, with the functions `main` and `main_transform_params` of its virtual machine."""
+        from tuner.lowering.stack import PIPELINE
         from tuner.tvm_compat import to_tvm_target, tvm
 
         tvm_target = to_tvm_target(target)
         with _refusals(), tvm_target, tvm.transform.PassContext(config=self.pass_config()):
-            return tvm.compile(self.before_codegen(module), target=tvm_target)
+            return tvm.compile(self.before_codegen(module), target=tvm_target, tir_pipeline=PIPELINE)
 
     def compile_side_by_side(self, module: Any, target: Target, ready: Mapping[str, tuple[Any, bytes]]) -> Any:
         """As `compile`, with the kernels as object code, which is still to be linked."""
@@ -132,10 +133,11 @@ class CpuKind(TargetKind):
         return tvm.target.Target(target.attributes())
 
     def codegen(self) -> str:
+        from tuner.lowering import stack
         from tuner.lowering.fastmath import MATH_VERSION
         from tuner.tvm_compat import tvm
 
-        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}"
+        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}, stack {stack.VERSION}"
 
     def load_intrinsics(self) -> None:
         from tuner.tvm_compat import load_intrinsics_of
@@ -163,7 +165,7 @@ class CpuKind(TargetKind):
         from tuner.space.tiles import tiled_sketches
         from tuner.space.winograd import winograd_sketches
 
-        return tiled_sketches, winograd_sketches, rowwise_sketches, recurrent_sketches
+        return winograd_sketches, tiled_sketches, rowwise_sketches, recurrent_sketches
 
     def vector_unit(self, target: Target, element_bits: int) -> Any:
         from tuner.space.processor import VectorUnit
