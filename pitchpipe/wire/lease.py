@@ -47,6 +47,30 @@ class Steadiness(Wire):
     repeated: int = Field(ge=0, description="batches timed again because the reference drifted, since it started")
 
 
+class WorkerSeconds(Wire):
+    """Where a worker's seconds went since it started, by its own clock. The rest of `total_secs` it had nothing to measure,
+    or was between two parts of a batch."""
+
+    total_secs: float = Field(ge=0, lt=1e11)
+    prepare_secs: float = Field(default=0.0, ge=0, lt=1e11, description="inputs and reference outputs of workloads")
+    build_secs: float = Field(default=0.0, ge=0, lt=1e11, description="candidates were built and nothing was timed")
+    check_secs: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1e11,
+        description="outputs were compared; of a search, those of candidates that were right",
+    )
+    time_secs: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1e11,
+        description="timing, with the reference workload; on a GPU others are built beside it",
+    )
+    wait_secs: float = Field(
+        default=0.0, ge=0, lt=1e11, description="until other processes of its host let it compute or time"
+    )
+
+
 class WorkerView(Wire):
     id: str
     name: str
@@ -57,6 +81,7 @@ class WorkerView(Wire):
     last_seen_at: Instant
     trials: int = Field(ge=0, description="candidates measured since it registered")
     steadiness: Steadiness | None = Field(default=None, description="as it last reported; absent until it has")
+    seconds: WorkerSeconds | None = Field(default=None, description="as it last reported; absent until it has")
     roofline: Roofline | None = Field(default=None, description="of its device; absent until it was measured")
 
 
@@ -131,6 +156,7 @@ class Report(Wire):
     results: tuple[Measurement, ...] = Field(max_length=256)
     final: bool = Field(description="nothing more will be reported: candidates without a result are queued again")
     steadiness: Steadiness | None = Field(default=None, description="of the worker, now; not part of the results")
+    seconds: WorkerSeconds | None = Field(default=None, description="of the worker, so far; not part of the results")
 
 
 class ReportResponse(Wire):

@@ -28,6 +28,8 @@ class WorkerRow(Base):
     """The Steadiness that it last reported since it registered."""
     noisy: Mapped[bool | None]
     """Of that."""
+    seconds: Mapped[Json | None]
+    """The WorkerSeconds that it last reported since it registered."""
     roofline: Mapped[Json | None]
     """The Roofline of its device for its target."""
     created_at: Mapped[float]

@@ -80,6 +80,10 @@ class Measurer(Protocol):
     def steadiness(self) -> wire.Steadiness | None:
         """How the newest beat compares with the usual one; None before the first. May be read from any thread."""
 
+    @property
+    def seconds(self) -> wire.WorkerSeconds:
+        """Where they went so far. May be read from any thread."""
+
     def roofline(self) -> Roofline | None:
         """Measures the device's roofline; None if that cannot be measured. Called before any `measure`."""
 
@@ -269,7 +273,13 @@ class Daemon:
                 renewed = self._service.heartbeat(lease, fence)
                 return events.Renewed(lease=lease, ttl_secs=renewed.ttl_secs, cancelled=renewed.cancelled)
             case events.Report(lease=lease, fence=fence, results=results, final=final):
-                report = wire.Report(fence=fence, results=results, final=final, steadiness=self._sandbox.steadiness)
+                report = wire.Report(
+                    fence=fence,
+                    results=results,
+                    final=final,
+                    steadiness=self._sandbox.steadiness,
+                    seconds=self._sandbox.seconds,
+                )
                 with telemetry.continued(self._traceparent(lease), "report", lease=lease, results=len(results)):
                     reply = self._service.report(lease, report)
                 return events.Reported(lease=lease, final=final, lease_open=reply.lease_open)
