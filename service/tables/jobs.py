@@ -19,10 +19,10 @@ class Project(Base):
     """Grows whenever what is served changes; microseconds, so that no state after a restored backup has an old one."""
 
     idle_trials: Mapped[int] = mapped_column(server_default="0")
-    """What a day may cost of tuning what was missed; the next two are what was granted of it, and on which day."""
+    """Trials of a day that tuning misses may take; the next two say how many were granted, and on which day."""
     idle_spent: Mapped[int] = mapped_column(server_default="0")
     idle_day: Mapped[int] = mapped_column(server_default="0")
-    """Since 1970."""
+    """Days since 1970-01-01, UTC."""
 
 
 class Token(Base):
@@ -48,7 +48,7 @@ class BrowserSession(Base):
     digest: Mapped[str] = mapped_column(unique=True)
     """SHA-256 of the cookie, or of the link's code."""
     once: Mapped[bool] = mapped_column(default=False)
-    """Of a link: it opens a session, once, and is none."""
+    """Whether the row is a link, which opens a session once, and no session itself."""
     created_at: Mapped[float]
     expires_at: Mapped[float] = mapped_column(index=True)
 
@@ -184,7 +184,7 @@ class JobTask(Base):
     bound_secs: Mapped[float | None]
     """What the rooflines of the active workers said when it was last asked."""
     device_class: Mapped[str | None]
-    """Of the device that confirmed what the job serves for it."""
+    """Class of the device on which the job confirmed what it serves for the task."""
     replay: Mapped[Replay | None]
     """None where nothing was found under other circumstances than those of the job's workers."""
     earlier: Mapped[Json | None]

@@ -27,7 +27,7 @@ class WorkerRow(Base):
     steadiness: Mapped[Json | None]
     """The Steadiness that it last reported since it registered."""
     noisy: Mapped[bool | None]
-    """Of that."""
+    """Its `noisy`, in a column that claims of confirming runs ask for."""
     seconds: Mapped[Json | None]
     """The WorkerSeconds that it last reported since it registered."""
     roofline: Mapped[Json | None]
@@ -91,7 +91,7 @@ class CandidateRow(Base):
     record: Mapped[str | None]
     """Id of the record that ended it."""
     source: Mapped[str | None]
-    """Digest of the workload whose trace was re-fitted, of one that was."""
+    """Digest of the workload from whose trace it was re-fitted; null of a candidate that was not."""
     __table_args__ = (
         UniqueConstraint("batch", "digest"),
         # What was proposed once is never proposed again, unless it was cancelled unmeasured.

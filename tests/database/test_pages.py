@@ -626,7 +626,7 @@ def test_a_worker_tells_where_its_seconds_go(site: Site, monkeypatch: pytest.Mon
     text = browser.get(f"/workers/{worker}").text
     for part in (
         "Checking outputs</dt><dd>60 s, 15 %",
-        "others on its host</dt><dd>20 s, 5 %",
+        "Waiting for others</dt><dd>20 s, 5 %",
         "to measure</dt><dd>40 s, 10 %",
     ):
         assert part in text

@@ -82,7 +82,7 @@ class Measurer(Protocol):
 
     @property
     def seconds(self) -> wire.WorkerSeconds:
-        """Where they went so far. May be read from any thread."""
+        """Where this process's seconds went so far. May be read from any thread."""
 
     def roofline(self) -> Roofline | None:
         """Measures the device's roofline; None if that cannot be measured. Called before any `measure`."""
@@ -122,7 +122,7 @@ class Daemon:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
         self._device_known = False
-        """Whether the service has its roofline or measuring it was tried."""
+        """Whether the service has the device's roofline, or this process has tried to measure it."""
         self._max_candidates, self._parent = max_candidates, parent
         self._on_registered = on_registered
         self._tick_secs, self._wait_secs = tick_secs, wait_secs

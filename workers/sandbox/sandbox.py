@@ -127,7 +127,7 @@ class Sandbox:
 
     @property
     def seconds(self) -> WorkerSeconds:
-        """Where they went so far."""
+        """Where this sandbox's seconds went so far. May be read from any thread."""
         return self._spent.seconds
 
     def roofline(self) -> Roofline | None:

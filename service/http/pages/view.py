@@ -43,7 +43,7 @@ class View:
     def __init__(self, request: Request, context: Context, viewer: Principal | Operator) -> None:
         self.request, self.context, self.viewer = request, context, viewer
         self.place = Place(path=request.url.path, query=dict(request.query_params))
-        """Of the page; a part of it that is sent later names the page's own."""
+        """Address of the page. A part of a page that is sent later sets the page's address in place of its own."""
 
     @property
     def project(self) -> str:

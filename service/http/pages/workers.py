@@ -25,11 +25,11 @@ _COLUMNS = (
     Column(name="last_seen_at", title="Last seen (UTC)", shown="when"),
 )
 _PARTS = (
-    ("Preparing workloads: inputs and reference outputs", "prepare_secs"),
+    ("Preparing workloads", "prepare_secs"),
     ("Building", "build_secs"),
     ("Checking outputs", "check_secs"),
-    ("Timing, with the reference workload", "time_secs"),
-    ("Waiting for others on its host", "wait_secs"),
+    ("Timing", "time_secs"),
+    ("Waiting for others", "wait_secs"),
 )
 """(title, field of WorkerSeconds)"""
 
