@@ -4,8 +4,8 @@ Each model runs in float16, bfloat16 and float32, with a batch of 1 and of 8 (`-
 its own, in which all contestants are set up and then take turns. torch.compile has what its best user gives it: evaluation
 mode without gradients, frozen weights (batch norms are folded), images channels last, and inductor's own CUDA graphs in
 `reduce-overhead` and `max-autotune`; float32 has TF32 where PyTorch's defaults allow it. Ours is tuned through the SDK on an
-embedded service from an empty database within --seconds, export, service and confirming included, and called with GPU
-tensors. With `--seconds 0` it is not tuned: what runs are the default schedules.
+embedded service from an empty database within --seconds, alone and inside the model, export, service and confirming
+included, and called with GPU tensors. With `--seconds 0` it is not tuned: what runs are the default schedules.
 
     wall     seconds of a call and of waiting for it, the median of a block
     queued   seconds a call where the calls of a block are queued and waited for together: what the device takes
@@ -275,6 +275,9 @@ def tuned_call(
 
     import pitchpipe
     from pitchpipe.embedded import Embedded
+    from pitchpipe.model.local import local_model
+    from pitchpipe.tuning.inside import outside, tune_inside_or_tell
+    from pitchpipe.wire.job import Budget
     from pitchpipe.wire.measure import Failed
     from workers.device import detect_target
 
@@ -285,19 +288,27 @@ def tuned_call(
         untuned = {"tuning_secs": 0.0, "trials": 0, "failed_trials": 0, "tasks": []}
         return lambda: model(*inputs), untuned, list
     began = time.perf_counter()
+    budget = Budget(seconds=case["seconds"])
+    alone_secs = outside(budget, target).seconds
     with Embedded(f"sqlite:///{folder}/p.db", target) as client:
-        job = pitchpipe.submit(module, inputs, target=target, seconds=case["seconds"], client=client, cache=folder)
+        job = pitchpipe.submit(module, inputs, target=target, seconds=alone_secs, client=client, cache=folder)
         view = client.wait(job.id)
         if view.state.value != "done":
             raise SystemExit(f"{view.state.value}: {view.error}")
-        schedules = pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
+        found, inside = tune_inside_or_tell(client, local_model(module, inputs), target, folder, budget)
+        schedules = found or pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
         tuning_secs = time.perf_counter() - began
         failures = Counter(
             record.result.kind.value for record in client.records(timed=False) if isinstance(record.result, Failed)
         )
     model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
     tasks = [task_row(task) for task in view.tasks]
-    told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
+    told: dict[str, Any] = {
+        "tuning_secs": tuning_secs,
+        "trials": view.progress.trials,
+        "failed_trials": view.progress.failed_trials,
+    }
+    told["inside"] = None if inside is None else {"gain": inside.gain, **inside.model_dump(mode="json")}
     secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
 
     def table() -> list[Any]:

@@ -92,7 +92,7 @@ class TargetKind(ABC):
     times_in_turns: ClassVar[bool] = False
     """Whether several workers can measure on one device at once, of which one times at a time while others build."""
     confirming_secs: ClassVar[float]
-    """Of a worker, for the confirming run of one task, besides calls of an unscheduled baseline: what is expected before the
+    """Of a device, for the confirming run of one task, besides calls of an unscheduled baseline: what is expected before the
     first one has ended."""
     artifact: ClassVar[str]
     """Name of the file of a compiled model in the folder of its artifact."""
@@ -211,6 +211,10 @@ class TargetKind(ABC):
     def templates(self, workload: Workload, target: Target) -> Sequence[Any]:
         """The points of templates for the workload: `tuner.templates.space.Ranked`, the best by their estimate first."""
         return ()
+
+    tunes_inside: ClassVar[bool] = False
+    """Whether a compiled model is a list of launches, in which another schedule of a workload takes the place of one: then
+    the best few of each task are tried inside the whole model."""
 
     replays_candidates: ClassVar[bool] = False
     """Whether `replayed` finds faults often enough to be asked before a candidate is issued."""

@@ -163,6 +163,7 @@ class ReportResponse(Wire):
     accepted: int = Field(ge=0, description="results stored by this call")
     duplicates: int = Field(ge=0, description="results that were already stored, unchanged")
     lease_open: bool
+    cancelled: bool = Field(default=False, description="the results that are missing are not wanted any more")
 
 
 class WorkloadView(Wire):

@@ -123,8 +123,10 @@ def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: 
     if renewed is None:
         raise _stale(row, fence)
     workers.touch(session, project, row.worker)
-    state = session.execute(select(Job.state).where(Job.id == row.job)).scalar_one()
-    return HeartbeatResponse(ttl_secs=ttl_secs, cancelled=state.ended)
+    state, withdrawn = session.execute(
+        select(Job.state, Batch.withdrawn).join_from(Batch, Job, Job.id == Batch.job).where(Batch.id == row.batch)
+    ).one()
+    return HeartbeatResponse(ttl_secs=ttl_secs, cancelled=state.ended or withdrawn)
 
 
 def report(session: Session, project: str, lease: str, body: Report) -> ReportResponse:
@@ -172,7 +174,7 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
         ending.give_back()
     still_open = not body.final and bool(ending.leased)
     ending.finish(LeaseState.OPEN if still_open else LeaseState.CLOSED)
-    return ReportResponse(accepted=len(fresh), duplicates=len(stored), lease_open=still_open)
+    return ReportResponse(accepted=len(fresh), duplicates=len(stored), lease_open=still_open, cancelled=ending.unwanted)
 
 
 def expire(session: Session) -> int:

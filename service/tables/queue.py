@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pitchpipe.wire.lease import Purpose, WorkerState
@@ -55,6 +55,8 @@ class Batch(Base):
     incumbent_secs: Mapped[float | None]
     observed: Mapped[bool] = mapped_column(default=False)
     """The coordinator has seen its results."""
+    withdrawn: Mapped[bool] = mapped_column(server_default=false())
+    """The coordinator wants no more of its results: workers that measure it are told to stop."""
     created_at: Mapped[float]
     __table_args__ = (
         ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),

@@ -85,6 +85,32 @@ class BestRow(Base):
     )
 
 
+class InContextRow(Base):
+    """A schedule of a workload that won inside models, in one context; see pitchpipe/wire/context.py."""
+
+    __tablename__ = "in_context"
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    measure_version: Mapped[int] = mapped_column(primary_key=True)
+    device_class: Mapped[str] = mapped_column(primary_key=True)
+    context: Mapped[str] = mapped_column(primary_key=True)
+    """Digest of the Context."""
+    record: Mapped[str] = mapped_column(primary_key=True)
+    toolchain: Mapped[str]
+    instead: Mapped[str]
+    """Digest of the candidate that was served alone then: what wins alone later was not tried here. Empty once another
+    record won in the context."""
+    neighbours: Mapped[Json]
+    """The Context."""
+    model: Mapped[str]
+    before_secs: Mapped[float]
+    """Median seconds of a run of that model."""
+    after_secs: Mapped[float]
+    confirmed_at: Mapped[float]
+    __table_args__ = (ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),)
+
+
 class CostModelRow(Base):
     """A version of the cost model of a project and kind of target. The blobs may be lost: see the predictor."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.context import contexts_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
@@ -18,7 +19,7 @@ from pitchpipe.wire.task import Workload
 from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
 from tuner.deploy.finish import finish
 from tuner.graph.precision import TF32, multiplies_tf32
-from tuner.graph.prepare import call_counts, prepare, workload_module
+from tuner.graph.prepare import calls, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
@@ -46,6 +47,8 @@ class Scheduled:
     refused: Mapping[str, str]
     """Digest -> reason, of those whose schedule did not apply, since it may be another target's, or whose default schedule
     was not right."""
+    unscheduled: tuple[tuple[Any, Any, str], ...] = ()
+    """The tensor functions as they were before, as `workload_functions` has them."""
 
 
 def schedule_model(
@@ -67,7 +70,7 @@ def schedule_model(
             if (trace := traces.get(digest)) is not None and trace != BASELINE_TRACE:
                 if is_template(trace) and not kind.has_templates:
                     raise InvalidTrace(f"{kind.title} target has no templates")
-                prepared.update_func(variable, _applied(function, variable, trace))
+                prepared.update_func(variable, applied(function, variable, trace))
                 tuned.append(digest)
                 continue
         except InvalidTrace as error:
@@ -88,7 +91,7 @@ def schedule_model(
             before = [inapplicable[digest]] if digest in inapplicable else []
             refused[digest] = "; ".join([*before, f"{named}: {checked.fault}"])
         elif checked.trace != BASELINE_TRACE:
-            prepared.update_func(variable, _applied(function, variable, checked.trace))
+            prepared.update_func(variable, applied(function, variable, checked.trace))
             used.append(digest)
     with to_tvm_target(target):
         module = finish(prepared, target)
@@ -100,10 +103,11 @@ def schedule_model(
         defaults=tuple(used),
         computed=TF32 if any(multiplies_tf32(function) for _, function, _ in workloads) else None,
         refused=refused,
+        unscheduled=tuple(workloads),
     )
 
 
-def _applied(function: Any, variable: Any, trace: str) -> Any:
+def applied(function: Any, variable: Any, trace: str) -> Any:
     """A tensor function of a prepared model after a trace. Raises InvalidTrace."""
     scheduled = apply_trace(workload_module(function), trace).mod["main"]
     return scheduled.with_attr("global_symbol", variable.name_hint)
@@ -120,14 +124,16 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
 def identify(
     model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str, own: bool = False
 ) -> dict[str, Any]:
-    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key.
+    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key, and
+    where models are tuned inside, what stands around each workload.
 
     own: the caller made the model itself, in the `relax` format, so that it is read without a child.
     """
     wanted = Target.parse(target)
     read = parse_container(model) if own else ingest(model, ModelFormat(model_format))
     prepared = prepare(load_ir(read.ir), wanted)
-    counts, weights, signatures, functions = call_counts(prepared), Counter[str](), {}, {}
+    order = calls(prepared)
+    counts, weights, signatures, functions = Counter(order), Counter[str](), {}, {}
     for variable, function, digest in workload_functions(prepared):
         functions[variable.name_hint] = digest
         weights[digest] += counts[variable.name_hint]
@@ -138,6 +144,12 @@ def identify(
         "signatures": signatures,
         "functions": functions,
         "toolchain": toolchain(wanted.kind).key,
+        "contexts": {
+            digest: context.model_dump(mode="json")
+            for digest, context in contexts_of([functions[name] for name in order]).items()
+        }
+        if kind_of(wanted).tunes_inside
+        else {},
     }
 
 

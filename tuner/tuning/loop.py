@@ -219,7 +219,7 @@ class TuningLoop:
         if len(self._confirming) >= workers:
             return False
         waiting = sum(task.batches_in_flight for task in self.ledger.tasks) <= len(self._searches)
-        within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
+        within = self._cost.spent_secs(workers) <= CONFIRMING_SHARE * elapsed_secs
         enough = self._needed_secs <= self._share_secs
         return waiting or (within and (enough or bool(self.ledger.tasks[index].saved_secs)))
 
@@ -228,13 +228,13 @@ class TuningLoop:
         """What is left of the share of a budget in seconds that confirming has, in seconds of the job."""
         if self.ledger.seconds_limit is None:
             return math.inf
-        spent_secs = self._cost.spent_secs / self.measurer.parallel()
+        spent_secs = self._cost.spent_secs(self.measurer.parallel())
         return max(0.0, CONFIRMING_SHARE * self.ledger.seconds_limit - spent_secs)
 
     def _keep_time(self, elapsed_secs: float) -> None:
         """Holds back what confirming will cost, up to its share, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
-        self._needed_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
+        self._needed_secs = self._cost.secs((self.tasks[i] for i in left), self.measurer.parallel())
         self.ledger.held_secs = min(self._needed_secs, self._share_secs)
         if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return

@@ -150,6 +150,8 @@ class Reported:
     lease: str
     final: bool
     lease_open: bool
+    cancelled: bool = False
+    """Whether nobody wants the results that are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ and each lease it holds (at most one is *measuring* or *stopping*, so that timin
 
     Granted ──► waiting ──the one before has ended──► measuring ──Finished, Faulted──► closing ──► let go
                    │                                      │                               ▲           ▲
-                   │                   Renewed(cancelled), Signalled, Expired, Stale      │           │
+                   │         Renewed or Reported(cancelled), Signalled, Expired, Stale    │           │
                    │                                      ▼                               │           │
                    │                                  stopping ──Finished, not disowned───┤           │
                    │                                      └──Finished, disowned───────────┼───────────┤
@@ -292,10 +292,11 @@ def _reported(state: State, event: Reported) -> Step:
         return state, ()
     if event.final:
         return state.drop(event.lease), ()
-    state = state.put(replace(held, report=None))
-    if event.lease_open:
-        return state, ()
-    return disown(state, replace(held, report=None))
+    held = replace(held, report=None)
+    state = state.put(held)
+    if not event.lease_open:
+        return disown(state, held)
+    return end_early(state, held) if event.cancelled else (state, ())
 
 
 def _declared(state: State, event: Declared) -> Step:

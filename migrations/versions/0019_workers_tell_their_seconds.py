@@ -1,6 +1,6 @@
 """Workers tell where their seconds went.
 
-Revision 0017, after 0016. No worker has told yet; its next report does. Down, what they told is lost.
+Revision 0019, after 0018. No worker has told yet; its next report does. Down, what they told is lost.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0017"
-down_revision = "0016"
+revision = "0019"
+down_revision = "0018"
 branch_labels = None
 depends_on = None
 
