@@ -72,6 +72,8 @@ class WorkerSeconds(Wire):
 
 
 class WorkerView(Wire):
+    """A worker as the service knows it."""
+
     id: str
     name: str
     state: WorkerState
@@ -108,6 +110,8 @@ class WorkerStateRequest(Wire):
 
 
 class LeaseRequest(Wire):
+    """Asks for candidates that the worker can measure."""
+
     worker: str
     max_candidates: int = Field(default=32, ge=1, le=256)
     wait_secs: float = Field(default=20.0, ge=0, le=60, description="long poll: how long to wait for work")
@@ -141,10 +145,14 @@ class LeaseResponse(Wire):
 
 
 class Heartbeat(Wire):
+    """Renews a lease."""
+
     fence: int = Field(ge=1)
 
 
 class HeartbeatResponse(Wire):
+    """The lease was renewed."""
+
     ttl_secs: float
     cancelled: bool = Field(description="the job ended: measure no more of it, report what is done")
 
@@ -160,6 +168,8 @@ class Report(Wire):
 
 
 class ReportResponse(Wire):
+    """What became of a report."""
+
     accepted: int = Field(ge=0, description="results stored by this call")
     duplicates: int = Field(ge=0, description="results that were already stored, unchanged")
     lease_open: bool
@@ -167,5 +177,7 @@ class ReportResponse(Wire):
 
 
 class WorkloadView(Wire):
+    """The program that a lease's traces apply to."""
+
     digest: Digest
     ir: str

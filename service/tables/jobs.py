@@ -11,6 +11,8 @@ from service.tables.base import Base, Json, partial
 
 
 class Project(Base):
+    """Whom rows belong to."""
+
     __tablename__ = "projects"
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
@@ -26,6 +28,8 @@ class Project(Base):
 
 
 class Token(Base):
+    """A token, by its digest."""
+
     __tablename__ = "tokens"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str | None] = mapped_column(ForeignKey("projects.id"), index=True)
@@ -81,6 +85,8 @@ class StoredToolchain(Base):
 
 
 class Model(Base):
+    """A model that was uploaded: once for each project, digest and format."""
+
     __tablename__ = "models"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -106,6 +112,8 @@ class Model(Base):
 
 
 class Job(Base):
+    """A job; its tasks, events, batches and candidates are rows of other tables."""
+
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -143,6 +151,8 @@ class Job(Base):
 
 
 class JobEventRow(Base):
+    """An entry of a job's event stream."""
+
     __tablename__ = "events"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(primary_key=True)
@@ -152,6 +162,8 @@ class JobEventRow(Base):
 
 
 class StoredWorkload(Base):
+    """A workload of a project, by its digest."""
+
     __tablename__ = "workloads"
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     digest: Mapped[str] = mapped_column(primary_key=True)

@@ -13,6 +13,8 @@ from service.tables.base import Base, Json, Serial, partial
 
 
 class WorkerRow(Base):
+    """A worker, by its name in the project."""
+
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -110,6 +112,8 @@ class CandidateRow(Base):
 
 
 class Lease(Base):
+    """The right of one worker to measure candidates of one batch."""
+
     __tablename__ = "leases"
     id: Mapped[str] = mapped_column(primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger, unique=True)
@@ -134,6 +138,8 @@ class LeaseResult(Base):
 
 
 class Counter(Base):
+    """A number that only grows: the fence, leases taken back."""
+
     __tablename__ = "counters"
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)
