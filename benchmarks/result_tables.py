@@ -244,6 +244,21 @@ def lookup(result: dict[str, Any]) -> Lines:
             )
 
 
+def dashboard_load(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    yield from table(
+        [row for row in rows if row["row"] == "page"],
+        {**plain("page"), "p50": lambda row: time(row["p50_secs"]), "p95": lambda row: time(row["p95_secs"])},
+    )
+    for row in rows:
+        if row["row"] == "watched":
+            yield ""
+            yield (
+                f"A job that reports a batch a second, for {row['secs']:.0f} s: {percent(row['core'])} of a core while"
+                f" somebody watches it, {percent(row['idle_core'])} while nobody does; {row['points']} points were sent."
+            )
+
+
 def isolation(result: dict[str, Any]) -> Lines:
     return table(
         result["rows"],

@@ -76,7 +76,8 @@ class Profile(Wire):
 
     @property
     def dispatch_secs(self) -> float:
-        """What is in no step. Below zero where the steps, watched, took longer than the whole run that was not."""
+        """Seconds of a run that are in no step. Negative where watching the steps costs more: the whole run is timed
+        without it."""
         return self.secs - sum(secs for _, secs in self.steps)
 
     def chrome_trace(self) -> str:

@@ -92,8 +92,8 @@ class TargetKind(ABC):
     times_in_turns: ClassVar[bool] = False
     """Whether several workers can measure on one device at once, of which one times at a time while others build."""
     confirming_secs: ClassVar[float]
-    """Of a device, for the confirming run of one task, besides calls of an unscheduled baseline: what is expected before the
-    first one has ended."""
+    """Seconds that the confirming run of one task is expected to take of a device until the first has ended; calls of an
+    unscheduled baseline come on top."""
     artifact: ClassVar[str]
     """Name of the file of a compiled model in the folder of its artifact."""
     needs_linker: ClassVar[bool]
