@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,28 @@ def places_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))  # without what this machine has tuned
         patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_are_looked_through_once() -> Iterator[None]:
+    """For each export PyTorch makes sure, thirty times over, that its Python side knows every operator of its C++ side. That
+    is most of what a small export costs, and nothing has changed unless operators were registered in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            import torch
+            from torch._export import utils
+
+            make_known, known = utils._materialize_cpp_cia_ops, list[str]()
+
+            def when_there_are_new_ones() -> None:
+                nonlocal known
+                registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+                if registered != known:
+                    make_known()
+                    known = registered
+
+            patch.setattr(utils, "_materialize_cpp_cia_ops", when_there_are_new_ones)
         yield
 
 
