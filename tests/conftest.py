@@ -32,10 +32,18 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 
-SHARING = frozenset(
-    f"tests/acceptance/test_{name}.py" for name in ("commands", "one_call", "sdk", "torch_tuned", "verified")
-)
-"""Files whose tests share one service (tests/acceptance/conftest.py)."""
+SHARING = {
+    "the service (tests/acceptance/conftest.py)": (
+        *("acceptance/test_commands", "acceptance/test_one_call", "acceptance/test_sdk"),
+        *("acceptance/test_torch_tuned", "acceptance/test_verified"),
+    ),
+    "what torch.compile imports with its first program, and compiled libraries": (
+        *("acceptance/test_torch_backend", "acceptance/test_torch_fuzz", "acceptance/test_torch_right"),
+    ),
+    "torch's database of operators": ("compiler/test_matrices", "compiler/test_torch_operators"),
+}
+"""Files that have something in common, made once where one process runs them."""
+SCOPES = {f"tests/{file}.py": shared for shared, files in SHARING.items() for file in files}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,15 +60,15 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` the files that share a service are one file: one process runs them."""
+    """With `--dist loadfile` files that share something are one file: one process runs them."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByService(LoadFileScheduling):
+    class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "the shared service" if file in SHARING else file
+            return SCOPES.get(file, file)
 
-    return ByService(config, log) if config.getvalue("dist") == "loadfile" else None
+    return Sharing(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
