@@ -19,7 +19,6 @@ from pitchpipe.wire.target import Target
 from tests.compiler.models import attention, small_network
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(900)
 
 
 class Steps(torch.nn.Module):  # type: ignore[misc,name-defined]
