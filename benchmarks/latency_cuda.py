@@ -41,7 +41,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environment import commit, environment, show
+from environment import commit, environment, kernel_threads, show
+from model_tuning import task_row
 from rounds import geometric_mean, orders, ratio_of, time_of
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -259,9 +260,9 @@ def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> C
     """A call of the module as eager or in a mode of torch.compile."""
     if peer == "eager":
         return lambda: module(*inputs)
-    import torch._inductor.config
+    from torch._inductor import config
 
-    torch._inductor.config.freezing = True
+    config.freezing = True
     compiled = torch.compile(module, mode=None if peer == "compile" else peer)
     return lambda: compiled(*inputs)
 
@@ -277,6 +278,7 @@ def tuned_call(
     from pitchpipe.model.local import local_model
     from pitchpipe.tuning.inside import outside, tune_inside_or_tell
     from pitchpipe.wire.job import Budget
+    from pitchpipe.wire.measure import Failed
     from workers.device import detect_target
 
     target = detect_target("cuda")
@@ -296,23 +298,16 @@ def tuned_call(
         found, inside = tune_inside_or_tell(client, local_model(module, inputs), target, folder, budget)
         schedules = found or pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
         tuning_secs = time.perf_counter() - began
-        failures = Counter(record.result.kind.value for record in client.records(timed=False))
+        failures = Counter(
+            record.result.kind.value for record in client.records(timed=False) if isinstance(record.result, Failed)
+        )
     model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
-    tasks = [
-        {
-            "name": task.name,
-            "kind": task.kind.value,
-            "weight": task.weight,
-            "flops": task.flops,
-            "bytes": task.bytes,
-            "trials": task.trials,
-            "untuned_secs": task.untuned_secs,
-            "secs": task.tuned_secs,
-            "bound_secs": task.bound_secs,
-        }
-        for task in view.tasks
-    ]
-    told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
+    tasks = [task_row(task) for task in view.tasks]
+    told: dict[str, Any] = {
+        "tuning_secs": tuning_secs,
+        "trials": view.progress.trials,
+        "failed_trials": view.progress.failed_trials,
+    }
     told["inside"] = None if inside is None else {"gain": inside.gain, **inside.model_dump(mode="json")}
     secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
 
@@ -375,5 +370,5 @@ def error_of(output: Any, reference: Any) -> float:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    kernel_threads()
     print(json.dumps(run_case(json.loads(Path(sys.argv[1]).read_text()))))

@@ -245,8 +245,14 @@ def main() -> None:
     if options.quick:
         workloads = workloads[:: max(1, len(workloads) // QUICK_WORKLOADS)][:QUICK_WORKLOADS]
     rows, found = compare(workloads, repetitions, learning, count)
-    budget = {"repetitions": repetitions, "learning_repetitions": learning, "folds": count}
-    show({"environment": environment(**budget), "rows": rows, "summary": found}, options.json)
+    show(
+        {
+            "environment": environment(repetitions=repetitions, learning_repetitions=learning, folds=count),
+            "rows": rows,
+            "summary": found,
+        },
+        options.json,
+    )
 
 
 if __name__ == "__main__":

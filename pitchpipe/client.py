@@ -113,7 +113,7 @@ class Client(ManagingCalls):
         return parse(ModelView, response)
 
     def tell_comparison(self, model_id: str, comparison: Comparison) -> ModelView | None:
-        """Says with the model whether it was compared with its framework. None from a service that does not know of it."""
+        """Tells what comparing the model with its framework came to. None where the service is too old to keep that."""
         path = f"/v1/models/{segment(model_id)}/comparison"
         try:
             return parse(ModelView, self._connection.call("PUT", path, json=comparison))

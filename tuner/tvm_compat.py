@@ -22,6 +22,7 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from pitchpipe.errors import InvalidModel
@@ -72,6 +73,7 @@ _empty_intrinsics_package()
 
 import tvm_ffi  # noqa: E402  # after tvm: it would import torch
 from tvm import ir, relax, sym, te, tirx, topi  # noqa: E402
+from tvm.relax import vm_build  # noqa: E402
 from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
@@ -99,6 +101,7 @@ __all__ = [
     "import_object_loader",
     "ir",
     "ir_builder",
+    "link_model",
     "load_cuda_intrinsics",
     "load_intrinsics_of",
     "load_ir",
@@ -115,6 +118,7 @@ __all__ = [
     "save_ir",
     "structural_walk",
     "sym",
+    "take_kernels",
     "te",
     "tflite_frontend",
     "tir_script",
@@ -282,6 +286,28 @@ def load_object_code(code: bytes) -> Any:
 def import_object_loader() -> Any:
     """The package that loads object code. A process that will be forked calls this once, for all its forks."""
     return importlib.import_module("tvm_ffi_orcjit")
+
+
+def take_kernels(model: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """A Relax module as the virtual machine's instructions, in TVM's builder of them, and the tensor functions that they
+    call by name, which are not compiled yet. What `relax.build` does first."""
+    builder = relax.ExecBuilder()
+    with target:
+        rest = vm_build._vmcodegen(builder, relax.get_pipeline("default")(model))
+    return builder, {v.name_hint: f for v, f in rest.functions.items() if isinstance(f, PrimFunc)}
+
+
+def link_model(instructions: Any, target: Any, objects: Sequence[tuple[Sequence[str], bytes]]) -> Any:
+    """An executable of the instructions and of object code (names of its functions, code), which can be exported."""
+    libraries = []
+    with NamedTemporaryFile(suffix=".o") as file:
+        for names, code in objects:
+            file.seek(0)
+            file.truncate()
+            file.write(code)
+            file.flush()
+            libraries.append(tvm.runtime.load_static_library(file.name, list(names)))
+    return vm_build._vmlink(instructions, target, ext_libs=libraries)
 
 
 def to_tvm_target(target: Target) -> Any:

@@ -97,6 +97,11 @@ def local_database() -> LocalDatabase | None:
     return None if is_absent else LocalDatabase(url)
 
 
+def nobody_to_ask() -> bool:
+    """Whether neither a service is named nor a database of this machine is there."""
+    return not os.environ.get("PITCHPIPE_URL") and local_database() is None
+
+
 def connect(url: str | None = None, *, deadline_secs: float | None = None, repeat: bool = True) -> Client:
     """A client of the service there, or at PITCHPIPE_URL, whose calls fit into the deadline. Raises InvalidInput without a
     URL."""

@@ -47,8 +47,8 @@ class Inside(Wire):
 
     tried: int = Field(description="schedules that took their turn in the model, beside those that were served")
     rounds: tuple[float, ...] = Field(description="share of the model's time that each visit of all tasks gained")
-    before: WholeRun
-    after: WholeRun = Field(description="with the schedules that were fastest, whether or not they are for certain")
+    before: WholeRun | None = Field(description="absent where no other schedule was faster in any comparison")
+    after: WholeRun | None = Field(description="with the schedules that were fastest, whether or not for certain")
     changed: tuple[Digest, ...] = Field(
         description="workloads with another schedule from now on; none without certainty"
     )
@@ -59,10 +59,12 @@ class Inside(Wire):
     @property
     def gain(self) -> float:
         """Share of the model's time; 0 where nothing was certain."""
-        return 1 - self.after.secs / self.before.secs if self.changed else 0.0
+        if not self.changed or self.before is None or self.after is None:
+            return 0.0
+        return 1 - self.after.secs / self.before.secs
 
     def __str__(self) -> str:
-        if not self.changed:
+        if not self.changed or self.before is None or self.after is None:
             return f"none of {self.tried} other schedules is faster in the model for certain"
         of = "1 task" if len(self.changed) == 1 else f"{len(self.changed)} tasks"
         times = f"{self.before.secs * 1e6:.1f} to {self.after.secs * 1e6:.1f} us"
@@ -83,7 +85,7 @@ def tune_inside(
 
     Gives what is served for it from now on, and what came of it: None where there was nothing to try.
 
-    seconds: of building and searching; default MOST_SECS. Raises errors of pitchpipe.errors.
+    seconds: of building, searching and confirming, about; default MOST_SECS. Raises errors of pitchpipe.errors.
     """
     known = identity.identify(cache, model, target)
     served = look_up([known], target, service, here=True, cache=cache)
@@ -106,14 +108,14 @@ def tune_inside(
     found = Inside(
         tried=sum(map(len, tried.values())) - len(told["refused"]),
         rounds=tuple(one["gain"] for one in told["rounds"]),
-        before=WholeRun.model_validate(told["before"]),
-        after=WholeRun.model_validate(told["after"]),
+        before=None if told["before"] is None else WholeRun.model_validate(told["before"]),
+        after=None if told["after"] is None else WholeRun.model_validate(told["after"]),
         changed=tuple(told["choice"]),
         trials=told["trials"],
         build_secs=told["build_secs"],
         search_secs=told["search_secs"],
     )
-    if not found.changed:
+    if not found.changed or found.before is None or found.after is None:
         return served, found
     some = next(iter(bests.values()))
     service.put_in_context(

@@ -187,6 +187,8 @@ class ScheduleAnswer(Wire):
 
 
 class LookupResponse(Wire):
+    """One answer for each workload that was asked for, in the same order."""
+
     answers: tuple[ScheduleAnswer, ...]
 
 

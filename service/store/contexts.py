@@ -44,7 +44,8 @@ _OF_BEST = ("project", "target_key", "workload", "measure_version", "device_clas
 
 
 def contenders(session: Session, project: str, request: ContendersRequest) -> ContendersResponse:
-    """Of each workload what is served alone under the circumstances, then the fastest that were timed under them."""
+    """Of each workload what is served alone under the circumstances, then the fastest that were timed under them, of those
+    that `put` takes."""
     here = [Circumstances(request.device_class, request.toolchain, None)]
     known = _served(session, project, request.target, request.workloads, here[0])
     found = []
@@ -66,7 +67,7 @@ def contenders(session: Session, project: str, request: ContendersRequest) -> Co
             .limit(_READ * request.each)
         ).all()
         some = {candidate_digest(workload, best.trace): (best.record, best.trace, best.secs)}
-        for row in rows:
+        for row in rows if best.baseline_secs is None else [row for row in rows if row.secs <= best.baseline_secs]:
             some.setdefault(row.candidate, (row.id, row.trace, row.secs))
         found += [
             Contender(workload=workload, record=record, trace=trace, secs=secs)

@@ -132,7 +132,7 @@ def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: 
 def report(session: Session, project: str, lease: str, body: Report) -> ReportResponse:
     """Stores results as records and charges the budget, in one transaction; all of the report or nothing of it.
 
-    While the lease is held, what it says of the worker's steadiness is stored too.
+    While the lease is held, what it says of the worker's steadiness and seconds is stored too.
 
     Idempotent by (lease, fence, candidate), also after the lease has ended. Raises NotFound; StaleLease when it holds
     anything new and the lease is not held; IdempotencyConflict when a result differs from the stored one;
@@ -164,7 +164,7 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
             raise _stale(row, body.fence)
         return ReportResponse(accepted=0, duplicates=len(stored), lease_open=False)
     # The worker's row before the job's: an `acquire` of the same worker locks them in this order.
-    workers.touch(session, project, row.worker, measured=len(fresh))
+    workers.touch(session, project, row.worker, measured=len(fresh), seconds=body.seconds)
     if body.steadiness is not None:
         workers.steady(session, row.worker, body.steadiness)
     ending = Ending.begin(session, row)

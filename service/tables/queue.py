@@ -13,6 +13,8 @@ from service.tables.base import Base, Json, Serial, partial
 
 
 class WorkerRow(Base):
+    """A worker, by its name in the project."""
+
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -27,7 +29,9 @@ class WorkerRow(Base):
     steadiness: Mapped[Json | None]
     """The Steadiness that it last reported since it registered."""
     noisy: Mapped[bool | None]
-    """Of that."""
+    """Its `noisy`, in a column that claims of confirming runs ask for."""
+    seconds: Mapped[Json | None]
+    """The WorkerSeconds that it last reported since it registered."""
     roofline: Mapped[Json | None]
     """The Roofline of its device for its target."""
     created_at: Mapped[float]
@@ -91,7 +95,7 @@ class CandidateRow(Base):
     record: Mapped[str | None]
     """Id of the record that ended it."""
     source: Mapped[str | None]
-    """Digest of the workload whose trace was re-fitted, of one that was."""
+    """Digest of the workload from whose trace it was re-fitted; null of a candidate that was not."""
     __table_args__ = (
         UniqueConstraint("batch", "digest"),
         # What was proposed once is never proposed again, unless it was cancelled unmeasured.
@@ -108,6 +112,8 @@ class CandidateRow(Base):
 
 
 class Lease(Base):
+    """The right of one worker to measure candidates of one batch."""
+
     __tablename__ = "leases"
     id: Mapped[str] = mapped_column(primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger, unique=True)
@@ -132,6 +138,8 @@ class LeaseResult(Base):
 
 
 class Counter(Base):
+    """A number that only grows: the fence, leases taken back."""
+
     __tablename__ = "counters"
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)

@@ -64,20 +64,20 @@ class BestRow(Base):
     confirmed_at: Mapped[float]
     origin: Mapped[Origin] = mapped_column(server_default=Origin.TUNED.value)
     source: Mapped[str | None]
-    """Digest of the workload whose trace was re-fitted, of one that was transferred."""
+    """Digest of the workload from whose trace it was re-fitted, where it won before any search; else null."""
     worker: Mapped[str | None]
     """Id of the worker that measured the record."""
     driver: Mapped[str | None]
     """Of the device that confirmed it; None of a baseline that won before this was kept."""
     replayed_from: Mapped[Json | None]
-    """The Earlier, of one that was found under other circumstances and replayed."""
+    """The Earlier: under which other circumstances it was found first, where a replay confirmed it under these."""
     effort: Mapped[float] = mapped_column(server_default="0")
     """The largest effort (trials per task) that a finished job offered under these circumstances: less need not be
     spent again."""
     owed: Mapped[float] = mapped_column(server_default="0")
     """The effort of what was served before a replay that did not hold; 0 once a finished job has searched since."""
     pinned_at: Mapped[float | None]
-    """Of one that a user pinned: nothing takes its place until it is unpinned."""
+    """When a user pinned it: nothing takes its place until it is unpinned. Null while it is not pinned."""
     __table_args__ = (
         ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),
         # A look-up asks for some workloads on every target at once, and judges what it finds.
@@ -120,7 +120,7 @@ class CostModelRow(Base):
     target_kind: Mapped[str]
     version: Mapped[int]
     digest: Mapped[str]
-    """Of the blob."""
+    """Of the blob that holds the trained model."""
     metrics: Mapped[Json]
     """On held-out tasks."""
     samples: Mapped[int]

@@ -44,7 +44,7 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def encoder() -> tuple[Any, Any]:
     torch.manual_seed(0)
-    return Encoder(width=256, layers=4).half().eval().cuda(), torch.randn(1, 64, 256).half().cuda()
+    return Encoder(width=768, heads=12).half().eval().cuda(), torch.randn(1, 128, 768).half().cuda()
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def model(encoder: tuple[Any, Any]) -> LocalModel:
     return local_model(module.cpu(), (x.cpu(),))
 
 
-def test_a_schedule_of_many_more_kernels_loses_its_place(model: LocalModel, target: Target) -> None:
+def test_schedules_that_an_estimate_puts_last_lose_their_places(model: LocalModel, target: Target) -> None:
     """Of each contraction the worst point by the estimate runs, and the best one is tried."""
     own, others = {}, {}
     for _, function, digest in workload_functions(prepare(load_ir(parse_container(model.data).ir), target)):
         workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
         texts = [point.text for point in kind_of(target).templates(workload, target)]
-        if texts and parse(texts[0]).template == "contraction-1":
+        if texts and parse(texts[0]).template.startswith("contraction"):
             own[digest], others[digest] = texts[-1], [texts[0]]
     assert others
     found = tune_in_graph(

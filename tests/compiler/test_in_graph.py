@@ -128,6 +128,7 @@ def test_what_fresh_processes_do_not_confirm_is_not_chosen(
 def test_without_time_nothing_is_changed(model: bytes, by_kernels: dict[str, tuple[str, str]], device: Any) -> None:
     found = tuned(model, by_kernels, seconds=0.0)
     assert (found["choice"], found["rounds"], found["trials"]) == ({}, [], 0)
+    assert found["before"] is found["after"] is None
 
 
 def test_contexts_are_of_the_order_in_which_a_model_launches(model: bytes) -> None:

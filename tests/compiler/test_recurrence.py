@@ -132,6 +132,7 @@ def torch_layers() -> list[object]:
     ]
 
 
+@pytest.mark.usefixtures("unoptimised")
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]) -> None:
     import torch

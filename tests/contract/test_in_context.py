@@ -262,3 +262,13 @@ def test_contenders_are_what_is_served_and_the_fastest_each_once(world: World) -
     assert [one.record for one in found] == [world.timed[2].id, world.timed[0].id, again.id]
     assert {one.workload for one in found} == {B}
     assert [one.secs for one in found][1:] == [1e-6, 1.5e-6]
+
+
+def test_what_is_slower_alone_than_the_baseline_does_not_contend(world: World) -> None:
+    world.serve(world.timed[0], baseline_secs=2.5e-6)
+    request = ContendersRequest(
+        target=GPU, workloads=(B,), device_class=DEVICE.device_class, toolchain=TOOLCHAIN.key, each=16
+    )
+    with world.database.reading() as session:
+        found = contexts.contenders(session, world.project, request).contenders
+    assert [one.record for one in found] == [one.id for one in world.timed[:2]]

@@ -16,7 +16,7 @@ TASK_SECS = kind_of(SMALL.target).confirming_secs
 
 
 def batch(
-    granted_at: float, ended_at: float, purpose: Purpose = Purpose.CONFIRM, *, whole: bool = True
+    granted_at: float, ended_at: float, purpose: Purpose = Purpose.CONFIRM, *, whole: bool = True, worker: str = "wrk_1"
 ) -> MeasuredBatch:
     return MeasuredBatch(
         task=0,
@@ -27,7 +27,7 @@ def batch(
         whole=whole,
         device_class=None,
         toolchain=None,
-        worker="wrk_1",
+        worker=worker,
         granted_at=granted_at,
         ended_at=ended_at,
     )
@@ -35,9 +35,17 @@ def batch(
 
 def of_a_second(runs: int, secs: float = 1.0) -> ConfirmingCost:
     """After so many confirming runs, one after another."""
-    cost = ConfirmingCost()
+    cost = started()
     for n in range(runs):
         cost.observe(SMALL, batch(n * secs, (n + 1) * secs))
+    return cost
+
+
+def started() -> ConfirmingCost:
+    """After the first trials of four workers."""
+    cost = ConfirmingCost()
+    for n in range(1, 5):
+        cost.observe(SMALL, batch(-50.0, 0.0, Purpose.SEARCH, worker=f"wrk_{n}"))
     return cost
 
 
@@ -67,21 +75,27 @@ def test_what_runs_took_on_one_kind_of_target_tells_nothing_of_another() -> None
 
 def test_workers_that_take_turns_on_one_device_confirm_no_sooner_together() -> None:
     on_a_gpu = SMALL.model_copy(update={"target": OTHER_TARGET})
-    cost = ConfirmingCost()
+    cost = started()
     assert cost.secs([SMALL], 4) == pytest.approx(TASK_SECS / 4)
     assert cost.secs([on_a_gpu], 4) == pytest.approx(kind_of(OTHER_TARGET).confirming_secs)
     for n in range(100):  # Four at a time, which take four seconds each: one a second.
-        for worker in range(4):
-            taken = batch(4.0 * n, 4.0 * (n + 1))
-            cost.observe(on_a_gpu, MeasuredBatch(**{**vars(taken), "worker": f"wrk_{worker}"}))
+        for worker in range(1, 5):
+            cost.observe(on_a_gpu, batch(4.0 * n, 4.0 * (n + 1), worker=f"wrk_{worker}"))
     assert cost.secs([on_a_gpu], 4) == pytest.approx(1.0, rel=0.05)
-    assert cost.spent_secs(4) == pytest.approx(400.0)
-    side_by_side = of_a_second(100)
-    assert side_by_side.spent_secs(4) == pytest.approx(25.0)
+    assert cost.spent_secs == pytest.approx(1600.0)
+
+
+def test_the_first_batch_of_a_worker_tells_nothing_since_its_processes_start_in_it() -> None:
+    cost = ConfirmingCost()
+    cost.observe(SMALL, batch(0.0, 50.0))
+    assert cost.secs([SMALL], 1) == pytest.approx(TASK_SECS)
+    assert cost.spent_secs == 0
+    cost.observe(SMALL, batch(50.0, 51.0))
+    assert cost.spent_secs == 1
 
 
 def test_a_lease_that_was_granted_ahead_costs_from_the_end_of_the_one_before() -> None:
-    ahead = ConfirmingCost()
+    ahead = started()
     for n in range(100):
         ahead.observe(SMALL, batch(n - 1.0, n + 1.0))
     assert ahead.secs([SMALL], 1) == pytest.approx(of_a_second(100).secs([SMALL], 1), rel=0.02)
@@ -89,7 +103,7 @@ def test_a_lease_that_was_granted_ahead_costs_from_the_end_of_the_one_before() -
 
 @pytest.mark.parametrize("purpose", [Purpose.SEARCH, Purpose.REPLAY])
 def test_trials_tell_how_long_the_worker_was_busy_and_nothing_else(purpose: Purpose) -> None:
-    cost = ConfirmingCost()
+    cost = started()
     cost.observe(SMALL, batch(0.0, 50.0, purpose))
     assert cost.secs([SMALL], 1) == pytest.approx(TASK_SECS)
     cost.observe(SMALL, batch(0.0, 50.0 + TASK_SECS))
@@ -97,7 +111,7 @@ def test_trials_tell_how_long_the_worker_was_busy_and_nothing_else(purpose: Purp
 
 
 def test_a_run_torn_over_two_leases_or_of_an_unknown_worker_tells_nothing() -> None:
-    cost = ConfirmingCost()
+    cost = started()
     cost.observe(SMALL, batch(0.0, 50.0, whole=False))
     unknown = MeasuredBatch(**{**vars(batch(0.0, 50.0)), "worker": None})
     cost.observe(SMALL, unknown)

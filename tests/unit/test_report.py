@@ -138,8 +138,11 @@ def test_what_tuning_inside_the_model_brought_is_told() -> None:
     assert Report.model_validate_json(won.to_json()).inside == won.inside
     lost = report_of(job(task(1, 0.1)), inside=Inside(changed=(), **told))
     assert "none of 30 other schedules is faster in the model for certain" in str(lost)
-    assert lost.inside is not None
-    assert lost.inside.gain == 0.0
+    none = report_of(job(task(1, 0.1)), inside=Inside(changed=(), **{**told, "before": None, "after": None}))
+    for one in (lost, none):
+        assert one.inside is not None
+        assert one.inside.gain == 0.0
+        assert "none of 30" in str(one)
     assert "inside the model" not in str(report_of(job(task(1, 0.1))))
 
 

@@ -143,6 +143,14 @@ def test_nothing_is_acquired_beside_a_long_lease_before_its_first_results() -> N
     assert Acquire not in kinds(out)
 
 
+def test_nothing_is_acquired_beside_a_confirming_run_which_others_may_do_meanwhile() -> None:
+    a = grant("a", 3).model_copy(update={"purpose": Purpose.CONFIRM})
+    state, out = working(Granted(grant=a))
+    assert Acquire not in kinds(out)
+    _, out = run(*measured(a, 0, 3), Finished(lease="a"), state=state)
+    assert Acquire in kinds(out)
+
+
 def test_nothing_is_acquired_beside_a_lease_of_one_candidate() -> None:
     _, out = working(Granted(grant=grant("a", 1)))
     assert Acquire not in kinds(out)

@@ -213,11 +213,14 @@ def normalised(function: Any) -> Any:
 def _check_lowered(mod: Any) -> None:
     """Raises UnsupportedOperator, which names it, when an operator of main was not lowered to a tensor function."""
     allowed = {"relax.call_tir", "relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
+    left: list[str] = []
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call):
             name = getattr(expr.op, "name", None) or str(expr.op)
             if name not in allowed:
-                raise UnsupportedOperator(f"operator {name} has no implementation for this target")
+                left.append(name)
 
-    relax.analysis.post_order_visit(mod[MAIN].body, visit)
+    relax.analysis.post_order_visit(mod[MAIN].body, visit)  # what is raised in there leaves TVM as another error
+    if left:
+        raise UnsupportedOperator(f"operator {left[0]} has no implementation for this target")

@@ -30,7 +30,11 @@ from tuner.search.requests import Proposal, ProposeRequest
 from tuner.templates.text import TEMPLATES, is_template, parse
 
 SHARE = 0.75
-"""Of a round's proposals, for templates where there are any: the others are MetaSchedule's."""
+"""Of a round's proposals, for templates where there are any: the others are MetaSchedule's, until they are far behind."""
+LEAST_TRACES = 12
+"""Traces with a time after which they are judged."""
+FAR_BEHIND = 1.25
+"""How many times the best template's time the best of them takes where no more are tried."""
 EXPLORED = 0.125
 """Share of the templates that is drawn at random."""
 RIDGE = 1.0
@@ -61,8 +65,16 @@ def propose_templates(request: ProposeRequest, wanted: int) -> list[Proposal]:
 
 
 def share_of(n: int) -> int:
-    """How many of a round's proposals are templates."""
+    """How many of a round's proposals are templates, while traces may be as fast."""
     return max(1, round(n * SHARE)) if n > 0 else 0
+
+
+def traces_are_far_behind(request: ProposeRequest) -> bool:
+    """Whether so many traces were timed, none of them nearly as fast as the best template, that no more are tried."""
+    timed = [(secs, is_template(text)) for text, secs in request.measured if secs is not None]
+    templates = [secs for secs, template in timed if template]
+    traces = [secs for secs, template in timed if not template]
+    return bool(templates) and len(traces) >= LEAST_TRACES and min(traces) > FAR_BEHIND * min(templates)
 
 
 def without_templates(request: ProposeRequest, n: int) -> ProposeRequest:

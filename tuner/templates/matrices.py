@@ -5,7 +5,9 @@ elements lie at
 
     batch * apart + o * own + k * summed,        with one of the strides `own` and `summed` equal to 1
 
-for o and k the places along its own and the summed axes. Batches are then further rows or columns of the same matrix.
+for o and k the places along its own and the summed axes. Batches are then further rows or columns of the same matrix. So are
+the heads of an attention layer's weights, which lie one after another: of the places along the own axes only those within
+`span` follow each other, and the next ones begin further rows or columns away.
 Source of what such a matrix may be: "Tensor Map Object Management" in the CUDA driver API's reference.
 """
 
@@ -28,6 +30,14 @@ DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Where in a matrix the next one of something begins."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class OperandMatrix:
     """An operand as it lies in memory."""
 
@@ -40,15 +50,16 @@ class OperandMatrix:
     """Elements from a row to the next."""
     summed_last: bool
     """Whether the summed axes are the columns."""
-    batch_rows: int
-    """Rows from a batch to the next."""
-    batch_columns: int
-    """Columns from a batch to the next."""
+    batch: Steps
+    span: int
+    """Places along its own axes that follow each other; tiles lie within."""
+    spans: Steps
+    """From one span to the next."""
 
     @property
-    def batch_along_sum(self) -> bool:
-        """Whether beyond the end of a batch's sum lies the next batch, and not what the accelerator takes for zeros."""
-        return bool(self.batch_columns if self.summed_last else self.batch_rows)
+    def ends_in_zeros(self) -> bool:
+        """Whether beyond the end of the sum lies nothing, which the accelerator takes for zeros: no batch and no span."""
+        return not any(step.columns if self.summed_last else step.rows for step in (self.batch, self.spans))
 
 
 def operand_matrices(found: Contraction) -> tuple[OperandMatrix, OperandMatrix] | None:
@@ -63,22 +74,24 @@ def _matrix(found: Contraction, operand: Any, own: Sequence[Axis]) -> OperandMat
     if not isinstance(operand, ir.TensorLoad) or not _is_linear(operand, (*found.s, *own, *found.k)):
         return None
     parameter = next((at for at, param in enumerate(found.params) if param.same_as(operand.source)), None)
-    strides = [_joint_stride(operand, axes) for axes in (found.s, own, found.k)]
+    near = next(at for at in range(len(own) + 1) if _joint_stride(operand, own[at:]) is not None)
+    strides = [_joint_stride(operand, axes) for axes in (found.s, own[:near], own[near:], found.k)]
     if parameter is None or None in strides:
         return None
-    apart, o, k = (stride or 0 for stride in strides)
-    extents = {"o": math.prod(one.extent for one in own), "k": found.extent("k")}
+    apart, far, o, k = (stride or 0 for stride in strides)
+    span, spans = (math.prod(one.extent for one in axes) for axes in (own[near:], own[:near]))
     if k == 1:
-        summed_last, stride, rows, columns = True, o or extents["k"], extents["o"], extents["k"]
+        summed_last, stride, rows, columns = True, o or found.extent("k"), span, found.extent("k")
     elif o == 1:
-        summed_last, stride, rows, columns = False, k, extents["k"], extents["o"]
+        summed_last, stride, rows, columns = False, k, found.extent("k"), span
     else:
         return None
     if stride < columns or stride * ITEM_BYTES % STRIDE_BYTES:
         return None
-    batches = found.extent("s") - 1
-    down, right = (apart // stride, 0) if apart % stride == 0 else (0, apart)
-    rows, columns = rows + batches * down, columns + batches * right
+    steps = []
+    for length, count in ((apart, found.extent("s")), (far, spans)):
+        steps.append(Steps(rows=0, columns=length) if length % stride else Steps(rows=length // stride, columns=0))
+        rows, columns = rows + (count - 1) * steps[-1].rows, columns + (count - 1) * steps[-1].columns
     if columns > stride:
         return None
     return OperandMatrix(
@@ -87,8 +100,9 @@ def _matrix(found: Contraction, operand: Any, own: Sequence[Axis]) -> OperandMat
         columns=columns,
         stride=stride,
         summed_last=summed_last,
-        batch_rows=down,
-        batch_columns=right,
+        batch=steps[0],
+        span=span,
+        spans=steps[1],
     )
 
 

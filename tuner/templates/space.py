@@ -165,13 +165,18 @@ def _tma_points(
     m, n, k = found.extent("i"), found.extent("j"), found.extent("k")
     if m <= LEAST_TMA_ROWS:
         return
-    whole = any(one.batch_along_sum for one in operands)
+    whole = not all(one.ends_in_zeros for one in operands)
     sides = itertools.product(values["rows"], values["columns"], values["step"], PARTS, values["warps"])
     for rows, columns, step, parts, warps in sides:
         steps = -(-k // (step * parts))
         if rows > max(64, _covering(m)) or columns > _covering(n) or step > _covering(k):
             continue
         if whole and k % (step * parts):
+            continue
+        if any(
+            one.span != most and one.span % side
+            for one, most, side in zip(operands, (m, n), (rows, columns), strict=True)
+        ):
             continue
         if parts > 1 and (steps < 2 or (parts - 1) * steps * step >= k or parts * found.extent("sij") > MAX_ELEMENTS):
             continue

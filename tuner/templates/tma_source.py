@@ -57,8 +57,11 @@ class _TmaWriter(Writer):
         if self.rows < LEAST_ROWS * self.warps:
             raise InvalidTrace(f"{self.warps} warps do not share {self.rows} rows")
         whole = self.steps * self.parts * self.step == self.k
-        if not whole and any(one.batch_along_sum for one in operands):
-            raise InvalidTrace("the steps end beyond the sum, where the next batch begins")
+        if not whole and not all(one.ends_in_zeros for one in operands):
+            raise InvalidTrace("the steps end beyond the sum, where something else begins")
+        for operand, extent, side in zip(operands, (self.m, self.n), (self.rows, self.columns), strict=True):
+            if operand.span != extent and operand.span % side:
+                raise InvalidTrace("a tile's rows do not lie in one piece")
 
     def product(self) -> KernelSource:
         printer = Printer(self.found.params)
@@ -138,9 +141,14 @@ class _TmaWriter(Writer):
         for which in operands:
             operand = self.operands[which]
             own = f"{('tile_row', 'tile_column')[which]} * {(self.rows, self.columns)[which]}"
+            begun = [("batch", operand.batch)]
+            if operand.span != (self.m, self.n)[which]:
+                begun.append((f"{own} // {operand.span}", operand.spans))
+                own = f"{own} % {operand.span}"
             row, column = (own, summed) if operand.summed_last else (summed, own)
-            row += f" + batch * {operand.batch_rows}" if operand.batch_rows else ""
-            column += f" + batch * {operand.batch_columns}" if operand.batch_columns else ""
+            for number, steps in begun:
+                row += f" + {number} * {steps.rows}" if steps.rows else ""
+                column += f" + {number} * {steps.columns}" if steps.columns else ""
             place = f"ready.index({slot}), tiles{which}.index({slot})"
             yield f"tma.async_copy_global_to_shared(m{which}, [{row}, {column}], {place}{more})"
 

@@ -38,16 +38,14 @@ class ConfirmingCost:
         self._taken = defaultdict[KindName, float](float)
         self._expected = defaultdict[KindName, float](float)
         """Seconds by kind of target, of the runs that have ended."""
+        self.spent_secs = 0.0
+        """Of workers, for confirming runs so far."""
         self._busy_until: dict[str, float] = {}
         """When the last batch of a worker ended, and the last confirming run of a kind whose workers take turns."""
 
     def secs(self, tasks: Iterable[Task], workers: int) -> float:
         """Seconds in which so many workers confirm these tasks."""
         return sum(self._ratio(task) * _expected(task) / _side_by_side(task.target.kind, workers) for task in tasks)
-
-    def spent_secs(self, workers: int) -> float:
-        """Seconds in which so many workers would have done the confirming runs so far."""
-        return sum(secs / _side_by_side(kind, workers) for kind, secs in self._taken.items())
 
     def _ratio(self, task: Task) -> float:
         kind = task.target.kind
@@ -57,15 +55,17 @@ class ConfirmingCost:
     def observe(self, task: Task, batch: MeasuredBatch) -> None:
         """Learns from a batch that has ended, of whatever purpose.
 
-        A lease may be granted while its worker still measures the one before: the run began when that ended.
+        A lease may be granted while its worker still measures the one before: the run began when that ended. The first
+        batch of a worker tells nothing: its processes started within it.
         """
         if batch.worker is None or batch.granted_at is None or batch.ended_at is None:
             return
-        before = self._busy_until.get(batch.worker, batch.granted_at)
-        self._busy_until[batch.worker] = max(before, batch.ended_at)
-        if batch.purpose.charged or not batch.whole:
+        before = self._busy_until.get(batch.worker)
+        self._busy_until[batch.worker] = max(before or 0.0, batch.ended_at)
+        if before is None or batch.purpose.charged or not batch.whole:
             return
         kind, began = task.target.kind, max(before, batch.granted_at)
+        self.spent_secs += max(0.0, batch.ended_at - began)
         if kind_of(task.target).times_in_turns:
             began = max(began, self._busy_until.get(kind, began))
             self._busy_until[kind] = max(began, batch.ended_at)

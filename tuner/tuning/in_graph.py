@@ -7,7 +7,7 @@ as a worker does, searches, and has three fresh processes say whether what it ch
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +26,8 @@ SEARCHED = 0.25
 """Share of the seconds that the search has at least, however long building took."""
 SAMPLES = 12
 """Of each variant in a comparison; their interval is x_(3)..x_(10)."""
+CONFIRMING_SECS = 4.0
+"""Of the fresh processes, mostly for the driver to start."""
 _ASK_SECS = 0.01
 
 
@@ -40,7 +42,7 @@ def tune_in_graph(
     seconds: float,
 ) -> dict[str, Any]:
     """traces: of each workload what the model runs now. alternatives: others, by workload, the costliest first. seconds: of
-    building and searching; confirming comes on top.
+    building, searching and confirming, about.
 
     Returns the `choice` (workload -> number of an alternative, from 1) with which the model is faster for certain, which is
     empty where none is, and how that was found. Raises as compiling and running the model does.
@@ -56,35 +58,40 @@ def tune_in_graph(
     }
     with _turn():
         variants = Variants(built.program, *specs)
-        until = max(started + seconds, time.monotonic() + SEARCHED * seconds)
+        until = max(started + seconds - CONFIRMING_SECS, time.monotonic() + SEARCHED * seconds)
 
         def race(choices: Sequence[Choice]) -> list[list[float]]:
             return variants.secs([built.launches(choice) for choice in choices], SAMPLES)
 
         found = descend(tasks, race, lambda: time.monotonic() >= until)
         searched_secs = time.monotonic() - started - built_secs
-        before, after = in_fresh_processes(
-            built.program,
-            *specs,
-            [built.launches({}), built.launches(found.choice)],
-            processes=CONFIRM_PROCESSES,
-            rounds=CONFIRM_SAMPLES_EACH,
-        )
-    faster = bool(found.choice) and is_faster(after, before, CONFIRM_PROCESSES)
+        confirmed: dict[str, Any] = {"choice": {}, "before": None, "after": None}
+        if found.choice:
+            before, after = in_fresh_processes(
+                built.program,
+                *specs,
+                [built.launches({}), built.launches(found.choice)],
+                processes=CONFIRM_PROCESSES,
+                rounds=CONFIRM_SAMPLES_EACH,
+            )
+            faster = is_faster(after, before, CONFIRM_PROCESSES)
+            confirmed = {"choice": found.choice if faster else {}, "before": _told(before), "after": _told(after)}
     return {
-        "choice": found.choice if faster else {},
+        **confirmed,
         "rounds": [asdict(one) for one in found.rounds],
         "trials": found.trials,
-        "before": {"run_secs": before, "processes": CONFIRM_PROCESSES},
-        "after": {"run_secs": after, "processes": CONFIRM_PROCESSES},
         "refused": [[*which, reason] for which, reason in built.refused.items()],
         "build_secs": built_secs,
         "search_secs": searched_secs,
     }
 
 
+def _told(secs: Sequence[float]) -> dict[str, Any]:
+    return {"run_secs": list(secs), "processes": CONFIRM_PROCESSES}
+
+
 @contextmanager
-def _turn() -> Any:
+def _turn() -> Iterator[None]:
     """The turn on the first GPU: workers of this machine that share it wait meanwhile."""
     with GpuTurn(driver().uuid(0)) as turn:
         while not turn.take():

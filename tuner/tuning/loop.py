@@ -219,7 +219,7 @@ class TuningLoop:
         if len(self._confirming) >= workers:
             return False
         waiting = sum(task.batches_in_flight for task in self.ledger.tasks) <= len(self._searches)
-        within = self._cost.spent_secs(workers) <= CONFIRMING_SHARE * elapsed_secs
+        within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
         enough = self._needed_secs <= self._share_secs
         return waiting or (within and (enough or bool(self.ledger.tasks[index].saved_secs)))
 
@@ -228,7 +228,7 @@ class TuningLoop:
         """What is left of the share of a budget in seconds that confirming has, in seconds of the job."""
         if self.ledger.seconds_limit is None:
             return math.inf
-        spent_secs = self._cost.spent_secs(self.measurer.parallel())
+        spent_secs = self._cost.spent_secs / self.measurer.parallel()
         return max(0.0, CONFIRMING_SHARE * self.ledger.seconds_limit - spent_secs)
 
     def _keep_time(self, elapsed_secs: float) -> None:

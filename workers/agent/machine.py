@@ -186,10 +186,10 @@ def _acquire_if_wanted(state: State) -> Step:
     if present is not None:
         lease = present.grant.lease
         alone = len(present.grant.candidates) == 1
+        # Its results come all together, at its end, and by then another worker may have confirmed the next task.
+        confirming = present.grant.purpose is Purpose.CONFIRM
         ahead = LAST_PHASE if present.measured else LAST_FEW
-        # The results of a confirming run come all together, at its end.
-        several = present.grant.purpose is not Purpose.CONFIRM
-        early = several and present.remaining > ahead and present.stage is Stage.MEASURING
+        early = (confirming or present.remaining > ahead) and present.stage is Stage.MEASURING
         if alone or early or state.acquired_beside == lease:
             return state, ()
         state = replace(state, acquired_beside=lease)
