@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,10 +32,18 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 
-SHARING = frozenset(
-    f"tests/acceptance/test_{name}.py" for name in ("commands", "one_call", "sdk", "torch_tuned", "verified")
-)
-"""Files whose tests share one service (tests/acceptance/conftest.py)."""
+SHARING = {
+    "the service (tests/acceptance/conftest.py)": (
+        *("acceptance/test_commands", "acceptance/test_one_call", "acceptance/test_sdk"),
+        *("acceptance/test_torch_tuned", "acceptance/test_verified"),
+    ),
+    "what torch.compile imports with its first program, and compiled libraries": (
+        *("acceptance/test_torch_backend", "acceptance/test_torch_fuzz", "acceptance/test_torch_right"),
+    ),
+    "torch's database of operators": ("compiler/test_matrices", "compiler/test_torch_operators"),
+}
+"""Files that have something in common, made once where one process runs them."""
+SCOPES = {f"tests/{file}.py": shared for shared, files in SHARING.items() for file in files}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -51,15 +60,15 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` the files that share a service are one file: one process runs them."""
+    """With `--dist loadfile` files that share something are one file: one process runs them."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByService(LoadFileScheduling):
+    class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "the shared service" if file in SHARING else file
+            return SCOPES.get(file, file)
 
-    return ByService(config, log) if config.getvalue("dist") == "loadfile" else None
+    return Sharing(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +88,28 @@ def places_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))  # without what this machine has tuned
         patch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path_factory.mktemp("quiet") / "lock"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_are_looked_through_once() -> Iterator[None]:
+    """For each export PyTorch makes sure, thirty times over, that its Python side knows every operator of its C++ side. That
+    is most of what a small export costs, and nothing has changed unless operators were registered in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.modules.get("torch") is not None:  # None where it is hidden (tests/bare.py)
+            import torch
+            from torch._export import utils
+
+            make_known, known = utils._materialize_cpp_cia_ops, list[str]()
+
+            def when_there_are_new_ones() -> None:
+                nonlocal known
+                registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+                if registered != known:
+                    make_known()
+                    known = registered
+
+            patch.setattr(utils, "_materialize_cpp_cia_ops", when_there_are_new_ones)
         yield
 
 

@@ -24,7 +24,6 @@ from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(900)
 TRIALS = 16
 
 

@@ -22,7 +22,6 @@ from pitchpipe.wire.miss import MissCount, MissReport, ServedCount
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(600)
 TRIALS = 8
 
 

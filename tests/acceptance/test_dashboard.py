@@ -25,10 +25,7 @@ from tests.fleet import PATIENCE_SECS, Fleet, until
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).parents[1] / "vendored/axe-core/axe.min.js"
 PATIENCE_MS = PATIENCE_SECS * 1000
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: `apt-get install chromium`"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: `apt-get install chromium`")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +34,7 @@ def browser() -> Iterator[Browser]:
         # Chromium's own sandbox refuses to run as root.
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        expect.set_options(timeout=PATIENCE_MS)
         yield found
         found.close()
 

@@ -26,7 +26,6 @@ from tuner.search.requests import ProposeRequest
 
 KilledWorker = pytest.importorskip("distributed").KilledWorker
 pytestmark = [
-    pytest.mark.timeout(300),
     # Dask leaves sockets and event loops to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -172,7 +171,7 @@ def test_a_job_is_tuned_by_a_coordinator_whose_steps_run_on_the_cluster(
     finally:
         for process in reversed(own):
             process.terminate()
-        codes = [process.wait(60) for process in own]
+        codes = [process.wait(PATIENCE_SECS) for process in own]
     assert codes == [0, 0], logs()
     assert dask.submit(pow, 2, 3).result(PATIENCE_SECS) == 8  # the cluster outlives whoever used it
 

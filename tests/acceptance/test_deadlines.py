@@ -27,7 +27,6 @@ PATIENCE_SECS = 180
 SPLIT_SECS = 10
 NODES = 8000
 """Of a model that is read in a second, and whose split would take minutes."""
-pytestmark = pytest.mark.timeout(600)
 
 
 def endless_model() -> bytes:
@@ -66,7 +65,7 @@ class Service:
     def operator(self) -> str:
         """An operator's token, made as on the machine of the database."""
         command = [sys.executable, "-m", "pitchpipe.cli.main", "tokens", "create", "--scope", "operator"]
-        made = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+        made = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE, text=True, check=True)
         return made.stdout.strip()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -86,7 +85,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     for process in reversed(made.processes):
         process.terminate()
     for process in made.processes:
-        process.wait(60)
+        process.wait(PATIENCE_SECS)
 
 
 def worker(target: Target) -> WorkerRegistration:

@@ -20,7 +20,6 @@ from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Target
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(600)
 PATIENCE_SECS = 240
 
 

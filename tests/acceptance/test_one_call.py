@@ -26,7 +26,6 @@ from tests.compiler import models
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-pytestmark = pytest.mark.timeout(600)
 TRIALS = 8
 PATIENCE_SECS = 180
 

@@ -31,7 +31,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-pytestmark = pytest.mark.timeout(600)
 TRIALS = 8
 
 

@@ -156,6 +156,15 @@ def test_a_compiled_side_that_forgets_a_write_is_never_used(monkeypatch: pytest.
     assert report.runs == "eager"
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="PyTorch remembers seeds for accelerators that are there")
+def test_rehearsals_draw_the_same_and_leave_nothing_in_pytorch() -> None:
+    rehearse = rehearsal.Rehearsal([torch.zeros(4)], [], stepping=False)
+    before = len(torch.cuda._queued_calls)
+    first, second = (rehearse(lambda x: [x + torch.rand_like(x)]).tensors for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert len(torch.cuda._queued_calls) == before
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_half_precision_is_right(kind: Any) -> None:
     model, x = (

@@ -15,7 +15,6 @@ import pytest
 
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(900)
 PATIENCE_SECS = 180
 """For one step, on a machine that is busy with other work."""
 FIRST, MORE = 6, 24

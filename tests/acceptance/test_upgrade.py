@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pitchpipe.embedded import Embedded
 from pitchpipe.sdk import submit
@@ -29,7 +28,6 @@ from pitchpipe.wire.upgrade import REPLAYED
 from tests.acceptance.test_tune import count, run, wait_until_nobody_serves
 from tests.compiler import models
 
-pytestmark = pytest.mark.timeout(900)
 OLDER = "0.26.0"
 TRIALS = 8
 REPLAYS = "candidates WHERE purpose = 'replay'"

@@ -32,8 +32,6 @@ from tests.compiler import models
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Counting(nn.Module):
     """A layer, an activation, and all that a run of it might change: buffers, attributes, an input."""

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
+
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.deploy.defaults import Checked
+from tuner.deploy.default_check import Checked, Named
+from tuner.target_kinds.cpu import CpuKind
 from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
 from tuner.workload.digest import workload_digest
 
@@ -17,6 +20,17 @@ TARGET = Target.parse({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_syste
 UNOPTIMISED = tvm.target.Target({**TARGET.attributes(), "opt-level": 0})
 """TVM's target of this processor, for tests that ask what a module computes and not which code it becomes: LLVM optimises
 nothing, which is two thirds of compiling, and computes the same."""
+
+
+def leave_unoptimised(patch: pytest.MonkeyPatch) -> None:
+    """The same for the models that this process compiles for a CPU, as `build` and `evaluate` do it."""
+
+    def compiled(self: CpuKind, module: Any, target: Target) -> Any:
+        with UNOPTIMISED, tvm.transform.PassContext(config=self.pass_config()):
+            return tvm.compile(self.before_codegen(module), target=UNOPTIMISED)
+
+    patch.setattr(CpuKind, "compile", compiled)
+    patch.setattr(CpuKind, "compile_side_by_side", lambda self, module, target, _ready: compiled(self, module, target))
 
 
 def relax_module(make: Callable[..., Any], *shapes: tuple[int, ...], inputs: int = 1) -> Any:
@@ -66,6 +80,7 @@ def dense(rows: int = 16, reduction: int = 64, columns: int = 32) -> Workload:
     return workload(dense_add, (rows, reduction), (reduction, columns), (columns,))
 
 
-def unchecked(workloads: Sequence[Workload], target: Target) -> dict[str, Checked]:
+def unchecked(asked: Sequence[Named], target: Target) -> dict[str, Checked]:
     """The default schedules as they are, for tests that compare what they compute."""
+    workloads = [each.workload for each in asked]
     return {each.digest: Checked(trace=kind_of(target).default_trace(each, target)) for each in workloads}

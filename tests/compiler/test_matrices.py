@@ -20,7 +20,7 @@ from tuner.space.default import default_trace  # noqa: E402
 from tuner.tasks import split_ingested  # noqa: E402
 
 linalg = torch.linalg
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unoptimised")]
 
 DATABASE = (
     *("geqrf", "linalg.householder_product", "ormqr", "linalg.lu_solve", "lu_unpack", "triangular_solve"),

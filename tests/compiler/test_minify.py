@@ -54,7 +54,6 @@ def shown(finding: Finding) -> str:
     return ended.stdout
 
 
-@pytest.mark.timeout(TIMEOUT_SECS)
 def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file(findings: Findings) -> None:
     found = findings["onnx, wrong converter"]
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Ceil", "round up")
@@ -67,7 +66,6 @@ def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file
     assert again.returncode == 0, again.stdout + again.stderr
 
 
-@pytest.mark.timeout(TIMEOUT_SECS)
 def test_a_rewrite_that_changes_a_result_is_named(findings: Findings) -> None:
     found = findings["onnx, wrong rewrite"]
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Neg", "turn")
@@ -75,7 +73,6 @@ def test_a_rewrite_that_changes_a_result_is_named(findings: Findings) -> None:
     assert "differs" in shown(found)
 
 
-@pytest.mark.timeout(TIMEOUT_SECS)
 def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of_pytorch(findings: Findings) -> None:
     found = findings["torch, wrong converter"]
     assert (found.kind, found.operator, found.cause) == (FindingKind.WRONG, "aten.ceil.default", "the import")
@@ -83,13 +80,11 @@ def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of
     assert "differs" in shown(found)
 
 
-@pytest.mark.timeout(TIMEOUT_SECS)
 def test_of_a_model_that_is_right_nothing_is_told(findings: Findings) -> None:
     for found in (findings["onnx, right"], findings["torch, right"]):
         assert (found.kind, found.operator, found.script) == (FindingKind.NOTHING, None, None)
 
 
-@pytest.mark.timeout(TIMEOUT_SECS)
 def test_the_operator_that_ends_the_process_is_found(findings: Findings) -> None:
     found = findings["abort"]
     assert (found.kind, found.operator, found.node) == (FindingKind.RUN_CRASH, "relax.call_tir of evil", "c")
@@ -98,7 +93,6 @@ def test_the_operator_that_ends_the_process_is_found(findings: Findings) -> None
     assert f"it ended with -{signal.SIGABRT.value}" in shown(found)
 
 
-@pytest.mark.timeout(TIMEOUT_SECS)
 def test_of_a_task_the_instruction_of_the_trace_that_breaks_it_is_found(findings: Findings) -> None:
     wrong, crash, right = (findings[f"task, {kind}"] for kind in ("wrong", "crash", "right"))
     assert (wrong.kind, crash.kind) == (FindingKind.WRONG, FindingKind.RUN_CRASH)

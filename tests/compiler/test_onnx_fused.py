@@ -15,6 +15,7 @@ from tests.compiler.test_onnx_graphs import LIMITS, ours
 from tuner.ingest.onnx_reader import read_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.usefixtures("unoptimised")
 
 RNG = np.random.default_rng(0)
 

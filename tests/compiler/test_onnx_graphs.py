@@ -22,6 +22,7 @@ from tuner.ingest.onnx_reader import read_onnx
 from tuner.tvm_compat import load_ir, relax, tvm
 from workers.device import detect_target
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
 LIMITS = IngestLimits()
 
 

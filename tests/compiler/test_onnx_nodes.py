@@ -22,6 +22,7 @@ try:
 finally:
     sys.path.remove(str(BENCHMARKS))
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
 RECORDED = BENCHMARKS / "results" / "onnx_nodes.json"
 SEED = 13
 SAMPLE = 60

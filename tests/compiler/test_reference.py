@@ -22,7 +22,7 @@ from tests.compiler.models import model, node
 from tests.compiler.programs import TARGET
 from tuner.deploy.evaluate import evaluate
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.usefixtures("unoptimised")
 
 
 def compared(model: LocalModel, folder: Path) -> tuple[Any, Agreement]:

@@ -25,7 +25,7 @@ from tests.compiler.programs import TARGET  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unoptimised")]
 
 ONCE_WRONG = (
     *("index_select", "select_scatter", "take", "nn.functional.softplus", "nn.functional.selu", "masked.mean"),

@@ -20,7 +20,7 @@ from tests.compiler.test_torch_operators import Of  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
 
 functional = torch.nn.functional
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unoptimised")]
 
 NAN, INF = float("nan"), float("inf")
 UNUSUAL = (1.0, NAN, 0.0, -0.0, INF, -INF, 1.0, -2.0, NAN, 0.0, 1e-45, -1e-45, 3e38, -3e38, 1.0, -0.0)

@@ -21,7 +21,7 @@ from tuner.ingest.torch_export import from_torch  # noqa: E402
 from tuner.tasks import split_ingested  # noqa: E402
 
 special = torch.special
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unoptimised")]
 INF, NAN = float("inf"), float("nan")
 
 

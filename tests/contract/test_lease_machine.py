@@ -427,7 +427,6 @@ class LeaseMachine(RuleBasedStateMachine):
             )
 
 
-@pytest.mark.timeout(110)
 def test_leases_keep_their_promises_through_any_history(database: Database) -> None:
     machine = type("Machine", (LeaseMachine,), {"database": database})
     run_state_machine_as_test(

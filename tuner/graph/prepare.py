@@ -29,6 +29,7 @@ rest, once schedules were applied.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,17 +146,21 @@ def _name(step: Any) -> str:
     return str(step.info.name if hasattr(step, "info") else getattr(step, "__name__", step))
 
 
-def call_counts(prepared: Any) -> dict[str, int]:
-    """Name of a tensor function -> how often one run of main calls it, in the order of first calls."""
-    counts: dict[str, int] = {}
+def calls(prepared: Any) -> list[str]:
+    """Names of the tensor functions that one run of main calls, in the order of the calls."""
+    names: list[str] = []
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == "relax.call_tir":
-            name = expr.args[0].name_hint
-            counts[name] = counts.get(name, 0) + 1
+            names.append(expr.args[0].name_hint)
 
     relax.analysis.post_order_visit(prepared[MAIN].body, visit)
-    return counts
+    return names
+
+
+def call_counts(prepared: Any) -> dict[str, int]:
+    """Name of a tensor function -> how often one run of main calls it, in the order of first calls."""
+    return dict(Counter(calls(prepared)))
 
 
 def workload_module(function: Any) -> Any:
