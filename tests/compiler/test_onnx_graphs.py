@@ -397,3 +397,11 @@ def test_a_rectifier_with_a_threshold_gives_zero_for_minus_infinity() -> None:
     x = np.array([-np.inf, -1, 0.5, 2, np.inf], np.float32)
     proto = model([node("ThresholdedRelu", ["x"], ["y"], alpha=1.0)], {"x": [5]}, ["y"])
     np.testing.assert_array_equal(ours(proto, [x])[0], np.array([0, 0, 0, 2, np.inf], np.float32))
+
+
+def test_the_logarithm_of_a_sum_of_exponentials_may_be_infinite() -> None:
+    x = normal(4, 6)
+    x[1], x[2], x[3, 2] = -np.inf, np.inf, np.nan
+    for keep in (0, 1):
+        proto = model([node("ReduceLogSumExp", ["x"], ["y"], axes=[1], keepdims=keep)], {"x": [4, 6]}, ["y"])
+        agree(proto, x)

@@ -15,7 +15,7 @@ import pytest
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel, local_model
 from pitchpipe.model.reference import CannotRun, FileSource
-from pitchpipe.model.reference.onnx_runner import index_ranges, output_steps
+from pitchpipe.model.reference.onnx_runner import OnnxRunner, index_ranges, output_steps
 from pitchpipe.wire.job import ModelFormat
 from tests.compiler import models
 from tests.compiler.models import model, node
@@ -278,3 +278,14 @@ def test_an_output_of_an_onnx_file_that_lies_on_a_grid_may_be_one_step_off() -> 
     ]
     constants = {"scale": np.float32(0.25), "zero": np.uint8(3), "shape": np.array([6])}
     assert output_steps(model(nodes, {"x": [2, 3]}, ["whole", "flat", "other"], constants)) == (1.0, 0.25, 0.0)
+
+
+def test_inputs_on_which_onnx_runtime_loses_numbers_do_not_count(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    proto = model([node("Sigmoid", ["x"], ["s"]), node("Log", ["s"], ["y"])], {"x": [8]}, ["y"])
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    runner = OnnxRunner(path, {})
+    assert len(runner([np.linspace(-9, 9, 8, dtype=np.float32)])) == 1
+    with pytest.raises(ArithmeticError, match="no finite number"):
+        runner([np.linspace(-30, 9, 8, dtype=np.float32)])

@@ -116,6 +116,7 @@ def test_text_is_read_as_well_as_bytecode_and_without_its_weights() -> None:
             (1, 2, 6, 6),
             "float32",
         ),
+        (lambda x: tuple(jnp.where(is_so(x > 0, x.T > 0), x, -x) for is_so in (lax.lt, lax.le, lax.gt, lax.ge)), (4, 4), "float32"),
         (lambda x: (x.prod(0), x.max(), jnp.log1p(jnp.abs(x)), jnp.clip(x, -1, 1) ** 2), (3, 4), "float32"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ and is asked whether it is a number, so that what has been reduced waits for no 
 instruction more.
 
 The maximum of a softmax is left as it is: it is subtracted from the elements, whose NaN goes through exp into the sum by
-which all of them are divided. A reduction begins with an infinity, where TVM's begins with the largest finite number, which
+which all of them are divided. Another reduction begins with an infinity; TVM's begins with the largest finite number, which
 is not the maximum of elements that are all minus infinity.
 """
 
@@ -41,7 +41,7 @@ def keep_nan(function: Any, *, exponentials: bool) -> Any:
 
     def stored(store: Any) -> Any:
         value = store.value
-        if store.buffer in exempt and _updates(store):
+        if store.buffer in exempt and (_updates(store) or isinstance(value, tirx.FloatImm)):
             return store
         if store.buffer in reduced and isinstance(value, tirx.FloatImm) and abs(float(value.value)) in LARGEST:
             begin = tirx.infinity(str(value.ty.dtype))

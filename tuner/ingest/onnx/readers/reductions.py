@@ -34,6 +34,8 @@ def reduction(node: Node) -> Any:
         return _elementwise(node)
     if node.operator in ("ReduceMax", "ReduceMin") and node.may_be_infinite and "float" in node.dtype(0):
         return _extreme(node, [node.axis(axis, rank) for axis in axes or range(rank)])
+    if node.operator == "ReduceLogSumExp" and "float" in node.dtype(0):
+        return _log_sum_exp(node, [node.axis(axis, rank) for axis in axes or range(rank)])
     if node.operator in ("ReduceMax", "ReduceMin") and node.dtype(0) == "bool":
         make = relax.op.max if node.operator == "ReduceMax" else relax.op.min
         wide = make(
@@ -67,6 +69,20 @@ def _extreme(node: Node, axes: list[int]) -> Any:
     if dtype in ("float16", "bfloat16"):
         return node.cast(node.te(make, node.cast(node.tensor(0), "float32")), dtype)
     return node.te(make, node.tensor(0))
+
+
+def _log_sum_exp(node: Node, axes: list[int]) -> Any:
+    """log of the sum of exp(x - m), plus m: the largest element, or zero where that is infinite, since infinity less itself
+    is no number. Half precision is computed in float32."""
+    dtype = node.dtype(0)
+    wide = dtype if dtype == "float64" else "float32"
+    x, zero = node.cast(node.tensor(0), wide), node.constant(0.0, wide)
+    largest = node.emit(relax.op.max(x, axes, keepdims=True))
+    base = node.emit(relax.op.where(node.emit(relax.op.isfinite(largest)), largest, zero))
+    powers = node.emit(relax.op.exp(node.emit(relax.op.subtract(x, base))))
+    total = node.emit(relax.op.sum(powers, axes, keepdims=True))
+    found = node.emit(relax.op.add(node.emit(relax.op.log(total)), base))
+    return node.cast(node.reshape(found, node.result_shape()), dtype)
 
 
 def _of_nothing(node: Node) -> np.ndarray:
