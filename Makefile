@@ -73,6 +73,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/hadolint --config .hadolint.yaml Dockerfile
 
@@ -82,7 +83,7 @@ format: setup
 
 QUICK ?= --quick
 BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup preparation latency torch_backend
-BENCHMARKS += coverage onnx_nodes other_frontends torch_operators before_after kernels budgets dashboard_load learning
+BENCHMARKS += coverage onnx_nodes other_frontends torch_operators before_after kernels budgets dashboard_load learning untuned
 
 # The peers that the benchmarks compare with, and what reads their data; the product needs none of them.
 bench-setup: setup $(VENV)/.torch

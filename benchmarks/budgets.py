@@ -171,7 +171,7 @@ def main() -> None:
     names = options.only.split(",") if options.only else list(builders)[:1] if options.quick else list(builders)
     if unknown := set(names) - set(builders):
         arguments.error(f"unknown: {', '.join(sorted(unknown))}")
-    budgets = QUICK_BUDGETS if options.quick else BUDGETS
+    budgets: tuple[float, ...] = QUICK_BUDGETS if options.quick else BUDGETS
     if options.budgets:
         budgets = tuple(float(each) for each in options.budgets.split(","))
     target = detect_target("llvm")

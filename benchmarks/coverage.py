@@ -196,9 +196,9 @@ def _prepare_process() -> None:
         return step(name)(data, arrays or {}, **given)
 
     identity.run_step = here  # type: ignore[assignment]
-    building.run_step = sdk.run_step = here
+    building.run_step = sdk.run_step = here  # type: ignore[assignment]
     building.prove = lambda *_args, **_given: SimpleNamespace(ok=True, wrong=False, detail="")  # type: ignore[assignment,return-value]
-    sdk.linker = lambda: None  # type: ignore[assignment]
+    sdk.lacks_linker = lambda _target: True  # type: ignore[assignment]
     deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
     paired_benchmark.MARGIN, paired_benchmark.BUDGET_SECS, paired_benchmark.LEAST_ROUNDS = float("inf"), 0.0, 1
     target = detect_target("llvm")

@@ -77,6 +77,7 @@ def paths(of: dashboard_store.Filled) -> dict[str, str]:
         "schedules, sorted": "/schedules?schedules.sort=-speedup&schedules.search=cpu",
         "misses": "/misses",
         "cost models": "/cost-models",
+        "cost model": f"/cost-models/{of.cost_model}",
         "instance": "/instance",
     }
 

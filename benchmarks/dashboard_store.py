@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import psycopg
 from lookup_store import ASKING, DEVICE, TOOLCHAIN
 
+from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat, Progress
 from pitchpipe.wire.lease import WorkerRegistration
 from pitchpipe.wire.measure import MEASURE_VERSION, CheckVerdict, Timed
@@ -21,6 +22,7 @@ from pitchpipe.wire.roofline import MemoryLevel, Roofline
 from pitchpipe.wire.task import Task, Workload
 from service.db import Database
 from service.store import cost_models, job_tasks, jobs, misses, models, tokens, workers
+from service.store.cost_models import NewVersion
 from service.store.values import put_device, put_target, put_toolchain
 
 JOBS, RUNNING = 200, 20
@@ -28,7 +30,8 @@ MODELS, TASKS = 25, 20
 """Models, and tasks of each; every job is on one of them."""
 EVENTS = 400
 """Reported batches of a job."""
-WORKERS = 40
+WORKERS, VERSIONS = 40, 100
+"""Workers, and versions of the cost model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class Filled:
     """One that runs."""
     record: str
     worker: str
+    cost_model: str
 
 
 def digest(number: int) -> str:
@@ -72,8 +76,17 @@ def fill(url: str, records: int) -> Filled:
             ).id
             for n in range(WORKERS)
         ]
-        for n in range(100):
-            cost_models.add(session, project, "llvm", digest(n), {"held_out_tasks": 20.0, "rank": 0.8}, 1000 * n)
+        marks = [
+            TaskMarks(
+                workload=digest(at), candidates=64, pairwise=0.8, peak_1=0.9, peak_5=0.95, points=((0.5, 0.5),) * 64
+            )
+            for at in range(TASKS)
+        ]
+        for n in range(VERSIONS):
+            new = NewVersion(digest=digest(n), samples=1000 * n, held_out=marks)
+            version = cost_models.add(session, project, "llvm", new)
+            cost_models.serve(session, project, "llvm", version, "not worse than the version before")
+        (newest, *_), _ = cost_models.list_(session, project, None, None, 1)
     submitted = []
     for n in range(JOBS):
         tasks = [
@@ -135,7 +148,7 @@ def fill(url: str, records: int) -> Filled:
             connection.execute(statement, values)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
-    return Filled(job=submitted[-1], record=f"rec_{records // 2:026d}", worker=registered[0])
+    return Filled(job=submitted[-1], record=f"rec_{records // 2:026d}", worker=registered[0], cost_model=newest.id)
 
 
 _STATEMENTS = (

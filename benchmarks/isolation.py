@@ -166,7 +166,7 @@ def _row(
         results = site.measure(workload, others, LIMITS)
         answers = len(results) == len(others) and all(isinstance(result, Timed) for result in results.values())
     kept = not descriptors and max(grown.values()) <= GROWTH_BYTES and device <= DEVICE_GROWTH_BYTES
-    row = {
+    row: dict[str, Any] = {
         "kind": case.name,
         "ends_as": case.misdeed.ends_as.value if case.misdeed.ends_as else "timed",
         "runs": runs,

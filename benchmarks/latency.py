@@ -17,7 +17,7 @@ made. *Report* puts the rows together that timing phases left in --work, so that
 
 Outputs are compared with eager's on the same weights and input: an element may differ by TOLERANCE * (|r_i| + s), r the
 reference and s its root mean square, so that cancelled elements are judged by the size of their terms. What is outside is
-no peer, and of ours a failure.
+no peer, and of ours a failure. A model that no peer is left of has no `best_peer`, and is in no mean.
 
 `flops` are those of products and convolutions, direct, as PyTorch counts them; `floor_secs` is flops over the peak measured
 beside the timing (peak.py); `share_of_floor` = floor_secs / ours, which Winograd may bring above 1.
@@ -144,15 +144,21 @@ def row(
             "runs": sum(map(len, found)),
         }
     mine = peers.pop("ours")
-    best = min((peer for peer in peers if peers[peer]["within_tolerance"]), key=lambda peer: peers[peer]["secs"])
+    for peer in peers:
+        if not peers[peer]["within_tolerance"]:
+            print(
+                f"{name}: {peer} is no peer, its output is {peers[peer]['deviation']:.1e} off eager's", file=sys.stderr
+            )
+    compared = [peer for peer in peers if peers[peer]["within_tolerance"]]
+    best = min(compared, key=lambda peer: peers[peer]["secs"], default=None)
     flops = told["eager"]["flops"]
     return {
         "model": name,
         "ours_secs": mine["secs"],
         "ours_secs_interval": mine["secs_interval"],
         "best_peer": best,
-        "best_peer_over_ours": peers[best]["over_ours"],
-        "best_peer_over_ours_interval": peers[best]["over_ours_interval"],
+        "best_peer_over_ours": None if best is None else peers[best]["over_ours"],
+        "best_peer_over_ours_interval": None if best is None else peers[best]["over_ours_interval"],
         "deviation": mine["deviation"],
         "within_tolerance": mine["within_tolerance"],
         "flops": flops,
@@ -206,11 +212,12 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    over = [row["best_peer_over_ours"] for row in rows]
+    compared = [row for row in rows if row["best_peer"] is not None]
+    over = [row["best_peer_over_ours"] for row in compared]
     return {
-        "geomean_vs_best_peer": geometric_mean(over),
-        "worst_vs_best_peer": min(over),
-        "lost_to_a_peer": [row["model"] for row in rows if row["best_peer_over_ours"] < 1],
+        "geomean_vs_best_peer": geometric_mean(over) if over else None,
+        "worst_vs_best_peer": min(over, default=None),
+        "lost_to_a_peer": [row["model"] for row in compared if row["best_peer_over_ours"] < 1],
         "outputs_within_tolerance": all(row["within_tolerance"] for row in rows),
         "longest_tuning_secs": max(row["tuning_secs"] for row in rows),
     }

@@ -4,8 +4,8 @@ Each model runs in float16, bfloat16 and float32, with a batch of 1 and of 8 (`-
 its own, in which all contestants are set up and then take turns. torch.compile has what its best user gives it: evaluation
 mode without gradients, frozen weights (batch norms are folded), images channels last, and inductor's own CUDA graphs in
 `reduce-overhead` and `max-autotune`; float32 has TF32 where PyTorch's defaults allow it. Ours is tuned through the SDK on an
-embedded service from an empty database within --seconds, export, service and confirming included, and called with GPU
-tensors. With `--seconds 0` it is not tuned: what runs are the default schedules.
+embedded service from an empty database within --seconds, alone and inside the model, export, service and confirming
+included, and called with GPU tensors. With `--seconds 0` it is not tuned: what runs are the default schedules.
 
     wall     seconds of a call and of waiting for it, the median of a block
     queued   seconds a call where the calls of a block are queued and waited for together: what the device takes
@@ -41,7 +41,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environment import commit, environment, show
+from environment import commit, environment, kernel_threads, show
+from model_tuning import task_row
 from rounds import geometric_mean, orders, ratio_of, time_of
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -259,9 +260,9 @@ def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> C
     """A call of the module as eager or in a mode of torch.compile."""
     if peer == "eager":
         return lambda: module(*inputs)
-    import torch._inductor.config
+    from torch._inductor import config
 
-    torch._inductor.config.freezing = True
+    config.freezing = True
     compiled = torch.compile(module, mode=None if peer == "compile" else peer)
     return lambda: compiled(*inputs)
 
@@ -274,6 +275,10 @@ def tuned_call(
 
     import pitchpipe
     from pitchpipe.embedded import Embedded
+    from pitchpipe.model.local import local_model
+    from pitchpipe.tuning.inside import outside, tune_inside_or_tell
+    from pitchpipe.wire.job import Budget
+    from pitchpipe.wire.measure import Failed
     from workers.device import detect_target
 
     target = detect_target("cuda")
@@ -283,30 +288,27 @@ def tuned_call(
         untuned = {"tuning_secs": 0.0, "trials": 0, "failed_trials": 0, "tasks": []}
         return lambda: model(*inputs), untuned, list
     began = time.perf_counter()
+    budget = Budget(seconds=case["seconds"])
+    alone_secs = outside(budget, target).seconds
     with Embedded(f"sqlite:///{folder}/p.db", target) as client:
-        job = pitchpipe.submit(module, inputs, target=target, seconds=case["seconds"], client=client, cache=folder)
+        job = pitchpipe.submit(module, inputs, target=target, seconds=alone_secs, client=client, cache=folder)
         view = client.wait(job.id)
         if view.state.value != "done":
             raise SystemExit(f"{view.state.value}: {view.error}")
-        schedules = pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
+        found, inside = tune_inside_or_tell(client, local_model(module, inputs), target, folder, budget)
+        schedules = found or pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
         tuning_secs = time.perf_counter() - began
-        failures = Counter(record.result.kind.value for record in client.records(timed=False))
+        failures = Counter(
+            record.result.kind.value for record in client.records(timed=False) if isinstance(record.result, Failed)
+        )
     model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder)
-    tasks = [
-        {
-            "name": task.name,
-            "kind": task.kind.value,
-            "weight": task.weight,
-            "flops": task.flops,
-            "bytes": task.bytes,
-            "trials": task.trials,
-            "untuned_secs": task.untuned_secs,
-            "secs": task.tuned_secs,
-            "bound_secs": task.bound_secs,
-        }
-        for task in view.tasks
-    ]
-    told = {"tuning_secs": tuning_secs, "trials": view.progress.trials, "failed_trials": view.progress.failed_trials}
+    tasks = [task_row(task) for task in view.tasks]
+    told: dict[str, Any] = {
+        "tuning_secs": tuning_secs,
+        "trials": view.progress.trials,
+        "failed_trials": view.progress.failed_trials,
+    }
+    told["inside"] = None if inside is None else {"gain": inside.gain, **inside.model_dump(mode="json")}
     secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
 
     def table() -> list[Any]:
@@ -368,5 +370,5 @@ def error_of(output: Any, reference: Any) -> float:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    kernel_threads()
     print(json.dumps(run_case(json.loads(Path(sys.argv[1]).read_text()))))

@@ -5,7 +5,8 @@
 Every search of `strategies` is replayed (replay_search.py) on every workload of the set that has enough candidates. A row of
 `kind` search has its *regret* after 4, 8, 16, 32 and 64 trials: seconds of the fastest candidate so far over those of the
 fastest in the set, the geometric mean over workloads and repetitions, with its range over repetitions. The row `default` has
-that of the default schedules, without a trial. Pretrained cost models never see a network that they are judged on: networks
+that of the default schedules, without a trial, and the row `seeds` that of the best of the first 1, 2, 4 and 8 analytic
+seeds, in their order. Pretrained cost models never see a network that they are judged on: networks
 are divided into FOLDS, and for the workloads of each a model is trained on those workloads that no network of the fold has.
 A model from nothing learns from the candidates of its own workload only, where that of a service learns from all of a job.
 
@@ -42,6 +43,8 @@ FOLDS, QUICK_FOLDS = 5, 2
 QUICK_WORKLOADS = 6
 LEAST_CANDIDATES = 64
 """Of a workload whose searches are replayed: with fewer, any search finds the best."""
+FIRST_SEEDS = (1, 2, 4, 8)
+"""After so many analytic seeds the best of them is looked at."""
 RESAMPLES = 2000
 AIMS = {"pairwise": 0.88, "peak@1": 0.92, "peak@5": 0.97}
 Scores = dict[str, NDArray[np.float64]]
@@ -146,6 +149,19 @@ def default_row(workloads: Sequence[Replayed]) -> dict[str, Any]:
     return {"kind": "default", "workloads": len(ratios), "regret": float(np.exp(np.log(ratios).mean()))}
 
 
+def seeds_row(workloads: Sequence[Replayed]) -> dict[str, Any]:
+    """Regret of the first analytic seeds, where one of them has a time."""
+    found: dict[int, list[float]] = {count: [] for count in FIRST_SEEDS}
+    for workload in workloads:
+        seeds = np.flatnonzero(workload.origin == "seed")
+        secs = workload.seconds[seeds[np.argsort(workload.place[seeds])]]
+        for count in FIRST_SEEDS:
+            if len(secs) and np.isfinite(fastest := secs[:count].min()):
+                found[count].append(np.log(fastest / workload.best_secs))
+    regrets = {f"regret@{count}": float(np.exp(np.mean(values))) for count, values in found.items() if values}
+    return {"kind": "seeds", "workloads": len(found[FIRST_SEEDS[0]]), **regrets}
+
+
 def part_row(name: str, having: Regrets, lacking: Regrets) -> dict[str, Any]:
     """What a part is worth; see above."""
     differences = lacking.mean(axis=0) - having.mean(axis=0)
@@ -187,7 +203,7 @@ def compare(
     judged = [workload for workload in workloads if workload.digest in scores]
     rows = [marks_row("pretrained, networks held out", judged, scores)]
     searched = [workload for workload in judged if len(workload.seconds) >= LEAST_CANDIDATES] or judged
-    rows.append(default_row(searched))
+    rows += [default_row(searched), seeds_row(searched)]
     found: dict[str, Regrets] = {}
     for strategy in strategies(scores):
         found[strategy.name] = regrets(strategy, searched, learning if strategy.scorer is Learning else repetitions)
@@ -229,8 +245,14 @@ def main() -> None:
     if options.quick:
         workloads = workloads[:: max(1, len(workloads) // QUICK_WORKLOADS)][:QUICK_WORKLOADS]
     rows, found = compare(workloads, repetitions, learning, count)
-    budget = {"repetitions": repetitions, "learning_repetitions": learning, "folds": count}
-    show({"environment": environment(**budget), "rows": rows, "summary": found}, options.json)
+    show(
+        {
+            "environment": environment(repetitions=repetitions, learning_repetitions=learning, folds=count),
+            "rows": rows,
+            "summary": found,
+        },
+        options.json,
+    )
 
 
 if __name__ == "__main__":

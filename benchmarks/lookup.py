@@ -223,13 +223,14 @@ def main() -> None:
         folder.chmod(0o755)
         server = stack.enter_context(postgres(folder))
         urls = {bests: filled(server, bests, options.parts) for bests in (few, many)}
-        if options.only == "fill" or urls[few] is None or urls[many] is None:
+        small_url, large_url = urls[few], urls[many]
+        if options.only == "fill" or small_url is None or large_url is None:
             return
         result: dict[str, Any] = {"environment": environment(records=many, rate=RATE), "rows": []}
         rows = result["rows"]
-        for url in urls.values():
+        for url in (small_url, large_url):
             warm(url)
-        large = stack.enter_context(serving(urls[many], many))
+        large = stack.enter_context(serving(large_url, many))
         for keys in KEYS:
             large.load(keys, 8, secs)
         if options.only in (None, "open"):
@@ -239,7 +240,7 @@ def main() -> None:
         if options.only in (None, "closed"):
             rows += [{"row": "closed loop", **large.load(keys, n, secs)} for keys in KEYS for n in CLIENTS]
         if options.only in (None, "growth"):
-            small = stack.enter_context(serving(urls[few], few))
+            small = stack.enter_context(serving(small_url, few))
             small.load(30, 1, secs)
             rows += growth(small, large, secs / 5)
         result["summary"] = summary(rows)

@@ -196,8 +196,8 @@ def prepared(name: str, target: Any) -> tuple[dict[str, Callable[[], Any]], int,
     sides["copy"] = _copy(moved, target)
     if (eager := _eager(case, inputs, target)) is not None:
         sides["eager"] = eager
-    for side in sides.values():
-        side()
+    for call in sides.values():
+        call()
     return sides, moved, bool(np.allclose(results["ours"].numpy(), results["baseline"].numpy(), rtol=1e-3, atol=1e-5))
 
 

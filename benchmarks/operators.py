@@ -38,17 +38,15 @@ from model_tuning import write
 from peak import peak
 from peers.metaschedule import program
 from rounds import geometric_mean
-from throughput import SEED, IssuedRecordStore, SandboxMeasurer, run, run_stock, stock_trace, task_of
+from throughput import IssuedRecordStore, run, run_stock, stock_trace, task_of, tuned
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Measurement, Timed
-from pitchpipe.wire.record import Best
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
 from tuner.execution.engine import LocalEngine
 from tuner.tuning.budget import BudgetLedger
-from tuner.tuning.loop import TuningLoop
 from workers.device import detect_target
 from workers.sandbox.sandbox import Sandbox
 
@@ -105,37 +103,18 @@ def ours(name: str, target: Target, seconds: float, trials: int) -> dict[str, An
         engine = LocalEngine(1)
         task = sized_task(name, target)
         store = IssuedRecordStore()
-        measurer = SandboxMeasurer(sandbox, task, store, engine)
         spent = time.perf_counter() - started
         ledger = BudgetLedger([task], trials=None, seconds=max(spent + 1.0, seconds - RESERVE_SECS), batch_size=BATCH)
-        served: list[Best] = []
-        loop = TuningLoop(
-            [task],
-            frozenset(),
-            ledger,
-            measurer,
-            store,
-            lambda _: measurer,
-            engine,
-            seed=SEED,
-            on_confirmed=lambda _, best: served.append(best),
-        )
-        secs = None
-        while not loop.step(time.perf_counter() - started):
-            if secs is None and ledger.finished(time.perf_counter() - started):
-                secs = time.perf_counter() - started
-            measurer.changed.wait(0.01)
-            measurer.changed.clear()
-        total = time.perf_counter() - started
+        found = tuned(task, sandbox, engine, store, ledger, started)
         engine.shutdown(wait=False)
     records = sorted(store.for_task(task.workload.digest, target), key=lambda record: record.created_at)
     timed = [record for record in records[:trials] if isinstance(record.result, Timed)]
     return {
-        "secs": total if secs is None else secs,
-        "total_secs": total,
+        "secs": found.search_secs,
+        "total_secs": found.total_secs,
         "trials": len(records),
         "timed": sum(isinstance(record.result, Timed) for record in records),
-        "trace": served[0].trace if served else None,
+        "trace": None if found.best is None else found.best.trace,
         "trace_at_trials": min(timed, key=lambda record: secs_of(record.result)).trace if timed else None,
     }
 

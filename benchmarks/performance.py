@@ -111,6 +111,9 @@ SECTIONS = (
         more="The set is described in [replay-set.md](replay-set.md); its times are of the machine that it names.",
     ),
     Section(file="lookup", title="Look-ups", script="lookup", table=tables.lookup),
+    Section(
+        file="dashboard_load", title="Pages of the dashboard", script="dashboard_load", table=tables.dashboard_load
+    ),
     Section(file="isolation", title="Hostile candidates", script="isolation", table=tables.isolation),
     Section(file="isolation_cuda", title="Hostile candidates on a GPU", script="isolation", table=tables.isolation),
     Section(file="false_wins", title="A program beside itself", script="false_wins", table=tables.false_wins),

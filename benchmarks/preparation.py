@@ -168,8 +168,8 @@ def timed(target: Any, layers: int, candidates: int, kept: Path | None) -> list[
                 samples[name].append(time.perf_counter() - before)
     first = statistics.median(samples[next(iter(samples))])
     for row in rows:
-        row["median_secs"] = statistics.median(samples[str(row["variant"])])
-        row["ratio"] = first / row["median_secs"]
+        median_secs = statistics.median(samples[str(row["variant"])])
+        row |= {"median_secs": median_secs, "ratio": first / median_secs}
     return rows
 
 

@@ -29,13 +29,18 @@ def latency(result: dict[str, Any]) -> Lines:
         wrong = "" if found["within_tolerance"] else ", output out of tolerance: no peer"
         return f"{time(found['secs'])}, {ratio(found['over_ours'], found['over_ours_interval'])}{wrong}"
 
+    def best(row: Row) -> str:
+        if row["best_peer"] is None:
+            return "none"
+        return f"{row['best_peer']}: {verdict(row['best_peer_over_ours_interval'])}"
+
     yield from table(
         rows,
         {
             "model": lambda row: row["model"],
             "ours": lambda row: time(row["ours_secs"]),
             **{f"{peer}, over ours": lambda row, peer=peer: cell(row, peer) for peer in peers},
-            "best peer": lambda row: f"{row['best_peer']}: {verdict(row['best_peer_over_ours_interval'])}",
+            "best peer": best,
             "floor / ours": lambda row: percent(row["share_of_floor"]),
             "largest deviation": lambda row: f"{row['deviation']:.0e}",
             "tuning, all included": lambda row: f"{row['tuning_secs']:.0f} s, {row['trials']} trials",
@@ -239,6 +244,21 @@ def lookup(result: dict[str, Any]) -> Lines:
             )
 
 
+def dashboard_load(result: dict[str, Any]) -> Lines:
+    rows = result["rows"]
+    yield from table(
+        [row for row in rows if row["row"] == "page"],
+        {**plain("page"), "p50": lambda row: time(row["p50_secs"]), "p95": lambda row: time(row["p95_secs"])},
+    )
+    for row in rows:
+        if row["row"] == "watched":
+            yield ""
+            yield (
+                f"A job that reports a batch a second, for {row['secs']:.0f} s: {percent(row['core'])} of a core while"
+                f" somebody watches it, {percent(row['idle_core'])} while nobody does; {row['points']} points were sent."
+            )
+
+
 def isolation(result: dict[str, Any]) -> Lines:
     return table(
         result["rows"],
@@ -311,6 +331,9 @@ def learning(result: dict[str, Any]) -> Lines:
         if row["kind"] == "default":
             yield ""
             yield f"The default schedules, without a trial: {ratio(row['regret'])}, of {row['workloads']} workloads."
+        if row["kind"] == "seeds":
+            regrets = ", ".join(f"{ratio(row[f'regret@{n}'])} of {n}" for n in (1, 2, 4, 8))
+            yield f"The best of the first analytic seeds: {regrets}."
     yield ""
     yield "What a part of the search is worth, regret without it over regret with it:"
     yield ""

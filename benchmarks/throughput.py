@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,12 @@ class SandboxMeasurer:
     def has_capacity(self, waiting: int) -> bool:
         return len(self._queue) + waiting < 2
 
+    def withdraw(self, purposes: Sequence[Purpose]) -> None:
+        """Nothing: a batch that waits here is the next to be measured."""
+
+    def parallel(self) -> int:
+        return 1
+
     def latest(self) -> bytes | None:
         if self._training is not None and self._training.done():
             trained, self._training = self._training.result(), None
@@ -193,6 +200,51 @@ def warm_up(sandbox: Sandbox, engine: LocalEngine, target: Target) -> None:
         future.result()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What a tuning loop came to; seconds since its start."""
+
+    search_secs: float
+    """Until the budget was spent and the last batch was measured: without the confirming run."""
+    total_secs: float
+    best: Best | None
+
+
+def tuned(
+    task: Task, sandbox: Sandbox, engine: LocalEngine, store: IssuedRecordStore, ledger: BudgetLedger, started: float
+) -> Tuned:
+    """The tuning loop of one task over a sandbox, as a coordinator and a worker run it, to its end.
+
+    started: by time.perf_counter, from which the ledger's seconds count.
+    """
+    measurer = SandboxMeasurer(sandbox, task, store, engine)
+    served: list[Best] = []
+    loop = TuningLoop(
+        [task],
+        frozenset(),
+        ledger,
+        measurer,
+        store,
+        lambda _: measurer,
+        engine,
+        seed=SEED,
+        on_confirmed=lambda _, best: served.append(best),
+    )
+    search_secs = None
+    while not loop.step(time.perf_counter() - started):
+        elapsed_secs = time.perf_counter() - started
+        if search_secs is None and ledger.finished(elapsed_secs):
+            search_secs = elapsed_secs
+        measurer.changed.wait(0.01)
+        measurer.changed.clear()
+    total_secs = time.perf_counter() - started
+    return Tuned(
+        search_secs=total_secs if search_secs is None else search_secs,
+        total_secs=total_secs,
+        best=served[0] if served else None,
+    )
+
+
 def ours(name: str, target: Target, trials: int, warm: bool) -> dict[str, Any]:
     """The tuning loop over a sandbox, as a coordinator and a worker run it."""
     started = time.perf_counter()
@@ -203,38 +255,21 @@ def ours(name: str, target: Target, trials: int, warm: bool) -> dict[str, Any]:
             started = time.perf_counter()
         task = task_of(name, target)
         store = IssuedRecordStore()
-        measurer = SandboxMeasurer(sandbox, task, store, engine)
         ledger = BudgetLedger([task], trials=trials, seconds=None, batch_size=BATCH)
-        served: list[Best] = []
-        loop = TuningLoop(
-            [task],
-            frozenset(),
-            ledger,
-            measurer,
-            store,
-            lambda _: measurer,
-            engine,
-            seed=SEED,
-            on_confirmed=lambda _, best: served.append(best),
-        )
-        secs = None
-        while not loop.step(time.perf_counter() - started):
-            if secs is None and ledger.finished(0.0):  # What follows is the confirming run: no trials.
-                secs = time.perf_counter() - started
-            measurer.changed.wait(0.01)
-            measurer.changed.clear()
+        found = tuned(task, sandbox, engine, store, ledger, started)
+        assert found.best is not None, "a confirming run serves the baseline at least"
         steadiness = sandbox.steadiness
         engine.shutdown(wait=False)
-        known = batch_of_one(sandbox, task, served[0].trace)
+        known = batch_of_one(sandbox, task, found.best.trace)
         new = task_of(UNSEEN, target)
         unknown = batch_of_one(sandbox, new, new.baseline)
     results = [record.result for record in store.for_task(task.workload.digest, target)]
     return {
-        "secs": secs,
+        "secs": found.search_secs,
         "trials": len(results),
         "timed": sum(isinstance(result, Timed) for result in results),
         "failures": sorted({result.kind.value for result in results if not isinstance(result, Timed)}),
-        "trace": served[0].trace,
+        "trace": found.best.trace,
         "batch_of_one_secs": known,
         "batch_of_one_of_a_new_workload_secs": unknown,
         "steadiness": None if steadiness is None else steadiness.model_dump(),

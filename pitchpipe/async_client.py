@@ -146,6 +146,8 @@ class AsyncClient:
     explain = _awaited(Client.explain)
     pinned = _awaited(Client.pinned)
     pin_schedule = _awaited(Client.pin_schedule)
+    contenders = _awaited(Client.contenders)
+    put_in_context = _awaited(Client.put_in_context)
     savings = _awaited(Client.savings)
     outdated = _awaited(Client.outdated)
     upgrade = _awaited(Client.upgrade)

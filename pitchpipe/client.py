@@ -19,6 +19,7 @@ from pitchpipe.connection import NOT_MODIFIED, Connection, body, parse, pauses, 
 from pitchpipe.errors import InvalidInput, NotFound, Overloaded, Unreachable
 from pitchpipe.managing import ManagingCalls
 from pitchpipe.wire.comparison import Comparison
+from pitchpipe.wire.context import ContendersRequest, ContendersResponse, InContext
 from pitchpipe.wire.health import Health
 from pitchpipe.wire.job import (
     Budget,
@@ -112,7 +113,7 @@ class Client(ManagingCalls):
         return parse(ModelView, response)
 
     def tell_comparison(self, model_id: str, comparison: Comparison) -> ModelView | None:
-        """Says with the model whether it was compared with its framework. None from a service that does not know of it."""
+        """Tells what comparing the model with its framework came to. None where the service is too old to keep that."""
         path = f"/v1/models/{segment(model_id)}/comparison"
         try:
             return parse(ModelView, self._connection.call("PUT", path, json=comparison))
@@ -299,6 +300,14 @@ class Client(ManagingCalls):
     def pin_schedule(self, pin: ServedPin) -> ServedPin:
         """Keeps what is served, whatever is confirmed later, or lets it be replaced again."""
         return parse(ServedPin, self._connection.call("PUT", "/v1/schedules/pin", json=pin))
+
+    def contenders(self, request: ContendersRequest) -> ContendersResponse:
+        """The fastest schedules of some workloads: what may be tried inside a model."""
+        return parse(ContendersResponse, self._connection.call("POST", "/v1/schedules/contenders", json=request))
+
+    def put_in_context(self, report: InContext) -> InContext:
+        """Serves what won inside a model to look-ups that name the contexts."""
+        return parse(InContext, self._connection.call("PUT", "/v1/schedules/in-context", json=report))
 
     def savings(self, days: int = 7) -> Savings:
         """What served schedules saved the deployments that report their runs, day by day (UTC)."""

@@ -39,7 +39,7 @@ class ManagingCalls:
     # --- tokens
 
     def create_token(self, project: str | None, scope: Scope | str, label: str = "") -> TokenCreated:
-        """The only time the token's text is seen. Not repeated: an answer that was lost leaves a token to revoke.
+        """Makes a token. Only this answer has its text. Not repeated: an answer that was lost leaves a token to revoke.
 
         project: None for scope operator, and for no other. Raises Forbidden or NotFound for a token that this one may
         not make: an admin makes those of its own project, an operator any.
@@ -52,7 +52,7 @@ class ManagingCalls:
         return parse(SessionLink, self._connection.call("POST", "/v1/sessions/links", repeat=False))
 
     def tokens(self) -> Iterator[TokenView]:
-        """Of the admin's project; for an operator of all, and the operators' own."""
+        """Tokens of the admin's project; for an operator those of all projects, and of operators."""
         for page in self._connection.pages("/v1/tokens", TokenPage):
             yield from page.items
 

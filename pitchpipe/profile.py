@@ -19,13 +19,13 @@ from pydantic import Field
 from pitchpipe.arrays import numpy_dtype
 from pitchpipe.deploy import identity
 from pitchpipe.deploy.artifact import CompiledModel, cache_dir
-from pitchpipe.deploy.lookup import Schedules, Source, look_up, resolve_target, source_of
+from pitchpipe.deploy.lookup import Schedules, Source, look_up, nobody_to_ask, resolve_target, source_of
 from pitchpipe.model.comparison import drawn
 from pitchpipe.model.local import local_model
 from pitchpipe.sdk import load
 from pitchpipe.target_kind import Step
 from pitchpipe.wire._base import Digest, Wire
-from pitchpipe.wire.record import Tier
+from pitchpipe.wire.record import LookupResponse, Tier
 from pitchpipe.wire.target import Target
 
 RUNS = 20
@@ -76,7 +76,8 @@ class Profile(Wire):
 
     @property
     def dispatch_secs(self) -> float:
-        """What is in no step. Below zero where the steps, watched, took longer than the whole run that was not."""
+        """Seconds of a run that are in no step. Negative where watching the steps costs more: the whole run is timed
+        without it."""
         return self.secs - sum(secs for _, secs in self.steps)
 
     def chrome_trace(self) -> str:
@@ -105,7 +106,8 @@ def profile(
     """Builds the model as `load` does, with the schedules that a look-up finds, and runs it on drawn inputs.
 
     On a CPU every call of the virtual machine is timed; on a GPU a kernel's time is what a run is shorter by without it.
-    source: who is asked for schedules; default: as for `fetch`. Raises errors of pitchpipe.errors, as `fetch` and `load`.
+    source: who is asked for schedules; default: as for `fetch`, and where there is nobody to ask, the default build is
+    profiled. Raises errors of pitchpipe.errors, as `fetch` and `load`.
     """
     import numpy as np
 
@@ -113,7 +115,9 @@ def profile(
     found = local_model(model, example_inputs, trust=trust, precision=precision)
     wanted = schedules.target if schedules is not None else resolve_target(target, folder)
     known = identity.identify(folder, found, wanted)
-    if schedules is None:
+    if schedules is None and source is None and nobody_to_ask():
+        schedules = Schedules(target=wanted, response=LookupResponse(answers=()))
+    elif schedules is None:
         here = target == "auto"
         with contextlib.nullcontext(source) if source is not None else source_of(None) as asked:
             schedules = look_up([known], wanted, asked, here=here, cache=folder)

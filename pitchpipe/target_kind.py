@@ -92,8 +92,8 @@ class TargetKind(ABC):
     times_in_turns: ClassVar[bool] = False
     """Whether several workers can measure on one device at once, of which one times at a time while others build."""
     confirming_secs: ClassVar[float]
-    """Of a worker, for the confirming run of one task, besides calls of an unscheduled baseline: what is expected before the
-    first one has ended."""
+    """Seconds that the confirming run of one task is expected to take of a device until the first has ended; calls of an
+    unscheduled baseline come on top."""
     artifact: ClassVar[str]
     """Name of the file of a compiled model in the folder of its artifact."""
     needs_linker: ClassVar[bool]
@@ -173,9 +173,17 @@ class TargetKind(ABC):
         Raises UnsupportedOperator for what cannot run on such devices, PitchpipeError when the compiler refuses.
         """
 
+    def compile_side_by_side(self, module: Any, target: Target, ready: Mapping[str, tuple[Any, bytes]]) -> Any:
+        """As `compile`, on all cores where that helps, to be saved and not to be run. May fork, so at most one thread of
+        the process calls it.
+
+        ready: functions of the module by name, with their object code; used for those that are the same in it.
+        """
+        return self.compile(module, target)
+
     @abstractmethod
     def save(self, compiled: Any, path: Path) -> None:
-        """Writes what `compile` made into a file. Raises PitchpipeError when it cannot be linked, OSError."""
+        """Writes what was compiled into a file. Raises PitchpipeError when it cannot be linked, OSError."""
 
     @abstractmethod
     def tvm_target(self, target: Target) -> Any:
@@ -211,6 +219,10 @@ class TargetKind(ABC):
     def templates(self, workload: Workload, target: Target) -> Sequence[Any]:
         """The points of templates for the workload: `tuner.templates.space.Ranked`, the best by their estimate first."""
         return ()
+
+    tunes_inside: ClassVar[bool] = False
+    """Whether a compiled model is a list of launches, in which another schedule of a workload takes the place of one: then
+    the best few of each task are tried inside the whole model."""
 
     replays_candidates: ClassVar[bool] = False
     """Whether `replayed` finds faults often enough to be asked before a candidate is issued."""

@@ -7,6 +7,7 @@ import itertools
 import os
 import statistics
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,8 @@ def load_library(path: Path, target: Target) -> Any:
 
 
 class MachineModel:
-    """A compiled model. Not safe for concurrent calls: the executable reuses its buffers."""
+    """A compiled model. Safe for concurrent calls, which take turns: until they are copied, its results lie in buffers that
+    it uses again."""
 
     def __init__(self, module: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target) -> None:
         """inputs, params: name, shape and NumPy dtype name of each."""
@@ -39,6 +41,7 @@ class MachineModel:
         self._machine = importlib.import_module("tvm.relax").VirtualMachine(module, self._device)
         self._main = self._machine["main"]
         self._params: list[Any] = []
+        self._turn = threading.Lock()
 
     def bind(self, weights: Mapping[str, Any]) -> None:
         """Copies, transforms and keeps the weights (arrays by parameter name).
@@ -50,13 +53,16 @@ class MachineModel:
             if param.name not in weights:
                 raise InvalidInput(f"no weight named {param.name!r} was given")
             params.append(self._tensor(param, weights[param.name], copy=True))
-        self._params = list(self._machine["main_transform_params"](params)) if params else []
+        with self._turn:
+            self._params = list(self._machine["main_transform_params"](params)) if params else []
 
     def __call__(self, *arrays: Any, stream: int | None = None) -> Any:
         """Runs the model; one array, or a tuple of arrays where the model has several outputs. Raises InvalidInput."""
         if stream is not None:
             raise InvalidInput("a CPU has no streams")
-        return _copied(self._main(*self._tensors(arrays), *self._params))
+        tensors = self._tensors(arrays)
+        with self._turn:
+            return _copied(self._main(*tensors, *self._params))
 
     def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""

@@ -2,7 +2,8 @@
 
     .venv/bin/python -m tests.dashboard_screenshots URL TOKEN JOB
 
-The job has ended; the pages of its slowest task and of that task's fastest record are found by following links.
+The job has ended; the pages of its slowest task, of that task's programs and
+fastest record, of a worker and of the newest cost model are found by following links.
 """
 
 from __future__ import annotations
@@ -44,11 +45,17 @@ def main(url: str, token: str, job: str) -> None:
                 take(name)
             page.locator("#tasks tbody a").first.click()
             take("task")
+            page.goto(f"{page.url.partition('?')[0]}/programs")
+            take("programs")
+            page.go_back()
             page.locator("#trials tbody a").first.click()
             take("record")
             page.goto("/workers")
             page.locator("#workers tbody a").first.click()
             take("worker")
+            page.goto("/cost-models")
+            page.locator("#cost-models tbody a").first.click()
+            take("cost-model")
             context.close()
         browser.close()
 

@@ -45,7 +45,8 @@ def _run(source: TemplateSource, arguments: Sequence[tuple[np.ndarray, str]]) ->
         if kernel is source.kernels[0]:
             workspaces = spoiled
         function = _interpreted(kernel)
-        function[kernel.grid](*([*tensors, *workspaces][at] for at in kernel.arguments))
+        places = [*(matrix.parameter for matrix in kernel.matrices), *kernel.arguments]
+        function[kernel.grid](*([*tensors, *workspaces][at] for at in places))
     return [tensor.view(torch.uint8).numpy() for tensor in tensors]
 
 
@@ -57,8 +58,11 @@ def _type(kernel: KernelSource) -> object:
 
 
 def _interpreted(kernel: KernelSource) -> object:
+    from tests.gluon_interpreter import in_triton
     from tuner.templates.compiler import jitted
 
+    if kernel.matrices:
+        return jitted(replace(kernel, text=in_triton(kernel)))
     if "*bf16" not in kernel.types:
         return jitted(kernel)
     # The interpreter multiplies bfloat16 as if it were whole numbers. In float32 the products are the same.

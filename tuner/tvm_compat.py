@@ -22,6 +22,7 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from pitchpipe.errors import InvalidModel
@@ -72,6 +73,7 @@ _empty_intrinsics_package()
 
 import tvm_ffi  # noqa: E402  # after tvm: it would import torch
 from tvm import ir, relax, sym, te, tirx, topi  # noqa: E402
+from tvm.relax import vm_build  # noqa: E402
 from tvm.relax.expr_functor import PyExprMutator, mutator  # noqa: E402
 from tvm.s_tir import Schedule, dlight  # noqa: E402
 from tvm.s_tir import meta_schedule as ms  # noqa: E402
@@ -79,6 +81,7 @@ from tvm.s_tir.schedule import ScheduleError, Trace  # noqa: E402
 from tvm.script import ir_builder  # noqa: E402
 from tvm.script.ir_builder import tirx as tir_script  # noqa: E402
 from tvm.tirx.build import codegen_build  # noqa: E402
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP as _PIPELINES  # noqa: E402
 from tvm_ffi import structural_walk  # noqa: E402
 
 IRModule: Any = tvm.IRModule
@@ -98,6 +101,7 @@ __all__ = [
     "import_object_loader",
     "ir",
     "ir_builder",
+    "link_model",
     "load_cuda_intrinsics",
     "load_intrinsics_of",
     "load_ir",
@@ -108,11 +112,13 @@ __all__ = [
     "mutator",
     "object_code",
     "onnx_frontend",
+    "register_pipeline",
     "register_reducer",
     "relax",
     "save_ir",
     "structural_walk",
     "sym",
+    "take_kernels",
     "te",
     "tflite_frontend",
     "tir_script",
@@ -222,17 +228,27 @@ def _register_bfloat16(defining: Any, register: Any) -> None:
         register(f"wmma_sync_16x16x16_bf16bf16f32{end}", *made)
 
 
-def generate_unchecked(mod: Any, target: Any) -> tuple[Any, Any]:
+def register_pipeline(name: str, last: Any) -> None:
+    """Gives TVM's pipeline for CPUs a name with one more pass, which comes before calls of the runtime are lowered."""
+
+    def made() -> tuple[Any, Any, Any]:
+        pipeline, of_host, of_device = tirx.get_tir_pipeline("s_tir")
+        return tvm.transform.Sequential([pipeline, last]), of_host, of_device
+
+    _PIPELINES[name] = made
+
+
+def generate_unchecked(mod: Any, target: Any, pipeline: str = "s_tir") -> tuple[Any, Any]:
     """The lowered module for a CPU target, and LLVM's module of it, whose functions trust their arguments.
 
-    What `tirx.build` does, less what measuring pays for and does not need: the checks of every argument with their
-    messages (a fifth to a half of the compiler's work on a kernel) and the search for device functions. The kernels
-    themselves are the same.
+    What `tirx.build` does with the pipeline of that name, less what measuring pays for and does not need: the checks of
+    every argument with their messages (a fifth to a half of the compiler's work on a kernel) and the search for device
+    functions. The kernels themselves are the same.
     """
-    pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
+    lower, finalize, _ = tirx.get_tir_pipeline(pipeline)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         bound = tirx.transform.BindTarget(target.with_host(target))(mod)
-        lowered = finalize()(pipeline(bound))
+        lowered = finalize()(lower(bound))
         return lowered, codegen_build(lowered, target)
 
 
@@ -270,6 +286,28 @@ def load_object_code(code: bytes) -> Any:
 def import_object_loader() -> Any:
     """The package that loads object code. A process that will be forked calls this once, for all its forks."""
     return importlib.import_module("tvm_ffi_orcjit")
+
+
+def take_kernels(model: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """A Relax module as the virtual machine's instructions, in TVM's builder of them, and the tensor functions that they
+    call by name, which are not compiled yet. What `relax.build` does first."""
+    builder = relax.ExecBuilder()
+    with target:
+        rest = vm_build._vmcodegen(builder, relax.get_pipeline("default")(model))
+    return builder, {v.name_hint: f for v, f in rest.functions.items() if isinstance(f, PrimFunc)}
+
+
+def link_model(instructions: Any, target: Any, objects: Sequence[tuple[Sequence[str], bytes]]) -> Any:
+    """An executable of the instructions and of object code (names of its functions, code), which can be exported."""
+    libraries = []
+    with NamedTemporaryFile(suffix=".o") as file:
+        for names, code in objects:
+            file.seek(0)
+            file.truncate()
+            file.write(code)
+            file.flush()
+            libraries.append(tvm.runtime.load_static_library(file.name, list(names)))
+    return vm_build._vmlink(instructions, target, ext_libs=libraries)
 
 
 def to_tvm_target(target: Target) -> Any:

@@ -23,15 +23,15 @@ def _video(frames: int, size: int) -> Callable[[], torch.Tensor]:
     return lambda: torch.randn(1, frames, 3, size, size)
 
 
-_STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1]}
-_RESNET = {
+_STAGES: dict[str, Any] = {"hidden_sizes": [16, 32], "depths": [1, 1]}
+_RESNET: dict[str, Any] = {
     "embedding_size": 16,
     "hidden_sizes": [16, 32],
     "depths": [1, 1],
     "layer_type": "basic",
     "out_features": ["stage1", "stage2"],
 }
-_SWIN = {
+_SWIN: dict[str, Any] = {
     "embed_dim": 16,
     "depths": [2, 2],
     "num_heads": [2, 4],
@@ -42,10 +42,10 @@ _SWIN = {
     "num_hidden_layers": DEFAULT,
     "hidden_size": DEFAULT,
 }
-_TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_SEEING = {**_TINY, "image_size": 32, "patch_size": 8}
-_READING = {**_TINY, "vocab_size": 128, "max_position_embeddings": 64, "eos_token_id": 127}
-_BOXES = {
+_TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SEEING: dict[str, Any] = {**_TINY, "image_size": 32, "patch_size": 8}
+_READING: dict[str, Any] = {**_TINY, "vocab_size": 128, "max_position_embeddings": 64, "eos_token_id": 127}
+_BOXES: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 1,
     "decoder_layers": 1,

@@ -21,6 +21,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -134,6 +135,15 @@ def ours(module: Any, inputs: Any, folder: Path) -> Call:
     return lambda: compiled(*inputs)
 
 
+def default(module: Any, inputs: Any, _folder: Path) -> Call:
+    """Pitchpipe without schedules, from an empty cache: the default build."""
+    import pitchpipe
+
+    with tempfile.TemporaryDirectory() as cache:
+        compiled = pitchpipe.load(module, None, inputs, cache=Path(cache))
+    return lambda: compiled(*inputs)
+
+
 def deployed(module: Any, inputs: Any, folder: Path) -> Call:
     """Pitchpipe as the checkout around this interpreter has it, with what the database in the folder serves.
 
@@ -244,7 +254,7 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
     torch.manual_seed(SEED)
     module, inputs = runpy.run_path(models)["MODELS"][name]()
     with torch.inference_mode(not module.training):
-        call = {**PEERS, "deployed": deployed}[peer](module, inputs, Path(folder))
+        call = {**PEERS, "default": default, "deployed": deployed}[peer](module, inputs, Path(folder))
         if module.training:
             call = stepping(module, call)
         for _ in range(WARM_RUNS):

@@ -38,7 +38,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _target_of(client: Client, model_or_job: str, target: str) -> Target:
-    """For `auto` that of the job, if it has only one, else this machine's; of a name the workers' where this has none."""
+    """The target that the option means: `auto` is the job's, where it has only one, else this machine's. The name of a kind
+    that this machine has no device of is the target of the workers of that kind."""
     if target == "auto" and model_or_job.startswith("job_"):
         targets = client.job(model_or_job).targets
         if len(targets) == 1:

@@ -101,7 +101,7 @@ def promote(version: Version, url: Url = HERE, token: Token = "", as_json: Json 
 
 @cost_models.command("rollback")
 def roll_back(version: Version, url: Url = HERE, token: Token = "", as_json: Json = False) -> None:
-    """Of a version that serves: lets the one serve that it replaced."""
+    """Lets the version serve that this one, which serves now, had replaced."""
     with client_of(url, token) as client:
         _tell(client.roll_back_cost_model(version), as_json=as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from pitchpipe.cli.options import HERE, Json, TargetText, Token, Url, client_of
 from pitchpipe.cli.tables import milliseconds, share, show
 from pitchpipe.deploy.fetch import fetch
-from pitchpipe.deploy.lookup import resolve_target, source_of
+from pitchpipe.deploy.lookup import nobody_to_ask, resolve_target
 from pitchpipe.errors import InvalidInput, NotFound
 from pitchpipe.model.local import detect_target, local_model
 from pitchpipe.profile import RUNS, profile
@@ -198,7 +199,10 @@ def show_profile(
     trace: Annotated[Path | None, typer.Option(help="also a JSON trace, for Perfetto")] = None,
     url: Annotated[
         str | None,
-        typer.Option(envvar="PITCHPIPE_URL", help="of the service; default: the database that `pitchpipe tune` filled"),
+        typer.Option(
+            envvar="PITCHPIPE_URL",
+            help="of the service; default: the database that `pitchpipe tune` filled, and without one the default schedules",
+        ),
     ] = None,
     token: Token = "",
     target: TargetText = "auto",
@@ -208,7 +212,10 @@ def show_profile(
 ) -> None:
     """Where a model's time goes: each kernel inside the running model beside its time as a task, and what is between."""
     given = local_model(model, trust=trust, precision=precision)
-    with client_of(url, token) if url else source_of(None) as source:
+    if not url and nobody_to_ask():
+        words = "there is no service (--url, PITCHPIPE_URL) and no database (`pitchpipe tune MODEL` makes one)"
+        print(f"{words}: this is the model with its default schedules", file=sys.stderr)
+    with client_of(url, token) if url else nullcontext() as source:
         found = profile(given, target=_target(target), source=source, runs=runs)
     if trace is not None:
         trace.write_text(found.chrome_trace())

@@ -22,5 +22,5 @@ _HINTS: dict[type[PitchpipeError], str] = {
 
 
 def hint(error: PitchpipeError) -> str | None:
-    """Of the most special kind that the error is of; None where the message says it all."""
+    """The hint for the error's class, or the nearest of its bases that has one; None where the message says it all."""
     return next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)

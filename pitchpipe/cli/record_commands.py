@@ -15,7 +15,7 @@ from pitchpipe.errors import InvalidInput, MeasurementFailed
 from pitchpipe.model.local import detect_target
 from pitchpipe.target_kind import describe
 from pitchpipe.wire.measure import Failed, MeasureConfig, Measurement, Timed
-from pitchpipe.wire.record import RecordView
+from pitchpipe.wire.record import RecordView, WonInContext
 from pitchpipe.wire.replayed import Replayed
 
 LIMIT = 50
@@ -147,9 +147,17 @@ def described(view: RecordView) -> list[tuple[str, str]]:
         ("measured", f"{of.created_at:%Y-%m-%d %H:%M:%S} UTC by {of.worker}"),
         ("device", f"{of.device.model}, {of.device.cores} cores, {of.device.driver}"),
         ("toolchain", of.toolchain.key),
+        *(("won inside", _won(one)) for one in view.won_in),
         ("measure version", str(of.measure_version)),
     ]
     return [row for row in rows if row[1]]
+
+
+def _won(won: WonInContext) -> str:
+    times = f"{won.before_secs * 1e3:.4f} to {won.after_secs * 1e3:.4f} ms a run"
+    places = len(won.context.neighbours)
+    told = f"{won.model}, at {'1 kind of place' if places == 1 else f'{places} kinds of places'}: {times}"
+    return told if won.stands else f"{told}; another won there since"
 
 
 def compared(view: RecordView, found: Replayed) -> list[tuple[str, str, str]]:

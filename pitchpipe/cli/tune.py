@@ -19,6 +19,7 @@ from pitchpipe.model.local import LocalModel, parse_input, read_model
 from pitchpipe.model.reference import Expected, FileSource
 from pitchpipe.processes.child import run_step
 from pitchpipe.target_kind import HOST
+from pitchpipe.tuning.inside import outside, tune_inside_or_tell
 from pitchpipe.tuning.job import submit_or_resume, watched
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobView
@@ -65,9 +66,11 @@ def tune(
         expected = framework_outputs(model) if options.compare else not_compared(ASKED_NOT_TO)
         default = compare_default(model, target, cache_dir(), expected=expected)
         on_link(client.url + client.session_link().path)
-        job = submit_or_resume(client, model, target, options.budget, options.seed, default)
+        job = submit_or_resume(client, model, target, outside(options.budget, target), options.seed, default)
         view = watched(client, job, on_progress)
         schedules = client.job_schedules(view.id, target)
+        found, inside = tune_inside_or_tell(client, model, target, cache_dir(), options.budget)
+        schedules = schedules if found is None else found.response
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
     tuned, evaluation = _evaluate(model, target, traces, expected, options.seed)
     return {
@@ -100,6 +103,7 @@ def tune(
             "default": default.model_dump(mode="json", exclude_none=True),
             "tuned": tuned.model_dump(mode="json", exclude_none=True),
         },
+        "inside": None if inside is None else {"gain": inside.gain, **inside.model_dump(mode="json")},
         "trials": view.progress.trials,
         "failed_trials": view.progress.failed_trials,
         "reused_tasks": view.progress.reused_tasks,

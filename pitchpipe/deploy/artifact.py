@@ -79,8 +79,8 @@ class Runs:
 class CompiledModel:
     """A compiled model whose weights are bound once. Call it with NumPy or DLPack arrays, in the order of `inputs`.
 
-    On a CPU it is not safe for concurrent calls: the executable reuses its buffers. On a GPU it is; arrays that lie there
-    give results that stay there (see pitchpipe/gpu/executable.py), and arrays of the host give NumPy's.
+    Safe for concurrent calls; on a CPU they take turns. Arrays that lie on a GPU give results that stay there (see
+    pitchpipe/gpu/executable.py), and arrays of the host give NumPy's.
     """
 
     def __init__(
@@ -116,6 +116,13 @@ class CompiledModel:
         results = self._running(*arrays, stream=stream)
         self.runs.done += 1
         return results
+
+    def __reduce__(self) -> str:
+        """Raises TypeError: code and weights are in this process's memory, where no copy can follow."""
+        raise TypeError(
+            "a compiled model can be neither pickled nor copied; call pitchpipe.load with the same model again, in the other"
+            " process too: the cache has what was built"
+        )
 
     def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""

@@ -22,6 +22,7 @@ from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import MissingExtra
 from pitchpipe.target_kind import TargetKind, kinds
 from pitchpipe.wire._base import Digest, Wire
+from pitchpipe.wire.context import Context
 from pitchpipe.wire.ids import json_digest, sha256
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature
@@ -39,6 +40,8 @@ class Identity(Wire):
     functions: dict[str, Digest] = {}
     """Names of tensor functions, as a profile has them, and what they compute."""
     toolchain: str
+    contexts: dict[Digest, Context] = {}
+    """What stands around each workload; empty where models are not tuned inside."""
 
 
 def versions() -> list[str]:

@@ -24,7 +24,7 @@ from pitchpipe.model.reference import Expected
 from pitchpipe.places import own_database
 from pitchpipe.processes.deadline import within
 from pitchpipe.processes.plugins import step
-from pitchpipe.wire.record import LookupRequest, LookupResponse
+from pitchpipe.wire.record import LookupRequest, LookupResponse, Placed
 from pitchpipe.wire.target import Target
 
 MAX_WORKLOADS = 4096
@@ -97,6 +97,11 @@ def local_database() -> LocalDatabase | None:
     return None if is_absent else LocalDatabase(url)
 
 
+def nobody_to_ask() -> bool:
+    """Whether neither a service is named nor a database of this machine is there."""
+    return not os.environ.get("PITCHPIPE_URL") and local_database() is None
+
+
 def connect(url: str | None = None, *, deadline_secs: float | None = None, repeat: bool = True) -> Client:
     """A client of the service there, or at PITCHPIPE_URL, whose calls fit into the deadline. Raises InvalidInput without a
     URL."""
@@ -150,12 +155,18 @@ def look_up(
     """
     workloads = tuple(dict.fromkeys(workload for one in known for workload in one.workloads))
     device = device_class(target) if here else None
+    contexts = _contexts(known)
     requests = [
         LookupRequest(
             target=target,
             workloads=workloads[at : at + MAX_WORKLOADS],
             device_class=device,
             toolchain=known[0].toolchain,
+            contexts=tuple(
+                Placed(workload=workload, context=contexts[workload])
+                for workload in workloads[at : at + MAX_WORKLOADS]
+                if workload in contexts
+            ),
         )
         for at in range(0, len(workloads), MAX_WORKLOADS)
     ]
@@ -175,6 +186,15 @@ def look_up(
     if sorted(answer.workload for answer in answers) != sorted(workloads):
         raise PitchpipeError("the service answered for other workloads than it was asked for")
     return Schedules(target=target, response=LookupResponse(answers=answers), stale=stale)
+
+
+def _contexts(known: Sequence[identity.Identity]) -> dict[str, str]:
+    """Digests of the contexts that workloads have in all of the models that have them."""
+    found: dict[str, set[str]] = {}
+    for one in known:
+        for workload, context in one.contexts.items():
+            found.setdefault(workload, set()).add(context.digest)
+    return {workload: next(iter(digests)) for workload, digests in found.items() if len(digests) == 1}
 
 
 def device_class(target: Target) -> str:

@@ -10,6 +10,7 @@ in daemon threads, building and proof runs in children that die with this proces
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -219,7 +220,7 @@ class SafeModel:
     """Called like a CompiledModel, with the same results: one array, or a tuple of them; NumPy's, or on the GPU where
     arguments lie there.
 
-    It runs the tuned build once that is there, else the fallback. Not safe for concurrent calls.
+    It runs the tuned build once that is there, else the fallback. Safe for concurrent calls where the fallback is.
     """
 
     def __init__(self, fallback: Callable[..., Any], opening: Opening | None, reason: str | None = None) -> None:
@@ -229,13 +230,17 @@ class SafeModel:
         self.compiled: CompiledModel | None = None
         """None while the fallback runs."""
         self._warned, self._look_at = False, 0.0
+        self._looking = threading.Lock()
 
     def __call__(self, *arrays: Any) -> Any:
-        if self.compiled is None and time.monotonic() >= self._look_at:
-            self.wait(0.0)
-        if self.compiled is not None:
+        if self.compiled is None and time.monotonic() >= self._look_at and self._looking.acquire(blocking=False):
             try:
-                return self.compiled(*arrays)
+                self._wait(0.0)
+            finally:
+                self._looking.release()
+        if (compiled := self.compiled) is not None:
+            try:
+                return compiled(*arrays)
             except InvalidInput:
                 pass  # shapes that it was not built for: the fallback takes them, or knows what to say
             except Exception as error:  # noqa: BLE001 - whatever the runtime raises; the program goes on
@@ -246,6 +251,10 @@ class SafeModel:
 
     def wait(self, timeout_secs: float) -> bool:
         """Waits for what is built beside this program; whether the tuned build runs from now on."""
+        with self._looking:
+            return self._wait(timeout_secs)
+
+    def _wait(self, timeout_secs: float) -> bool:
         if self._opening is not None:
             try:
                 self.compiled = self._opening.open(timeout_secs)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pitchpipe.errors import InvalidInput
@@ -26,7 +26,7 @@ from pitchpipe.gpu.arrays import (
     torch_here,
 )
 from pitchpipe.gpu.driver import Driver, driver
-from pitchpipe.gpu.loaded import LoadedProgram
+from pitchpipe.gpu.loaded import LoadedProgram, Replay
 from pitchpipe.gpu.program import Place, Program
 from pitchpipe.target_kind import Step
 
@@ -222,6 +222,13 @@ class GpuModel:
             )
             for at, name in enumerate(names)
         ]
+
+    @contextmanager
+    def variants(self, lists: Sequence[Sequence[int]], *arrays: Any) -> Iterator[Replay]:
+        """Parts of the program's `run` as graphs, to be timed in turns on these arrays; see `LoadedProgram.variants`."""
+        loaded, addresses = self._staged_inputs(arrays)
+        with loaded.variants(addresses, lists) as replay:
+            yield replay
 
     def _staged_inputs(self, arrays: Sequence[Any]) -> tuple[LoadedProgram, dict[int, int]]:
         """The program where the arrays lie, or by default, and addresses of inputs and outputs of its own."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pitchpipe.gpu.driver import Driver
 from pitchpipe.gpu.launches import Code, Launches
@@ -26,6 +26,8 @@ from pitchpipe.gpu.program import ALIGNMENT, Place, Program
 
 LEAST_NODES = 3
 """Launches from which on a graph pays."""
+Replay = Callable[[int, int], float]
+"""(number of a graph, runs in a row) -> the device's seconds of one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +277,39 @@ class LoadedProgram:
                 driver.destroy_event(start)
                 driver.destroy_event(end)
         return whole, without
+
+    @contextmanager
+    def variants(self, addresses: Mapping[int, int], lists: Sequence[Sequence[int]]) -> Iterator[Replay]:
+        """Graphs of parts of `run`, each a list of indices of launches, in order; they exist for as long as the block runs.
+
+        Gives a function (number of a list, runs) -> the device's seconds of one of so many runs in a row. The first launch
+        of a graph never begins early: what is before it is no kernel.
+        """
+        driver, run, graphs = self.driver, self.program.run, list[Graph]()
+        with self.lock, self.current():
+            driver.synchronize_event(self.done)
+            start, end = driver.create_event(timing=True), driver.create_event(timing=True)
+
+            def replay(number: int, runs: int) -> float:
+                driver.record(start, self.stream)
+                for _ in range(runs):
+                    driver.launch_graph(graphs[number].instance, self.stream)
+                driver.record(end, self.stream)
+                driver.synchronize(self.stream)
+                return driver.elapsed_secs(start, end) / runs
+
+            try:
+                for one in lists:
+                    first, *rest = (run[at] for at in one)
+                    kept = [replace(first, programmatic=False), *rest]
+                    taken = Launches(driver, kept, self._code.functions, {**self.addresses, **addresses})
+                    graphs.append(self._recorded(taken))
+                yield replay
+            finally:
+                for graph in graphs:
+                    driver.destroy(graph.graph, graph.instance)
+                driver.destroy_event(start)
+                driver.destroy_event(end)
 
     def _recorded(self, launches: Launches) -> Graph:
         driver, nodes = self.driver, list[int]()

@@ -98,6 +98,9 @@ class FakeDriver(Driver):
     def devices(self) -> int:
         return self._devices
 
+    def uuid(self, ordinal: int) -> str:
+        return f"{ordinal:032x}"
+
     def primary_context(self, ordinal: int) -> int:
         if ordinal >= self._devices:
             raise CudaError("cuDeviceGet", 101, "invalid device ordinal")

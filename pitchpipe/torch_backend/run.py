@@ -60,12 +60,12 @@ class Runner:
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         with self._lock:
             results = self._results(tensors)
-        if not self._must_copy:
-            return tuple(results)
-        return tuple(
-            copied_out(result, copied, stride)
-            for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
-        )
+            if not self._must_copy:
+                return tuple(results)
+            return tuple(
+                copied_out(result, copied, stride)
+                for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
+            )
 
     def _results(self, tensors: Sequence[Any]) -> list[Any]:
         weights = [tensors[at] for at in self._weights_at]

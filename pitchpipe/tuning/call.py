@@ -6,8 +6,9 @@
     fast.save("net.pitchpipe")  # pitchpipe.open_pack reads it
 
 A model's way: exported -> built with default schedules and compared with its framework -> a job, of the service that is
-named or of one that lives as long as the call -> built with what was found, compared again, and timed in turns with the
-default build and with what ran it before, in this process and on the examples -> the fastest runs from then on.
+named or of one that lives as long as the call -> on a GPU, the fastest schedules tried inside the model -> built with what
+was found, compared again, and timed in turns with the default build and with what ran it before, in this process and on the
+examples -> the fastest runs from then on.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pitchpipe.deploy.verify import with_operator
 from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import InvalidInput, PitchpipeError, WrongResult
 from pitchpipe.places import own_database
+from pitchpipe.tuning.inside import Inside, outside, tune_inside_or_tell
 from pitchpipe.tuning.job import Ended, history, submit_or_resume, watched_or_ended_early
 from pitchpipe.tuning.progress import Progress, Silent
 from pitchpipe.tuning.report import Figures, Report, report_of
@@ -116,6 +118,7 @@ class _Work:
     comparison: Comparison
     ended: Ended | None = None
     schedules: Schedules | None = None
+    inside: Inside | None = None
     events: Sequence[JobEvent] = field(default=())
 
 
@@ -206,7 +209,8 @@ def _run_jobs(works: Sequence[_Work], budget: Budget, seed: int, client: Client 
         for work in works:
             shown.default_secs = work.default_secs
             model = work.subject.model
-            job = submit_or_resume(service, model, work.target, budget, seed, work.comparison, resume=resume)
+            alone = outside(budget, work.target)
+            job = submit_or_resume(service, model, work.target, alone, seed, work.comparison, resume=resume)
             try:
                 ended = watched_or_ended_early(service, job, shown.show)
             except KeyboardInterrupt:
@@ -219,6 +223,11 @@ def _run_jobs(works: Sequence[_Work], budget: Budget, seed: int, client: Client 
             work.ended = ended
             if ended.interrupted:
                 return
+            try:
+                found, work.inside = tune_inside_or_tell(service, model, work.target, work.cache, budget, shown.say)
+            except KeyboardInterrupt:
+                return  # what was confirmed stands
+            work.schedules = found or work.schedules
 
 
 def _finished(work: _Work) -> Variant:
@@ -243,6 +252,7 @@ def _finished(work: _Work) -> Variant:
         work.events,
         figures=figures,
         runs=_told(figures, fastest, goes_on, reason),
+        inside=work.inside,
         interrupted=work.ended.interrupted,
     )
     return Variant(

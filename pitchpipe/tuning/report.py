@@ -13,6 +13,7 @@ from datetime import datetime
 from pydantic import Field
 
 from pitchpipe.tuning import rendering
+from pitchpipe.tuning.inside import Inside
 from pitchpipe.tuning.plots import Line, bars, lines
 from pitchpipe.tuning.rendering import Page, Table
 from pitchpipe.wire._base import Digest, Wire
@@ -83,6 +84,7 @@ class Report(Wire):
     seconds: float | None = Field(description="from the job's start to its end, or to now")
     interrupted: bool = False
     comparison: Comparison | None = None
+    inside: Inside | None = Field(default=None, description="what tuning inside the model brought, where that was done")
     history: tuple[Point, ...] = ()
     baseline_secs: float | None = Field(default=None, description="sum over tasks of weight times baseline")
     bound_secs: float | None = Field(default=None, description="the same of the bounds: no schedules are faster")
@@ -132,6 +134,8 @@ class Report(Wire):
         yield "their bounds", duration(self.bound_secs)
         if self.forecast_secs is not None:
             yield "forecast at the budget's end", duration(self.forecast_secs)
+        if self.inside is not None:
+            yield "inside the model", str(self.inside)
         yield "trials", f"{self.trials} ({self.failed_trials} failed)"
         if self.seconds is not None:
             yield "seconds of tuning", f"{self.seconds:.0f}"
@@ -180,6 +184,7 @@ def report_of(
     *,
     figures: Figures | None = None,
     runs: str | None = None,
+    inside: Inside | None = None,
     interrupted: bool = False,
 ) -> Report:
     """The report of a job; of one with several targets the first target's."""
@@ -212,6 +217,7 @@ def report_of(
         expected_secs=total if len(known) == len(tasks) and tasks else view.progress.best_secs,
         figures=figures,
         runs=runs,
+        inside=inside,
         trials=view.progress.trials,
         failed_trials=view.progress.failed_trials,
         seconds=None if end is None or view.started_at is None else (end - view.started_at).total_seconds(),

@@ -15,7 +15,7 @@ MAX_REASON = 500
 class Comparison(Wire):
     """A model that agreed with its source, or the reason why the two were not compared.
 
-    There is no third kind: a model that differs is refused (WrongResult) where that is found, and is told of nowhere.
+    There is no third kind: a model that differs is refused (WrongResult) where that is found, so it is never stored.
     """
 
     reference: str | None = Field(

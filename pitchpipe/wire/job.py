@@ -37,6 +37,8 @@ class ModelFormat(StrEnum):
 
 
 class ModelView(Wire):
+    """A stored model."""
+
     id: str
     name: str
     format: ModelFormat
@@ -129,6 +131,8 @@ class JobOrigin(StrEnum):
 
 
 class JobRequest(Wire):
+    """What a job is to tune, for which targets, and what it may spend."""
+
     model: str = Field(description="model id")
     targets: tuple[Target, ...] = Field(min_length=1, max_length=8)
     budget: Budget
@@ -184,6 +188,8 @@ class TaskView(Wire):
 
 
 class Progress(Wire):
+    """How far a job is: what it has spent, what it has reached, and what is forecast."""
+
     trials: int = Field(default=0, ge=0)
     failed_trials: int = Field(default=0, ge=0)
     reused_tasks: int = Field(default=0, ge=0)
@@ -214,6 +220,8 @@ class Progress(Wire):
 
 
 class JobView(Wire):
+    """A job as it is now."""
+
     id: str
     model: str
     model_name: str
@@ -236,6 +244,8 @@ class JobView(Wire):
 
 
 class EventKind(StrEnum):
+    """What an entry of a job's event stream tells of."""
+
     STATE = "state"
     """The job changed state, was paused or resumed, or its budget was raised; data: state, error, and then also paused or
     budget."""
@@ -268,6 +278,8 @@ class Scope(StrEnum):
 
 
 class TokenRequest(Wire):
+    """What a new token may do, and where."""
+
     project: str | None = Field(
         default=None,
         min_length=1,
@@ -280,6 +292,8 @@ class TokenRequest(Wire):
 
 
 class TokenView(Wire):
+    """A token without its text."""
+
     id: str
     project: str | None = Field(default=None, description="project name; null of an operator")
     scope: Scope
@@ -289,6 +303,8 @@ class TokenView(Wire):
 
 
 class TokenCreated(TokenView):
+    """A new token. Its text is nowhere else."""
+
     token: str = Field(description="shown once; only its digest is stored")
 
 

@@ -47,7 +47,33 @@ class Steadiness(Wire):
     repeated: int = Field(ge=0, description="batches timed again because the reference drifted, since it started")
 
 
+class WorkerSeconds(Wire):
+    """Where a worker's seconds went since it started, by its own clock. The rest of `total_secs` it had nothing to measure,
+    or was between two parts of a batch."""
+
+    total_secs: float = Field(ge=0, lt=1e11)
+    prepare_secs: float = Field(default=0.0, ge=0, lt=1e11, description="inputs and reference outputs of workloads")
+    build_secs: float = Field(default=0.0, ge=0, lt=1e11, description="candidates were built and nothing was timed")
+    check_secs: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1e11,
+        description="outputs were compared; of a search, those of candidates that were right",
+    )
+    time_secs: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1e11,
+        description="timing, with the reference workload; on a GPU others are built beside it",
+    )
+    wait_secs: float = Field(
+        default=0.0, ge=0, lt=1e11, description="until other processes of its host let it compute or time"
+    )
+
+
 class WorkerView(Wire):
+    """A worker as the service knows it."""
+
     id: str
     name: str
     state: WorkerState
@@ -57,6 +83,7 @@ class WorkerView(Wire):
     last_seen_at: Instant
     trials: int = Field(ge=0, description="candidates measured since it registered")
     steadiness: Steadiness | None = Field(default=None, description="as it last reported; absent until it has")
+    seconds: WorkerSeconds | None = Field(default=None, description="as it last reported; absent until it has")
     roofline: Roofline | None = Field(default=None, description="of its device; absent until it was measured")
 
 
@@ -83,6 +110,8 @@ class WorkerStateRequest(Wire):
 
 
 class LeaseRequest(Wire):
+    """Asks for candidates that the worker can measure."""
+
     worker: str
     max_candidates: int = Field(default=32, ge=1, le=256)
     wait_secs: float = Field(default=20.0, ge=0, le=60, description="long poll: how long to wait for work")
@@ -116,10 +145,14 @@ class LeaseResponse(Wire):
 
 
 class Heartbeat(Wire):
+    """Renews a lease."""
+
     fence: int = Field(ge=1)
 
 
 class HeartbeatResponse(Wire):
+    """The lease was renewed."""
+
     ttl_secs: float
     cancelled: bool = Field(description="the job ended: measure no more of it, report what is done")
 
@@ -131,14 +164,20 @@ class Report(Wire):
     results: tuple[Measurement, ...] = Field(max_length=256)
     final: bool = Field(description="nothing more will be reported: candidates without a result are queued again")
     steadiness: Steadiness | None = Field(default=None, description="of the worker, now; not part of the results")
+    seconds: WorkerSeconds | None = Field(default=None, description="of the worker, so far; not part of the results")
 
 
 class ReportResponse(Wire):
+    """What became of a report."""
+
     accepted: int = Field(ge=0, description="results stored by this call")
     duplicates: int = Field(ge=0, description="results that were already stored, unchanged")
     lease_open: bool
+    cancelled: bool = Field(default=False, description="the results that are missing are not wanted any more")
 
 
 class WorkloadView(Wire):
+    """The program that a lease's traces apply to."""
+
     digest: Digest
     ir: str

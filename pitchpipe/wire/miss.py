@@ -51,6 +51,8 @@ class MissReport(Wire):
 
 
 class MissReceipt(Wire):
+    """What became of a report of misses."""
+
     counted: int = Field(ge=0, description="workloads counted by this report, now or when it first came")
     unknown: tuple[Digest, ...] = Field(
         default=(),
@@ -78,6 +80,8 @@ class MissStage(StrEnum):
 
 
 class MissView(Wire):
+    """A workload that deployments ran without a schedule."""
+
     workload: Digest
     target: Target
     model: str = Field(description="the uploaded model that has it")
@@ -98,4 +102,6 @@ class IdleBudgetRequest(Wire):
 
 
 class IdleBudget(IdleBudgetRequest):
+    """What idle workers may spend on misses, and what they were granted today."""
+
     spent_today: int = Field(ge=0, description="trials granted to jobs since the day began")

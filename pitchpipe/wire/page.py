@@ -22,28 +22,42 @@ class Page(Wire):
 
 
 class ModelPage(Page):
+    """A page of models."""
+
     items: tuple[ModelView, ...]
 
 
 class JobPage(Page):
+    """A page of jobs, without their tasks."""
+
     items: tuple[JobView, ...] = Field(description="without their tasks")
 
 
 class RecordPage(Page):
+    """A page of records."""
+
     items: tuple[TuningRecord, ...]
 
 
 class WorkerPage(Page):
+    """A page of workers."""
+
     items: tuple[WorkerView, ...]
 
 
 class MissPage(Page):
+    """A page of misses."""
+
     items: tuple[MissView, ...]
 
 
 class CostModelPage(Page):
+    """A page of versions of cost models."""
+
     items: tuple[CostModelView, ...]
 
 
 class TokenPage(Page):
+    """A page of tokens, without their text."""
+
     items: tuple[TokenView, ...]

@@ -18,6 +18,8 @@ class FieldProblem(Wire):
 
 
 class Problem(Wire):
+    """A problem document, as RFC 9457 has it."""
+
     type: str = Field(description="urn:pitchpipe:problem:<code>")
     title: str = Field(description="the same for every problem of this type")
     status: int = Field(ge=400, lt=600)

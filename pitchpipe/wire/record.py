@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from pitchpipe.wire._base import SCHEMA_VERSION, Digest, Instant, Wire
+from pitchpipe.wire.context import Context
 from pitchpipe.wire.measure import BASELINE_TRACE, MEASURE_VERSION, Measurement
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import SignedWorkload
@@ -29,6 +30,17 @@ class TuningRecord(Wire):
     schema_version: int = SCHEMA_VERSION
 
 
+class WonInContext(Wire):
+    """A context in which a record's schedule won, inside a model; see pitchpipe/wire/context.py."""
+
+    context: Context
+    model: str = Field(description="its name; a label")
+    before_secs: float = Field(gt=0, description="median seconds of a run of that model with what was served before")
+    after_secs: float = Field(gt=0, description="with the schedules that won, this one among them")
+    stands: bool = Field(description="no other schedule won there since")
+    at: Instant
+
+
 class RecordView(Wire):
     """A record with all that it takes to build, check and time its candidate again."""
 
@@ -38,6 +50,7 @@ class RecordView(Wire):
         default=None, description="of the task in the newest job that has it; absent where none has"
     )
     baseline: str = Field(default=BASELINE_TRACE, description="trace of that task's baseline")
+    won_in: tuple[WonInContext, ...] = Field(default=(), description="contexts, the latest first")
 
 
 class Tier(StrEnum):
@@ -128,6 +141,13 @@ class Best(Wire):
         )
 
 
+class Placed(Wire):
+    """Where a workload will run; see pitchpipe/wire/context.py."""
+
+    workload: Digest
+    context: Digest = Field(description="digest of the Context")
+
+
 class LookupRequest(Wire):
     """Which workloads are wanted, for which target."""
 
@@ -135,6 +155,9 @@ class LookupRequest(Wire):
     workloads: tuple[Digest, ...] = Field(min_length=1, max_length=4096)
     device_class: Digest | None = None
     toolchain: str | None = Field(default=None, max_length=256)
+    contexts: tuple[Placed, ...] = Field(
+        default=(), max_length=4096, description="of workloads without one the best alone is the answer"
+    )
 
 
 class Provenance(Wire):
@@ -158,9 +181,14 @@ class ScheduleAnswer(Wire):
         description="the seconds are those of a device of the asking class with the asking toolchain; "
         "false: of the one in `provenance`, and other ones are to be expected here",
     )
+    context: Digest | None = Field(
+        default=None, description="of one that won inside a model: the asked context; absent of the best alone"
+    )
 
 
 class LookupResponse(Wire):
+    """One answer for each workload that was asked for, in the same order."""
+
     answers: tuple[ScheduleAnswer, ...]
 
 

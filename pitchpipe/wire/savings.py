@@ -28,6 +28,8 @@ class Saved(Wire):
 
 
 class SavedDay(Saved):
+    """What served schedules saved in one day."""
+
     day: date = Field(description="UTC, by the database's clock, in which the runs were reported")
 
 

@@ -143,7 +143,7 @@ class JobReplays:
         return [Proposal(candidate=candidate, features=features) for candidate, features in known]
 
     def confirmed(self, task: int, best: Best | None) -> bool:
-        """Serves the verdict at once; a search that follows may replace it. Whether none needs to follow."""
+        """Serves the verdict at once; a search that follows may replace it. Returns whether the task needs no search."""
         return self.decide(task, best)
 
 

@@ -137,8 +137,8 @@ class JobRun:
         self.wake.notify()
 
     def _assure_budget(self, view: JobView) -> None:
-        """Raises BudgetRaised where the job got more to spend since the loop was built. A state that is entered in the same
-        transaction is not: the job's row, locked by then, orders the two."""
+        """Raises BudgetRaised where the job got more to spend since the loop was built. In a transaction that changes the
+        job's state the change is then undone: it locked the job's row, so the budget is not raised in between."""
         if self._budget not in (None, view.budget):
             raise BudgetRaised
 

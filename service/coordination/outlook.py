@@ -8,7 +8,7 @@ from tuner.tuning.forecast import outlook
 
 
 def progress_of(ledger: BudgetLedger, elapsed_secs: float, charged: Progress) -> Progress:
-    """charged: a progress with what reports have charged to the job, which stays."""
+    """The ledger's latency, forecasts and time left, with the trials and reused tasks of `charged`, which reports count."""
     latency, eta, ahead = ledger.latency(), ledger.eta(elapsed_secs), outlook(ledger, elapsed_secs)
     return Progress(
         trials=charged.trials,
@@ -28,6 +28,6 @@ def progress_of(ledger: BudgetLedger, elapsed_secs: float, charged: Progress) ->
 
 
 def known_of(ledger: BudgetLedger) -> tuple[int, int, int]:
-    """How much a view of the job can show: trials, and how many tasks have a time, and how many a bound."""
+    """(trials, tasks that have a time, tasks that have a bound): when one of them changes, so does what a view shows."""
     timed = sum(task.best_secs is not None for task in ledger.tasks)
     return ledger.trials, timed, sum(task.bound_secs is not None for task in ledger.tasks)

@@ -64,9 +64,10 @@ class Authenticator:
         self._known: dict[str, _Known] = {}
 
     def remembered(self, header: str | None) -> Principal | Operator | None:
-        """The answer where it needs no database; raises Unauthorized on a header that is no bearer token.
+        """What is remembered of the header's token, or None where the database is to be asked.
 
-        When half of an answer's time is over one request is sent to the database, before all have to go there at once.
+        Raises Unauthorized on a header that is no bearer token. When half of the time is over for which an answer is
+        remembered, one caller gets None and asks the database, so that not all of them have to ask at once later.
         """
         token = self._read(header)
         now = self._clock()

@@ -247,7 +247,16 @@ def cancel_job(session: Session, job: str) -> int:
 
 
 def withdraw(session: Session, job: str, purposes: Sequence[Purpose]) -> int:
-    """Cancels the job's queued candidates for these purposes and returns how many."""
+    """Cancels the job's queued candidates for these purposes and returns how many. Of trials, those that workers measure are
+    not wanted any more either: the workers are told so, and what they hand back is cancelled. Confirming runs go on."""
+    # A lease that ends meanwhile would queue its candidates again.
+    session.execute(select(Job.id).where(Job.id == job).with_for_update(key_share=True))
+    trials = [purpose for purpose in purposes if purpose.charged]
+    session.execute(
+        update(Batch)
+        .where(Batch.job == job, Batch.observed.is_(False), Batch.purpose.in_(trials))
+        .values(withdrawn=True)
+    )
     rows = session.execute(
         update(CandidateRow)
         .where(

@@ -29,11 +29,13 @@ def body_digest(result: Measurement) -> str:
 
 @dataclass(kw_only=True)
 class Ending:
-    """Ends the candidates of one lease. It locks the job's row, so that the job is not cancelled meanwhile."""
+    """Ends the candidates of one lease. It locks the job's row, so that the job is not cancelled and the batch not
+    withdrawn meanwhile."""
 
     session: Session
     lease: Lease
-    job_ended: bool
+    unwanted: bool
+    """Whether what has no result is cancelled, not queued again: the job has ended, or the batch was withdrawn."""
     leased: dict[str, CandidateRow]
     """Candidate digest -> candidate that has not ended."""
     queued: int = 0
@@ -47,6 +49,7 @@ class Ending:
         state = session.execute(
             select(Job.state).where(Job.id == lease.job).with_for_update(key_share=True)
         ).scalar_one()
+        withdrawn = session.execute(select(Batch.withdrawn).where(Batch.id == lease.batch)).scalar_one()
         held = session.scalars(
             select(CandidateRow)
             .where(CandidateRow.lease == lease.id, CandidateRow.state == CandidateState.LEASED)
@@ -54,7 +57,8 @@ class Ending:
             .execution_options(populate_existing=True)
         )
         leased = {candidate.digest: candidate for candidate in held}
-        return cls(session=session, lease=lease, job_ended=state.ended, leased=leased, _at=clock(session))
+        unwanted = state.ended or withdrawn
+        return cls(session=session, lease=lease, unwanted=unwanted, leased=leased, _at=clock(session))
 
     def accept(self, result: Measurement) -> None:
         """Takes a result that the worker reports. Raises InvalidReport for a candidate that the lease does not hold."""
@@ -110,7 +114,7 @@ class Ending:
 
     def _requeue(self, candidate: CandidateRow) -> None:
         del self.leased[candidate.digest]
-        if self.job_ended:
+        if self.unwanted:
             candidate.state = CandidateState.CANCELLED
         else:
             candidate.state = CandidateState.QUEUED

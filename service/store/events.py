@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import NotFound
@@ -27,12 +27,12 @@ def append(session: Session, job: str, kind: EventKind, data: Mapping[str, objec
     return seq
 
 
-def after(session: Session, project: str, job: str, seq: int, limit: int = 100) -> list[JobEvent]:
+def after(session: Session | Connection, project: str, job: str, seq: int, limit: int = 100) -> list[JobEvent]:
     """Events numbered above `seq`, oldest first. Raises NotFound."""
     if session.execute(select(Job.id).where(Job.project == project, Job.id == job)).scalar_one_or_none() is None:
         raise NotFound(f"no job {job}")
-    rows = session.scalars(
-        select(JobEventRow)
+    rows = session.execute(
+        select(JobEventRow.seq, JobEventRow.kind, JobEventRow.data, JobEventRow.at)
         .where(JobEventRow.job == job, JobEventRow.seq > max(0, min(seq, _MAX_SEQ)))
         .order_by(JobEventRow.seq)
         .limit(limit)

@@ -164,7 +164,7 @@ def transition(
 
 
 def history(session: Session, job: str) -> list[JobState]:
-    """The states the job went through, oldest first. Being paused is none of them, nor is a raised budget."""
+    """The states the job went through, oldest first. Events of a pause or of a raised budget are left out."""
     rows = session.scalars(
         select(JobEventRow.data)
         .where(JobEventRow.job == job, JobEventRow.kind == EventKind.STATE)

@@ -123,14 +123,16 @@ def heartbeat(session: Session, project: str, lease: str, fence: int, ttl_secs: 
     if renewed is None:
         raise _stale(row, fence)
     workers.touch(session, project, row.worker)
-    state = session.execute(select(Job.state).where(Job.id == row.job)).scalar_one()
-    return HeartbeatResponse(ttl_secs=ttl_secs, cancelled=state.ended)
+    state, withdrawn = session.execute(
+        select(Job.state, Batch.withdrawn).join_from(Batch, Job, Job.id == Batch.job).where(Batch.id == row.batch)
+    ).one()
+    return HeartbeatResponse(ttl_secs=ttl_secs, cancelled=state.ended or withdrawn)
 
 
 def report(session: Session, project: str, lease: str, body: Report) -> ReportResponse:
     """Stores results as records and charges the budget, in one transaction; all of the report or nothing of it.
 
-    While the lease is held, what it says of the worker's steadiness is stored too.
+    While the lease is held, what it says of the worker's steadiness and seconds is stored too.
 
     Idempotent by (lease, fence, candidate), also after the lease has ended. Raises NotFound; StaleLease when it holds
     anything new and the lease is not held; IdempotencyConflict when a result differs from the stored one;
@@ -162,7 +164,7 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
             raise _stale(row, body.fence)
         return ReportResponse(accepted=0, duplicates=len(stored), lease_open=False)
     # The worker's row before the job's: an `acquire` of the same worker locks them in this order.
-    workers.touch(session, project, row.worker, measured=len(fresh))
+    workers.touch(session, project, row.worker, measured=len(fresh), seconds=body.seconds)
     if body.steadiness is not None:
         workers.steady(session, row.worker, body.steadiness)
     ending = Ending.begin(session, row)
@@ -172,7 +174,7 @@ def report(session: Session, project: str, lease: str, body: Report) -> ReportRe
         ending.give_back()
     still_open = not body.final and bool(ending.leased)
     ending.finish(LeaseState.OPEN if still_open else LeaseState.CLOSED)
-    return ReportResponse(accepted=len(fresh), duplicates=len(stored), lease_open=still_open)
+    return ReportResponse(accepted=len(fresh), duplicates=len(stored), lease_open=still_open, cancelled=ending.unwanted)
 
 
 def expire(session: Session) -> int:

@@ -9,7 +9,8 @@ One query reads every best of the asked workloads, whatever its target, with the
     transferred      of either, re-fitted from another workload
 
 and within a tier the nearest target, the asked device class, the asked toolchain, the newest. The order is total, so the
-same rows always give the same answer.
+same rows always give the same answer. Where the look-up names contexts, what won there takes the place of the best alone
+(`contexts.py`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.record import LookupRequest, LookupResponse, Origin, Provenance, ScheduleAnswer, Tier
 from pitchpipe.wire.target import Target
+from service.store import contexts
 from service.store.values import best_of, device_models, target_digest, targets
 from service.tables import BestRow, Project
 
@@ -130,6 +132,8 @@ def _answer_once(session: Reading, project: str, request: LookupRequest) -> tupl
             answers.append(ScheduleAnswer(workload=workload, tier=Tier.NONE, reason=choice))
         else:
             answers.append(_answer(choice, own, request, traces, models))
+    if request.contexts:
+        answers = contexts.applied(session, project, request, answers)
     return found, LookupResponse(answers=tuple(answers))
 
 

@@ -16,7 +16,7 @@ from pitchpipe.wire.pin import Pin, PinnedSchedule, PinRequest, PinResponse
 from service.db import now
 from service.store.lookups import one_of
 from service.store.values import targets
-from service.tables import Batch, BestRow, CandidateRow, Record
+from service.tables import Batch, BestRow, CandidateRow, InContextRow, Record
 
 
 def resolve(session: Session, project: str, request: PinRequest) -> PinResponse:
@@ -32,7 +32,13 @@ def resolve(session: Session, project: str, request: PinRequest) -> PinResponse:
             select(BestRow.record).where(BestRow.project == project, one_of(session, BestRow.workload, workloads))
         )
     )
-    once = set(
+    in_context = session.execute(
+        select(InContextRow.record, InContextRow.instead).where(
+            InContextRow.project == project, one_of(session, InContextRow.workload, workloads)
+        )
+    ).all()
+    served |= {row.record for row in in_context if row.instead}
+    once = {row.record for row in in_context} | set(
         session.scalars(
             select(CandidateRow.record)
             .join(Batch, Batch.id == CandidateRow.batch)

@@ -9,9 +9,10 @@ from sqlalchemy import BigInteger, ColumnElement, and_, case, cast, false, func,
 from sqlalchemy.orm import Session
 
 from pitchpipe.errors import InvalidInput, NotFound
+from pitchpipe.wire.context import Context
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import MEASURE_VERSION, Timed
-from pitchpipe.wire.record import Best, Origin, RecordView, TuningRecord
+from pitchpipe.wire.record import Best, Origin, RecordView, TuningRecord, WonInContext
 from pitchpipe.wire.target import Target
 from service.db import instant, now
 from service.store import workloads
@@ -29,7 +30,7 @@ from service.store.values import (
     put_toolchain,
     target_digest,
 )
-from service.tables import BestRow, JobTask, Project, Record, StoredDevice, StoredToolchain, spelled
+from service.tables import BestRow, InContextRow, JobTask, Project, Record, StoredDevice, StoredToolchain, spelled
 
 
 def add(
@@ -68,7 +69,10 @@ def list_(
 
 
 def view(session: Session, project: str, record: str) -> RecordView:
-    """One record with its workload, and with the name and the baseline of its task in the newest job. Raises NotFound."""
+    """One record with its workload, the name and the baseline of its task in the newest job, and where it won inside models.
+
+    Raises NotFound.
+    """
     row = session.execute(select(Record).where(Record.project == project, Record.id == record)).scalar_one_or_none()
     if row is None:
         raise NotFound(f"no record {record}")
@@ -79,7 +83,27 @@ def view(session: Session, project: str, record: str) -> RecordView:
         .limit(1)
     ).first()
     known = {name: task[name] for name in ("name", "baseline") if name in task} if task is not None else {}
-    return RecordView(record=_record(session, row), ir=workloads.get(session, project, row.workload).ir, **known)
+    contexts = session.scalars(
+        select(InContextRow)
+        .where(InContextRow.project == project, InContextRow.workload == row.workload, InContextRow.record == row.id)
+        .order_by(InContextRow.confirmed_at.desc())
+    )
+    return RecordView(
+        record=_record(session, row),
+        ir=workloads.get(session, project, row.workload).ir,
+        won_in=tuple(
+            WonInContext(
+                context=Context.model_validate(won.neighbours),
+                model=won.model,
+                before_secs=won.before_secs,
+                after_secs=won.after_secs,
+                stands=bool(won.instead),
+                at=instant(won.confirmed_at),
+            )
+            for won in contexts
+        ),
+        **known,
+    )
 
 
 def for_task(session: Session, project: str, workload: str, target: Target) -> list[TuningRecord]:
@@ -181,7 +205,7 @@ def set_best(
         "worker": worker,
     }
     begun = {"effort": effort, "owed": owed}
-    _next_generation(session, project)
+    next_generation(session, project)
     statement = insert(session, BestRow).values(
         project=project,
         target_key=put_target(session, target),
@@ -211,7 +235,7 @@ def set_best(
     )
 
 
-def _next_generation(session: Session, project: str) -> None:
+def next_generation(session: Session, project: str) -> None:
     """Raises the project's generation. Called before a transaction changes what is served, so that the lock on the
     project's row orders such transactions."""
     at = cast(now(session) * 1e6, BigInteger)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from pitchpipe.errors import NotFound
 from pitchpipe.wire.ids import new_id
-from pitchpipe.wire.lease import Steadiness, WorkerRegistration, WorkerState, WorkerView
+from pitchpipe.wire.lease import Steadiness, WorkerRegistration, WorkerSeconds, WorkerState, WorkerView
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
 from service import states
@@ -50,6 +50,7 @@ def register(session: Session, project: str, registration: WorkerRegistration) -
         "last_seen_at": at,
         "steadiness": None,
         "noisy": None,
+        "seconds": None,
     }
     told = None if registration.roofline is None else registration.roofline.model_dump(mode="json")
     same = and_(*(getattr(WorkerRow, name) == described[name] for name in ("device_key", "target_key")))
@@ -102,15 +103,18 @@ def list_(
     return [_view(session, row) for row in rows], following
 
 
-def touch(session: Session, project: str, worker: str, *, measured: int = 0) -> WorkerState:
+def touch(
+    session: Session, project: str, worker: str, *, measured: int = 0, seconds: WorkerSeconds | None = None
+) -> WorkerState:
     """Records that the worker was heard of and has measured `measured` more candidates; a lost one becomes active again.
 
-    Returns its state. Raises NotFound.
+    seconds: where its own went, if it told. Returns its state. Raises NotFound.
     """
+    told = {} if seconds is None else {"seconds": seconds.model_dump(mode="json")}
     found = session.execute(
         update(WorkerRow)
         .where(WorkerRow.project == project, WorkerRow.id == worker)
-        .values(last_seen_at=now(session), trials=WorkerRow.trials + measured)
+        .values(last_seen_at=now(session), trials=WorkerRow.trials + measured, **told)
         .returning(WorkerRow.state)
     ).scalar_one_or_none()
     if found is None:
@@ -260,5 +264,6 @@ def _view(session: Session, row: WorkerRow) -> WorkerView:
         last_seen_at=instant(row.last_seen_at),
         trials=row.trials,
         steadiness=None if row.steadiness is None else Steadiness.model_validate(row.steadiness),
+        seconds=None if row.seconds is None else WorkerSeconds.model_validate(row.seconds),
         roofline=None if row.roofline is None else Roofline.model_validate(row.roofline),
     )

@@ -3,7 +3,7 @@
     projects ── tokens, models ── jobs ── tasks, events
        │                           └── batches ── candidates ──(leases, lease_results)
        ├── workers ── leases            candidate ──> its record
-       ├── workloads, records, best, cost_models, cost_model_changes
+       ├── workloads, records, best, in_context, cost_models, cost_model_changes
        ├── misses, miss_reports, savings
     tokens ── sessions of the dashboard
     targets, devices, toolchains: values, stored once and pointed to by their digest
@@ -31,7 +31,7 @@ from service.tables.jobs import (
 )
 from service.tables.misses import Miss, MissReportRow
 from service.tables.queue import Batch, CandidateRow, Counter, Holder, Lease, LeaseResult, WorkerRow
-from service.tables.results import BestRow, CostModelChangeRow, CostModelRow, Record
+from service.tables.results import BestRow, CostModelChangeRow, CostModelRow, InContextRow, Record
 from service.tables.savings import SavedRow
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "CostModelRow",
     "Counter",
     "Holder",
+    "InContextRow",
     "Job",
     "JobEventRow",
     "JobTask",

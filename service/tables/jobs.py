@@ -11,6 +11,8 @@ from service.tables.base import Base, Json, partial
 
 
 class Project(Base):
+    """Whom rows belong to."""
+
     __tablename__ = "projects"
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
@@ -19,13 +21,15 @@ class Project(Base):
     """Grows whenever what is served changes; microseconds, so that no state after a restored backup has an old one."""
 
     idle_trials: Mapped[int] = mapped_column(server_default="0")
-    """What a day may cost of tuning what was missed; the next two are what was granted of it, and on which day."""
+    """Trials of a day that tuning misses may take; the next two say how many were granted, and on which day."""
     idle_spent: Mapped[int] = mapped_column(server_default="0")
     idle_day: Mapped[int] = mapped_column(server_default="0")
-    """Since 1970."""
+    """Days since 1970-01-01, UTC."""
 
 
 class Token(Base):
+    """A token, by its digest."""
+
     __tablename__ = "tokens"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str | None] = mapped_column(ForeignKey("projects.id"), index=True)
@@ -48,7 +52,7 @@ class BrowserSession(Base):
     digest: Mapped[str] = mapped_column(unique=True)
     """SHA-256 of the cookie, or of the link's code."""
     once: Mapped[bool] = mapped_column(default=False)
-    """Of a link: it opens a session, once, and is none."""
+    """Whether the row is a link, which opens a session once, and no session itself."""
     created_at: Mapped[float]
     expires_at: Mapped[float] = mapped_column(index=True)
 
@@ -81,6 +85,8 @@ class StoredToolchain(Base):
 
 
 class Model(Base):
+    """A model that was uploaded: once for each project, digest and format."""
+
     __tablename__ = "models"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -106,6 +112,8 @@ class Model(Base):
 
 
 class Job(Base):
+    """A job; its tasks, events, batches and candidates are rows of other tables."""
+
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -143,6 +151,8 @@ class Job(Base):
 
 
 class JobEventRow(Base):
+    """An entry of a job's event stream."""
+
     __tablename__ = "events"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(primary_key=True)
@@ -152,6 +162,8 @@ class JobEventRow(Base):
 
 
 class StoredWorkload(Base):
+    """A workload of a project, by its digest."""
+
     __tablename__ = "workloads"
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     digest: Mapped[str] = mapped_column(primary_key=True)
@@ -184,7 +196,7 @@ class JobTask(Base):
     bound_secs: Mapped[float | None]
     """What the rooflines of the active workers said when it was last asked."""
     device_class: Mapped[str | None]
-    """Of the device that confirmed what the job serves for it."""
+    """Class of the device on which the job confirmed what it serves for the task."""
     replay: Mapped[Replay | None]
     """None where nothing was found under other circumstances than those of the job's workers."""
     earlier: Mapped[Json | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pitchpipe.wire.lease import Purpose, WorkerState
@@ -13,6 +13,8 @@ from service.tables.base import Base, Json, Serial, partial
 
 
 class WorkerRow(Base):
+    """A worker, by its name in the project."""
+
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -27,7 +29,9 @@ class WorkerRow(Base):
     steadiness: Mapped[Json | None]
     """The Steadiness that it last reported since it registered."""
     noisy: Mapped[bool | None]
-    """Of that."""
+    """Its `noisy`, in a column that claims of confirming runs ask for."""
+    seconds: Mapped[Json | None]
+    """The WorkerSeconds that it last reported since it registered."""
     roofline: Mapped[Json | None]
     """The Roofline of its device for its target."""
     created_at: Mapped[float]
@@ -53,6 +57,8 @@ class Batch(Base):
     incumbent_secs: Mapped[float | None]
     observed: Mapped[bool] = mapped_column(default=False)
     """The coordinator has seen its results."""
+    withdrawn: Mapped[bool] = mapped_column(server_default=false())
+    """The coordinator wants no more of its results: workers that measure it are told to stop."""
     created_at: Mapped[float]
     __table_args__ = (
         ForeignKeyConstraint(["project", "workload"], ["workloads.project", "workloads.digest"]),
@@ -89,7 +95,7 @@ class CandidateRow(Base):
     record: Mapped[str | None]
     """Id of the record that ended it."""
     source: Mapped[str | None]
-    """Digest of the workload whose trace was re-fitted, of one that was."""
+    """Digest of the workload from whose trace it was re-fitted; null of a candidate that was not."""
     __table_args__ = (
         UniqueConstraint("batch", "digest"),
         # What was proposed once is never proposed again, unless it was cancelled unmeasured.
@@ -106,6 +112,8 @@ class CandidateRow(Base):
 
 
 class Lease(Base):
+    """The right of one worker to measure candidates of one batch."""
+
     __tablename__ = "leases"
     id: Mapped[str] = mapped_column(primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger, unique=True)
@@ -130,6 +138,8 @@ class LeaseResult(Base):
 
 
 class Counter(Base):
+    """A number that only grows: the fence, leases taken back."""
+
     __tablename__ = "counters"
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)

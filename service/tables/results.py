@@ -64,25 +64,51 @@ class BestRow(Base):
     confirmed_at: Mapped[float]
     origin: Mapped[Origin] = mapped_column(server_default=Origin.TUNED.value)
     source: Mapped[str | None]
-    """Digest of the workload whose trace was re-fitted, of one that was transferred."""
+    """Digest of the workload from whose trace it was re-fitted, where it won before any search; else null."""
     worker: Mapped[str | None]
     """Id of the worker that measured the record."""
     driver: Mapped[str | None]
     """Of the device that confirmed it; None of a baseline that won before this was kept."""
     replayed_from: Mapped[Json | None]
-    """The Earlier, of one that was found under other circumstances and replayed."""
+    """The Earlier: under which other circumstances it was found first, where a replay confirmed it under these."""
     effort: Mapped[float] = mapped_column(server_default="0")
     """The largest effort (trials per task) that a finished job offered under these circumstances: less need not be
     spent again."""
     owed: Mapped[float] = mapped_column(server_default="0")
     """The effort of what was served before a replay that did not hold; 0 once a finished job has searched since."""
     pinned_at: Mapped[float | None]
-    """Of one that a user pinned: nothing takes its place until it is unpinned."""
+    """When a user pinned it: nothing takes its place until it is unpinned. Null while it is not pinned."""
     __table_args__ = (
         ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),
         # A look-up asks for some workloads on every target at once, and judges what it finds.
         Index(None, "project", "workload"),
     )
+
+
+class InContextRow(Base):
+    """A schedule of a workload that won inside models, in one context; see pitchpipe/wire/context.py."""
+
+    __tablename__ = "in_context"
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    target_key: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    measure_version: Mapped[int] = mapped_column(primary_key=True)
+    device_class: Mapped[str] = mapped_column(primary_key=True)
+    context: Mapped[str] = mapped_column(primary_key=True)
+    """Digest of the Context."""
+    record: Mapped[str] = mapped_column(primary_key=True)
+    toolchain: Mapped[str]
+    instead: Mapped[str]
+    """Digest of the candidate that was served alone then: what wins alone later was not tried here. Empty once another
+    record won in the context."""
+    neighbours: Mapped[Json]
+    """The Context."""
+    model: Mapped[str]
+    before_secs: Mapped[float]
+    """Median seconds of a run of that model."""
+    after_secs: Mapped[float]
+    confirmed_at: Mapped[float]
+    __table_args__ = (ForeignKeyConstraint(["project", "record"], ["records.project", "records.id"]),)
 
 
 class CostModelRow(Base):
@@ -94,7 +120,7 @@ class CostModelRow(Base):
     target_kind: Mapped[str]
     version: Mapped[int]
     digest: Mapped[str]
-    """Of the blob."""
+    """Of the blob that holds the trained model."""
     metrics: Mapped[Json]
     """On held-out tasks."""
     samples: Mapped[int]

@@ -29,7 +29,7 @@ from pitchpipe.wire.measure import (
     Timed,
 )
 from tuner.measure.candidate import Bench
-from workers.sandbox.builders import BuiltCandidate
+from workers.sandbox.builders import BuiltCandidate, Parts
 from workers.sandbox.cpu import child, confirm, search
 from workers.sandbox.cpu.child import GO, SAMPLE
 from workers.sandbox.cpu.confirm import ConfirmRun
@@ -176,9 +176,9 @@ class Host:
     def repeated(self) -> None:
         raise AssertionError("the reference is as fast as ever")
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: str) -> AbstractContextManager[Parts]:
         self.phases.append(name)
-        return nullcontext()
+        return nullcontext(Parts())
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tuner.measure import timing
 from tuner.measure.candidate import WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from workers.sandbox import builders
-from workers.sandbox.builders import KEPT_PROGRAMS, BuiltCandidate
+from workers.sandbox.builders import KEPT_PROGRAMS, BuiltCandidate, Parts
 from workers.sandbox.gpu import children as gpu_children
 from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM, WARM_BRIEFLY, request
 from workers.sandbox.gpu.confirm import ConfirmRun
@@ -162,9 +162,9 @@ class Host:
     def repeated(self) -> None:
         self.repeats += 1
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: str) -> AbstractContextManager[Parts]:
         self.phases.append(name)
-        return nullcontext()
+        return nullcontext(Parts())
 
     def measure(self, programs: Sequence[str], purpose: Purpose = Purpose.SEARCH) -> dict[str, Measurement]:
         """One batch: what each program came to."""
@@ -397,6 +397,7 @@ class MadeUpMeasuring:
 
     def __init__(self, bench: object, running: Any) -> None:
         self.program = running
+        self.check_secs = 0.25
 
     def search(self, config: MeasureConfig, incumbent_secs: float | None, limit_secs: float) -> timing.Sampled:
         if isinstance(self.program.raises, Exception):
@@ -448,7 +449,8 @@ def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
         inbox[: len(message)] = message
         answer = runner.answer(TRIAL, math.nan)
         if program == b"good":
-            assert answer == Sampled(run_secs=(1e-3,), calls=3, stop=Stop.SLOW, check=CHECK, clock_hz=1e9)
+            told = {"calls": 3, "stop": Stop.SLOW, "check": CHECK, "check_secs": 0.25, "clock_hz": 1e9}
+            assert answer == Sampled(run_secs=(1e-3,), **told)
     for again in (answer, runner.answer(WARM, 1)):
         assert isinstance(again, Fault)
         assert (again.kind, again.spent) == (kind, spent)

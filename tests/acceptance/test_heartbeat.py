@@ -1,12 +1,17 @@
-"""What a disturbed device does to a batch: timed again, and told."""
+"""What a disturbed device does to a batch: timed again, and told. And where the seconds of a sandbox went."""
 
 from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Stop, Timed
 from tests.compiler.programs import TARGET, dense
 from tests.hostile import harmless, program
+from tuner.measure import quiet
 from tuner.measure.drift import DRIFTED, REMEMBERED, Drift
 from workers.sandbox.cpu.batch import MAX_REPEATS
 from workers.sandbox.sandbox import Sandbox
@@ -61,3 +66,22 @@ def test_a_time_tells_how_it_was_taken() -> None:
     assert result.secs_low <= result.secs <= result.secs_high
     assert result.load is not None
     assert result.reference_ratio is not None
+
+
+def test_a_sandbox_tells_where_its_seconds_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(quiet.ENVIRONMENT, str(tmp_path / "lock"))
+    workload = dense()
+    others = ExitStack()
+    with Sandbox(TARGET) as sandbox:
+        for _ in sandbox.measure(workload, [Candidate.of(workload.digest, BASELINE_TRACE)], CONFIG):
+            alone = sandbox.seconds
+        assert min(alone.prepare_secs, alone.build_secs) > 0
+        others.enter_context(quiet.computing())
+        threading.Timer(0.5, others.close).start()
+        list(sandbox.measure(workload, [Candidate.of(workload.digest, BASELINE_TRACE)], CONFIG))
+        found = sandbox.seconds
+    assert min(found.check_secs, found.time_secs) > 0
+    assert found.wait_secs > alone.wait_secs
+    assert found.prepare_secs == alone.prepare_secs
+    parts = found.model_dump(exclude={"total_secs"}).values()
+    assert sum(parts) <= found.total_secs

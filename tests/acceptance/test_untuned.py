@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pitchpipe import sdk
+from pitchpipe.cli.main import app
 from pitchpipe.deploy import building
 from pitchpipe.deploy.artifact import CompiledModel
 from pitchpipe.deploy.identity import defaults_folder
@@ -65,6 +68,23 @@ def test_a_model_without_records_runs_its_default_schedules_and_the_next_build_c
     monkeypatch.setattr(sdk, "open_proved", _absent)
     runs_defaults(load(data, target=this_target, cache=tmp_path))
     assert verdicts(tmp_path) == first
+
+
+def test_a_profile_without_a_service_or_a_database_is_of_the_default_schedules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PITCHPIPE_URL", raising=False)
+    monkeypatch.setenv("PITCHPIPE_DATABASE_URL", f"sqlite:///{tmp_path}/absent.db")
+    monkeypatch.setenv("PITCHPIPE_CACHE_DIR", str(tmp_path))
+    file = tmp_path / "network.onnx"
+    file.write_bytes(small_network().SerializeToString())
+    told = CliRunner().invoke(app, ["profile", str(file), "--runs", "3", "--json"])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert found["kernels"]
+    assert {kernel["tier"] for kernel in found["kernels"]} == {"none"}
+    assert "default schedules" in told.stderr
+    assert "PITCHPIPE_URL" in told.stderr
 
 
 def _absent(*_: Any, **__: Any) -> Any:

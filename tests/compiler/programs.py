@@ -11,7 +11,8 @@ import pytest
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.deploy.defaults import Checked
+from tuner.deploy.default_check import Checked, Named
+from tuner.lowering.stack import PIPELINE
 from tuner.target_kinds.cpu import CpuKind
 from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
 from tuner.workload.digest import workload_digest
@@ -27,7 +28,7 @@ def leave_unoptimised(patch: pytest.MonkeyPatch) -> None:
 
     def compiled(self: CpuKind, module: Any, target: Target) -> Any:
         with UNOPTIMISED, tvm.transform.PassContext(config=self.pass_config()):
-            return tvm.compile(self.before_codegen(module), target=UNOPTIMISED)
+            return tvm.compile(self.before_codegen(module), target=UNOPTIMISED, tir_pipeline=PIPELINE)
 
     patch.setattr(CpuKind, "compile", compiled)
 
@@ -79,6 +80,7 @@ def dense(rows: int = 16, reduction: int = 64, columns: int = 32) -> Workload:
     return workload(dense_add, (rows, reduction), (reduction, columns), (columns,))
 
 
-def unchecked(workloads: Sequence[Workload], target: Target) -> dict[str, Checked]:
+def unchecked(asked: Sequence[Named], target: Target) -> dict[str, Checked]:
     """The default schedules as they are, for tests that compare what they compute."""
+    workloads = [each.workload for each in asked]
     return {each.digest: Checked(trace=kind_of(target).default_trace(each, target)) for each in workloads}

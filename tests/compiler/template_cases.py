@@ -42,7 +42,7 @@ STEPS = (
     Step("bias", lambda y, e: y + e.astype("float32"), lambda y, e: y + e, "j"),
     Step("row scale", lambda y, e: y * e.astype("float32"), lambda y, e: y * e[:, None], "i"),
     Step("residual", lambda y, e: y + e.astype("float32"), lambda y, e: y + e, "ij"),
-    Step("mask", lambda y, e: tirx.Select(e > tirx.const(0, e.ty.dtype), y, _const(-3.0)), lambda y, e: np.where(e > 0, y, -3.0), "ij"),
+    Step("mask", lambda y, e: tirx.Select(e.astype("float32") > _const(0.0), y, _const(-3.0)), lambda y, e: np.where(e > 0, y, -3.0), "ij"),
     Step("scale", lambda y, _: y * _const(0.125), lambda y, _: y * np.float32(0.125)),
     Step("relu", lambda y, _: tirx.max(y, _const(0.0)), lambda y, _: np.maximum(y, 0)),
     Step("gelu", lambda y, _: y * (_const(0.5) + tirx.erf(y * _const(0.5**0.5)) * _const(0.5)),
@@ -71,18 +71,22 @@ class Case:
 
 
 @st.composite
-def cases(draw: Any) -> Case:
-    dtype = draw(st.sampled_from(("float16", "float16", "bfloat16", "float32", "int8")))
+def cases(draw: Any, *, matrices: bool = False) -> Case:
+    """matrices: only those whose operands are matrices that a GPU copies tiles of."""
+    dtype = draw(st.sampled_from(("float16", "float16", "bfloat16", *(() if matrices else ("float32", "int8")))))
+    eighths = st.integers(2, 18).map(lambda n: 8 * n)
+    turned = (draw(st.booleans()), draw(st.booleans()))
+    aligned = (turned[0], not turned[1], not turned[0] or turned[1]) if matrices else (False,) * 3
     steps = () if dtype == "int8" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=4)))
     return Case(
         batch=draw(st.sampled_from((1, 1, 3))),
-        rows=draw(st.integers(1, 70)),
-        columns=draw(st.integers(1, 70)),
-        length=draw(st.integers(16, 150)),
+        rows=draw(eighths if aligned[0] else st.integers(1, 70)),
+        columns=draw(eighths if aligned[1] else st.integers(1, 70)),
+        length=draw(eighths if aligned[2] else st.integers(16, 150)),
         dtype=dtype,
-        turned=(draw(st.booleans()), draw(st.booleans())),
+        turned=turned,
         steps=steps,
-        relu_first=dtype != "int8" and draw(st.booleans()),
+        relu_first=not matrices and dtype != "int8" and draw(st.booleans()),
     )
 
 

@@ -23,6 +23,7 @@ from pitchpipe.wire.measure import (
 )
 from tuner.measure.candidate import Bench
 from tuner.tuning.testing import PASSED
+from workers.sandbox.builders import Parts
 from workers.sandbox.cpu.batch import Host
 from workers.sandbox.cpu.search import SearchRun
 from workers.sandbox.messages import Applied, Batch, Sample, Sampled, Waiting
@@ -91,8 +92,8 @@ class ScriptedHost:
     def repeated(self) -> None:
         self.repeats += 1
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    def phase(self, name: str) -> AbstractContextManager[Parts]:
+        return nullcontext(Parts())
 
 
 def test_a_candidate_timed_again_is_not_judged_by_its_own_first_time(

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import pytest
 from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
+from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, conv, dense
 from tests.compiler.test_deploy import OF_ANOTHER_BLOCK, run, three_products
-from tuner.deploy import defaults
+from tuner.deploy import default_check, defaults
 from tuner.deploy.build import build_here, schedule_model
-from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
+from tuner.deploy.default_check import Checked, Named
+from tuner.deploy.defaults import checked_defaults, remembered_defaults
 from tuner.deploy.forks import Lost, in_forks
 from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
@@ -28,6 +31,10 @@ from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.check import ReferenceOutputs
 from tuner.space.default import default_trace
 from tuner.tvm_compat import IRModule, tirx, tvm_ffi
+
+
+def named(workloads: Sequence[Workload]) -> list[Named]:
+    return [Named(name=f"function_{at}", workload=workload) for at, workload in enumerate(workloads)]
 
 
 def asked(folder: Path) -> tuple[IngestedModel, Any]:
@@ -63,8 +70,8 @@ def test_a_default_schedule_that_computes_something_else_is_not_used_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, stripped = asked(tmp_path)
-    right = defaults.apply
-    monkeypatch.setattr(defaults, "apply", lambda mod, trace: wrong(right(mod, trace)))
+    right = default_check.apply
+    monkeypatch.setattr(default_check, "apply", lambda mod, trace: wrong(right(mod, trace)))
     scheduled = schedule_model(model, TARGET, {}, defaults=partial(checked_defaults, folder=tmp_path))
     assert scheduled.defaults == ()
     assert set(scheduled.refused) == set(scheduled.untuned)
@@ -104,20 +111,46 @@ def test_one_that_ends_its_process_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misdeed: Any, told: str, kept: bool
 ) -> None:
     workloads = [dense(), conv(), dense(32, 32, 32)]
-    checked = defaults._check
+    checked = default_check._check
 
-    def check(bench: Any, trace: str) -> None:
+    def check(bench: Any, *programs: Any) -> None:
         if len(bench.mod["main"].params) == 4 and "conv" in str(bench.mod):
             misdeed()
-        checked(bench, trace)
+        checked(bench, *programs)
 
-    monkeypatch.setattr(defaults, "_check", check)
+    monkeypatch.setattr(default_check, "_check", check)
     monkeypatch.setattr(defaults, "CHECK_SECS", 120.0 if told != "longer than" else 20.0)
-    found = checked_defaults(workloads, TARGET, tmp_path)
+    found = checked_defaults(named(workloads), TARGET, tmp_path)
     assert [found[workload.digest].fault is None for workload in workloads] == [True, False, True]
     assert told in (found[conv().digest].fault or "")
-    known = remembered_defaults(workloads, TARGET, tmp_path)
+    known = remembered_defaults(named(workloads), TARGET, tmp_path)
     assert (conv().digest in known) is kept
+
+
+def test_of_those_that_share_a_fork_one_that_crashes_costs_itself_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads = [dense(), conv(), dense(32, 32, 32)]
+    compiled = default_check._compiled
+
+    def crash_on_convolutions(bench: Bench, trace: str, name: str) -> Any:
+        if "conv" in str(bench.mod):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return compiled(bench, trace, name)
+
+    monkeypatch.setattr(default_check, "_compiled", crash_on_convolutions)
+    monkeypatch.setattr(defaults, "TURNS", 1)
+    monkeypatch.setattr(defaults, "usable_cores", lambda: 1)
+    shared: list[int] = []
+    monkeypatch.setattr(
+        defaults, "in_forks", lambda *given, **more: shared.append(given[1]) or in_forks(*given, **more)
+    )
+    made: dict[str, bytes] = {}
+    found = checked_defaults(named(workloads), TARGET, tmp_path, made=made)
+    assert shared == [1, 3]
+    assert [found[workload.digest].fault is None for workload in workloads] == [True, False, True]
+    assert "SIGSEGV" in (found[conv().digest].fault or "")
+    assert set(made) == {dense().digest, dense(32, 32, 32).digest}
 
 
 def test_one_that_writes_beside_its_outputs_is_not_right_though_they_are(
@@ -137,30 +170,30 @@ def test_one_that_writes_beside_its_outputs_is_not_right_though_they_are(
     with pytest.raises(WrongOutput, match="beside the outputs"):
         measuring.check(["random"])
     monkeypatch.setattr(Running, "stays_inside", False)
-    found = checked_defaults([dense()], TARGET, tmp_path)
+    found = checked_defaults(named([dense()]), TARGET, tmp_path)
     assert "beside its outputs" in (found[dense().digest].fault or "")
 
 
 def test_nothing_is_checked_for_a_target_whose_code_does_not_run_here(tmp_path: Path) -> None:
     foreign = Target.parse({"kind": "llvm", "mcpu": "neoverse-n1", "num-cores": 2})
-    assert checked_defaults([dense()], foreign, tmp_path) == {}
+    assert checked_defaults(named([dense()]), foreign, tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_verdict_is_none(tmp_path: Path) -> None:
     workloads = [dense()]
-    found = checked_defaults(workloads, TARGET, tmp_path)
+    found = checked_defaults(named(workloads), TARGET, tmp_path)
     assert found[dense().digest] == Checked(trace=default_trace(dense(), TARGET))
     (file,) = tmp_path.iterdir()
     file.write_text("{")
-    assert remembered_defaults(workloads, TARGET, tmp_path) == {}
+    assert remembered_defaults(named(workloads), TARGET, tmp_path) == {}
 
 
 def test_a_workload_on_which_the_reference_gives_nothing_finite_runs_the_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "mostly_finite", lambda _: False)
-    found = checked_defaults([dense()], TARGET, tmp_path)
+    monkeypatch.setattr(default_check, "mostly_finite", lambda _: False)
+    found = checked_defaults(named([dense()]), TARGET, tmp_path)
     assert "no finite output" in (found[dense().digest].fault or "")
 
 

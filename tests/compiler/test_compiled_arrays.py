@@ -5,7 +5,10 @@ Every program gives (2 x + 1, x), or (not x, x): its second result is its argume
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -131,3 +134,25 @@ def test_an_array_of_another_type_is_refused(given: Any) -> None:
 def test_an_array_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match=r"must be float32\[5, 7\]"):
         compiled("float32")(np.ones(shape, np.float32))
+
+
+def test_concurrent_calls_give_each_thread_its_own_results() -> None:
+    shape = (256, 256)
+    model = compiled("float32", shape)
+    given = [values("float32", shape) + np.float32(at) for at in range(4)]
+
+    def wrong(x: np.ndarray) -> int:
+        return sum(
+            not np.array_equal(found, right)
+            for _ in range(100)
+            for found, right in zip(model(x), expected(x), strict=True)
+        )
+
+    with ThreadPoolExecutor(len(given)) as threads:
+        assert list(threads.map(wrong, given)) == [0] * len(given)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_compiled_model_says_why_it_cannot_be_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"call pitchpipe\.load with the same model again"):
+        copied(compiled("float32"))

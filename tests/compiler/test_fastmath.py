@@ -18,7 +18,7 @@ from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.graph.prepare import MAIN, TRANSFORM
 from tuner.lowering.fastmath import POWERS, expand_intrinsics
 from tuner.measure.build import compile_module
-from tuner.tvm_compat import IRModule, Schedule, relax, te, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.tvm_compat import IRModule, Schedule, relax, te, tirx, to_tvm_target, topi, tvm, tvm_ffi
 
 LENGTH = 1 << 16
 BASIC_X86 = {"kind": "llvm", "mcpu": "x86-64"}
@@ -221,3 +221,53 @@ def test_a_deployed_model_computes_what_onnx_runtime_computes(make: Callable[[],
     outputs = machine[MAIN](*map(tvm.runtime.tensor, inputs), *bound)
     for ours, theirs in zip(outputs, expected(proto, inputs), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=2e-6)
+
+
+def _reduced(function: Callable[..., Any], shape: tuple[int, int], axis: int) -> Any:
+    """A schedule of a reduction of float32[shape] over an axis; the other is vectorised."""
+    x = te.placeholder(shape, "float32", name="x")
+    k = te.reduce_axis((0, shape[axis]), "k")
+    y = te.compute((shape[1 - axis],), lambda i: function(x[(k, i) if axis == 0 else (i, k)], axis=k), name="y")
+    schedule = Schedule(IRModule({"main": te.create_prim_func([x, y])}))
+    loop, _ = schedule.get_loops("y")
+    outer, inner = schedule.split(loop, [None, 8])
+    reduction = schedule.get_loops("y")[-1]
+    schedule.reorder(outer, reduction, inner)
+    schedule.vectorize(inner)
+    return schedule.mod
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("function", "expected"), [(te.max, np.max), (te.min, np.min)])
+def test_extrema_keep_what_is_no_number_and_begin_with_an_infinity(
+    target: Any, function: Callable[..., Any], expected: Callable[..., np.ndarray]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
+    x[0, 1], x[3, 2], x[4, 3] = np.nan, np.nan, np.nan
+    x[2, 4], x[2, 5] = np.inf, -np.inf
+    x[:, 6], x[:, 7] = np.inf, -np.inf
+    x[1:4, 8] = np.nan
+    run = compile_module(_reduced(function, (5, 16), 0), target)["main"]
+    y = tvm.runtime.tensor(np.zeros(16, np.float32))
+    run(tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), expected(x, axis=0))
+
+
+def test_the_maximum_of_a_softmax_is_not_asked_for_numbers() -> None:
+    def mapped(build: Callable[[Any], Any]) -> str:
+        x = te.placeholder((4, 8), "float32", name="x")
+        return str(expand_intrinsics(IRModule({"main": te.create_prim_func([x, build(x)])})).script())
+
+    def largest(x: Any) -> Any:
+        k = te.reduce_axis((0, 8), "k")
+        return te.compute((4,), lambda i: te.max(x[i, k], axis=k), name="largest")
+
+    def shifted(x: Any) -> Any:
+        m = largest(x)
+        return te.compute((4, 8), lambda i, j: x[i, j] - m[i], name="y")
+
+    asked = 'T.reinterpret("uint32"'
+    assert asked not in mapped(topi.nn.softmax)
+    assert asked not in mapped(topi.nn.log_softmax)
+    assert asked in mapped(largest)
+    assert asked in mapped(shifted)

@@ -323,3 +323,77 @@ def test_eight_bit_floats_are_rounded_to_the_nearest() -> None:
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     (found,) = ours(proto, [x])
     np.testing.assert_array_equal(found.view(np.uint8), np.asarray(expected).view(np.uint8))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("place", ["align_corners", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"])
+def test_resizing_by_scales_rounds_as_onnx_runtime_does(mode: str, place: str) -> None:
+    """1.4 is no float32, and 5 * 1.4 rounds down: places at the border between two elements, and lengths that are cut."""
+    attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": place}
+    if mode == "nearest":
+        attributes["nearest_mode"] = "ceil"
+    nodes = [node("Resize", ["x", "", "scales"], ["y"], **attributes)]
+    scales = np.array([1, 1, 1.4, 1.9], np.float32)
+    proto = model(nodes, {"x": [1, 2, 6, 7]}, ["y"], {"scales": scales})
+    proto.opset_import[0].version = 19
+    agree(proto, normal(1, 2, 6, 7))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_have_any_number_of_dimensions_and_paddings(groups: int) -> None:
+    attributes = {"strides": [2, 2, 2], "pads": [1, 1, 1, 1, 1, 1], "output_padding": [1, 0, 1], "group": groups}
+    weights = {"w": normal(4, 3, 3, 3, 2), "b": normal(3 * groups)}
+    volume = model(
+        [node("ConvTranspose", ["x", "w", "b"], ["y"], **attributes)], {"x": [2, 4, 3, 4, 2]}, ["y"], weights
+    )
+    agree(volume, normal(2, 4, 3, 4, 2))
+    dilated = {"dilations": [3, 1], "output_padding": [2, 0], "group": groups}
+    plane = model(
+        [node("ConvTranspose", ["x", "w"], ["y"], **dilated)], {"x": [1, 4, 3, 4]}, ["y"], {"w": normal(4, 3, 2, 2)}
+    )
+    torch = pytest.importorskip("torch")  # ONNX Runtime and ONNX's reference refuse as much padding
+    x = normal(1, 4, 3, 4)
+    kernel = torch.from_numpy(normal(4, 3, 2, 2))
+    expected = torch.nn.functional.conv_transpose2d(
+        torch.from_numpy(x), kernel, output_padding=(2, 0), groups=groups, dilation=(3, 1)
+    )
+    assert difference(ours(plane, [x]), [expected.numpy()]) is None
+
+
+def test_a_batch_norm_in_training_mode_is_by_its_own_batch() -> None:
+    norms = {"g": normal(3), "b": normal(3), "m": normal(3), "v": np.abs(normal(3))}
+    nodes = [node("BatchNormalization", ["x", "g", "b", "m", "v"], ["y", "m2", "v2"], training_mode=1, momentum=0.7)]
+    proto = model(nodes, {"x": [4, 3, 5, 2]}, ["y", "m2", "v2"], norms)
+    x = normal(4, 3, 5, 2)
+    expected = [np.asarray(array) for array in ReferenceEvaluator(proto).run(None, {"x": x})]
+    assert difference(ours(proto, [x]), expected) is None
+
+
+def test_booleans_are_compared_and_whole_powers_have_scalar_exponents() -> None:
+    same = model(
+        [node("Equal", ["x", "z"], ["y"])],
+        {"x": [4], "z": [4]},
+        ["y"],
+        types=dict.fromkeys("xyz", TensorProto.BOOL),
+    )
+    agree(same, np.array([True, True, False, False]), np.array([True, False, True, False]))
+    power = model(
+        [node("Pow", ["x", "n"], ["y"])],
+        {"x": [4]},
+        ["y"],
+        {"n": np.array(3)},
+        types=dict.fromkeys("xy", TensorProto.INT64),
+    )
+    agree(power, integers(-3, 0, 1, 7))
+
+
+def test_slices_of_early_versions_have_their_bounds_in_attributes() -> None:
+    proto = model([node("Slice", ["x"], ["y"], axes=[1], starts=[-3], ends=[1000])], {"x": [2, 6]}, ["y"])
+    proto.opset_import[0].version, proto.ir_version = 9, 4
+    agree(proto, normal(2, 6))
+
+
+def test_a_rectifier_with_a_threshold_gives_zero_for_minus_infinity() -> None:
+    x = np.array([-np.inf, -1, 0.5, 2, np.inf], np.float32)
+    proto = model([node("ThresholdedRelu", ["x"], ["y"], alpha=1.0)], {"x": [5]}, ["y"])
+    np.testing.assert_array_equal(ours(proto, [x])[0], np.array([0, 0, 0, 2, np.inf], np.float32))

@@ -42,12 +42,11 @@ ONCE_WRONG = (
 """Tests that were served wrong, some of them in kinds that came in many."""
 REFUSED = frozenset(
     (
-        *("test_batchnorm_epsilon_training_mode", "test_batchnorm_example_training_mode", "test_roialign_mode_max"),
-        *("test_training_dropout_default", "test_training_dropout_mask", "test_split_to_sequence_nokeepdims"),
+        *("test_roialign_mode_max", "test_training_dropout_default", "test_training_dropout_mask"),
+        "test_split_to_sequence_nokeepdims",
     )
 )
-"""Those of them that are refused: what draws or normalises by its own batch, a sequence as a result, and a maximum on which
-definitions differ."""
+"""Those of them that are refused: what draws, a sequence as a result, and a maximum on which definitions differ."""
 
 
 @pytest.fixture(scope="module")

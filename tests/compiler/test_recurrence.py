@@ -11,10 +11,11 @@ from tests.compiler.programs import TARGET
 from tuner.execution.steps import propose
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.schedule.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
-from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
+from tuner.schedule.trace import PANELS, apply_trace, decode_trace, encode_trace
 from tuner.search.requests import ProposeRequest
 from tuner.space.default import default_trace
-from tuner.space.recurrence import recurrent_sketches
+from tuner.space.processor import VectorUnit
+from tuner.space.recurrence import _choices, recurrent_sketches
 from tuner.tvm_compat import IRModule, load_ir, save_ir, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
 
@@ -99,6 +100,13 @@ def test_every_sketch_of_a_layer_is_a_trace_that_gives_the_layer() -> None:
     for sketch in sketches:
         trace = decode_trace(encode_trace(sketch.trace))
         assert largest_error(_run(apply_trace(module, trace).mod, layer, arrays), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("units", "divided"), [(32, False), (256, True)])
+def test_a_step_is_divided_among_threads_where_that_saves_more_than_their_meeting(units: int, divided: bool) -> None:
+    layer = Recurrence(cell="lstm", steps=8, rows=1, units=units)
+    first = _choices(layer, VectorUnit.of(TARGET, 32), 2)[0]
+    assert PANELS[first][-1] is divided
 
 
 def test_the_search_proposes_panels_and_a_task_without_trials_gets_one() -> None:

@@ -14,10 +14,12 @@ from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.compiler.programs import TARGET
 from tests.compiler.test_space_default import outputs
-from tuner.schedule.trace import apply_trace, encode_trace
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
 from tuner.space import space_of
 from tuner.space.default import default_trace
-from tuner.space.rowwise import find_chain, rowwise_sketches
+from tuner.space.inlining import inline_producers
+from tuner.space.rowwise import _accumulators, find_chain, rowwise_sketches
+from tuner.space.tiles import tiled_sketches
 from tuner.tvm_compat import (
     IRModule,
     Schedule,
@@ -154,6 +156,40 @@ def test_sketches_of_a_chain_join_the_space_and_give_candidates() -> None:
         replayed = apply_trace(space.mod, encode_trace(candidate.trace))
         assert tvm_ffi.structural_equal(replayed.mod, candidate.mod)
         np.testing.assert_allclose(outputs(replayed.mod)[-1], expected[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("columns", "accumulators"), [(64, 1), (4096, 4)])
+def test_a_longer_row_begins_with_more_accumulators(columns: int, accumulators: int) -> None:
+    made = programs.workload(lambda b, x: op.nn.softmax(x), (64, columns))
+    schedule = Schedule(load_ir(made.ir))
+    inline_producers(schedule)
+    assert _accumulators(find_chain(schedule), lanes=16)[0] == accumulators
+
+
+def test_a_search_of_a_long_chain_begins_with_a_few_chunks_for_each_core() -> None:
+    first, *_ = rowwise_sketches(load_ir(programs.workload(lambda b, x: op.nn.softmax(x), (768, 512)).ir), TARGET)
+    (chunks,) = [decision for _, decision in first.trace.decisions.items()]
+    assert [int(factor) for factor in chunks] == [12, 64]
+
+
+def test_a_single_row_beside_what_lies_along_its_reduction_goes_row_by_row() -> None:
+    q, k = te.placeholder((8, 1, 64), name="q"), te.placeholder((8, 257, 64), name="k")
+    d = te.reduce_axis((0, 64), name="d")
+    scores = te.compute((8, 1, 257), lambda b, i, j: te.sum(q[b, i, d] * k[b, j, d], axis=d))
+    mod = IRModule({"main": te.create_prim_func([q, k, scores])})
+    assert tiled_sketches(mod, TARGET) == []
+    assert rowwise_sketches(mod, TARGET)
+    made = Workload(digest=workload_digest(mod), ir=save_ir(mod))
+    found = outputs(apply_trace(mod, default_trace(made, TARGET)).mod)
+    np.testing.assert_allclose(found[-1], outputs(mod)[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_candidates_of_pooling_may_be_stored_though_it_names_a_rule() -> None:
+    space = space_of(workload("max pooling"), TARGET)
+    found = [space.candidate(sketch, seed=1) for sketch in space.sketches]
+    texts = [encode_trace(candidate.trace) for candidate in found if candidate is not None]
+    assert any('"schedule_rule"' in text for text in texts)
+    assert [decode_trace(text) for text in texts] == texts
 
 
 def test_contractions_have_no_rowwise_sketches() -> None:

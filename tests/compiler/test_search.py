@@ -92,7 +92,7 @@ def test_the_same_request_gives_the_same_proposals(
     space_of.cache_clear()
     monkeypatch.setattr(search, "usable_cores", lambda: 1)
     assert propose(guided) == once, "neither a cold cache nor the number of threads matters"
-    assert propose(request(programs.conv(), seed=1)) != propose(request(programs.conv(), seed=0))
+    assert propose(request(programs.conv(), n=16, seed=1)) != propose(request(programs.conv(), n=16, seed=0))
 
 
 ELSEWHERE = """

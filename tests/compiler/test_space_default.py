@@ -18,6 +18,7 @@ from tuner.search.evolution import propose
 from tuner.search.requests import ProposeRequest
 from tuner.space.default import default_trace
 from tuner.space.tiles import tiled_sketches
+from tuner.space.winograd import winograd_sketches
 from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
 
@@ -49,6 +50,14 @@ PROGRAMS: dict[str, tuple[Make, tuple[tuple[int, ...], ...]]] = {
     "dense": (programs.dense_add, ((16, 64), (64, 32), (32,))),
     "running sum": (lambda b, x: op.cumsum(x, axis=1), ((4, 100),)),
 }
+
+
+def dense_gelu_by_tanh(b: Any, x: Any, w: Any, bias: Any) -> Any:
+    """A product and a GELU that reads it three times, in stages of their own."""
+    y = b.emit(programs.dense_add(b, x, w, bias))
+    inner = b.emit(op.add(y, b.emit(op.multiply(b.emit(op.power(y, relax.const(3.0))), relax.const(0.044715)))))
+    tanh = b.emit(op.tanh(b.emit(op.multiply(inner, relax.const(0.79788458)))))
+    return op.multiply(b.emit(op.multiply(y, relax.const(0.5))), b.emit(op.add(tanh, relax.const(1.0))))
 
 
 def gather() -> Workload:
@@ -112,10 +121,17 @@ def test_a_large_program_runs_in_parallel_and_vectorised() -> None:
     assert '"ComputeInline"' in trace
 
 
-@pytest.mark.parametrize("made", [programs.conv, lambda: programs.dense(128, 256, 192)])
-def test_the_default_of_a_contraction_is_the_register_tile_that_the_search_begins_with(made: Make) -> None:
+@pytest.mark.parametrize(
+    ("made", "form"),
+    [
+        (programs.conv, winograd_sketches),
+        (lambda: programs.dense(128, 256, 192), tiled_sketches),
+        (lambda: programs.workload(dense_gelu_by_tanh, (64, 256), (256, 192), (192,)), tiled_sketches),
+    ],
+)
+def test_the_default_of_a_contraction_is_what_the_search_begins_with(made: Make, form: Callable[..., Any]) -> None:
     trace = check(made())
-    (first,) = tiled_sketches(load_ir(made().ir), programs.TARGET, most=1)
+    (first,) = form(load_ir(made().ir), programs.TARGET, most=1)
     assert without_postproc(trace) == encode_trace(first.trace.simplified(True))
     request = {"target": programs.TARGET, "measured": (), "seen": frozenset(), "model": None}
     proposals = propose(ProposeRequest(workload=made(), n=2, seed=0, **request))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
 from tests.compiler.half_workloads import TEN
@@ -18,7 +19,7 @@ from tuner.ingest.metaschedule_files import export
 from tuner.schedule.trace import apply_trace
 from tuner.search.evolution import propose
 from tuner.search.requests import Donor, ProposeRequest
-from tuner.search.templates import SHARE, propose_templates
+from tuner.search.templates import LEAST_TRACES, SHARE, propose_templates, traces_are_far_behind
 from tuner.templates.text import is_template, parse
 from tuner.tvm_compat import load_ir
 
@@ -47,6 +48,27 @@ def test_a_batch_holds_templates_beside_traces_and_each_applies(workload: Worklo
     for trace in traces:
         apply_trace(load_ir(workload.ir), trace)
     assert traces == [proposal.candidate.trace for proposal in propose(wanted)]
+
+
+def test_traces_that_are_far_behind_get_no_more_trials(workload: Workload) -> None:
+    points = [one.text for one in kind_of(HOPPER).templates(workload, HOPPER)[:3]]
+    known = [(f'[["made up"],[{n}]]', secs) for n, secs in enumerate([None] * 20 + [2e-5] * LEAST_TRACES)]
+    behind = replace(request(workload), measured=((points[0], 1e-5), *known))
+    assert traces_are_far_behind(behind)
+    assert all(is_template(proposal.candidate.trace) for proposal in propose(behind))
+    assert len(propose(behind)) == behind.n
+    assert not traces_are_far_behind(replace(behind, measured=behind.measured[:-1])), "too few to tell"
+    assert not traces_are_far_behind(replace(behind, measured=((points[0], 1.7e-5), *known))), "nearly as fast"
+    assert not traces_are_far_behind(replace(behind, measured=known)), "no template has a time"
+
+
+def test_where_templates_are_used_up_and_traces_far_behind_nothing_is_left() -> None:
+    small = attention(1, 2, 32, 32, 16)
+    points = kind_of(HOPPER).templates(small, HOPPER)
+    seen = frozenset(candidate_digest(small.digest, one.text) for one in points)
+    known = tuple((f'[["made up"],[{n}]]', 2e-5) for n in range(LEAST_TRACES))
+    wanted = replace(request(small), seen=seen, measured=((points[0].text, 1e-5), *known))
+    assert propose(wanted) == []
 
 
 def test_nothing_seen_comes_again_and_the_first_ones_differ_in_their_tiles(workload: Workload) -> None:

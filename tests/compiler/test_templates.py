@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pitchpipe.errors import InvalidTrace
+from pitchpipe.gpu.program import TensorMap
 from tests.compiler import template_cases
 from tests.compiler.gpu_cases import arguments_of, functions, on_the_host
 from tests.compiler.half_workloads import TEN
@@ -29,9 +30,10 @@ from tuner.templates import assembler, compiler
 from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contraction
 from tuner.templates.kernel_source import LINE_BYTES
 from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
+from tuner.templates.matrices import operand_matrices
 from tuner.templates.space import contraction_space, shared_bytes
-from tuner.templates.text import CONTRACTION, FETCHES, Chosen, checked, parse
-from tuner.tvm_compat import IRModule, load_ir, relax, to_tvm_target
+from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, Chosen, checked, parse
+from tuner.tvm_compat import IRModule, load_ir, relax, te, to_tvm_target
 
 op = relax.op
 
@@ -74,6 +76,57 @@ def test_products_compute_what_numpy_does(case: Case, **arguments: int) -> None:
     scale = max(1e-3, float(np.abs(wanted).max()))
     tolerance = max(TOLERANCE[case.dtype], TOLERANCE["float16"] if halved else 0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * scale)
+
+
+@SLOW
+@given(
+    case=template_cases.cases(matrices=True),
+    rows=st.sampled_from((64, 128)),
+    columns=st.sampled_from((16, 32, 64, 128)),
+    step=st.sampled_from((32, 64)),
+    parts=st.sampled_from((1, 1, 2, 3)),
+    stages=st.sampled_from((2, 3, 8)),
+)
+def test_products_of_matrices_compute_what_numpy_does(case: Case, **arguments: int) -> None:
+    mod = template_cases.module(case)
+    parts = fitting(case.length, arguments["step"], arguments.pop("parts"))
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, **arguments, "parts": parts})
+    operands = operand_matrices(find_contraction(mod))
+    assert operands is not None
+    values = template_cases.arguments(case, mod)
+    wanted = template_cases.expected(case, values)
+    if case.length % (arguments["step"] * parts) and not all(one.ends_in_zeros for one in operands):
+        with pytest.raises(InvalidTrace, match="something else"):
+            source_of(mod, text)
+        return
+    run(source_of(mod, text), values)
+    halved = any(step.name == "halved" for step in case.steps)
+    tolerance = max(TOLERANCE[case.dtype], TOLERANCE["float16"] if halved else 0)
+    scale = max(1e-3, float(np.abs(wanted).max()))
+    np.testing.assert_allclose(values[-1].astype(wanted.dtype), wanted, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("columns", [32, 64])
+def test_weights_of_heads_are_a_matrix_whose_tiles_lie_within_a_head(turned: bool, columns: int) -> None:
+    heads, rows, length, width = 3, 40, 96, 64
+    x = te.placeholder((rows, length), "float16", name="x")
+    w = te.placeholder((heads, width, length) if turned else (heads, length, width), "float16", name="w")
+    k = te.reduce_axis((0, length), name="k")
+
+    def summed(h: Any, i: Any, j: Any) -> Any:
+        return te.sum(x[i, k].astype("float32") * (w[h, j, k] if turned else w[h, k, j]).astype("float32"), axis=k)
+
+    sums = te.compute((heads, rows, width), summed, name="sums")
+    mod = IRModule({"main": te.create_prim_func([x, w, te.compute(sums.shape, lambda *p: sums[p].astype("float16"))])})
+    values = arguments_of(mod)
+    values[-1][...] = np.nan
+    run(source_of(mod, checked(CONTRACTION_TMA, {**ARGUMENTS, "columns": columns, "step": 32})), values)
+    wanted = np.einsum("ik,hjk->hij" if turned else "ik,hkj->hij", *(each.astype(np.float64) for each in values[:2]))
+    np.testing.assert_allclose(values[-1].astype(np.float64), wanted, rtol=0, atol=4e-3 * np.abs(wanted).max())
+    if not turned:  # Else the rows of all heads follow each other.
+        with pytest.raises(InvalidTrace, match="one piece"):
+            source_of(mod, checked(CONTRACTION_TMA, {**ARGUMENTS, "columns": 128, "step": 32}))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -226,6 +279,53 @@ def test_products_use_tensor_cores_and_asynchronous_copies() -> None:
     assert "mma.sync" in compiler.to_ptx(source.kernels[0], "sm_80").ptx
 
 
+@pytest.mark.parametrize("name", ["128x3072x768, GELU", "1x1 14x14x1024", "attention, scores"])
+@pytest.mark.parametrize(("step", "stages", "parts"), [(64, 16, 1), (32, 3, 1), (32, 2, 2)])
+def test_matrices_are_copied_by_the_accelerator(name: str, step: int, stages: int, parts: int) -> None:
+    mod = load_ir(TEN[name]().ir)
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, "step": step, "stages": stages, "parts": parts, "early": 1})
+    ptx = compiler.to_ptx(source_of(mod, text).kernels[0], "sm_90a").ptx
+    assert "cp.async.bulk.tensor.2d" in ptx
+    assert "wgmma" in ptx
+    found = compile_function(apply_trace(mod, text.text).mod["main"], "sm_90a")
+    maps = [one for one in found.launches[0].arguments if isinstance(one, TensorMap)]
+    assert [one.base.buffer for one in maps] == [0, 1]
+    assert b"debug_line" not in found.code
+    assert compile_function(apply_trace(mod, text.text).mod["main"], "sm_90a") == found
+
+
+def test_large_tiles_are_written_by_whole_lines() -> None:
+    mod = load_ir(TEN["128x3072x768, GELU"]().ir)
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, "rows": 128, "columns": 256, "warps": 8})
+    ptx = compiler.to_ptx(source_of(mod, text).kernels[0], "sm_90a").ptx
+    assert "st.global.v4.b32" in ptx
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, "rows": 64, "columns": 64})
+    assert "st.global.v4.b32" not in compiler.to_ptx(source_of(mod, text).kernels[0], "sm_90a").ptx
+
+
+def test_weights_are_copied_before_the_wait_and_nothing_else() -> None:
+    case = Case(
+        batch=1, rows=64, columns=128, length=128, dtype="float16", turned=(False, False), steps=(), relu_first=False
+    )  # fmt: skip
+    mod = IRModule({"main": template_cases.module(case)["main"].with_attr("layout_free_buffers", [1])})
+    (kernel,) = source_of(mod, checked(CONTRACTION_TMA, {**ARGUMENTS, "early": 1})).kernels
+    before, behind = kernel.text.split("gdc_wait()\n")
+    assert "to_shared(m1" in before
+    assert "to_shared(m0" not in before
+    assert "to_shared(m0" in behind
+    assert "tl.load" not in before
+
+
+def test_operands_that_are_no_matrices_are_refused() -> None:
+    text = checked(CONTRACTION_TMA, ARGUMENTS)
+    for name in ("3x3 56x56x64", "attention, values"):
+        with pytest.raises(InvalidTrace, match="no matrices"):
+            source_of(load_ir(TEN[name]().ir), text)
+    mod = load_ir(TEN["128x3072x768, GELU"]().ir)
+    with pytest.raises(InvalidTrace, match="warps"):
+        source_of(mod, checked(CONTRACTION_TMA, {**ARGUMENTS, "warps": 8}))
+
+
 def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
     case = Case(
         batch=1, rows=64, columns=64, length=64, dtype="float32", turned=(False, False), steps=(), relu_first=False
@@ -237,7 +337,7 @@ def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
     assert "tf32" in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
 
 
-@pytest.mark.parametrize("name", ["128x768x3072, residual", "3x3 14x14x256, residual", "attention, scores"])
+@pytest.mark.parametrize("name", ["128x768x3072, residual", "3x3 14x14x256, residual", "197x768x768, residual"])
 def test_no_point_of_the_space_needs_more_shared_memory_than_was_predicted(name: str) -> None:
     mod = load_ir(TEN[name]().ir)
     found = find_contraction(mod)
@@ -245,7 +345,7 @@ def test_no_point_of_the_space_needs_more_shared_memory_than_was_predicted(name:
     for at in np.random.default_rng(1).choice(len(points), size=6, replace=False):
         arguments = parse(points[int(at)].text)
         compiled = compiler.to_ptx(source_of(mod, arguments).kernels[0], "sm_90a")
-        assert compiled.shared_bytes <= shared_bytes(found, arguments.arguments)
+        assert compiled.shared_bytes <= shared_bytes(found, arguments.template, arguments.arguments)
 
 
 def test_a_candidate_is_a_program_with_its_launches() -> None:

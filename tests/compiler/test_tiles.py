@@ -131,6 +131,7 @@ WORKLOADS = {
     "product, prime rows and columns": lambda: product_of_activations(37, 32, 41),
     "product, long reduction": lambda: product_of_activations(32, 4096, 64),
     "product, transposed": transposed_product,
+    "product, four rows": lambda: product_of_activations(4, 96, 64),
 }
 """Kinds of contraction, small."""
 
@@ -307,3 +308,37 @@ def test_what_holds_no_contraction_has_no_tiles() -> None:
     relu = workload(lambda _, x: relax.op.nn.relu(x), (64, 64))
     assert find_contraction(Schedule(load_ir(relu.ir))) is None
     assert tiled_sketches(load_ir(relu.ir), TARGET) == []
+
+
+def packings(made: Workload) -> list[bool]:
+    """Of each tile that a product of activations is offered, the best first: whether the kernel packs B."""
+    sketches = tiled_sketches(load_ir(made.ir), TARGET)
+    return [any(step.kind.name == "CacheRead" for step in schedule.trace.insts) for schedule in sketches]
+
+
+def test_what_few_tiles_use_is_not_packed_first() -> None:
+    assert packings(product_of_activations(4, 96, 64))[0] is False
+    assert packings(product_of_activations(128, 96, 64))[0] is True
+
+
+def test_tiles_are_ranked_by_loads_latency_and_copies() -> None:
+    unit = VectorUnit(lanes=16, registers=32, operands=1)
+
+    def cost(rows: int, columns: int) -> dict[tuple[int, int], float]:
+        product = Product(rows=rows, columns=columns, group=columns, pads_rows=True)
+        return {(kernel.rows, kernel.vectors): kernel.cost for kernel in micro_kernels(product, unit, 2)}
+
+    wide = cost(28, 96)
+    assert wide[28, 1] > 1.15 * wide[14, 2], "a tile of one vector loads as often as it multiplies"
+    assert wide[4, 2] > 1.1 * wide[7, 2], "few accumulators wait for one another"
+    assert cost(28, 32)[9, 2] > cost(28, 384)[9, 2], "rows are copied for few columns or for many"
+
+
+@pytest.mark.parametrize(("rows", "reduction", "columns", "panels"), [(64, 96, 512, "all"), (128, 3072, 768, "one")])
+def test_a_group_of_panels_lets_weights_come_from_memory_once(
+    rows: int, reduction: int, columns: int, panels: str
+) -> None:
+    (first,) = tiled_sketches(load_ir(dense(rows, reduction, columns).ir), TARGET, most=1)
+    ((instruction, chosen),) = [one for one in first.trace.decisions.items() if one[0].kind.name == "SampleCategorical"]
+    sizes = [int(size) for size in instruction.attrs[0]]
+    assert sizes[int(chosen)] == (1 if panels == "one" else max(sizes))

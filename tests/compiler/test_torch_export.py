@@ -198,3 +198,20 @@ class Trains(torch.nn.Module):  # type: ignore[misc,name-defined]
 def test_torchscript_that_cannot_be_taken_is_refused_with_the_cause(module: Any, kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         from_torch(torch.jit.script(module), (torch.randn(4),))
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*")
+def test_what_export_cannot_take_apart_is_refused_with_what_to_do() -> None:
+    class Result:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    class Wraps(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: torch.Tensor) -> Result:
+            return Result(x + 1)
+
+    with pytest.raises(InvalidModel, match="return a tuple or a dict"):
+        from_torch(Wraps().eval(), [torch.zeros(2, 3)])
+    packed = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval())
+    with pytest.raises(InvalidModel, match="QuantizeLinear"):
+        from_torch(packed, [torch.zeros(2, 4)])

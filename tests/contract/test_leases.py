@@ -414,6 +414,25 @@ class TestCancellation:
         assert ended.measured.granted_at <= ended.measured.ended_at
         assert scene.issue(candidates(3, 5)) == 2, "they may be proposed again"
 
+    def test_who_measures_withdrawn_trials_is_told_and_what_is_handed_back_is_cancelled(self, scene: Scene) -> None:
+        scene.issue(candidates(0, 3))
+        scene.issue(candidates(5, 7), Purpose.CONFIRM)
+        confirming, grant = scene.granted(), scene.granted(3)
+        assert not scene.report(grant, [timed(grant.candidates[0].digest)]).cancelled
+        with scene.database.transaction() as session:
+            batches.withdraw(session, scene.job, [Purpose.SEARCH, Purpose.CONFIRM])
+            assert leases.heartbeat(session, scene.project, grant.lease, grant.fence, TTL_SECS).cancelled
+            held = confirming.lease, confirming.fence
+            assert not leases.heartbeat(session, scene.project, *held, TTL_SECS).cancelled, "it goes on"
+        answer = scene.report(grant, [timed(grant.candidates[1].digest)])
+        assert (answer.accepted, answer.lease_open, answer.cancelled) == (1, True, True)
+        scene.report(grant, [], final=True)
+        with scene.database.reading() as session:
+            (ended,) = batches.finished(session, scene.job)
+        assert (len(ended.measured.results), ended.measured.withdrawn) == (2, 1)
+        assert scene.trials() == (2, 0)
+        assert not scene.report(confirming, [timed(one.digest) for one in confirming.candidates]).cancelled
+
     def test_a_batch_of_which_all_was_withdrawn_ends_without_results(self, scene: Scene) -> None:
         scene.issue(candidates(0, 5))
         with scene.database.transaction() as session:

@@ -16,6 +16,7 @@ from pitchpipe.errors import StepDied
 from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import EventKind, JobState, Progress, Scope, TokenRequest
+from pitchpipe.wire.lease import WorkerSeconds
 from pitchpipe.wire.measure import Failed, FailureKind
 from pitchpipe.wire.miss import MissCount, MissReport, ServedCount
 from pitchpipe.wire.task import Workload
@@ -25,7 +26,7 @@ from service.http.app import create_app
 from service.http.auth import SESSION_COOKIE
 from service.http.pages import PAGES
 from service.settings import Settings
-from service.store import cost_models, events, job_tasks, jobs, misses, records, sessions, spent, tokens
+from service.store import cost_models, events, job_tasks, jobs, misses, pace, records, sessions, tokens, workers
 from service.store.cost_models import NewVersion
 from service.wake import Wake
 from tests.scene import OTHER_TARGET, TARGET, WORKLOAD, Scene, best, candidates, failed, record, roofline, task, timed
@@ -614,11 +615,21 @@ def test_a_worker_tells_where_its_seconds_go(site: Site, monkeypatch: pytest.Mon
             result = timed(candidate.digest, 0.5) if n % 2 else failed(candidate.digest)
             told = {"worker": worker, "created_at": at + timedelta(seconds=secs)}
             records.add(session, site.scene.project, [record(candidate, result).model_copy(update=told)])
-        found = spent.of_worker(session, site.scene.project, worker)
-    assert found == spent.Spent(records=5, secs=20.0, build_secs=1.0, timing_secs=3.0)
+        found = pace.of_worker(session, site.scene.project, worker)
+    assert found == pace.Pace(records=5, secs=20.0)
     text = browser.get(f"/workers/{worker}").text
     assert "0.25" in text
-    assert "15 % of the time" in text
+    assert "does not tell where its seconds go" in text
+    with site.database.transaction() as session:
+        told = WorkerSeconds(total_secs=400.0, build_secs=100.0, check_secs=60.0, time_secs=180.0, wait_secs=20.0)
+        workers.touch(session, site.scene.project, worker, seconds=told)
+    text = browser.get(f"/workers/{worker}").text
+    for part in (
+        "Checking outputs</dt><dd>60 s, 15 %",
+        "Waiting for others</dt><dd>20 s, 5 %",
+        "to measure</dt><dd>40 s, 10 %",
+    ):
+        assert part in text
     assert browser.get(path).status_code == 200
 
 

@@ -26,10 +26,10 @@ from service.store import (
     listings,
     lookups,
     misses,
+    pace,
     records,
     samples,
     savings,
-    spent,
     tokens,
     trials,
     workloads,
@@ -78,7 +78,7 @@ def test_no_hot_path_scans_a_growing_table(sqlite_database: Database) -> None:
             made = records.for_task(session, scene.project, WORKLOAD.digest, TARGET)
             records.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
             trials.fastest(session, scene.project, WORKLOAD.digest, TARGET, 3)
-            spent.of_worker(session, scene.project, scene.worker)
+            pace.of_worker(session, scene.project, scene.worker)
             listing.read(session, listings.tasks(scene.project, scene.job), listing.Asked())
             records.set_best(session, scene.project, WORKLOAD.digest, TARGET, best(made[0]))
             asked = LookupRequest(target=TARGET, workloads=(WORKLOAD.digest, *(c.digest for c in candidates(0, 5))))

@@ -29,7 +29,15 @@ from pitchpipe.errors import (
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelView, Scope, TokenRequest
-from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration, WorkerState, WorkerView
+from pitchpipe.wire.lease import (
+    LeaseRequest,
+    Purpose,
+    Report,
+    WorkerRegistration,
+    WorkerSeconds,
+    WorkerState,
+    WorkerView,
+)
 from pitchpipe.wire.measure import (
     Candidate,
     CheckVerdict,
@@ -612,11 +620,14 @@ def test_what_a_worker_tells_of_a_timing_and_of_itself_can_be_read(service: Serv
         clock_hz=1.98e9,
         reference_ratio=1.25,
     )
+    seconds = WorkerSeconds(total_secs=60.0, build_secs=20.0, check_secs=0.5, time_secs=30.0)
     client.report(
-        grant.lease, Report(fence=grant.fence, results=(told,), final=True, steadiness=steadiness(noisy=True))
+        grant.lease,
+        Report(fence=grant.fence, results=(told,), final=True, steadiness=steadiness(noisy=True), seconds=seconds),
     )
     (found,) = service.client("user").records()
     assert (found.result, found.worker, found.toolchain) == (told, worker.id, REGISTRATION.toolchain)
+    assert client.worker(worker.id).seconds == seconds
     assert client.worker(worker.id).steadiness == steadiness(noisy=True)
     assert [each.steadiness for each in client.workers()] == [steadiness(noisy=True)]
     shown = service.http.get("/metrics").text

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from pitchpipe import telemetry
 from pitchpipe.client import Client
 from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, Scope, TokenRequest
-from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration
+from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration, WorkerSeconds
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Measurement
 from pitchpipe.wire.task import Workload
 from service.blobs import Blobs
@@ -32,6 +32,7 @@ from tests.scene import DEVICE, TARGET, TOOLCHAIN, candidates, task, timed
 from tuner.search.requests import Proposal
 from workers.agent.daemon import Daemon
 from workers.sandbox.messages import Batch, End, Phase
+from workers.sandbox.phases import Spent
 from workers.sandbox.sandbox import Sandbox
 
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -42,6 +43,7 @@ class Timing:
     """A sandbox in which the baseline takes 20 ms, and every other candidate one."""
 
     steadiness = None
+    seconds = WorkerSeconds(total_secs=0.0)
 
     def roofline(self) -> None:
         return None
@@ -212,14 +214,28 @@ def test_a_report_continues_the_trace_of_its_job_where_the_worker_sends_none(
 
 
 def test_the_parts_of_a_batch_are_spans_of_its_measurement(spans: InMemorySpanExporter) -> None:
-    told = [Phase(name="build", began=1.0, ended=3.0), Phase(name="check and time", began=3.0, ended=4.5), End()]
-    channel = SimpleNamespace(send=lambda batch: None, receive=lambda secs: told.pop(0))
+    told = [
+        Phase(name="build", began=1.0, ended=3.0, wait_secs=0.5),
+        Phase(name="check and time", began=3.0, ended=4.5, check_secs=0.25),
+        Phase(name="build, check and time", began=5.0, ended=6.0, check_secs=0.5),
+        Phase(name="check", began=6.0, ended=6.5, wait_secs=7.0),
+        End(),
+    ]
+    channel, spent = SimpleNamespace(send=lambda batch: None, receive=lambda secs: told.pop(0)), Spent()
     batch = Batch(candidates=(), config=MeasureConfig(), purpose=Purpose.SEARCH, incumbent_secs=None, usual_secs=None)
     with telemetry.span("measure"):
-        assert list(Sandbox._results(cast(Any, None), cast(Any, SimpleNamespace(channel=channel)), batch, bool)) == []
-    build, timing, measure = spans.get_finished_spans()
-    assert [(span.name, span.start_time, span.end_time) for span in (build, timing)] == [
-        ("build", 1_000_000_000, 3_000_000_000),
-        ("check and time", 3_000_000_000, 4_500_000_000),
+        of_worker = cast(Any, SimpleNamespace(_spent=spent))
+        assert list(Sandbox._results(of_worker, cast(Any, SimpleNamespace(channel=channel)), batch, bool)) == []
+    *parts, measure = spans.get_finished_spans()
+    assert [(span.name, (span.start_time or 0) / 1e9, (span.end_time or 0) / 1e9) for span in parts] == [
+        ("wait", 1.0, 1.5),
+        ("build", 1.5, 3.0),
+        ("check", 3.0, 3.25),
+        ("time", 3.25, 4.5),
+        ("build, check and time", 5.0, 6.0),
+        ("wait", 6.0, 6.5),
+        ("check", 6.5, 6.5),
     ]
-    assert {span.parent and span.parent.span_id for span in (build, timing)} == {measure.context.span_id}
+    assert {span.parent and span.parent.span_id for span in parts} == {measure.context.span_id}
+    found = spent.seconds
+    assert (found.build_secs, found.check_secs, found.time_secs, found.wait_secs) == (1.5, 0.75, 1.75, 1.0)

@@ -28,6 +28,7 @@ try:
     import operators
     import rounds
     import torch_backend
+    import untuned
     from contestants import Contestant, ContestantFailed, take_turns
     from peers import metaschedule, stock_model
 finally:
@@ -287,3 +288,43 @@ def test_forecasts_are_compared_with_what_came_at_three_moments_of_the_budget() 
     assert errors == pytest.approx([0.1, -0.2])
     assert held == 1
     assert budgets.forecasts([], 10.0, None) == ([], 0)
+
+
+def test_a_model_whose_peers_are_all_out_of_tolerance_is_compared_with_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("eager", 1.0), ("ours", 1.0), ("wrong", 2.0)):
+        np.save(tmp_path / f"{name}.npy", np.full(4, value, np.float32))
+    told = {
+        name: {"output": str(tmp_path / f"{name}.npy"), "setup_secs": 1.0, "flops": 10}
+        for name in ("eager", "ours", "wrong")
+    }
+    blocks = {name: [[secs] * 3] * 6 for name, secs in (("eager", 0.03), ("ours", 0.01), ("wrong", 0.02))}
+    tuned = dict.fromkeys(("trials", "failed_trials", "reused_tasks", "database", "tuned_on", "tasks"), 0)
+    tuned |= {"tuning_secs": 1.0, "series": [(1.0, 0.01)]}
+    beside_eager = latency.row("m", told, blocks, 1e9, tuned, None)
+    assert (beside_eager["best_peer"], beside_eager["best_peer_over_ours"]) == ("eager", pytest.approx(3.0))
+    assert "wrong is no peer, its output is 5.0e-01 off eager's" in capsys.readouterr().err
+    told["ours"]["output"] = told["wrong"]["output"]
+    alone = latency.row("m", told, {name: blocks[name] for name in ("ours", "wrong")}, 1e9, tuned, None)
+    assert (alone["best_peer"], alone["best_peer_over_ours"], alone["within_tolerance"]) == (None, None, False)
+    assert latency.summary([alone])["geomean_vs_best_peer"] is None
+    assert latency.summary([alone, beside_eager])["geomean_vs_best_peer"] == pytest.approx(3.0)
+
+
+def test_a_default_build_is_compared_with_the_tuned_one_and_with_peers_that_are_right(tmp_path: Path) -> None:
+    outputs = {"eager": 1.0, "openvino": 3.0, "ours": 1.0, "default": 1.0}
+    for name, value in outputs.items():
+        np.save(tmp_path / f"{name}.npy", np.full(4, value, np.float32))
+    told = {name: {"output": str(tmp_path / f"{name}.npy"), "setup_secs": 7.0} for name in outputs}
+    blocks = {
+        name: [[secs] * 3] * 6
+        for name, secs in (("eager", 0.03), ("openvino", 0.005), ("ours", 0.01), ("default", 0.02))
+    }
+    found = untuned.row("m", told, blocks)
+    assert (found["best_peer"], found["load_secs"], found["within_tolerance"]) == ("eager", 7.0, True)
+    assert found["default_over_tuned"] == pytest.approx(2.0)
+    assert found["best_peer_over_default"] == pytest.approx(1.5)
+    summed = untuned.summary([found, {**found, "model": "n", "default_over_tuned": 1.2, "best_peer": None}])
+    assert (summed["over_the_aim"], summed["worst_default_over_tuned"]) == (["m"], pytest.approx(2.0))
+    assert summed["geomean_best_peer_over_default"] == pytest.approx(1.5)

@@ -13,6 +13,7 @@ from pitchpipe.deploy.identity import Identity
 from pitchpipe.deploy.lookup import LocalDatabase, Schedules, look_up, source_of
 from pitchpipe.errors import InvalidInput, PitchpipeError, Unreachable
 from pitchpipe.model.local import LocalModel
+from pitchpipe.wire.context import contexts_of
 from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.miss import MissReceipt, MissReport
@@ -67,6 +68,20 @@ def test_the_workloads_of_several_models_are_asked_for_once(tmp_path: Path, monk
     monkeypatch.setattr(lookup, "MAX_WORKLOADS", 2)
     assert ask(source, tmp_path) == found
     assert [one.workloads for one in source.asked[1:]] == [(A, B), (C,)]
+
+
+def test_a_context_is_named_where_all_models_agree_on_it(tmp_path: Path) -> None:
+    """b is between a and c in one model and at the end of the other; nobody can say which of them will run."""
+    source = Fake()
+    one = identity(a=1, b=1, c=1).model_copy(update={"contexts": contexts_of([A, B, C])})
+    other = identity(a=1, b=1).model_copy(update={"contexts": contexts_of([A, B])})
+    look_up([one], TARGET, source, here=False, cache=tmp_path)
+    look_up([one, other], TARGET, source, here=False, cache=tmp_path)
+    look_up([identity(a=1)], TARGET, source, here=False, cache=tmp_path)
+    named = [{placed.workload: placed.context for placed in request.contexts} for request in source.asked]
+    assert named[0] == {workload: context.digest for workload, context in one.contexts.items()}
+    assert set(named[1]) == {A, C}
+    assert named[2] == {}
 
 
 def test_an_earlier_answer_counts_only_for_who_takes_it_and_only_as_a_whole(

@@ -128,6 +128,13 @@ def test_a_part_helps_only_where_its_whole_interval_says_so() -> None:
     assert noisy["helps_at"] == noisy["harms_at"] == []
 
 
+def test_the_first_seeds_are_those_that_the_analytic_models_rank_first() -> None:
+    row = learning.seeds_row([workload()])
+    one = workload()
+    assert row["regret@1"] == pytest.approx(one.seconds[0] / one.best_secs)
+    assert row["regret@4"] == pytest.approx(1), "the fourth seed is the fastest of all"
+
+
 def test_pairs_whose_intervals_meet_do_not_count() -> None:
     one = workload()
     assert learning.distinct_pairwise(one, one.speeds) == 1

@@ -386,7 +386,7 @@ def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_
     scene = in_time(100.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0), fake_task("c", flops=1e9))
     scene.loop.step(1.0)
     alone = scene.ledger.held_secs
-    assert alone == pytest.approx(ConfirmingCost().secs(scene.loop.tasks))
+    assert alone == pytest.approx(ConfirmingCost().secs(scene.loop.tasks, 1))
     scene.measurer.parallel = lambda: 4
     scene.loop.step(1.1)
     assert scene.ledger.held_secs == pytest.approx(alone / 4)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 
 from pitchpipe.cli.record_commands import compared, described, remarks
 from pitchpipe.cli.tables import show
+from pitchpipe.wire.context import Context, Neighbours
+from pitchpipe.wire.ids import sha256
 from pitchpipe.wire.measure import Candidate, CheckVerdict, Failed, FailureKind, Measurement, Timed
-from pitchpipe.wire.record import RecordView
+from pitchpipe.wire.record import RecordView, WonInContext
 from pitchpipe.wire.replayed import Circumstance, Replayed
 from tests.scene import DEVICE, OTHER_DEVICE, TARGET, TOOLCHAIN, WORKLOAD, failed, record
 from workers.replay import differences, disturbed
@@ -54,6 +57,15 @@ def test_a_failure_is_told_with_its_detail_on_one_line() -> None:
     told = dict(described(view(result)))
     assert (told["outcome"], told["detail"]) == ("build_error", "two lines")
     assert "median ms" not in told
+
+
+def test_a_record_tells_inside_which_models_it_won() -> None:
+    context = Context(neighbours=(Neighbours(before=None, after=sha256(b"after")),))
+    times = {"before_secs": 3e-4, "after_secs": 2.9e-4, "at": datetime.now(UTC)}
+    won = tuple(WonInContext(context=context, model=name, stands=name == "bert", **times) for name in ("bert", "vit"))
+    told = [row[1] for row in described(view(timed(2e-3)).model_copy(update={"won_in": won})) if row[0] == "won inside"]
+    assert told[0] == "bert, at 1 kind of place: 0.3000 to 0.2900 ms a run"
+    assert told[1].endswith("another won there since")
 
 
 def test_a_replay_stands_beside_its_record() -> None:

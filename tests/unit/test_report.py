@@ -15,8 +15,10 @@ import pytest
 from pitchpipe.cli import report_commands
 from pitchpipe.cli.main import main
 from pitchpipe.tuning import rendering
+from pitchpipe.tuning.inside import Inside
 from pitchpipe.tuning.plots import Line, bars, lines
 from pitchpipe.tuning.report import Figures, Report, compare, duration, report_of
+from pitchpipe.wire.context import WholeRun
 from pitchpipe.wire.ids import new_id
 from pitchpipe.wire.job import Budget, EventKind, JobEvent, JobState, JobView, Progress, TaskView
 from pitchpipe.wire.task import TaskKind
@@ -123,6 +125,25 @@ def test_the_text_has_the_three_figures_and_every_task(report: Report) -> None:
     ):
         assert part in text
     assert "the tuned build runs" in text
+
+
+def test_what_tuning_inside_the_model_brought_is_told() -> None:
+    before, after = (WholeRun(run_secs=(secs,) * 18, processes=3) for secs in (3e-4, 2.94e-4))
+    told: dict[str, Any] = {
+        "before": before, "after": after, "tried": 30, "rounds": (0.02, 0.0), "trials": 60, "build_secs": 4.0,
+        "search_secs": 2.0,
+    }  # fmt: skip
+    won = report_of(job(task(1, 0.1)), inside=Inside(changed=("1".zfill(64),), **told))
+    assert "1 task with other schedules in the model: 300.0 to 294.0 us, 2.0% less" in str(won)
+    assert Report.model_validate_json(won.to_json()).inside == won.inside
+    lost = report_of(job(task(1, 0.1)), inside=Inside(changed=(), **told))
+    assert "none of 30 other schedules is faster in the model for certain" in str(lost)
+    none = report_of(job(task(1, 0.1)), inside=Inside(changed=(), **{**told, "before": None, "after": None}))
+    for one in (lost, none):
+        assert one.inside is not None
+        assert one.inside.gain == 0.0
+        assert "none of 30" in str(one)
+    assert "inside the model" not in str(report_of(job(task(1, 0.1))))
 
 
 def test_json_is_read_again(report: Report) -> None:

@@ -85,6 +85,8 @@ def test_unrolling_annotations_pass() -> None:
         text(["GetLoops", ["b0"], [], ["l1"]]),
         text(BLOCK, ["Annotate", ["b0", '"int f();"'], ["pragma_import_c"], []]),
         text(BLOCK, ["Annotate", ["b0", '"ir"'], ["pragma_import_llvm"], []]),
+        text(BLOCK, ["Annotate", ["b0", '"rule"'], ["schedule_rule"], []]),
+        text(BLOCK, ["Unannotate", ["b0"], ["pragma_import_llvm"], []]),
         text(BLOCK, ["Annotate", ["b0", 1], [["pragma_import_llvm"]], []]),
         text(BLOCK, ["Annotate", ["b0", 1], ["meta_schedule.parallel", "pragma_import_llvm"], []]),
         text(BLOCK, ["Annotate", ["b0", '"; ModuleID = x\\n"'], ["meta_schedule.auto_tensorize"], []]),

@@ -33,8 +33,10 @@ def test_a_timing_stored_before_intervals_were_kept_still_loads() -> None:
     assert {found.secs_low, found.secs_high, found.rule, found.clock_hz, found.reference_ratio} == {None}
 
 
-def test_a_report_from_before_workers_told_their_steadiness_still_loads() -> None:
-    assert Report.model_validate_json(json.dumps({"fence": 1, "results": [OLD], "final": True})).steadiness is None
+def test_a_report_from_before_workers_told_their_steadiness_and_seconds_still_loads() -> None:
+    found = Report.model_validate_json(json.dumps({"fence": 1, "results": [OLD], "final": True}))
+    assert found.steadiness is None
+    assert found.seconds is None
 
 
 def test_a_grant_from_before_jobs_had_traces_still_loads() -> None:

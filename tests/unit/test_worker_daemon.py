@@ -26,6 +26,7 @@ from pitchpipe.wire.lease import (
     ReportResponse,
     Steadiness,
     WorkerRegistration,
+    WorkerSeconds,
     WorkerState,
     WorkerView,
     WorkloadView,
@@ -129,6 +130,7 @@ class FakeSandbox:
         self.count = 0
         self.stopped = threading.Event()
         self.steadiness: Steadiness | None = None
+        self.seconds = WorkerSeconds(total_secs=1.0)
         self.device: Roofline | None = None
         self.looks = 0
 
@@ -190,12 +192,13 @@ def test_all_leases_are_measured_and_reported_and_a_stop_leaves_properly() -> No
     assert service.fetched == [sha256(b"w")]
 
 
-def test_every_report_tells_how_steady_the_device_is_when_it_is_sent() -> None:
+def test_every_report_tells_how_steady_the_device_is_and_where_the_seconds_went_when_it_is_sent() -> None:
     def told(beats: int) -> Steadiness:
         return Steadiness(reference_secs=2.0, usual_secs=1.0, ratio=2.0, noisy=True, beats=beats, repeated=0)
 
     def beat(number: int) -> None:
         sandbox.steadiness = told(number)
+        sandbox.seconds = WorkerSeconds(total_secs=9.0, time_secs=number)
 
     service, sandbox = FakeService(leases=1, size=20), FakeSandbox(beat)
     daemon, wait = start(service, sandbox)
@@ -204,6 +207,7 @@ def test_every_report_tells_how_steady_the_device_is_when_it_is_sent() -> None:
     assert wait() == 0
     assert all(report.steadiness is not None for _, report in service.reports)
     assert service.reports[-1][1].steadiness == told(19)
+    assert service.reports[-1][1].seconds == WorkerSeconds(total_secs=9.0, time_secs=19)
 
 
 @pytest.mark.parametrize("measurable", [True, False])

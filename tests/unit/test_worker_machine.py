@@ -143,6 +143,14 @@ def test_nothing_is_acquired_beside_a_long_lease_before_its_first_results() -> N
     assert Acquire not in kinds(out)
 
 
+def test_nothing_is_acquired_beside_a_confirming_run_which_others_may_do_meanwhile() -> None:
+    a = grant("a", 3).model_copy(update={"purpose": Purpose.CONFIRM})
+    state, out = working(Granted(grant=a))
+    assert Acquire not in kinds(out)
+    _, out = run(*measured(a, 0, 3), Finished(lease="a"), state=state)
+    assert Acquire in kinds(out)
+
+
 def test_nothing_is_acquired_beside_a_lease_of_one_candidate() -> None:
     _, out = working(Granted(grant=grant("a", 1)))
     assert Acquire not in kinds(out)
@@ -163,6 +171,15 @@ def test_a_cancelled_job_stops_measuring_and_reports_what_is_done() -> None:
     assert StopMeasuring(lease="a") in out
     _, out = run(Finished(lease="a"), state=state)
     assert [(len(i.results), i.final) for i in out if isinstance(i, Report)] == [(3, True)]
+
+
+def test_withdrawn_candidates_are_handed_back_at_the_next_report() -> None:
+    a = grant("a", 16)
+    state, _ = working(Granted(grant=a), *measured(a, 0, 3), Tick())
+    state, out = run(Reported(lease="a", final=False, lease_open=True, cancelled=True), state=state)
+    assert StopMeasuring(lease="a") in out
+    _, out = run(*measured(a, 3, 4), Finished(lease="a"), state=state)
+    assert [(len(i.results), i.final) for i in out if isinstance(i, Report)] == [(1, True)]
 
 
 def test_a_stale_lease_is_stopped_and_never_mentioned_again() -> None:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.context import contexts_of
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.deploy.defaults import Checked, checked_defaults, remembered_defaults
+from tuner.deploy.default_check import Checked, Named, linked_name
+from tuner.deploy.defaults import checked_defaults, remembered_defaults
 from tuner.deploy.finish import finish
 from tuner.graph.precision import TF32, multiplies_tf32
-from tuner.graph.prepare import call_counts, prepare, workload_module
+from tuner.graph.prepare import MAIN, calls, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
+from tuner.measure.build import with_packings
 from tuner.schedule.trace import apply_trace
 from tuner.tasks import signature, workload_functions
 from tuner.templates.text import is_template
 from tuner.tvm_compat import load_ir, save_ir, to_tvm_target, toolchain
 
-Defaults = Callable[[Sequence[Workload], Target], Mapping[str, Checked]]
+Defaults = Callable[[Sequence[Named], Target], Mapping[str, Checked]]
 """Gives default schedules by workload digest, none for what could not be checked; see tuner/deploy/defaults.py."""
 
 
@@ -46,6 +49,10 @@ class Scheduled:
     refused: Mapping[str, str]
     """Digest -> reason, of those whose schedule did not apply, since it may be another target's, or whose default schedule
     was not right."""
+    unscheduled: tuple[tuple[Any, Any, str], ...] = ()
+    """The tensor functions as they were before, as `workload_functions` has them."""
+    checked: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """Digest -> name and scheduled tensor function, of `defaults`: what `Named.name` named, and what was checked."""
 
 
 def schedule_model(
@@ -67,7 +74,7 @@ def schedule_model(
             if (trace := traces.get(digest)) is not None and trace != BASELINE_TRACE:
                 if is_template(trace) and not kind.has_templates:
                     raise InvalidTrace(f"{kind.title} target has no templates")
-                prepared.update_func(variable, _applied(function, variable, trace))
+                prepared.update_func(variable, applied(function, variable, trace))
                 tuned.append(digest)
                 continue
         except InvalidTrace as error:
@@ -77,9 +84,13 @@ def schedule_model(
             missing.append((variable, function, digest))
     chosen: Mapping[str, Checked] = {}
     if defaults is not None and kind.runs_unscheduled:
-        functions = {digest: function for _, function, digest in missing}
-        chosen = defaults([Workload(digest=d, ir=save_ir(workload_module(f))) for d, f in functions.items()], target)
-    used, inapplicable = list[str](), dict(refused)
+        first = {digest: (variable.name_hint, function) for variable, function, digest in reversed(missing)}
+        asked = [
+            Named(name=name, workload=Workload(digest=digest, ir=save_ir(workload_module(function))))
+            for digest, (name, function) in reversed(first.items())
+        ]
+        chosen = defaults(asked, target)
+    used, inapplicable, functions = list[str](), dict(refused), dict[str, tuple[str, Any]]()
     for variable, function, digest in missing:
         if (checked := chosen.get(digest)) is None:
             continue
@@ -88,7 +99,8 @@ def schedule_model(
             before = [inapplicable[digest]] if digest in inapplicable else []
             refused[digest] = "; ".join([*before, f"{named}: {checked.fault}"])
         elif checked.trace != BASELINE_TRACE:
-            prepared.update_func(variable, _applied(function, variable, checked.trace))
+            prepared.update_func(variable, applied(function, variable, checked.trace))
+            functions.setdefault(digest, (variable.name_hint, prepared[variable]))
             used.append(digest)
     with to_tvm_target(target):
         module = finish(prepared, target)
@@ -100,10 +112,12 @@ def schedule_model(
         defaults=tuple(used),
         computed=TF32 if any(multiplies_tf32(function) for _, function, _ in workloads) else None,
         refused=refused,
+        unscheduled=tuple(workloads),
+        checked=functions,
     )
 
 
-def _applied(function: Any, variable: Any, trace: str) -> Any:
+def applied(function: Any, variable: Any, trace: str) -> Any:
     """A tensor function of a prepared model after a trace. Raises InvalidTrace."""
     scheduled = apply_trace(workload_module(function), trace).mod["main"]
     return scheduled.with_attr("global_symbol", variable.name_hint)
@@ -117,17 +131,33 @@ def compile_scheduled(scheduled: Scheduled) -> Any:
     return kind_of(scheduled.target).compile(scheduled.module, scheduled.target)
 
 
+def compile_to_save(scheduled: Scheduled, made: Mapping[str, bytes]) -> Any:
+    """The same on all cores, to be saved and not to be run. Forks; at most one thread of the process calls it.
+
+    made: object code of default schedules by workload digest, as their checks made it.
+    """
+    ready = {}
+    for digest, code in made.items():
+        if digest in scheduled.checked:
+            name, function = scheduled.checked[digest]
+            whole, packings = with_packings(workload_module(function))
+            ready[linked_name(name, packings)] = (whole[MAIN], code)
+    return kind_of(scheduled.target).compile_side_by_side(scheduled.module, scheduled.target, ready)
+
+
 def identify(
     model: bytes, _arrays: Mapping[str, Any], *, model_format: str, target: str, own: bool = False
 ) -> dict[str, Any]:
-    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key.
+    """Step: the model's workloads on the target (its key), how often each occurs, signatures, the toolchain's key, and
+    where models are tuned inside, what stands around each workload.
 
     own: the caller made the model itself, in the `relax` format, so that it is read without a child.
     """
     wanted = Target.parse(target)
     read = parse_container(model) if own else ingest(model, ModelFormat(model_format))
     prepared = prepare(load_ir(read.ir), wanted)
-    counts, weights, signatures, functions = call_counts(prepared), Counter[str](), {}, {}
+    order = calls(prepared)
+    counts, weights, signatures, functions = Counter(order), Counter[str](), {}, {}
     for variable, function, digest in workload_functions(prepared):
         functions[variable.name_hint] = digest
         weights[digest] += counts[variable.name_hint]
@@ -138,6 +168,12 @@ def identify(
         "signatures": signatures,
         "functions": functions,
         "toolchain": toolchain(wanted.kind).key,
+        "contexts": {
+            digest: context.model_dump(mode="json")
+            for digest, context in contexts_of([functions[name] for name in order]).items()
+        }
+        if kind_of(wanted).tunes_inside
+        else {},
     }
 
 
@@ -160,10 +196,11 @@ def build(
     Raises PitchpipeError when a shared library cannot be linked.
     """
     wanted, ingested = Target.parse(target), ingest(model, ModelFormat(model_format))
-    checking = None if defaults is None else partial(checked_defaults, folder=Path(defaults))
+    made: dict[str, bytes] = {}
+    checking = None if defaults is None else partial(checked_defaults, folder=Path(defaults), made=made)
     if library is None:
         return _manifest(ingested, schedule_model(ingested, wanted, traces, defaults=checking))
-    scheduled, compiled = _compiled(ingested, wanted, traces, checking)
+    scheduled, compiled = _compiled(ingested, wanted, traces, checking, partial(compile_to_save, made=made))
     kind_of(wanted).save(compiled, Path(library))
     return _manifest(ingested, scheduled)
 
@@ -178,12 +215,16 @@ def build_here(
     """
     wanted, ingested = Target.parse(target), ingest(model, ModelFormat(model_format))
     known = None if defaults is None else partial(remembered_defaults, folder=Path(defaults))
-    scheduled, compiled = _compiled(ingested, wanted, traces, known)
+    scheduled, compiled = _compiled(ingested, wanted, traces, known, compile_scheduled)
     return _manifest(ingested, scheduled), compiled
 
 
 def _compiled(
-    ingested: IngestedModel, target: Target, traces: Mapping[str, str], defaults: Defaults | None
+    ingested: IngestedModel,
+    target: Target,
+    traces: Mapping[str, str],
+    defaults: Defaults | None,
+    compiling: Callable[[Scheduled], Any],
 ) -> tuple[Scheduled, Any]:
     """The model, compiled; what the compiler refuses with given schedules, or with default ones, without these."""
     refused: dict[str, str] = {}
@@ -191,7 +232,7 @@ def _compiled(
         scheduled = schedule_model(ingested, target, traces, defaults=defaults)
         scheduled = replace(scheduled, refused={**scheduled.refused, **refused})
         try:
-            return scheduled, compile_scheduled(scheduled)
+            return scheduled, compiling(scheduled)
         except PitchpipeError as error:
             # Rare, so it may cost another compilation; which of the schedules it was, the compiler does not say.
             if not (scheduled.tuned or scheduled.defaults):

@@ -45,7 +45,7 @@ def in_forks(work: Callable[[int], bytes], count: int, *, processes: int, limit_
     processes: forks at a time. One thread of this process may call it, while no other one forks.
     """
     found: list[bytes | Lost] = [Lost(reason="it was not begun", final=False)] * count
-    waiting, forks = deque(range(count)), list[_Fork]()
+    waiting, forks, answered = deque(range(count)), list[_Fork](), list[_Fork]()
     try:
         while waiting or forks:
             while waiting and len(forks) < processes:
@@ -53,11 +53,18 @@ def in_forks(work: Callable[[int], bytes], count: int, *, processes: int, limit_
             left_secs = min(fork.until for fork in forks) - time.monotonic()
             ready = wait([fork.line for fork in forks], max(0.0, left_secs))
             for fork in list(forks):
-                if fork.line in ready or fork.until <= time.monotonic():
-                    found[fork.piece] = fork.answer(limit_secs)
+                if fork.line in ready:
+                    fork.receive()
+                    answered.append(fork)
                     forks.remove(fork)
+                elif fork.until <= time.monotonic():
+                    found[fork.piece] = Lost(reason=f"it took longer than {limit_secs:g} s", final=False)
+                    fork.end()
+                    forks.remove(fork)
+        for fork in answered:  # The kernel was freeing their memory while others worked.
+            found[fork.piece] = fork.answer()
     finally:
-        for fork in forks:
+        for fork in [*forks, *answered]:
             fork.end()
     return found
 
@@ -68,6 +75,8 @@ class _Fork:
     def __init__(self, work: Callable[[int], bytes], piece: int, limit_secs: float) -> None:
         parent, (reader, writer) = os.getpid(), os.pipe()
         self.piece, self.until = piece, time.monotonic() + limit_secs
+        self._data: bytes | None = None
+        self._status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             os.close(reader)
@@ -75,32 +84,34 @@ class _Fork:
         os.close(writer)
         self.line = Connection(reader, writable=False)
 
-    def answer(self, limit_secs: float) -> bytes | Lost:
-        """Once it has answered, has ended, or had its time; ends it."""
-        data = None
-        if not self.line.poll():
-            self.end()
-            return Lost(reason=f"it took longer than {limit_secs:g} s", final=False)
+    def receive(self) -> None:
+        """Takes what it has answered; nothing where it has ended before that."""
         with suppress(EOFError, OSError):
-            data = self.line.recv_bytes()
+            self._data = self.line.recv_bytes()
+        self.line.close()
+
+    def answer(self) -> bytes | Lost:
+        """What was received; ends it."""
         status = self.end(PATIENCE_SECS)
-        if status == 0 and data is not None:
-            return data
+        if status == 0 and self._data is not None:
+            return self._data
         return Lost(reason=f"the process that ran it {ending(status)}", final=status < 0 and status != -KILLED)
 
     def end(self, patience_secs: float = 0.0) -> int:
         """Ends it, unless it ends within so many seconds; its exit code, or the negative of the signal that ended it."""
         self.line.close()
         deadline = time.monotonic() + patience_secs
-        while True:
+        while self._status is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            if time.monotonic() >= deadline:
+            if not ended and time.monotonic() >= deadline:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, KILLED)
-                return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            time.sleep(0.002)
+                ended, status = os.waitpid(self.pid, 0)
+            if ended:
+                self._status = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.002)
+        return self._status
 
 
 def _serve(line: Connection, work: Callable[[], bytes], parent: int) -> None:

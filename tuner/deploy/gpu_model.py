@@ -26,6 +26,7 @@ from pitchpipe.gpu.program import (
     Pointer,
     Program,
     Scalar,
+    TensorMap,
 )
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
@@ -49,13 +50,32 @@ def compile_gpu_model(module: Any, target: Target) -> Program:
     Raises UnsupportedOperator for what a list of launches cannot express, such as work that is left to the host, and
     PitchpipeError when the compiler refuses.
     """
+    flow, functions = settled_flow(module, target)
+    return assemble_checked(flow, *compile_functions(functions, target))
+
+
+def settled_flow(module: Any, target: Target) -> tuple[Flow, dict[str, Any]]:
+    """The calls of a finished module with a place for every tensor, and the tensor functions that they call, by name.
+
+    Raises UnsupportedOperator for what is no call of a tensor function.
+    """
     flow = read_flow(module)
     functions = {v.name_hint: function for v, function in module.functions.items() if isinstance(function, PrimFunc)}
     with _lowering:
         settle(flow, lambda view: _copy(view, functions, target))
-        used = dict.fromkeys(step.function for step in (*flow.prepare, *flow.run))
-        lowered = _lowered({name: functions[name] for name in used}, target)
-    codes = _compiled(lowered, target)
+    used = dict.fromkeys(step.function for step in (*flow.prepare, *flow.run))
+    return flow, {name: functions[name] for name in used}
+
+
+def compile_functions(functions: Mapping[str, Any], target: Target) -> tuple[dict[str, Lowered], dict[str, bytes]]:
+    """Scheduled functions taken apart, by name, and machine code by source. Raises as `compile_gpu_model` does."""
+    with _lowering:
+        lowered = _lowered(functions, target)
+    return lowered, _compiled(lowered, target)
+
+
+def assemble_checked(flow: Flow, lowered: Mapping[str, Lowered], codes: Mapping[str, bytes]) -> Program:
+    """`assemble`, which raises UnsupportedOperator for launches that no device takes."""
     try:
         return assemble(flow, lowered, codes)
     except InvalidProgram as error:
@@ -164,7 +184,7 @@ class _Assembly:
         calls = [list(self._calls(steps)) for steps in (flow.prepare, flow.run)]
         for view in (*flow.inputs, *flow.outputs, *flow.weights):
             self._add(view.tensor)
-        touched = [view.tensor for _, arguments in calls[0] + calls[1] for view in arguments if isinstance(view, View)]
+        touched = [view.tensor for _, arguments in calls[0] + calls[1] for view, _ in arguments if view is not None]
         for place in (Place.RESIDENT, Place.CONSTANT):
             for tensor in touched:
                 if tensor.buffer.place is place:
@@ -187,21 +207,21 @@ class _Assembly:
             if tensor.buffer.place is Place.CONSTANT:
                 self._constants.append(tensor.data)
 
-    def _calls(self, steps: Sequence[Step]) -> Iterator[tuple[tuple[int, KernelCall], list[View | bytes]]]:
+    def _calls(self, steps: Sequence[Step]) -> Iterator[tuple[tuple[int, KernelCall], list[_Argument]]]:
         """(code, call) of every kernel of the steps, in order, and its arguments; each step has workspaces of its own."""
         for step in steps:
             lowered = self._lowered[step.function]
             code = self._sources.index(lowered.source)
             tensors = [*step.arguments, *(_workspace(size) for size in lowered.workspaces)]
             for call in lowered.calls:
-                yield (code, call), [tensors[one] if isinstance(one, int) else one for one in call.arguments]
+                yield (code, call), [_argument(one, tensors) for one in call.arguments]
 
-    def _launches(self, calls: Sequence[tuple[tuple[int, KernelCall], list[View | bytes]]]) -> tuple[Launch, ...]:
+    def _launches(self, calls: Sequence[tuple[tuple[int, KernelCall], list[_Argument]]]) -> tuple[Launch, ...]:
         """The launches of a list of calls, whose intermediate results get a scratch buffer of their own."""
         lifetimes: dict[int, Lifetime] = {}
         for at, (_, arguments) in enumerate(calls):
-            for one in arguments:
-                if isinstance(one, View) and one.tensor.buffer.place is Place.SCRATCH:
+            for one in (view for view, _ in arguments if view is not None):
+                if one.tensor.buffer.place is Place.SCRATCH:
                     size = one.tensor.buffer.size_bytes
                     first = lifetimes[id(one.tensor)].first if id(one.tensor) in lifetimes else at
                     lifetimes[id(one.tensor)] = Lifetime(size_bytes=size, first=first, last=at)
@@ -209,6 +229,16 @@ class _Assembly:
         offsets, scratch = dict(zip(lifetimes, planned.offsets, strict=True)), len(self._buffers)
         if lifetimes:
             self._buffers.append(Buffer(place=Place.SCRATCH, dtype="uint8", shape=(planned.size_bytes,)))
+
+        def placed(argument: _Argument) -> Pointer | Scalar | TensorMap:
+            match argument:
+                case None, bytes() as data:
+                    return Scalar(data=data)
+                case View() as view, None:
+                    return pointer(view)
+                case View() as view, TensorMap() as described:
+                    return replace(described, base=pointer(view))
+            raise AssertionError(argument)
 
         def pointer(view: View) -> Pointer:
             if view.offset % CALLER_ALIGNMENT:
@@ -220,7 +250,7 @@ class _Assembly:
         return tuple(
             Launch(
                 kernel=self._kernels.setdefault((code, call.kernel), len(self._kernels)),
-                arguments=tuple(Scalar(data=one) if isinstance(one, bytes) else pointer(one) for one in arguments),
+                arguments=tuple(placed(one) for one in arguments),
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
@@ -228,6 +258,20 @@ class _Assembly:
             )
             for at, ((code, call), arguments) in enumerate(calls)
         )
+
+
+_Argument = tuple[View | None, bytes | TensorMap | None]
+"""Of a launch: what it points to, or a scalar's bytes, or what it points to and how that is described."""
+
+
+def _argument(one: int | bytes | TensorMap, tensors: Sequence[View]) -> _Argument:
+    match one:
+        case int():
+            return tensors[one], None
+        case bytes():
+            return None, one
+        case TensorMap():
+            return tensors[one.base.buffer], one
 
 
 def _workspace(size_bytes: int) -> View:

@@ -29,6 +29,7 @@ rest, once schedules were applied.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,17 +146,21 @@ def _name(step: Any) -> str:
     return str(step.info.name if hasattr(step, "info") else getattr(step, "__name__", step))
 
 
-def call_counts(prepared: Any) -> dict[str, int]:
-    """Name of a tensor function -> how often one run of main calls it, in the order of first calls."""
-    counts: dict[str, int] = {}
+def calls(prepared: Any) -> list[str]:
+    """Names of the tensor functions that one run of main calls, in the order of the calls."""
+    names: list[str] = []
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call) and getattr(expr.op, "name", None) == "relax.call_tir":
-            name = expr.args[0].name_hint
-            counts[name] = counts.get(name, 0) + 1
+            names.append(expr.args[0].name_hint)
 
     relax.analysis.post_order_visit(prepared[MAIN].body, visit)
-    return counts
+    return names
+
+
+def call_counts(prepared: Any) -> dict[str, int]:
+    """Name of a tensor function -> how often one run of main calls it, in the order of first calls."""
+    return dict(Counter(calls(prepared)))
 
 
 def workload_module(function: Any) -> Any:
@@ -208,11 +213,14 @@ def normalised(function: Any) -> Any:
 def _check_lowered(mod: Any) -> None:
     """Raises UnsupportedOperator, which names it, when an operator of main was not lowered to a tensor function."""
     allowed = {"relax.call_tir", "relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
+    left: list[str] = []
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call):
             name = getattr(expr.op, "name", None) or str(expr.op)
             if name not in allowed:
-                raise UnsupportedOperator(f"operator {name} has no implementation for this target")
+                left.append(name)
 
-    relax.analysis.post_order_visit(mod[MAIN].body, visit)
+    relax.analysis.post_order_visit(mod[MAIN].body, visit)  # what is raised in there leaves TVM as another error
+    if left:
+        raise UnsupportedOperator(f"operator {left[0]} has no implementation for this target")

@@ -184,8 +184,11 @@ class Operators(Contractions):
     def _compare(self, operation: Any, operands: list[Any]) -> Any:
         direction = stablehlo.ComparisonDirectionAttr(operation.attributes["comparison_direction"]).value
         if dtype_of(operation.operands[0].type) == "bool":  # which LLVM has no comparison of
-            if direction not in ("EQ", "NE"):
-                raise UnsupportedOperator(f"operator stablehlo.compare of booleans by {direction} is not supported")
+            if direction in ("GT", "GE"):
+                operands, direction = operands[::-1], {"GT": "LT", "GE": "LE"}[direction]
+            if direction in ("LT", "LE"):
+                logic = op.logical_and if direction == "LT" else op.logical_or
+                return self._binary(lambda a, b: logic(self._emit(op.logical_not(a)), b), operation, operands)
             found = self._binary(op.logical_xor, operation, operands)
             return found if direction == "NE" else self._emit(op.logical_not(found))
         return self._binary(COMPARISONS[direction], operation, operands)

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 Converted = tuple[bytes, dict[str, "np.ndarray"]]
+ADVICE = {
+    "in output, which is not a known type": "the module returns an object of a class that it does not know; return a tuple"
+    " or a dict, or register the class with torch.export.register_dataclass",
+    "classes.quantized.": "it cannot take packed weights apart; quantise by torchao or pt2e, or give an ONNX file with"
+    " QuantizeLinear and DequantizeLinear",
+}
+"""What torch.export says, in part, and what to do about it."""
 
 
 def from_torch(
@@ -70,7 +77,8 @@ def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) 
     except Exception as error:  # torch.export raises many kinds, user errors among them
         with contextlib.suppress(Exception), constants_known(module):
             return torch.export.export(module, examples, keywords)
-        raise InvalidModel(f"torch.export failed{_place(error)}: {_first_line(error)}") from error
+        advice = next((told for sign, told in ADVICE.items() if sign in str(error)), None)
+        raise InvalidModel(f"torch.export failed{_place(error)}: {advice or _first_line(error)}") from error
 
 
 def _place(error: BaseException) -> str:

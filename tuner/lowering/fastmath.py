@@ -39,6 +39,7 @@ from typing import Any
 from tuner.lowering.bfloat16 import expand_bfloat16
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.booleans import expand_booleans
+from tuner.lowering.extrema import has_exponentials, keep_nan
 from tuner.lowering.remainders import split_remainders
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
@@ -89,7 +90,8 @@ def expand_intrinsics(mod: Any) -> Any:
     """The module with arithmetic in place of the intrinsics in its tensor functions; for code generators of CPUs.
 
     Loops over remainders are split for them as well (remainders.py), vectorised loops that bind variables are made plain
-    (bindings.py), booleans between stages are bytes (booleans.py), and bfloat16 is computed in float32 (bfloat16.py).
+    (bindings.py), booleans between stages are bytes (booleans.py), bfloat16 is computed in float32 (bfloat16.py), and maxima
+    keep NaN (extrema.py).
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
     """
@@ -116,10 +118,10 @@ def _expanded_power(call: Any) -> Any:
 
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
     function = split_remainders(function)
-    body = tvm_ffi.structural_map(
-        function.body, [(ir.Call, _expanded), (tirx.Max, _constant_first), (tirx.Min, _constant_first)]
-    )
-    return expand_booleans(expand_bfloat16(function if body.same_as(function.body) else function.with_body(body)))
+    exponentials = has_exponentials(function)
+    body = tvm_ffi.structural_map(function.body, [(ir.Call, _expanded)])
+    function = expand_bfloat16(function if body.same_as(function.body) else function.with_body(body))
+    return expand_booleans(keep_nan(function, exponentials=exponentials))
 
 
 _EXPAND = tirx.transform.prim_func_pass(_expand_function, opt_level=0, name="pitchpipe.ExpandIntrinsics")
@@ -136,14 +138,6 @@ def _expanded(call: Any) -> Any:
     if dtype == "float32":
         return _bound(formula, call.args[0])
     return tirx.Cast(dtype, _bound(formula, tirx.Cast("float32", call.args[0])))
-
-
-def _constant_first(extreme: Any) -> Any:
-    """max(c, x) in place of max(x, c): both are comparisons that give their second operand where they fail, so that NaN
-    stays NaN through rectifiers and clipping, as in the frameworks, at no cost."""
-    if isinstance(extreme.b, tirx.FloatImm) and not isinstance(extreme.a, tirx.FloatImm):
-        return type(extreme)(extreme.b, extreme.a)
-    return extreme
 
 
 def _bound(formula: Formula, argument: Any) -> Any:

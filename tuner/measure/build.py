@@ -12,6 +12,7 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
+from tuner.lowering.stack import PIPELINE
 from tuner.schedule.packing import Packing, packings_of, without_packings
 from tuner.schedule.tensor_type import TensorType
 from tuner.schedule.trace import apply_trace
@@ -58,7 +59,7 @@ def generate(mod: Any, target: Any) -> tuple[Any, Any]:
     """The lowered module for a CPU, and LLVM's module of it, whose `inspect_source` shows the code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return generate_unchecked(expand_intrinsics(mod), target)
+        return generate_unchecked(expand_intrinsics(mod), target, PIPELINE)
 
 
 def compile_module(mod: Any, target: Any) -> Any:

@@ -271,13 +271,16 @@ class Measuring:
         self._bench, self._running = bench, running
         self._results: list[tuple[bool, float, float]] = []
         self._last_secs = 0.0
+        self.check_secs = 0.0
+        """Spent in `check` so far."""
 
     def check(self, names: Sequence[str]) -> float:
         """Runs and compares the sets; returns the seconds of the last run. Raises WrongOutput."""
-        secs = 0.0
+        secs, began = 0.0, time.perf_counter()
         for name in names:
             secs = self._running.run(name)
             self._compare(name)
+        self.check_secs += time.perf_counter() - began
         return secs
 
     def _compare(self, name: str) -> None:
@@ -298,6 +301,7 @@ class Measuring:
         incumbent_secs: the task's best time so far. limit_secs: bounds the time that is spent. Raises WrongOutput.
         """
         self._results.clear()
+        self.check_secs = 0.0
         first, *rest = self._bench.reference_outputs
         first_secs = self.check([first])
         checked = False

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import tuner.schedule.reducers  # noqa: F401  # so that TVM lowers them between threads
-from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar
+from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar, TensorMap
 from pitchpipe.target_kind import kind_named
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.early_launch import beginning_early, launches_early
@@ -63,9 +63,7 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
         run=tuple(
             Launch(
                 kernel=names.index(call.kernel),
-                arguments=tuple(
-                    Scalar(data=one) if isinstance(one, bytes) else Pointer(buffer=one) for one in call.arguments
-                ),
+                arguments=tuple(_argument(one) for one in call.arguments),
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
@@ -74,6 +72,16 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
             for call in lowered.calls
         ),
     )
+
+
+def _argument(one: int | bytes | TensorMap) -> Pointer | Scalar | TensorMap:
+    match one:
+        case int():
+            return Pointer(buffer=one)
+        case bytes():
+            return Scalar(data=one)
+        case TensorMap():
+            return one
 
 
 def check_parameters(mod: Any, params: Sequence[TensorType]) -> None:

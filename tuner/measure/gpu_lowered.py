@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from pitchpipe.gpu.program import TensorMap
 from tuner.measure.device_compiler import NotCompiled
 from tuner.templates.assembler import AssemblerError
 from tuner.templates.compiler import NotCompiled as RefusedByTriton
@@ -17,8 +18,9 @@ class KernelCall:
     """A launch as the host function of one workload writes it."""
 
     kernel: str
-    arguments: tuple[int | bytes, ...]
-    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them."""
+    arguments: tuple[int | bytes | TensorMap, ...]
+    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them; tensor maps
+    whose base's `buffer` is such an index."""
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int

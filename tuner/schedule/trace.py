@@ -76,17 +76,15 @@ ANNOTATIONS = frozenset(
         "pragma_auto_unroll_max_step",
         "pragma_loop_partition_hint",
         "pragma_unroll_explicit",
-        "software_pipeline_async_stages",
-        "software_pipeline_order",
-        "software_pipeline_stage",
+        *("software_pipeline_async_stages", "software_pipeline_order", "software_pipeline_stage"),
         "tirx.manifest_shared_memory_local_stage",
-        "double_buffer_scope",
-        "vector_bytes",
-        "warp_execution",
+        *("double_buffer_scope", "vector_bytes", "warp_execution"),
     }
 )
 """Annotation keys that a trace may set. Above all `pragma_import_llvm` and `pragma_import_c` are refused, with which a trace
 could pass foreign code to the code generator."""
+REMOVABLE = ANNOTATIONS | {"schedule_rule"}
+"""Those that a trace may remove: pooling names a rule to schedule it by, which MetaSchedule removes."""
 
 REWRITE = "pitchpipe.rewrite"
 WINOGRAD: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
@@ -250,7 +248,7 @@ def _instruction(index: int, instruction: Any, known: set[str]) -> list[Any]:
         key = attributes[0] if len(attributes) == 1 else None
         if key == REWRITE:
             _check_rewrite(index, kind, inputs)
-        elif not isinstance(key, str) or key not in ANNOTATIONS:
+        elif not isinstance(key, str) or key not in (ANNOTATIONS if kind == "Annotate" else REMOVABLE):
             raise InvalidTrace(f"{where}: the annotation {str(key)[:64]!r} is not allowed")
     if kind == "Bind" and not (
         len(attributes) == 1 and isinstance(attributes[0], str) and _THREAD.match(attributes[0])

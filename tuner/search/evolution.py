@@ -42,7 +42,7 @@ from tuner.search.cost_model import CostModel, pack_features, target_of, unpack_
 from tuner.search.population import families_of, family_of, identified, parent_of
 from tuner.search.replays import Replays
 from tuner.search.requests import Proposal, ProposeRequest
-from tuner.search.templates import propose_templates, share_of, without_templates
+from tuner.search.templates import propose_templates, share_of, traces_are_far_behind, without_templates
 from tuner.search.transfer import refitted
 from tuner.space import space_of
 from tuner.space.metaschedule import SEED_LIMIT, structural_hash
@@ -91,6 +91,8 @@ def propose(request: ProposeRequest) -> list[Proposal]:
     """
     if request.n <= 0:
         return []
+    if traces_are_far_behind(request):
+        return propose_templates(request, request.n)
     proposals = propose_templates(request, share_of(request.n))
     traces = _propose_traces(without_templates(request, request.n - len(proposals)))
     if len(proposals) + len(traces) < request.n:

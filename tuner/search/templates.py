@@ -5,8 +5,9 @@ corrects it: with e_i the estimate, t_i the time and x_i the features of a point
 
     log t_i = log e_i + w . x_i,        w = (X^T X + lambda I)^-1 X^T (log t - log e)
 
-and the points with the least predicted times are next. The features are logarithms of the arguments and their squares and
-products, so that an optimum inside of the space has a form. A share of the points is drawn at random from the better half.
+and the points with the least predicted times are next. The features are the template, logarithms of the arguments, and their
+squares and products, so that an optimum inside of the space has a form. A share of the points is drawn at random from the
+better half.
 The XGBoost cost model, whose features are those of TIR, takes no part.
 """
 
@@ -26,10 +27,14 @@ from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.measure import Candidate
 from tuner.schedule.trace import decode_trace
 from tuner.search.requests import Proposal, ProposeRequest
-from tuner.templates.text import is_template, parse
+from tuner.templates.text import TEMPLATES, is_template, parse
 
 SHARE = 0.75
-"""Of a round's proposals, for templates where there are any: the others are MetaSchedule's."""
+"""Of a round's proposals, for templates where there are any: the others are MetaSchedule's, until they are far behind."""
+LEAST_TRACES = 12
+"""Traces with a time after which they are judged."""
+FAR_BEHIND = 1.25
+"""How many times the best template's time the best of them takes where no more are tried."""
 EXPLORED = 0.125
 """Share of the templates that is drawn at random."""
 RIDGE = 1.0
@@ -60,8 +65,16 @@ def propose_templates(request: ProposeRequest, wanted: int) -> list[Proposal]:
 
 
 def share_of(n: int) -> int:
-    """How many of a round's proposals are templates."""
+    """How many of a round's proposals are templates, while traces may be as fast."""
     return max(1, round(n * SHARE)) if n > 0 else 0
+
+
+def traces_are_far_behind(request: ProposeRequest) -> bool:
+    """Whether so many traces were timed, none of them nearly as fast as the best template, that no more are tried."""
+    timed = [(secs, is_template(text)) for text, secs in request.measured if secs is not None]
+    templates = [secs for secs, template in timed if template]
+    traces = [secs for secs, template in timed if not template]
+    return bool(templates) and len(traces) >= LEAST_TRACES and min(traces) > FAR_BEHIND * min(templates)
 
 
 def without_templates(request: ProposeRequest, n: int) -> ProposeRequest:
@@ -119,8 +132,9 @@ def _predicted(
 
 def _features(texts: Sequence[str]) -> NDArray[np.float64]:
     """Logarithms of the arguments, and their products of two."""
-    arguments = [parse(text).arguments for text in texts]
-    logs = np.log2(1.0 + np.array([list(one.values()) for one in arguments], dtype=np.float64))
+    chosen = [parse(text) for text in texts]
+    numbers = [[list(TEMPLATES).index(one.template), *one.arguments.values()] for one in chosen]
+    logs = np.log2(1.0 + np.array(numbers, dtype=np.float64))
     pairs: list[Any] = [
         logs[:, i] * logs[:, j] for i, j in itertools.combinations_with_replacement(range(logs.shape[1]), 2)
     ]

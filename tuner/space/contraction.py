@@ -69,6 +69,13 @@ class Contraction:
     bits: int
     """Bits of an element of C."""
 
+    @property
+    def one_row(self) -> bool:
+        """Whether there is one row, and B is no weight and lies along its reduction, as the keys of a decoder's attention
+        do: every element of B is used once, in a sum over neighbours, so packing it costs more than all the rest."""
+        lies_along = bool(self.weight_axes) and self.weight_axes[-1] in self.reduction
+        return lies_along and not (self.rows or self.prepacked or self.depthwise)
+
     def extent(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.extents[axis] for axis in axes)
 

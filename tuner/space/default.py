@@ -6,6 +6,7 @@ A default schedule is a trace, so it is stored, replayed and checked like any ot
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from pitchpipe.wire.measure import BASELINE_TRACE
@@ -20,6 +21,7 @@ from tuner.space.recurrence import recurrent_sketches
 from tuner.space.refusals import tell_refused
 from tuner.space.rowwise import find_chain, schedule_chain, worth_parallelizing
 from tuner.space.tiles import tiled_sketches
+from tuner.space.winograd import winograd_sketches
 from tuner.tvm_compat import Schedule, load_ir, loop_bindings, tirx, tvm_ffi
 
 TURNS = 4
@@ -31,16 +33,18 @@ TILE = 8
 def default_trace(workload: Workload, target: Target) -> str:
     """The default schedule of a workload; the baseline where nothing better is known.
 
-    A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a contraction in the
-    register tile that the model in tuner/space/tiles.py ranks best, a chain of reductions row by row
-    (tuner/space/rowwise.py). In anything else outer loops are parallel and the innermost is vectorised, and a transposition
-    is tiled. Where TVM refuses one of these, or it changes nothing (a call of a library), the next is tried.
+    A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a convolution of 3 x 3 by
+    Winograd's algorithm where tuner/space/winograd.py offers it, any other contraction in the register tile that the model
+    in tuner/space/tiles.py ranks best, a chain of reductions row by row (tuner/space/rowwise.py). In anything else outer
+    loops are parallel and the innermost is vectorised, and a transposition is tiled. Where TVM refuses one of these, or it
+    changes nothing (a call of a library), the next is tried.
     """
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
         return encode_trace(panels[0].trace)
-    if (tiled := _in_register_tiles(mod, workload, target)) is not None:
-        return tiled
+    for form, sketches_of in (("winograd", winograd_sketches), ("register tiles", tiled_sketches)):
+        if (contracted := _contraction(form, sketches_of, mod, workload, target)) is not None:
+            return contracted
     for choice, plan in (("row by row", _row_by_row), ("stage by stage", _stage_by_stage)):
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
@@ -55,10 +59,12 @@ def default_trace(workload: Workload, target: Target) -> str:
     return BASELINE_TRACE
 
 
-def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | None:
-    """The register tile that its model ranks best, the one that a search begins with; None where there is none."""
+def _contraction(
+    form: str, sketches_of: Callable[[Any, Target, int], list[Any]], mod: Any, workload: Workload, target: Target
+) -> str | None:
+    """The point of a design space that its model ranks best, the one that a search begins with; None where there is none."""
     try:
-        if not (sketches := tiled_sketches(mod, target, most=1)):
+        if not (sketches := sketches_of(mod, target, 1)):
             return None
         space = generate(workload, target, empty=True).joined([sketches])
         schedule = space.candidate(space.analytic_seeds[0], seed=1)
@@ -68,7 +74,7 @@ def _in_register_tiles(mod: Any, workload: Workload, target: Target) -> str | No
         apply_trace(mod, trace)
         return trace
     except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
-        tell_refused("default", error, choice="register tiles")
+        tell_refused("default", error, choice=form)
         return None
 
 

@@ -3,8 +3,7 @@
 The whole schedule of a layer is in the rewrite that a trace names, so every sketch has one point and the space is a list.
 The sums of a panel stay in registers through all products of a step: rows * gates * vectors of them, and one register for
 each gate's weights. With more rows each weight that is loaded serves more products, with more units the latency of
-multiply-adds is hidden. Threads synchronise once a step, which takes some microseconds, so where a step's weights fit a
-core's cache one thread is ranked first.
+multiply-adds is hidden. Threads synchronise once a step, so one thread is ranked first where a step is short.
 """
 
 from __future__ import annotations
@@ -18,10 +17,13 @@ from tuner.space.access import dividing_lanes
 from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import Schedule
 
-OWN_CACHE_BYTES = 1 << 20
-"""Assumed size of the caches that one core has for itself."""
+BARRIER_SECS = 0.5e-6
+"""Of the threads' meeting at the end of a step, while each has a core: 0.1 to 0.3 us of two, by the difference of divided
+and undivided layers, and more of more."""
+FLOPS_PER_SEC = 100e9
+"""Of one core, for weights that are in its caches. Layers of 96 and 128 units reached 45 to 120."""
 STACK_BYTES = 1024
-"""Bytes of a panel's sums, at most: TVM allocates a larger buffer on the heap."""
+"""Bytes of a panel's sums, at most. A larger buffer was taken from TVM's runtime when the panels were chosen."""
 MOST = 12
 """Sketches of a layer, at most."""
 
@@ -43,7 +45,8 @@ def recurrent_sketches(mod: Any, target: Target) -> list[Any]:
 def _choices(layer: Recurrence, unit: VectorUnit, cores: int) -> list[str]:
     """Names of the rewrites that fit the layer and the target, those with the fewest loads per multiply-add first."""
     lanes = dividing_lanes(layer.units, unit.lanes)
-    stays = 4 * layer.units * layer.gates * layer.units <= OWN_CACHE_BYTES
+    step_secs = 2 * layer.rows * layer.units * layer.gates * layer.units / FLOPS_PER_SEC
+    divided = step_secs / cores + BARRIER_SECS < step_secs
     ranked = []
     for name, (rows, units, width, parallel) in PANELS.items():
         vectors = rows * layer.gates * units // width
@@ -54,5 +57,5 @@ def _choices(layer: Recurrence, unit: VectorUnit, cores: int) -> list[str]:
             continue
         products = rows * layer.gates * units // width
         loads = rows + layer.gates * units // width
-        ranked.append((parallel is stays, loads / products, -products, name))
+        ranked.append((parallel is not divided, loads / products, -products, name))
     return [name for *_, name in sorted(ranked)]

@@ -32,13 +32,17 @@ from tuner.space.chain import Stage, is_plain_nest, parallel_candidates, shared_
 from tuner.space.inlining import inline_producers, is_reduction, root_blocks
 from tuner.space.processor import VectorUnit
 from tuner.space.refusals import tell_refused
+from tuner.space.stages import largest_divisor
 from tuner.space.tiles import find_contraction
 from tuner.tvm_compat import Schedule, uses
 
-ACCUMULATORS = 2
-"""Vectors of partial results that a default schedule splits a reduction into: more hide more of an addition's latency, and
-take longer to combine at the end of every iteration."""
-SAMPLED_ACCUMULATORS = (1, 2, 4)
+ACCUMULATORS = (1, 2, 4)
+"""Vectors of partial results that a reduction may be split into: more hide more of an addition's latency, and take longer
+to combine at the end of every iteration."""
+COMBINED = 2
+"""Cost of combining one more vector of partial results, in additions that wait for one another: it is stored and loaded."""
+TURNS = 4
+"""Chunks per core that the search begins with, where there are as many iterations."""
 MAX_ITERATIONS_PER_CHUNK = 64
 PARALLEL_MIN_VECTORS = 1 << 12
 """Vector operations, at about one a nanosecond, below which waking a second thread (about 5 us) takes longer than it
@@ -62,23 +66,23 @@ class Chain:
 
 
 def rowwise_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules with the number of iterations of a chunk left open, one for each number of accumulators.
+    """Schedules with the number of iterations of a chunk left open, one for each number of accumulators, the best first.
 
-    None where the workload is no such chain or has a contraction.
+    None where the workload is no such chain or has a contraction of more than one row.
     """
     sketches: list[Any] = []
-    for accumulators in SAMPLED_ACCUMULATORS:
+    for rank in range(len(ACCUMULATORS)):
         schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
-        if find_contraction(schedule) is not None:
+        if (contraction := find_contraction(schedule)) is not None and not contraction.one_row:
             return []
         try:
             inline_producers(schedule)
             chain = find_chain(schedule)
             if chain is None or not any(stage.reduction for stage in chain.stages):
                 return []
-            schedule_chain(schedule, chain, target, accumulators=accumulators, sample=True)
+            schedule_chain(schedule, chain, target, rank=rank, sample=True)
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
-            tell_refused("rowwise", error, choice=f"{accumulators} accumulators")
+            tell_refused("rowwise", error, choice=f"{rank + 1}. number of accumulators")
             continue
         sketches.append(schedule)
         if chain.along_parallel:  # It uses no accumulators, so the other sketches would be the same.
@@ -127,15 +131,13 @@ def _along_parallel(schedule: Any, stage: Stage) -> bool | None:
 # -- the loop nest
 
 
-def schedule_chain(
-    schedule: Any, chain: Chain, target: Target, *, accumulators: int = ACCUMULATORS, sample: bool = False
-) -> None:
+def schedule_chain(schedule: Any, chain: Chain, target: Target, *, rank: int = 0, sample: bool = False) -> None:
     """Fuses the chain into one parallel loop and vectorises every inner loop whose extent allows it.
 
-    accumulators: vectors of partial results that a reduction is split into. sample: leaves the number of iterations of a
-    chunk open.
+    rank: of the number of accumulators, 0 for the best. sample: leaves the number of iterations of a chunk open.
     """
     lanes = VectorUnit.of(target, chain.bits).lanes
+    accumulators = _accumulators(chain, lanes)[rank]
     width = _parallel_width(chain, lanes, target) if chain.along_parallel else 1
     nests = [nest for stage in chain.stages for nest in _nest(schedule, stage, chain, width, lanes, accumulators)]
     if not chain.stages[0].parallel:
@@ -144,13 +146,23 @@ def schedule_chain(
         return
     loop = schedule.merge(*(nest.parallel for nest in nests)) if len(nests) > 1 else nests[0].parallel
     if sample:
-        loop, _ = schedule.split(
-            loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=MAX_ITERATIONS_PER_CHUNK)
-        )
+        iterations = int(schedule.get(loop).extent)
+        chunks = TURNS * (target.num_cores or 1) if worth_parallelizing(chain.steps, lanes) else 1
+        chunk = largest_divisor(iterations, min(MAX_ITERATIONS_PER_CHUNK, max(1, iterations // chunks)))
+        factors = schedule.sample_perfect_tile(loop, 2, MAX_ITERATIONS_PER_CHUNK, [iterations // chunk, chunk])
+        loop, _ = schedule.split(loop, factors)
     if sample or worth_parallelizing(chain.steps, lanes):
         schedule.parallel(loop)
     for nest in nests:
         _finish(schedule, nest)
+
+
+def _accumulators(chain: Chain, lanes: int) -> list[int]:
+    """ACCUMULATORS, the best for the longest reduction first: with n vectors and a accumulators n / a additions wait for one
+    another, and then a - 1 results are combined."""
+    reductions = [math.prod(stage.extents[i] for i in stage.reduction) for stage in chain.stages if stage.reduction]
+    vectors = max(reductions, default=1) / lanes
+    return sorted(ACCUMULATORS, key=lambda count: math.ceil(vectors / count) + COMBINED * (count - 1))
 
 
 def worth_parallelizing(steps: int, lanes: int) -> bool:

@@ -35,12 +35,17 @@ def producer(schedule: Any, block: Any, read: int) -> Any:
 
 
 def inline_epilogue(schedule: Any, block: Any) -> Any:
-    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage."""
+    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage.
+
+    A stage may be read by several others: a GELU by tanh reads its argument three times.
+    """
     chain: list[Any] = []
     while following := schedule.get_consumers(chain[-1] if chain else block):
         chain.append(following[0])
     for stage in chain[:-1]:
         schedule.compute_inline(stage)
+    while len(readers := schedule.get_consumers(block)) > 1:
+        schedule.compute_inline(next(stage for stage in readers if schedule.get_consumers(stage)))
     result = schedule.cache_write(block, 0, "global")
     if chain:
         schedule.reverse_compute_inline(chain[-1])

@@ -56,6 +56,10 @@ KERNELS = 6
 MetaSchedule's candidates, and most are faster than those."""
 WORST = 1.25
 """Largest modelled cost of a tile that is offered, in costs of the best."""
+FEWEST_KERNELS = 2
+"""Register tiles offered, at least, where there are as many: a model may err."""
+FEW_TILES = 8
+"""Tiles that use a panel of B, up to which packing it costs more than it saves. With one, packing is half of the time."""
 INNER_REDUCTIONS = (16, 32, 64, 128, 256, 512)
 """Lengths offered for the reduction loop inside a window, and for a block of the reduction."""
 INNER_REDUCTION = 64
@@ -66,14 +70,14 @@ BLOCK_STEPS = 512
 
 def tiled_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
     """Schedules with a few decisions left open, at most `most`, those that the cost of micro_kernel.py ranks best first;
-    none where the workload holds no contraction of a known form."""
+    none where the workload holds no contraction of a known form, or one of a single row that goes row by row."""
     return sketches_for(mod, to_tvm_target(target), target.num_cores or 1, most)
 
 
 def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> list[Any]:
     """The same for a CPU target of TVM's, of any architecture that its LLVM knows."""
     schedule, found = _start(mod)
-    if found is None:
+    if found is None or found.one_row:
         return []
     unit = VectorUnit.with_features_of(target, found.bits)
     if found.depthwise:
@@ -133,16 +137,20 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     )
     kernels = micro_kernels(product, unit, cores)
     pack = bool(found.weight_axes) and not found.prepacked
-    offered = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost][:KERNELS]
+    within = [kernel for kernel in kernels if kernel.cost <= WORST * kernels[0].cost]
+    offered = within[:KERNELS] if len(within) >= FEWEST_KERNELS else kernels[:FEWEST_KERNELS]
+    # Where the columns of B are contiguous, packing only brings panels together.
+    may_stay = pack and found.weight_axes[-1] == found.vector and not product.pads_columns
+    packs = pack and not (may_stay and offered and rows <= FEW_TILES * offered[0].rows)
     blocked = next((kernel for kernel in offered if _outgrows_cache(found, product, kernel, cores)), None)
     for kernel in offered:
         for pad_in_chunk in (True, False) if padded and found.window else (False,):
-            yield _Choice(kernel=kernel, pack=pack, pad_in_chunk=pad_in_chunk)
+            yield _Choice(kernel=kernel, pack=packs, pad_in_chunk=pad_in_chunk)
         if kernel is blocked:
-            packs = pack and found.weight_axes[-1] != found.vector
-            yield _Choice(kernel=kernel, pack=packs, pad_in_chunk=False, blocked=True)
-    if offered and pack and found.weight_axes[-1] == found.vector and not product.pads_columns:
-        yield _Choice(kernel=offered[0], pack=False, pad_in_chunk=False)
+            gathers = pack and found.weight_axes[-1] != found.vector
+            yield _Choice(kernel=kernel, pack=gathers, pad_in_chunk=False, blocked=True)
+    if offered and may_stay:
+        yield _Choice(kernel=offered[0], pack=not packs, pad_in_chunk=False)
 
 
 def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, cores: int) -> bool:
@@ -158,6 +166,10 @@ def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, c
         and kernel.rows < rows <= L2_BYTES // 4 // column
         and stages.busy(chunks, cores) >= BALANCED
     )
+
+
+COPY_TRAFFIC = 2
+"""Bytes written and read again for a byte of A that is copied for a group of panels."""
 
 
 class _Sketch:
@@ -190,9 +202,11 @@ class _Sketch:
         sizes = (
             [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows, data is not None)
         )
-        # The search begins with all panels in a group, which then share what a chunk copies or pads. Smaller groups are
-        # faster where weights come from memory.
-        groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes, max(sizes))])
+        # A chunk pads its part of the input once for all panels of the group, which costs more than weights from memory.
+        begin = max(sizes)
+        if not self.choice.pad_in_chunk:
+            begin = min(sizes, key=lambda size: self._group_traffic(size, panels, data is not None))
+        groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes, begin)])
         tile, row = [], []
         if found.rows:
             tile, row = [[loop] for loop in schedule.split(loops[found.rows[-1]], [None, kernel.rows])]
@@ -300,9 +314,8 @@ class _Sketch:
     def _group_sizes(self, panels: int, tiles: int, copies: bool) -> list[int]:
         """Numbers of panels in a group to choose from: one (unless rows are copied for each group), as many as fit half the
         L2 cache, and all; only those that keep the cores BALANCED, where one does."""
-        found, kernel = self.found, self.kernel
-        bytes_each = found.extent(found.reduction) * kernel.width * found.bits // 8
-        fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // bytes_each))
+        found = self.found
+        fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // self._panel_bytes))
         chunks = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-1]) * tiles
         sizes = sorted({fit, panels} if copies else {1, fit, panels})
         if (
@@ -311,6 +324,24 @@ class _Sketch:
             return sizes
         busy = {size: stages.busy(chunks * panels // size, self.cores) for size in sizes}
         return [size for size in sizes if busy[size] >= BALANCED] or [max(sizes, key=busy.__getitem__)]
+
+    @property
+    def _panel_bytes(self) -> int:
+        """Of a panel of B over the whole reduction."""
+        return self.found.extent(self.found.reduction) * self.kernel.width * self.found.bits // 8
+
+    def _group_traffic(self, size: int, panels: int, copies: bool) -> tuple[float, int]:
+        """Bytes that come from beyond the L2 cache with so many panels in a group, then the number of groups.
+
+        A group that fits the cache is loaded once for all tiles, a larger one again for each; A is loaded again, and copied,
+        for each group.
+        """
+        found, rows = self.found, self.found.extent(self.found.rows)
+        tiles = math.ceil(rows / self.kernel.rows) if size * self._panel_bytes > L2_BYTES else 1
+        channels = found.extent(found.reduction[-1:] if found.window else found.reduction)
+        groups = panels // size
+        data = groups * rows * channels * found.bits // 8 * (1 + COPY_TRAFFIC * copies)
+        return float(panels * self._panel_bytes * tiles + data), groups
 
     def _packed(self, stage: Any = None) -> Any:
         """The stage that packs B as [batch..., v / width, reduction axes in loop order, v % width]."""

@@ -25,8 +25,10 @@ from typing import Any
 from pitchpipe.wire.target import Target
 from tuner.schedule.trace import REWRITE, WINOGRAD, rewritten
 from tuner.schedule.winograd import KERNEL, Convolution, find_convolution
+from tuner.space.micro_kernel import tile_cost
 from tuner.space.processor import VectorUnit
 from tuner.space.refusals import tell_refused
+from tuner.space.stages import busy
 from tuner.tvm_compat import Schedule
 
 WIDTHS = 2
@@ -38,6 +40,10 @@ MIN_SAVED_PER_BYTE = 16.0
 """FLOPs that the rewrite must save for every byte by which it enlarges the weights. In a model weights come from memory,
 while those of a measurement may be in a cache; a processor does 10 to 15 FLOPs in the time that it loads a byte from
 memory."""
+FLOPS_PER_BYTE = 8.0
+"""FLOPs in the time that a byte of weights is loaded, as the model of the cost counts them."""
+FLOPS_PER_STORED_BYTE = 10.0
+"""FLOPs in the time that a byte of the transformed input is written and read again, where it leaves the cache."""
 MAX_BLOCK = 1 << 10
 """Limit of sampled inner factors, larger than any extent here."""
 
@@ -61,16 +67,19 @@ class _Choice:
     """Whether the input is transformed at the block, for a block of tiles; else at the root, for all tiles."""
 
 
-def winograd_sketches(mod: Any, target: Target) -> list[Any]:
-    """Schedules of the rewritten workload with the sizes of blocks left open; none where the workload holds no 3 x 3
-    convolution of stride one, or its input channels are no multiple of a vector."""
+def winograd_sketches(mod: Any, target: Target, most: int | None = None) -> list[Any]:
+    """Schedules of the rewritten workload with the sizes of blocks left open, at most `most`, those of the least modelled
+    cost first; none where the workload holds no 3 x 3 convolution of stride one, or its input channels are no multiple of a
+    vector."""
     found = find_convolution(mod["main"])
     if found is None:
         return []
-    unit = VectorUnit.of(target, 32)
+    unit, cores = VectorUnit.of(target, 32), target.num_cores or 1
     modules: dict[str, Any] = {}
-    sketches = []
-    for choice in _choices(found, unit):
+    sketches: list[Any] = []
+    for choice in sorted(_choices(found, unit), key=lambda choice: _cost(found, choice, unit, cores)):
+        if len(sketches) == most:
+            break
         if choice.rewrite not in modules:
             modules[choice.rewrite] = rewritten(mod, choice.rewrite)
         schedule = Schedule(modules[choice.rewrite], seed=1, debug_mask=0, error_render_level="none")
@@ -98,6 +107,22 @@ def _choices(found: Convolution, unit: VectorUnit) -> Iterator[_Choice]:
             continue
         for tile, at_block in itertools.product(_register_tiles(rows, columns, channels, unit), (True, False)):
             yield _Choice(rewrite=name, registers=tile, input_at_block=at_block)
+
+
+def _cost(found: Convolution, choice: _Choice, unit: VectorUnit, cores: int) -> float:
+    """Modelled time, in FLOPs at the peak rate of all cores: the products in their register tile, their weights from
+    memory, the transformed input where it is stored for all tiles, and idle cores."""
+    batch, height, width, channels = found.shape
+    m, tile = WINOGRAD[choice.rewrite], choice.registers
+    tiles, squares = batch * -(-height // m) * -(-width // m), (m + KERNEL - 1) ** 2
+    count, vectors = tile.rows * tile.columns, tile.channels // unit.lanes
+    products = 2 * tiles * squares * found.reduction * channels * tile_cost(count, vectors) / (count * vectors)
+    weights = 4 * squares * found.reduction * channels * FLOPS_PER_BYTE
+    blocks = tiles // count
+    if choice.input_at_block:
+        return (products + weights) / busy(blocks, cores)
+    stored = 4 * tiles * squares * found.reduction * FLOPS_PER_STORED_BYTE
+    return (products + weights) / busy(blocks * (channels // tile.channels), cores) + stored
 
 
 def _register_tiles(rows: int, columns: int, channels: int, unit: VectorUnit) -> list[_RegisterTile]:

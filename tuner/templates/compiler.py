@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from pitchpipe.gpu.program import Swizzle
 from tuner.templates import assembler
 from tuner.templates.kernel_source import KernelSource
 
@@ -24,6 +25,9 @@ _LINES = re.compile(r"^\s*\.(?:loc|file)\s.*\n|^\s*\.section\s+\.debug_\w+\s*\{[
 """Where in the source the instructions come from: half of a cubin would be that."""
 HIDDEN_PARAMETERS = 2
 """Pointers behind a kernel's own: to global scratch memory and to that of a profiler, neither of which is used here."""
+_MATRIX_PARAMETERS = 5
+"""Of a kernel for each of its matrices: a tensor map, two extents and two strides."""
+_DESCRIBED = {"float16": "fp16", "bfloat16": "bf16"}
 _ALIGNED = 16
 """Bytes at whose multiples all buffers begin (CALLER_ALIGNMENT of pitchpipe/gpu/program.py)."""
 
@@ -40,6 +44,8 @@ class Compiled:
     name: str
     threads: int
     shared_bytes: int
+    copied: tuple[tuple[tuple[int, ...], Swizzle], ...]
+    """Of each matrix: columns and rows that one copy brings, and how they lie in shared memory."""
 
 
 @functools.cache
@@ -86,10 +92,14 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
     try:
         function = jitted(source)
         names = function.arg_names
-        ast = compiling.ASTSource(
+        matrices = [
+            f"tensordesc<{_DESCRIBED[one.dtype]}[{one.tile[0]},{one.tile[1]}],{one.layout}>" for one in source.matrices
+        ]
+        kind = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource if matrices else None
+        ast = (kind or compiling.ASTSource)(
             fn=function,
-            signature=dict(zip(names, source.types, strict=True)),
-            attrs={(at,): [["tt.divisibility", _ALIGNED]] for at in range(len(names))},
+            signature=dict(zip(names, [*matrices, *source.types], strict=True)),
+            attrs={(at,): [["tt.divisibility", _ALIGNED]] for at in range(len(matrices), len(names))},
         )
         context = ir.context()
         ir.load_dialects(context)
@@ -106,12 +116,16 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
     except Exception as error:  # Triton raises whatever its passes met
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
         raise NotCompiled(f"Triton refuses {source.name}: {reason}") from error
-    _check_parameters(module, metadata, len(names))
+    _check_parameters(module, metadata, source)
     return Compiled(
         ptx=_LINES.sub("", module),
         name=str(metadata["name"]),
         threads=32 * int(metadata["num_warps"]),
         shared_bytes=int(metadata["shared"]),
+        copied=tuple(
+            (tuple(reversed(one["block_size"])), tuple(Swizzle)[one["swizzle"]])
+            for one in metadata.get("tensordesc_meta") or ()
+        ),
     )
 
 
@@ -126,13 +140,14 @@ def jitted(source: KernelSource) -> Any:
     return space[source.name]
 
 
-def _check_parameters(ptx: str, metadata: dict[str, Any], pointers: int) -> None:
-    """Raises NotCompiled unless the kernel takes its pointers and the hidden ones, of which it uses none."""
+def _check_parameters(ptx: str, metadata: dict[str, Any], source: KernelSource) -> None:
+    """Raises NotCompiled unless the kernel takes its matrices, its pointers and the hidden ones, of which it uses none."""
     entry = re.search(r"\.entry\s+\w+\((.*?)\)", ptx, re.DOTALL)
     count = len(re.findall(r"\.param\b", entry[1])) if entry else 0
-    used = any(metadata.get(name) for name in ("global_scratch_size", "profile_scratch_size", "tensordesc_meta"))
-    if count != pointers + HIDDEN_PARAMETERS or used:
-        raise NotCompiled(f"a kernel of {pointers} pointers takes {count} arguments")
+    wanted = len(source.matrices) * _MATRIX_PARAMETERS + len(source.types) + HIDDEN_PARAMETERS
+    used = any(metadata.get(name) for name in ("global_scratch_size", "profile_scratch_size"))
+    if count != wanted or used or len(metadata.get("tensordesc_meta") or ()) != len(source.matrices):
+        raise NotCompiled(f"a kernel takes {count} arguments where {wanted} were expected")
 
 
 def _triton() -> Any:

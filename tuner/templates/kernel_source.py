@@ -20,6 +20,11 @@ EARLIEST = 90
 LINE_BYTES = 128
 """Of the L2 cache."""
 _HEAD = "import triton\nimport triton.language as tl\n"
+_GLUON = """\
+from triton.experimental import gluon
+import triton.experimental.gluon.language as tl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+"""
 _EARLY = """
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 """
@@ -40,8 +45,26 @@ _POINTERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A parameter as a matrix, of which a kernel has tiles copied."""
+
+    parameter: int
+    """Its place among the workload's parameters."""
+    dtype: str
+    rows: int
+    columns: int
+    """Elements that lie side by side."""
+    stride: int
+    """Elements from a row to the next."""
+    tile: tuple[int, int]
+    """Rows and columns of what is copied at a time."""
+    layout: str
+    """Of a tile in shared memory, as Gluon writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelSource:
-    """A kernel in Triton, and its launch."""
+    """A kernel in Triton, and its launch. One that takes matrices is written in Triton's dialect Gluon."""
 
     text: str
     name: str
@@ -53,6 +76,8 @@ class KernelSource:
     warps: int
     stages: int
     early: bool
+    matrices: tuple[Matrix, ...] = ()
+    """What it takes before its pointers: m0, m1, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +112,12 @@ def wait(printer: Printer, early: bool) -> None:
 
 
 def written(
-    printer: Printer, params: Sequence[Any], name: str, shape: Shape, workspace: tuple[str, str] | None = None
+    printer: Printer,
+    params: Sequence[Any],
+    name: str,
+    shape: Shape,
+    workspace: tuple[str, str] | None = None,
+    matrices: tuple[Matrix, ...] = (),
 ) -> KernelSource:
     """The kernel of a printer's statements. workspace: name and element type of the first one, where the kernel takes it.
 
@@ -100,8 +130,12 @@ def written(
     body = "\n".join(printer.lines)
     helpers = (_EARLY if shape.early else "") + (TANH if "_tanh(" in body else "")
     helpers += _FETCH if "_fetch(" in body else ""
+    text = f"{_HEAD}{helpers}\n\n@triton.jit\ndef {name}({', '.join(names)}):\n{body}\n"
+    if matrices:
+        taken = "".join(f"m{at}, " for at in range(len(matrices)))
+        text = text.replace(_HEAD, _GLUON).replace("@triton.jit", "@gluon.jit").replace(f"{name}(", f"{name}({taken}")
     return KernelSource(
-        text=f"{_HEAD}{helpers}\n\n@triton.jit\ndef {name}({', '.join(names)}):\n{body}\n",
+        text=text,
         name=name,
         arguments=tuple(places),
         types=tuple(types),
@@ -109,6 +143,7 @@ def written(
         warps=shape.warps,
         stages=shape.stages,
         early=shape.early,
+        matrices=matrices,
     )
 
 

@@ -7,16 +7,19 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pitchpipe.gpu.program import MAP_TYPES, Pointer, TensorMap
 from tuner.templates import assembler, compiler
 from tuner.templates.contraction import find_contraction
-from tuner.templates.kernel_source import TemplateSource
+from tuner.templates.kernel_source import KernelSource, TemplateSource
 from tuner.templates.row_source import write_rows
 from tuner.templates.rows import find_rows
 from tuner.templates.source import write_contraction
-from tuner.templates.text import ROWS, Chosen, parse
+from tuner.templates.text import CONTRACTION_TMA, ROWS, Chosen, parse
+from tuner.templates.tma_source import write_with_tma
 from tuner.tvm_compat import IRModule
 
 TEMPLATE = "pitchpipe.template"
@@ -30,8 +33,9 @@ class TemplateLaunch:
     """A launch of one of the kernels."""
 
     kernel: str
-    arguments: tuple[int | bytes, ...]
-    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them."""
+    arguments: tuple[int | bytes | TensorMap, ...]
+    """Indices into the function's parameters, and after them its workspaces; scalars as the device reads them; tensor maps
+    whose base's `buffer` is such an index."""
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
@@ -67,7 +71,8 @@ def source_of(mod: Any, chosen: Chosen) -> TemplateSource:
     """The kernels of a workload in Triton. Raises InvalidTrace where the template does not apply to it."""
     if chosen.template == ROWS:
         return write_rows(find_rows(mod), chosen.arguments)
-    return write_contraction(find_contraction(mod), chosen.arguments)
+    write = write_with_tma if chosen.template == CONTRACTION_TMA else write_contraction
+    return write(find_contraction(mod), chosen.arguments)
 
 
 def compile_function(function: Any, arch: str) -> TemplateKernels:
@@ -81,7 +86,7 @@ def compile_function(function: Any, arch: str) -> TemplateKernels:
     launches = tuple(
         TemplateLaunch(
             kernel=compiled.name,
-            arguments=(*kernel.arguments, *hidden),
+            arguments=(*_of_matrices(kernel, compiled), *kernel.arguments, *hidden),
             grid=kernel.grid,
             threads=compiled.threads,
             shared_bytes=compiled.shared_bytes,
@@ -91,6 +96,24 @@ def compile_function(function: Any, arch: str) -> TemplateKernels:
     )
     code = assembler.assemble(_joined([one.ptx for one in found]), assembler.machine(arch))
     return TemplateKernels(launches=launches, workspaces=source.workspaces, code=code)
+
+
+def _of_matrices(kernel: KernelSource, compiled: compiler.Compiled) -> Iterator[bytes | TensorMap]:
+    """What a kernel takes for its matrices: a tensor map each, then extents and strides, which it does not read."""
+    for matrix, (box, swizzle) in zip(kernel.matrices, compiled.copied, strict=True):
+        item = MAP_TYPES[matrix.dtype]
+        yield TensorMap(
+            base=Pointer(buffer=matrix.parameter),
+            dtype=matrix.dtype,
+            sizes=(matrix.columns, matrix.rows),
+            strides=(matrix.stride * item,),
+            box=box,
+            swizzle=swizzle,
+        )
+        for extent in (matrix.rows, matrix.columns):
+            yield extent.to_bytes(4, "little")
+        for stride in (matrix.stride, 1):
+            yield stride.to_bytes(8, "little")
 
 
 def triton_of(function: Any) -> str:

@@ -91,6 +91,8 @@ class Tile:
     """TIR variable -> its value in the tile."""
     inside: Sequence[Value]
     """Conditions under which an element of the tile is one of the tensor's: at most one for each axis, or for scalars."""
+    everywhere: str = ""
+    """In Gluon, which repeats no value along an axis otherwise: the name of a condition that holds for every element."""
 
 
 class Printer:
@@ -306,6 +308,8 @@ class Printer:
 
     def spread(self, text: str, axes: frozenset[int], tile: Tile) -> str:
         """A value or a pointer, repeated along more axes."""
+        if tile.everywhere:
+            return f"tl.where({tile.everywhere}, {text}, {text})"
         shape = tuple(extent if axis in axes else 1 for axis, extent in enumerate(tile.shape))
         return f"tl.broadcast_to({text}, {shape})"
 

@@ -20,6 +20,7 @@ from tuner.templates.kernel_source import (
     BOTH,
     LINE_BYTES,
     KernelSource,
+    Matrix,
     Shape,
     TemplateSource,
     begin,
@@ -42,14 +43,12 @@ def write_contraction(found: Contraction, arguments: Mapping[str, int]) -> Templ
 
     Raises InvalidTrace where the arguments do not fit the workload, NotPrintable.
     """
-    writer = _Writer(found, arguments)
-    if writer.parts == 1:
-        return TemplateSource(kernels=(writer.product(),), workspaces=())
-    size = writer.parts * found.extent("sij") * 4
-    return TemplateSource(kernels=(writer.product(), writer.sum_of_parts()), workspaces=(size,))
+    return Writer(found, arguments).source()
 
 
-class _Writer:
+class Writer:
+    """Writes the kernels of a contraction for the arguments of a template."""
+
     def __init__(self, found: Contraction, arguments: Mapping[str, int]) -> None:
         self.found, self.arguments = found, arguments
         self.rows, self.columns, self.step = (arguments[name] for name in ("rows", "columns", "step"))
@@ -62,18 +61,26 @@ class _Writer:
         if self.parts * found.extent("sij") > MAX_ELEMENTS:
             raise InvalidTrace("the parts have more elements than 32 bits count")
 
+    def source(self) -> TemplateSource:
+        """The product, and what adds the parts of its sums where they are divided."""
+        if self.parts == 1:
+            return TemplateSource(kernels=(self.product(),), workspaces=())
+        size = self.parts * self.found.extent("sij") * 4
+        return TemplateSource(kernels=(self.product(), self.sum_of_parts()), workspaces=(size,))
+
     # -- the product
 
     def product(self) -> KernelSource:
+        """The kernel of the module's docstring."""
         printer = Printer(self.found.params)
         down, across = -(-self.m // self.rows), -(-self.n // self.columns)
         begin(printer, self.early)
-        self._place(printer, down, across)
+        self.place(printer, down, across)
         if self.arguments["early"] == FETCHES:
             self._fetch(printer, 0, "tile_column", across)
             self._fetch(printer, 1, "tile_row", down)
         wait(printer, self.early)
-        outer = self._outer(printer, self.rows, self.columns)
+        outer = self.outer(printer, self.rows, self.columns)
         dtype = self.found.sum_dtype
         total = printer.let(f"tl.zeros(({self.rows}, {self.columns}), tl.{dtype})")
         printer.line(f"for step in range(0, {self.steps}):")
@@ -87,18 +94,22 @@ class _Writer:
         body.line(f"{total} = tl.dot({a}, {b}, {total}{precision}, out_dtype=tl.{dtype})")
         printer.lines += body.lines
         tile = Tile(
-            shape=(self.rows, self.columns), variables=outer, inside=self._inside(printer, self.rows, self.columns)
+            shape=(self.rows, self.columns), variables=outer, inside=self.inside(printer, self.rows, self.columns)
         )
+        return self.finished(printer, Value(text=total, dtype=dtype, axes=BOTH), tile)
+
+    def finished(self, printer: Printer, total: Value, tile: Tile, matrices: tuple[Matrix, ...] = ()) -> KernelSource:
+        """The product's kernel, whose sums are done: what follows them, or their way to the workspace."""
         if self.parts == 1:
-            self._finish(printer, Value(text=total, dtype=dtype, axes=BOTH), tile)
+            self._finish(printer, total, tile)
         else:
             target, mask = self._part_address(tile)
-            printer.line(f"tl.store({target}, {total}{mask})")
-        grid = (down * across, self.parts, self.found.extent("s"))
+            printer.line(f"tl.store({target}, {total.text}{mask})")
+        grid = (-(-self.m // self.rows) * -(-self.n // self.columns), self.parts, self.found.extent("s"))
         shape = Shape(grid=grid, warps=self.arguments["warps"], stages=self.arguments["stages"], early=self.early)
-        return self._kernel(printer, "contraction", shape)
+        return self._kernel(printer, "contraction", shape, matrices)
 
-    def _place(self, printer: Printer, down: int, across: int) -> None:
+    def place(self, printer: Printer, down: int, across: int) -> None:
         """The tile of a block: blocks that run at the same time share operands."""
         group = self.arguments["group"]
         printer.line("block = tl.program_id(0)")
@@ -114,10 +125,11 @@ class _Writer:
             printer.line("part = tl.program_id(1)")
         printer.line("batch = tl.program_id(2)")
 
-    def _outer(self, printer: Printer, rows: int, columns: int) -> dict[Any, Value]:
-        """The values of the axes s, i and j in a tile."""
-        printer.line(f"row = tile_row * {rows} + tl.arange(0, {rows})[:, None]")
-        printer.line(f"column = tile_column * {columns} + tl.arange(0, {columns})[None, :]")
+    def outer(self, printer: Printer, rows: int, columns: int, layout: str = "") -> dict[Any, Value]:
+        """The values of the axes s, i and j in a tile. layout: of the tile, in Gluon."""
+        down, across = (f", layout=tl.SliceLayout({axis}, {layout})" if layout else "" for axis in (1, 0))
+        printer.line(f"row = tile_row * {rows} + tl.arange(0, {rows}{down})[:, None]")
+        printer.line(f"column = tile_column * {columns} + tl.arange(0, {columns}{across})[None, :]")
         return {
             **unravelled(printer, self.found.s, number("batch")),
             **unravelled(printer, self.found.i, number("row", 0)),
@@ -162,7 +174,8 @@ class _Writer:
         body.line(f"_fetch({pointers})")
         printer.lines += body.lines
 
-    def _inside(self, printer: Printer, rows: int, columns: int) -> tuple[Value, ...]:
+    def inside(self, printer: Printer, rows: int, columns: int) -> tuple[Value, ...]:
+        """Where a tile's elements are those of the result."""
         inside = []
         if self.m % rows:
             inside.append(printer.value(f"row < {self.m}", "bool", number("row", 0)))
@@ -237,8 +250,8 @@ class _Writer:
         printer.line(f"tile_row = block // {across}")
         printer.line(f"tile_column = block % {across}")
         printer.line("batch = tl.program_id(2)")
-        outer = self._outer(printer, rows, columns)
-        tile = Tile(shape=(rows, columns), variables=outer, inside=self._inside(printer, rows, columns))
+        outer = self.outer(printer, rows, columns)
+        tile = Tile(shape=(rows, columns), variables=outer, inside=self.inside(printer, rows, columns))
         dtype = self.found.sum_dtype
         total = printer.let(f"tl.zeros(({rows}, {columns}), tl.{dtype})")
         printer.line(f"for part in tl.static_range({self.parts}):")
@@ -248,6 +261,6 @@ class _Writer:
         grid = (down * across, 1, self.found.extent("s"))
         return self._kernel(printer, "sum_of_parts", Shape(grid=grid, warps=SUM_WARPS, stages=1, early=self.early))
 
-    def _kernel(self, printer: Printer, name: str, shape: Shape) -> KernelSource:
+    def _kernel(self, printer: Printer, name: str, shape: Shape, matrices: tuple[Matrix, ...] = ()) -> KernelSource:
         workspace = ("parts", self.found.sum_dtype) if self.parts > 1 else None
-        return written(printer, self.found.params, name, shape, workspace)
+        return written(printer, self.found.params, name, shape, workspace, matrices)

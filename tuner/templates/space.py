@@ -8,7 +8,8 @@ multiprocessors a multiprocessor holds o blocks at a time, bounded by its shared
     time   = launch + max(bytes / B, waves * (latency + steps * step)) + (parts written and read / B2 + launch, if p > 1)
 
 F and L are operations and bytes from the L2 cache of a multiprocessor in a second, A bytes whose copies a quarter of it
-issues, B the bandwidth of memory, B2 that of the L2 cache, e the bytes of an element. It only ranks: times are measured.
+issues, B the bandwidth of memory, B2 that of the L2 cache, e the bytes of an element. Kernels of `contraction-tma-1` issue
+nothing, so that they lack that term. It only ranks: times are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from pitchpipe.wire.target import Target
 from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Contraction
 from tuner.templates.kernel_source import EARLIEST
-from tuner.templates.text import CONTRACTION, FETCHES, TEMPLATES, checked
+from tuner.templates.matrices import OperandMatrix, operand_matrices
+from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, TEMPLATES, checked
 
 MULTIPROCESSORS = 132
 """Of the devices that the estimate is for; others rank much alike."""
@@ -44,6 +46,13 @@ ISSUED_BYTES = 90e9
 LATENCY_SECS, LAUNCH_SECS = 0.7e-6, 1.0e-6
 EARLY_SAVES_SECS = 0.6e-6
 """What a launch that may begin early costs less."""
+TMA_CAPABILITY = 90
+"""Of the devices that multiply what `contraction-tma-1` says: wgmma is of this one alone."""
+LEAST_TMA_ROWS = 32
+"""Rows of a result from which on tiles of 64 are worth multiplying."""
+TMA_STAGES = (2, 3, 4, 5, 6, 8, 12, 16)
+BARRIER_BYTES = 16
+"""Of a stage, at most."""
 PARTS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32)
 ALIKE = 0.04
 """What each better point of the same tile and parts adds to an estimate, as a share of it, so that the first ones differ."""
@@ -58,21 +67,21 @@ class Ranked:
 
 
 def contraction_space(found: Contraction, target: Target) -> list[Ranked]:
-    """The points of `contraction-1` for a contraction, the best by the estimate first."""
+    """The points of all templates of contractions for a contraction, the best by the estimate first."""
     limit = min(target.max_shared_memory_per_block or SHARED_BYTES, SHARED_BYTES)
     early = 0
     if capability(target) >= EARLIEST:
         early = 1 if found.weights_in(found.a) is None and found.weights_in(found.b) is None else FETCHES
+    points = [(CONTRACTION, arguments) for arguments in _points(found, limit, early)]
+    if capability(target) == TMA_CAPABILITY and (operands := operand_matrices(found)) is not None:
+        points += [(CONTRACTION_TMA, arguments) for arguments in _tma_points(found, operands, limit)]
     ranked = sorted(
-        (
-            (estimate_secs(found, arguments), tuple(arguments.values()), arguments)
-            for arguments in _points(found, limit, early)
-        ),
-        key=lambda one: one[:2],
+        ((estimate_secs(found, template, arguments), template, arguments) for template, arguments in points),
+        key=lambda one: (*one[:2], *one[2].values()),
     )
     return [
-        Ranked(text=checked(CONTRACTION, arguments).text, estimate_secs=secs)
-        for secs, arguments in _varied([(secs, arguments) for secs, _, arguments in ranked])
+        Ranked(text=checked(template, arguments).text, estimate_secs=secs)
+        for secs, template, arguments in _varied(ranked)
     ]
 
 
@@ -81,21 +90,23 @@ def capability(target: Target) -> int:
     return int("".join(filter(str.isdigit, target.arch or "0")))
 
 
-def shared_bytes(found: Contraction, arguments: Mapping[str, int]) -> int:
+def shared_bytes(found: Contraction, template: str, arguments: Mapping[str, int]) -> int:
     """Shared memory of a block, at most: a stage for each copy that is on its way."""
     stages = min(arguments["stages"], _steps(found, arguments))
     tile = (arguments["rows"] + arguments["columns"]) * arguments["step"] * ITEM_BYTES[found.dtype]
+    if template == CONTRACTION_TMA:
+        return (tile + BARRIER_BYTES) * stages
     return max(tile * stages, arguments["rows"] * arguments["columns"] * 4)
 
 
-def estimate_secs(found: Contraction, arguments: Mapping[str, int]) -> float:
+def estimate_secs(found: Contraction, template: str, arguments: Mapping[str, int]) -> float:
     """The formula of the module's docstring."""
     rows, columns, step, parts = (arguments[name] for name in ("rows", "columns", "step", "parts"))
     warps, item = arguments["warps"], ITEM_BYTES[found.dtype]
     m, n, k, batch = found.extent("i"), found.extent("j"), found.extent("k"), found.extent("s")
     blocks = batch * -(-m // rows) * -(-n // columns) * parts
     registers = rows * columns // (32 * warps) + 64
-    by_shared = SHARED_BYTES // (shared_bytes(found, arguments) + RESERVED_BYTES)
+    by_shared = SHARED_BYTES // (shared_bytes(found, template, arguments) + RESERVED_BYTES)
     held = max(1, min(by_shared, REGISTERS // (registers * 32 * warps), WARPS // warps, BLOCKS))
     together = min(held, -(-blocks // MULTIPROCESSORS))
     waves = -(-blocks // (MULTIPROCESSORS * held))
@@ -105,6 +116,8 @@ def estimate_secs(found: Contraction, arguments: Mapping[str, int]) -> float:
     computing = 2 * rows * columns * step * together / flops
     copying = (rows + columns) * step * item * together / CACHE_BYTES
     issuing = (rows + columns) * step * item * together / (ISSUED_BYTES * min(4, warps * together))
+    if template == CONTRACTION_TMA:
+        issuing = 0.0  # by the accelerator
     waiting = LATENCY_SECS / max(1, min(arguments["stages"], 5) - 1)
     steps = _steps(found, arguments)
     moved = (m * k + k * n + m * n) * batch * item
@@ -140,7 +153,42 @@ def _points(found: Contraction, limit: int, early: int) -> Iterator[dict[str, in
             for group in groups:
                 arguments = {"rows": rows, "columns": columns, "step": step, "parts": parts, "stages": stages}
                 arguments |= {"warps": warps, "group": group, "early": early}
-                if shared_bytes(found, arguments) <= limit:
+                if shared_bytes(found, CONTRACTION, arguments) <= limit:
+                    yield arguments
+
+
+def _tma_points(
+    found: Contraction, operands: tuple[OperandMatrix, OperandMatrix], limit: int
+) -> Iterator[dict[str, int]]:
+    """The same of `contraction-tma-1`."""
+    values = TEMPLATES[CONTRACTION_TMA]
+    m, n, k = found.extent("i"), found.extent("j"), found.extent("k")
+    if m <= LEAST_TMA_ROWS:
+        return
+    whole = not all(one.ends_in_zeros for one in operands)
+    sides = itertools.product(values["rows"], values["columns"], values["step"], PARTS, values["warps"])
+    for rows, columns, step, parts, warps in sides:
+        steps = -(-k // (step * parts))
+        if rows > max(64, _covering(m)) or columns > _covering(n) or step > _covering(k):
+            continue
+        if whole and k % (step * parts):
+            continue
+        if any(
+            one.span != most and one.span % side
+            for one, most, side in zip(operands, (m, n), (rows, columns), strict=True)
+        ):
+            continue
+        if parts > 1 and (steps < 2 or (parts - 1) * steps * step >= k or parts * found.extent("sij") > MAX_ELEMENTS):
+            continue
+        if rows < 16 * warps or not 4 <= rows * columns // (32 * warps) <= MAX_ACCUMULATORS:
+            continue
+        for stages in {min(stages, steps) for stages in TMA_STAGES}:
+            if stages == 1 and steps > 1:
+                continue
+            for group in (0, 8) if -(-m // rows) > 8 else (0,):
+                arguments = {"rows": rows, "columns": columns, "step": step, "parts": parts, "stages": stages}
+                arguments |= {"warps": warps, "group": group, "early": 1}
+                if shared_bytes(found, CONTRACTION_TMA, arguments) <= limit:
                     yield arguments
 
 
@@ -154,12 +202,12 @@ def _covering(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
 
 
-def _varied(ranked: Sequence[tuple[float, dict[str, int]]]) -> list[tuple[float, dict[str, int]]]:
-    """Ranked points, in an order in which those of one tile do not all come together."""
-    seen: dict[tuple[int, ...], int] = {}
+def _varied(ranked: Sequence[tuple[float, str, dict[str, int]]]) -> list[tuple[float, str, dict[str, int]]]:
+    """Ranked points, in an order in which those of one template, tile and parts do not all come together."""
+    seen: dict[tuple[str, int, int, int], int] = {}
     placed = []
-    for number, (secs, arguments) in enumerate(ranked):
-        tile = (arguments["rows"], arguments["columns"], arguments["parts"])
+    for number, (secs, template, arguments) in enumerate(ranked):
+        tile = (template, arguments["rows"], arguments["columns"], arguments["parts"])
         seen[tile] = seen.get(tile, 0) + 1
-        placed.append((secs * (1 + ALIKE) ** (seen[tile] - 1), number, secs, arguments))
-    return [(secs, arguments) for _, _, secs, arguments in sorted(placed, key=lambda one: one[:2])]
+        placed.append((secs * (1 + ALIKE) ** (seen[tile] - 1), number, secs, template, arguments))
+    return [one[2:] for one in sorted(placed, key=lambda one: one[:2])]

@@ -20,7 +20,7 @@ MAX_BYTES = 4096
 """Of a text: names and numbers of at most some tens of arguments."""
 POWERS = tuple(1 << exponent for exponent in range(4, 9))
 """16 to 256: sides of tiles."""
-CONTRACTION, ROWS = "contraction-1", "rows-1"
+CONTRACTION, CONTRACTION_TMA, ROWS = "contraction-1", "contraction-tma-1", "rows-1"
 FETCHES = 2
 """Value of `early`: and weights are asked for until the launch before has ended."""
 TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
@@ -34,6 +34,16 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "group": (0, 4, 8, 16),
         "early": (0, 1, FETCHES),
     },
+    CONTRACTION_TMA: {
+        "rows": (64, 128, 256),
+        "columns": POWERS,
+        "step": (32, 64, 128),
+        "parts": tuple(range(1, 65)),
+        "stages": tuple(range(1, 17)),
+        "warps": (4, 8),
+        "group": (0, 4, 8, 16),
+        "early": (0, 1),
+    },
     ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1)},
 }
 """Template -> argument -> values that it may have.
@@ -42,6 +52,9 @@ contraction-1: the tile that a thread block computes (rows x columns), iteration
 memory at a time (step), parts into which the sum is divided among blocks, depth of the pipeline of copies (stages), warps of
 a block, rows of tiles that are computed one after another so that they find their operands in the L2 cache (group; 0 for
 all), whether a launch may begin before the one before it has ended (early).
+
+contraction-tma-1: the same, of a kernel that has the tensor memory accelerator copy tiles and that waits for each of them
+alone (stages: tiles of an operand in shared memory; early: and weights are copied until the launch before has ended).
 
 rows-1: the rows that a block computes, its warps, early.
 """

@@ -1,9 +1,11 @@
 """What confirming the tasks that are left will cost, from what confirming has cost so far.
 
-Of a task t in seconds of one worker, with C_t its FLOPs, and r what the confirming runs of this job took over what was
-expected of them:
+Of a task t in seconds, with C_t its FLOPs, W the number of workers that confirm tasks side by side, and r what the
+confirming runs of this job took over what was expected of them:
 
-    cost(t) = r (T + CALLS C_t / NAIVE_FLOPS_PER_SEC)
+    cost(t) = r (T + CALLS C_t / NAIVE_FLOPS_PER_SEC) / W
+
+W is 1 where the workers of a kind of target take turns on one device: they do not confirm sooner together than one alone.
 
 T is what a run takes on the kind of target (`TargetKind.confirming_secs`). The second term is the baseline's, where that is
 the unscheduled program; a schedule's calls are short. r is that of the kind of target; it begins at 1, which weighs as much
@@ -15,8 +17,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from pitchpipe.target_kind import kind_of
+from pitchpipe.target_kind import kind_named, kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import KindName
 from pitchpipe.wire.task import Task
 from tuner.tuning.confirm import MeasuredBatch
 
@@ -32,16 +35,17 @@ class ConfirmingCost:
     """The expected cost of confirming runs; learns from each that ends."""
 
     def __init__(self) -> None:
-        self._taken = defaultdict[str, float](float)
-        self._expected = defaultdict[str, float](float)
+        self._taken = defaultdict[KindName, float](float)
+        self._expected = defaultdict[KindName, float](float)
         """Seconds by kind of target, of the runs that have ended."""
         self.spent_secs = 0.0
         """Of workers, for confirming runs so far."""
         self._busy_until: dict[str, float] = {}
+        """When the last batch of a worker ended, and the last confirming run of a kind whose workers take turns."""
 
-    def secs(self, tasks: Iterable[Task]) -> float:
-        """Seconds that one worker takes to confirm these tasks."""
-        return sum(self._ratio(task) * _expected(task) for task in tasks)
+    def secs(self, tasks: Iterable[Task], workers: int) -> float:
+        """Seconds in which so many workers confirm these tasks."""
+        return sum(self._ratio(task) * _expected(task) / _side_by_side(task.target.kind, workers) for task in tasks)
 
     def _ratio(self, task: Task) -> float:
         kind = task.target.kind
@@ -51,17 +55,26 @@ class ConfirmingCost:
     def observe(self, task: Task, batch: MeasuredBatch) -> None:
         """Learns from a batch that has ended, of whatever purpose.
 
-        A lease may be granted while its worker still measures the one before: the run began when that ended.
+        A lease may be granted while its worker still measures the one before: the run began when that ended. The first
+        batch of a worker tells nothing: its processes started within it.
         """
         if batch.worker is None or batch.granted_at is None or batch.ended_at is None:
             return
-        before = self._busy_until.get(batch.worker, batch.granted_at)
-        self._busy_until[batch.worker] = max(before, batch.ended_at)
-        if not batch.purpose.charged and batch.whole:
-            secs = max(0.0, batch.ended_at - max(before, batch.granted_at))
-            self.spent_secs += secs
-            self._taken[task.target.kind] += secs
-            self._expected[task.target.kind] += _expected(task)
+        before = self._busy_until.get(batch.worker)
+        self._busy_until[batch.worker] = max(before or 0.0, batch.ended_at)
+        if before is None or batch.purpose.charged or not batch.whole:
+            return
+        kind, began = task.target.kind, max(before, batch.granted_at)
+        self.spent_secs += max(0.0, batch.ended_at - began)
+        if kind_of(task.target).times_in_turns:
+            began = max(began, self._busy_until.get(kind, began))
+            self._busy_until[kind] = max(began, batch.ended_at)
+        self._taken[kind] += max(0.0, batch.ended_at - began)
+        self._expected[kind] += _expected(task)
+
+
+def _side_by_side(kind: KindName, workers: int) -> int:
+    return 1 if kind_named(kind).times_in_turns else workers
 
 
 def _expected(task: Task) -> float:

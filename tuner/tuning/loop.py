@@ -234,7 +234,7 @@ class TuningLoop:
     def _keep_time(self, elapsed_secs: float) -> None:
         """Holds back what confirming will cost, up to its share, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
-        self._needed_secs = self._cost.secs(self.tasks[i] for i in left) / self.measurer.parallel()
+        self._needed_secs = self._cost.secs((self.tasks[i] for i in left), self.measurer.parallel())
         self.ledger.held_secs = min(self._needed_secs, self._share_secs)
         if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return

@@ -47,6 +47,7 @@ from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.task import Workload
 from workers.agent import events, machine
 from workers.agent.lane import Lane
+from workers.agent.logs import log_event
 from workers.agent.state import Phase, State
 from workers.agent.workloads import Cancelled, WorkloadCache
 
@@ -79,6 +80,10 @@ class Measurer(Protocol):
     @property
     def steadiness(self) -> wire.Steadiness | None:
         """How the newest beat compares with the usual one; None before the first. May be read from any thread."""
+
+    @property
+    def seconds(self) -> wire.WorkerSeconds:
+        """Where this process's seconds went so far. May be read from any thread."""
 
     def roofline(self) -> Roofline | None:
         """Measures the device's roofline; None if that cannot be measured. Called before any `measure`."""
@@ -118,7 +123,7 @@ class Daemon:
         self.state = State()
         self._service, self._sandbox, self._registration = service, sandbox, registration
         self._device_known = False
-        """Whether the service has its roofline or measuring it was tried."""
+        """Whether the service has the device's roofline, or this process has tried to measure it."""
         self._max_candidates, self._parent = max_candidates, parent
         self._on_registered = on_registered
         self._tick_secs, self._wait_secs = tick_secs, wait_secs
@@ -186,7 +191,7 @@ class Daemon:
 
     def _handle(self, event: events.Event) -> None:
         if not isinstance(event, events.Stale) or self.state.find(event.lease) is not None:
-            _log_event(event)
+            log_event(event)
         if isinstance(event, events.Granted):
             self._lives[event.grant.lease] = (event.grant.ttl_secs, time.monotonic())
         elif isinstance(event, events.Renewed) and event.lease in self._lives:
@@ -269,10 +274,16 @@ class Daemon:
                 renewed = self._service.heartbeat(lease, fence)
                 return events.Renewed(lease=lease, ttl_secs=renewed.ttl_secs, cancelled=renewed.cancelled)
             case events.Report(lease=lease, fence=fence, results=results, final=final):
-                report = wire.Report(fence=fence, results=results, final=final, steadiness=self._sandbox.steadiness)
+                report = wire.Report(
+                    fence=fence,
+                    results=results,
+                    final=final,
+                    steadiness=self._sandbox.steadiness,
+                    seconds=self._sandbox.seconds,
+                )
                 with telemetry.continued(self._traceparent(lease), "report", lease=lease, results=len(results)):
                     reply = self._service.report(lease, report)
-                return events.Reported(lease=lease, final=final, lease_open=reply.lease_open)
+                return events.Reported(lease=lease, final=final, lease_open=reply.lease_open, cancelled=reply.cancelled)
             case events.Declare(worker=worker, state=state):
                 self._service.set_worker_state(worker, state)
                 return events.Declared(state=state)
@@ -357,37 +368,3 @@ def _refusal(call: events.Call, error: PitchpipeError) -> events.Event:
 def _jittered(call: events.Register | events.Acquire | events.Report | events.Declare) -> float:
     """The pause before a retry, changed at random by up to a quarter, so that a fleet does not retry all at once."""
     return call.after_secs * random.uniform(0.75, 1.25) if call.attempt > 1 else call.after_secs
-
-
-def _log_event(event: events.Event) -> None:
-    match event:
-        case events.Registered(worker=worker):
-            log.info("registered", worker=worker)
-        case events.Granted(grant=grant):
-            log.info(
-                "lease granted",
-                lease=grant.lease,
-                fence=grant.fence,
-                purpose=grant.purpose.value,
-                workload=grant.workload[:16],
-                candidates=len(grant.candidates),
-            )
-        case events.Measured(lease=lease, result=result):
-            detail = {"secs": result.secs} if result.outcome == "timed" else {"failure": result.kind.value}
-            log.debug("measured", lease=lease, candidate=result.candidate[:16], **detail)
-        case events.Reported(lease=lease, final=True):
-            log.info("lease reported", lease=lease)
-        case events.Stale(lease=lease):
-            log.warning("lease lost", lease=lease)
-        case events.Rejected(lease=lease, detail=text):
-            log.error("report rejected", lease=lease, detail=text)
-        case events.Faulted(lease=lease, detail=text):
-            log.error("batch failed", lease=lease, detail=text)
-        case events.Refused(detail=text) | events.Broken(detail=text):
-            log.error("ending", reason=text)
-        case events.Forgotten():
-            log.warning("the service forgot this worker; registering again")
-        case events.Signalled():
-            log.info("told to stop")
-        case _:
-            pass

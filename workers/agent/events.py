@@ -100,11 +100,15 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Registered:
+    """The service knows this worker."""
+
     worker: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
+    """A lease was granted."""
+
     grant: LeaseGrant
 
 
@@ -115,6 +119,8 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
+    """A candidate has its result."""
+
     lease: str
     result: Measurement
 
@@ -150,10 +156,14 @@ class Reported:
     lease: str
     final: bool
     lease_open: bool
+    cancelled: bool = False
+    """Whether nobody wants the results that are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
+    """The service was told this worker's state."""
+
     state: WorkerState
 
 

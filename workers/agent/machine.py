@@ -12,7 +12,7 @@ and each lease it holds (at most one is *measuring* or *stopping*, so that timin
 
     Granted ──► waiting ──the one before has ended──► measuring ──Finished, Faulted──► closing ──► let go
                    │                                      │                               ▲           ▲
-                   │                   Renewed(cancelled), Signalled, Expired, Stale      │           │
+                   │         Renewed or Reported(cancelled), Signalled, Expired, Stale    │           │
                    │                                      ▼                               │           │
                    │                                  stopping ──Finished, not disowned───┤           │
                    │                                      └──Finished, disowned───────────┼───────────┤
@@ -186,10 +186,10 @@ def _acquire_if_wanted(state: State) -> Step:
     if present is not None:
         lease = present.grant.lease
         alone = len(present.grant.candidates) == 1
+        # Its results come all together, at its end, and by then another worker may have confirmed the next task.
+        confirming = present.grant.purpose is Purpose.CONFIRM
         ahead = LAST_PHASE if present.measured else LAST_FEW
-        # The results of a confirming run come all together, at its end.
-        several = present.grant.purpose is not Purpose.CONFIRM
-        early = several and present.remaining > ahead and present.stage is Stage.MEASURING
+        early = (confirming or present.remaining > ahead) and present.stage is Stage.MEASURING
         if alone or early or state.acquired_beside == lease:
             return state, ()
         state = replace(state, acquired_beside=lease)
@@ -292,10 +292,11 @@ def _reported(state: State, event: Reported) -> Step:
         return state, ()
     if event.final:
         return state.drop(event.lease), ()
-    state = state.put(replace(held, report=None))
-    if event.lease_open:
-        return state, ()
-    return disown(state, replace(held, report=None))
+    held = replace(held, report=None)
+    state = state.put(held)
+    if not event.lease_open:
+        return disown(state, held)
+    return end_early(state, held) if event.cancelled else (state, ())
 
 
 def _declared(state: State, event: Declared) -> Step:

@@ -75,6 +75,8 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
+    """All that the machine remembers between two events."""
+
     phase: Phase = Phase.REGISTERING
     worker: str | None = None
     registering: bool = False

@@ -34,6 +34,15 @@ _AHEAD = 32
 """Programs that wait for the runner, at most: more would only take memory."""
 
 
+@dataclass(eq=False, kw_only=True)
+class Parts:
+    """What went on inside a phase, as its message has it (workers/sandbox/messages.py)."""
+
+    wait_secs: float = 0.0
+    """The host adds waits for the quiet."""
+    check_secs: float = 0.0
+
+
 class BuildHost(Protocol):
     """The task process that forks the builders."""
 
@@ -52,8 +61,9 @@ class BuildHost(Protocol):
     def before_building(self, candidate: Candidate) -> None:
         """Called in a builder before it is confined: it starts what a builder may not start any more afterwards."""
 
-    def phase(self, name: PhaseName) -> AbstractContextManager[None]:
-        """Tells the worker from when to when a part of the batch was under way; nothing of one that raised."""
+    def phase(self, name: PhaseName) -> AbstractContextManager[Parts]:
+        """Tells the worker from when to when a part of the batch was under way, and what its caller notes in the Parts;
+        nothing of one that raised. Phases do not nest."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -41,7 +41,7 @@ ChildsKind = Literal[
 """The failure kinds that a child can report; timeouts are found by its parent."""
 
 
-PhaseName = Literal["build", "check", "time", "check and time", "build, check and time"]
+PhaseName = Literal["prepare", "build", "check", "time", "check and time", "build, check and time"]
 
 
 class Fork(Wire):
@@ -144,13 +144,18 @@ class Repeated(Wire):
 
 
 class Phase(Wire):
-    """A part of the batch is over: its candidates were built, checked or timed, or several of these beside each other."""
+    """A part of the batch is over: its workload was prepared, or its candidates were built, checked or timed, or several of
+    these in turns or beside each other."""
 
     message: Literal["phase"] = "phase"
     name: PhaseName
     began: float = Field(ge=0, lt=1e11)
     ended: float = Field(ge=0, lt=1e11)
     """Both in Unix seconds."""
+    wait_secs: float = Field(default=0.0, ge=0, lt=1e11)
+    """Of it, until other processes of the host let this one compute or time."""
+    check_secs: float = Field(default=0.0, ge=0, lt=1e11)
+    """Of it, the sum of the checks, where candidates are checked and timed in turns."""
 
 
 class Measured(Wire):
@@ -238,6 +243,8 @@ class Sampled(Wire):
     calls: int = Field(ge=1)
     stop: Stop
     check: CheckVerdict
+    check_secs: float = Field(default=0.0, ge=0, lt=1e5)
+    """Seconds of running and comparing for the check."""
     clock_hz: float | None = Field(default=None, gt=0)
     """Clock rate of the GPU; None on a CPU or where it is not known."""
 

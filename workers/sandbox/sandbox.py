@@ -21,11 +21,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from pitchpipe import telemetry
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.processes.launch import launch
 from pitchpipe.processes.process import Process
-from pitchpipe.wire.lease import Purpose, Steadiness
+from pitchpipe.wire.lease import Purpose, Steadiness, WorkerSeconds
 from pitchpipe.wire.measure import Candidate, Failed, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import Target
@@ -55,6 +54,7 @@ from workers.sandbox.messages import (
     decode,
     encode,
 )
+from workers.sandbox.phases import Spent, record
 
 _START_SECS = 180.0
 """Time limit for the zygote to import and warm up, which takes one to two seconds on an idle core."""
@@ -98,6 +98,7 @@ class Sandbox:
         self._tasks: OrderedDict[tuple[str, int], _Task] = OrderedDict()
         self._drift = Drift()
         self._repeated = 0
+        self._spent = Spent()
         self._process: Process | None = None
         self._zygote: socket.socket | None = None
         self._start()
@@ -123,6 +124,11 @@ class Sandbox:
             beats=self._drift.beats,
             repeated=self._repeated,
         )
+
+    @property
+    def seconds(self) -> WorkerSeconds:
+        """Where this sandbox's seconds went so far. May be read from any thread."""
+        return self._spent.seconds
 
     def roofline(self) -> Roofline | None:
         """Measures the device's roofline in about a second; None if that fails or its kind has none.
@@ -233,8 +239,9 @@ class Sandbox:
                         self._drift.observe(secs)
                     case Repeated():
                         self._repeated += 1
-                    case Phase(name=name, began=began, ended=ended):
-                        telemetry.record(telemetry.traceparent(), name, began, ended)
+                    case Phase():
+                        self._spent.take(message)
+                        record(message)
                     case Holds(held_bytes=held_bytes):
                         task.holds_bytes = held_bytes
                     case Measured(result=result):

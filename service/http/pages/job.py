@@ -128,7 +128,7 @@ def _part(view: View, job_id: str) -> tuple[str, float | None]:
     view.place = Place(path=f"/jobs/{job_id}", query=query)
     with view.reading() as session:
         job = jobs.get(session, view.project, job_id)
-    part = view.rendered("parts/job.html", _tasks(view, job_id), **_figures(job))
+        part = view.rendered(session, "parts/job.html", _tasks(view, job_id), **_figures(job))
     return part, None if job.started_at is None else job.started_at.timestamp()
 
 

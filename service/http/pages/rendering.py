@@ -115,6 +115,7 @@ _ENVIRONMENT = Environment(
     loader=PackageLoader("service.http"),
     autoescape=True,
     undefined=StrictUndefined,
+    auto_reload=False,  # else the files of a page are looked at for changes each time that it is rendered
     trim_blocks=True,
     lstrip_blocks=True,
 )

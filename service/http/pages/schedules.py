@@ -32,7 +32,7 @@ _COLUMNS = (
 
 @router.get("")
 def schedules_page(view: UserView, model: Annotated[str, Query(max_length=64)] = "") -> Response:
-    """All that the project serves, and how much of a model's time that covers: of the newest unless one is named."""
+    """All that the project serves, and how much of a model's time that covers. Without `model` it is the newest one."""
     with view.reading() as session:
         models = coverage.models(session, view.project)
         chosen = model if model in dict(models) else next((one for one, _ in models), "")

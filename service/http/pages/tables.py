@@ -142,9 +142,15 @@ def _heading(spec: Spec, column: Column, sort: str, place: Place) -> Heading:
 
 def _cell(column: Column, row: Row) -> Cell:
     value = row[column.name]
-    quoted = {name: quote(str(other), safe="") for name, other in row.items()}
-    href = column.link.format_map(quoted) if column.link and value is not None else None
+    href = column.link.format_map(_Quoted(row)) if column.link and value is not None else None
     return Cell(column=column, text=SHOWN[column.shown](value), href=href)
+
+
+class _Quoted(dict[str, Any]):
+    """A row whose values are read as parts of an address."""
+
+    def __getitem__(self, name: str) -> str:
+        return quote(str(super().__getitem__(name)), safe="")
 
 
 def _address(spec: Spec, place: Place, csv: str = "", **changes: str) -> str:

@@ -43,7 +43,7 @@ class View:
     def __init__(self, request: Request, context: Context, viewer: Principal | Operator) -> None:
         self.request, self.context, self.viewer = request, context, viewer
         self.place = Place(path=request.url.path, query=dict(request.query_params))
-        """Of the page; a part of it that is sent later names the page's own."""
+        """Address of the page. A part of a page that is sent later sets the page's address in place of its own."""
 
     @property
     def project(self) -> str:
@@ -81,12 +81,12 @@ class View:
         for spec in specs:
             if spec.id == wanted:
                 return self._csv(spec)
-        return HTMLResponse(self.rendered(template, *specs, **values))
-
-    def rendered(self, template: str, *specs: Spec, **values: object) -> str:
-        """The text of a page or of a part of one."""
         with self.reading() as session:
-            tables = {spec.id: rows_shown(session, spec, self.place) for spec in specs}
+            return HTMLResponse(self.rendered(session, template, *specs, **values))
+
+    def rendered(self, session: Any, template: str, *specs: Spec, **values: object) -> str:
+        """The text of a page or of a part of one, with the rows that the session finds."""
+        tables = {spec.id: rows_shown(session, spec, self.place) for spec in specs}
         menu = [
             {"path": path, "title": title, "here": _inside(self.place.path, path)}
             for path, title, inside in NAVIGATION

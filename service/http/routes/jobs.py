@@ -229,5 +229,4 @@ async def follow(context: Context, watched: Watched, job: str, seq: int) -> Asyn
 
 
 def _read(context: Context, project: str, job_id: str, seq: int) -> list[JobEvent]:
-    with context.database.reading() as session:
-        return list(events.after(session, project, job_id, seq, _EVENTS_PER_READ))
+    return context.database.glance(lambda session: events.after(session, project, job_id, seq, _EVENTS_PER_READ))

@@ -32,7 +32,7 @@ def list_misses(
     target: OnlyTarget = None,
     limit: Limit = 50,
 ) -> MissPage:
-    """The most valuable misses first. One page: what follows is worth less."""
+    """The most valuable misses, at most `limit`, the most valuable first. There is no further page."""
     with context.database.reading() as session:
         return MissPage(items=tuple(misses.list_(session, principal.project, target, limit)))
 
@@ -46,7 +46,7 @@ def show_idle_budget(context: Ctx, principal: User) -> IdleBudget:
 
 @router.put("/projects/current/idle-budget", responses=documented(*BODY))
 def set_idle_budget(context: Ctx, principal: User, request: IdleBudgetRequest) -> IdleBudget:
-    """From now on; 0 is off, and what is under way ends as it would have."""
+    """Sets the trials of a day that idle workers may spend on misses; 0 is none. Jobs that are under way go on."""
     with context.database.transaction() as session:
         found = misses.set_budget(session, principal.project, request.trials_per_day)
     context.wake.notify()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
+from pitchpipe.wire.context import ContendersRequest, ContendersResponse, InContext
 from pitchpipe.wire.job import JobView
 from pitchpipe.wire.pin import PinRequest, PinResponse, ServedPin
 from pitchpipe.wire.record import ExplainRequest, ExplainResponse, LookupRequest, LookupResponse
@@ -16,7 +17,7 @@ from service.http.context import Context, Ctx, Limit
 from service.http.problems import BODY, documented
 from service.http.routes.jobs import IdempotencyKey
 from service.http.routes.targets import OnlyTarget
-from service.store import explanations, lookups, pins, savings, upgrades
+from service.store import contexts, explanations, lookups, pins, savings, upgrades
 from service.store.values import target_digest
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -76,6 +77,21 @@ def pin_schedule(context: Ctx, principal: User, request: ServedPin) -> ServedPin
         key = target_digest(request.target)
         pins.hold(session, principal.project, request.workload, key, request.device_class, pinned=request.pinned)
     return request
+
+
+@router.post("/contenders", responses=documented(*BODY))
+def contending_schedules(context: Ctx, principal: User, request: ContendersRequest) -> ContendersResponse:
+    """The fastest schedules of some workloads that one device class timed: what may be tried inside a model."""
+    with context.database.reading() as session:
+        return contexts.contenders(session, principal.project, request)
+
+
+@router.put("/in-context", responses=documented(*BODY))
+def put_schedules_in_context(context: Ctx, principal: User, report: InContext) -> InContext:
+    """Serves what won inside a model to look-ups that name the contexts, as long as the same is served alone. Idempotent."""
+    with context.database.transaction() as session:
+        contexts.put(session, principal.project, report)
+    return report
 
 
 @router.get("/savings", responses=documented(400))

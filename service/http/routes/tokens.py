@@ -1,4 +1,5 @@
-"""Tokens: an admin makes, lists and revokes those of its project, an operator all. Who asks is asked of the database."""
+"""Tokens: an admin makes, lists and revokes those of its project, an operator all. What the caller
+may do is read from the database, not from what the process remembers of its token."""
 
 from __future__ import annotations
 

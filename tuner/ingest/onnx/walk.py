@@ -132,7 +132,10 @@ class Walker:
             return empty
         known = all(value is None or is_known(value) for value in inputs)
         if main and proto.op_type in DATA_DEPENDENT and not known:
-            raise UnsupportedShape(f"{node.title} has results whose shape depends on values: shapes are static")
+            raise UnsupportedShape(
+                f"{node.title} has results whose shape depends on values: shapes are static;"
+                " give it a fixed size in the model (a mask, TopK), or leave it to the caller"
+            )
         if known and foldable(proto, inputs, expected):
             folded = evaluate(proto, inputs, opset, expected)
             if folded is not None:

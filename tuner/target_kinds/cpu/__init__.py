@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,17 @@ from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raises PitchpipeError for what TVM refuses to compile."""
+    from tuner.tvm_compat import tvm
+
+    try:
+        yield
+    except tvm.error.InternalError as error:
+        raise PitchpipeError(f"the compiler refused the model: {str(error).strip().splitlines()[-1]}") from error
 
 
 class CpuKind(TargetKind):
@@ -86,15 +98,23 @@ class CpuKind(TargetKind):
 
     def compile(self, module: Any, target: Target) -> Any:
         """TVM's executable, with the functions `main` and `main_transform_params` of its virtual machine."""
+        from tuner.lowering.stack import PIPELINE
         from tuner.tvm_compat import to_tvm_target, tvm
 
-        module, tvm_target = self.before_codegen(module), to_tvm_target(target)
-        try:
-            with tvm_target, tvm.transform.PassContext(config=self.pass_config()):
-                return tvm.compile(module, target=tvm_target)
-        except tvm.error.InternalError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise PitchpipeError(f"the compiler refused the model: {last}") from error
+        tvm_target = to_tvm_target(target)
+        with _refusals(), tvm_target, tvm.transform.PassContext(config=self.pass_config()):
+            return tvm.compile(self.before_codegen(module), target=tvm_target, tir_pipeline=PIPELINE)
+
+    def compile_side_by_side(self, module: Any, target: Target, ready: Mapping[str, tuple[Any, bytes]]) -> Any:
+        """As `compile`, with the kernels as object code, which is still to be linked."""
+        from tuner.deploy.kernels import compile_kernels
+        from tuner.tvm_compat import link_model, take_kernels, to_tvm_target
+
+        tvm_target = to_tvm_target(target)
+        with _refusals():
+            instructions, kernels = take_kernels(module, tvm_target)
+        objects = compile_kernels(kernels, tvm_target, ready)
+        return link_model(instructions, tvm_target, [(each.names, each.code) for each in objects])
 
     def save(self, compiled: Any, path: Path) -> None:
         try:
@@ -113,15 +133,21 @@ class CpuKind(TargetKind):
         return tvm.target.Target(target.attributes())
 
     def codegen(self) -> str:
+        from tuner.lowering import stack
         from tuner.lowering.fastmath import MATH_VERSION
         from tuner.tvm_compat import tvm
 
-        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}"
+        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}, stack {stack.VERSION}"
 
     def load_intrinsics(self) -> None:
         from tuner.tvm_compat import load_intrinsics_of
 
         load_intrinsics_of("arm_cpu" if platform.machine() in ("aarch64", "arm64") else "x86")
+
+    def pass_config(self) -> dict[str, Any]:
+        """Without the checks that TVM puts before each kernel: the virtual machine checks what it is called with, and
+        allocates the rest. With their messages they are a fifth of the compiler's work and two thirds of the library."""
+        return {"tirx.disable_assert": True}
 
     def before_codegen(self, module: Any) -> Any:
         from tuner.lowering.fastmath import expand_intrinsics
@@ -139,7 +165,7 @@ class CpuKind(TargetKind):
         from tuner.space.tiles import tiled_sketches
         from tuner.space.winograd import winograd_sketches
 
-        return tiled_sketches, winograd_sketches, rowwise_sketches, recurrent_sketches
+        return winograd_sketches, tiled_sketches, rowwise_sketches, recurrent_sketches
 
     def vector_unit(self, target: Target, element_bits: int) -> Any:
         from tuner.space.processor import VectorUnit

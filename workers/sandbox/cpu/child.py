@@ -60,8 +60,15 @@ def candidate_body(bench: Bench, candidate: Candidate, config: MeasureConfig) ->
                 spread_threads()
                 while True:
                     sampled = measuring.search(config, _known(incumbent_secs), config.run_timeout_secs * _RUN_SHARE)
-                    verdict = measuring.verdict()
-                    line.send(Sampled(run_secs=sampled.secs, calls=sampled.calls, stop=sampled.stop, check=verdict))
+                    line.send(
+                        Sampled(
+                            run_secs=sampled.secs,
+                            calls=sampled.calls,
+                            stop=sampled.stop,
+                            check=measuring.verdict(),
+                            check_secs=measuring.check_secs,
+                        )
+                    )
                     _, incumbent_secs = line.wait()
         line.wait()
 

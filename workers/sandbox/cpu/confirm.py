@@ -12,6 +12,7 @@ time      rounds of one sample of every process, forward and backward, until not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Stop
@@ -35,8 +36,9 @@ class ConfirmRun(BatchRun):
     def run(self) -> None:
         with self._host.phase("build"):
             self._make()
-        with quiet.timing(self._host.abandoned):
+        with ExitStack() as silence:
             with self._host.phase("check"):
+                silence.enter_context(quiet.timing(self._host.abandoned))
                 ready, behind = self._warm()
             with self._host.phase("time"):
                 samples, ratio = self._undisturbed(lambda: self._interleave(ready))

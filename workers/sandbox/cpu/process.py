@@ -29,7 +29,7 @@ from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import HeartbeatProgram
 from tuner.tvm_compat import import_object_loader
-from workers.sandbox.builders import BuiltCandidate
+from workers.sandbox.builders import BuiltCandidate, Parts
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.child import builder_body
 from workers.sandbox.cpu.confirm import ConfirmRun
@@ -92,6 +92,9 @@ class TaskProcess:
         self._bench: Bench | None = None
         self._unusable: Unusable | None = None
         self._told = 0.0
+        self._parts = Parts()
+        self._waits_since = 0.0
+        quiet.tell_waits(self._waits)
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +138,8 @@ class TaskProcess:
             raise self._unusable
         if self._bench is None:
             try:
-                self._bench = self._open()
+                with self.phase("prepare"):
+                    self._bench = self._open()
             except Unusable as unusable:
                 self._unusable = unusable
                 raise
@@ -234,10 +238,25 @@ class TaskProcess:
         self._channel.send(Repeated())
 
     @contextmanager
-    def phase(self, name: PhaseName) -> Iterator[None]:
+    def phase(self, name: PhaseName) -> Iterator[Parts]:
+        self._parts = parts = Parts()
         began = time.time()
-        yield
-        self._channel.send(Phase(name=name, began=began, ended=time.time()))
+        yield parts
+        self._channel.send(
+            Phase(
+                name=name,
+                began=began,
+                ended=max(began, time.time()),
+                wait_secs=parts.wait_secs,
+                check_secs=parts.check_secs,
+            )
+        )
+
+    def _waits(self, begins: bool) -> None:
+        if begins:
+            self._waits_since = time.monotonic()
+        else:
+            self._parts.wait_secs += time.monotonic() - self._waits_since
 
     # -- the loop
 

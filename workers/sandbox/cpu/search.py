@@ -14,7 +14,7 @@ from functools import partial
 from pitchpipe.wire.measure import Candidate
 from tuner.measure import quiet
 from tuner.measure.candidate import Bench
-from workers.sandbox.builders import BuiltCandidate, fastest_with
+from workers.sandbox.builders import BuiltCandidate, Parts, fastest_with
 from workers.sandbox.cpu.batch import BatchRun, Host, Trial
 from workers.sandbox.cpu.child import GO, candidate_body
 from workers.sandbox.messages import Batch, Sampled
@@ -33,6 +33,7 @@ class SearchRun(BatchRun):
         ordered = sorted(batch.candidates, key=lambda candidate: len(candidate.trace), reverse=True)
         self._starts.extend(partial(self._spawn, candidate) for candidate in ordered)
         self._incumbent_secs = batch.incumbent_secs
+        self._parts = Parts()
         self._dismissed: list[Child] = []
         """Children that were killed. They are reaped while the next phase is built, since ending a process takes the kernel
         5 ms."""
@@ -43,7 +44,7 @@ class SearchRun(BatchRun):
             with self._host.phase("build"):
                 self._get_ready(enough)
             if self._built:
-                with self._host.phase("check and time"):
+                with self._host.phase("check and time") as self._parts:
                     self._time_phase()
 
     def _spawn(self, candidate: Candidate) -> Trial:
@@ -81,6 +82,7 @@ class SearchRun(BatchRun):
             sampled = self._ask(trial, GO, Sampled, number=incumbent)
             if sampled is None:
                 continue
+            self._parts.check_secs += sampled.check_secs
             timed.append((trial, sampled))
             if incumbent is None or sampled.median_secs < incumbent:
                 incumbent = sampled.median_secs

@@ -153,6 +153,7 @@ class _Runner:
             calls=sampled.calls,
             stop=sampled.stop,
             check=measuring.verdict(),
+            check_secs=measuring.check_secs,
             clock_hz=self._device.clock.hz(),
         )
 

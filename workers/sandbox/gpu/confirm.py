@@ -40,8 +40,9 @@ class ConfirmRun(GpuBatchRun):
         self._present.sort(key=lambda built: order[built.candidate.digest])
         while self._present:
             runners = [self._runners.started(runner) for runner in starting]
-            with self._host.phase("check and time"):
+            with self._host.phase("check and time") as parts:
                 over = self._confirmed(runners)
+                parts.wait_secs += self._runners.take_waited_secs()
             for runner in runners:  # They hold the code and the memory of every candidate.
                 self._runners.end(runner)
             if over:

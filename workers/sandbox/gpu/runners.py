@@ -72,6 +72,7 @@ class Runners:
     def __init__(self, host: RunnerHost, config: MeasureConfig, wait: Callable[[float | None], None]) -> None:
         self._host, self._config, self._wait = host, config, wait
         self._turn: GpuTurn | None = None
+        self._waited_secs = 0.0
         self._alive: dict[Child, Runner] = {}
         if (kept := host.runner) is not None and not kept.child.ended:
             self._alive[kept.child] = kept
@@ -133,8 +134,10 @@ class Runners:
         """Sends a request to a runner, once this process has its turn on the GPU, and waits for its answer or its end."""
         if self._turn is None:
             self._turn = GpuTurn(runner.uuid)
+        asked = time.monotonic()
         while not self._turn.take():
             self._wait(_TURN_POLL_SECS)
+        self._waited_secs += time.monotonic() - asked
         try:
             runner.child.deadline = time.monotonic() + limit_secs
             runner.busy = True
@@ -142,6 +145,11 @@ class Runners:
             return self._heard(runner)
         finally:
             self._turn.give_back()
+
+    def take_waited_secs(self) -> float:
+        """Seconds for which `ask` waited for the turn since this was last called."""
+        found, self._waited_secs = self._waited_secs, 0.0
+        return found
 
     def absorb(self, child: Child, event: FromChild | Ended) -> bool:
         """Takes an event of a child; False for a child that is no runner of this batch."""

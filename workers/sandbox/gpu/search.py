@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 
 from tuner.measure.drift import drifted
-from workers.sandbox.builders import BuiltCandidate, fastest_with
+from workers.sandbox.builders import BuiltCandidate, Parts, fastest_with
 from workers.sandbox.cpu.batch import MAX_REPEATS
 from workers.sandbox.gpu.batch import GpuBatchRun, GpuHost
 from workers.sandbox.gpu.children import TRIAL
@@ -28,10 +28,12 @@ class SearchRun(GpuBatchRun):
         super().__init__(host, batch, batch.candidates)
         self._group: list[tuple[BuiltCandidate, Sampled]] = []
         self._incumbent_secs = batch.incumbent_secs
+        self._parts = Parts()
 
     def _run(self) -> None:
-        with self._host.phase("build, check and time"):
+        with self._host.phase("build, check and time") as self._parts:
             self._measure()
+            self._parts.wait_secs += self._runners.take_waited_secs()
 
     def _measure(self) -> None:
         builders = self._builders
@@ -67,6 +69,7 @@ class SearchRun(GpuBatchRun):
         sampled = self._judged(runner, built, answer, Sampled, alone=alone)
         if sampled is None:
             return
+        self._parts.check_secs += sampled.check_secs
         self._group.append((built, sampled))
         if self._incumbent_secs is None or sampled.median_secs < self._incumbent_secs:
             self._incumbent_secs = sampled.median_secs

@@ -127,7 +127,7 @@ def _whole_power(node: Node) -> Any:
     known = node.known(1)
     bits = np.dtype(exponent).itemsize * 8
     if known is not None and known.size:
-        bits = max(int(np.abs(known.astype(object)).max()).bit_length(), 1)
+        bits = max(1, *(abs(int(value)).bit_length() for value in known.flat))
 
     def make(x: Any, y: Any) -> Any:
         one = tirx.const(1, exponent)
@@ -164,6 +164,14 @@ def _whole_power(node: Node) -> Any:
         return compute(shape, element)
 
     return node.te(make, node.tensor(0), node.tensor(1))
+
+
+@reader("Equal")
+def equal(node: Node) -> Any:
+    """Of booleans, which LLVM has no comparison of: neither one alone is true."""
+    if node.dtype(0) != "bool":
+        return None
+    return relax.op.logical_not(node.emit(relax.op.logical_xor(node.tensor(0), node.tensor(1))))
 
 
 @reader("Not")

@@ -139,16 +139,19 @@ def tensor_scatter(node: Node) -> Any:
 
 @reader("ConvTranspose")
 def transposed_convolution(node: Node) -> Any:
-    """With `output_shape`, the padding that gives it; TVM's converter knows paddings only."""
+    """With `output_shape`, the padding that gives it; TVM's converter knows paddings only, of one and two dimensions."""
     wanted = node.attribute("output_shape")
     automatic = str(node.attribute("auto_pad", "NOTSET"))
-    if not wanted and not automatic.startswith("SAME"):
-        return None
     shape, weight, result = node.shape(0), node.shape(1), node.result_shape()
     spatial = len(shape) - 2
     strides = list(node.attribute("strides") or [1] * spatial)
     dilations = list(node.attribute("dilations") or [1] * spatial)
     extra = list(node.attribute("output_padding") or [0] * spatial)
+    begins = list(node.attribute("pads") or [0] * (2 * spatial))[:spatial]
+    if not wanted and not automatic.startswith("SAME"):
+        if spatial < 3 and all(more < step for more, step in zip(extra, strides, strict=True)):
+            return None
+        return _transposed_sum(node, strides, dilations, begins if automatic == "NOTSET" else [0] * spatial)
     begins, ends = [], []
     for d in range(spatial):
         full = strides[d] * (shape[2 + d] - 1) + extra[d] + (weight[2 + d] - 1) * dilations[d] + 1
@@ -160,14 +163,44 @@ def transposed_convolution(node: Node) -> Any:
         first = total - total // 2 if automatic != "SAME_UPPER" else total // 2
         begins.append(first)
         ends.append(total - first)
-    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
-        node.refuse("results larger than its operands give")
+    if spatial > 2 or any(more >= step for more, step in zip(extra, strides, strict=True)):
+        return _transposed_sum(node, strides, dilations, begins)
     for entry in list(node.proto.attribute):
         if entry.name in ("output_shape", "auto_pad", "pads", "output_padding"):
             node.proto.attribute.remove(entry)
     node.proto.attribute.append(_integers("pads", [*begins, *ends]))
     node.proto.attribute.append(_integers("output_padding", extra))
     return None
+
+
+def _transposed_sum(node: Node, strides: list[int], dilations: list[int], begins: list[int]) -> Any:
+    """The inputs that reach each output, times their weights: in any number of dimensions, where an output that none
+    reaches is the bias."""
+    shape, weight, result, dtype = node.shape(0), node.shape(1), node.result_shape(), node.dtype(0)
+    groups = int(node.attribute("group", 1))
+    each, outputs = shape[1] // groups, weight[1]
+    wide = dtype if dtype == "float64" else "float32"
+    operands = [node.cast(node.tensor(place), wide) for place in range(3 if node.given(2) else 2)]
+
+    def make(x: Any, w: Any, bias: Any = None) -> Any:
+        c = te.reduce_axis((0, each), "c")
+        taps = [te.reduce_axis((0, extent), f"k{d}") for d, extent in enumerate(weight[2:])]
+
+        def element(n: Any, o: Any, *at: Any) -> Any:
+            where, inside = [], []
+            for d, tap in enumerate(taps):
+                reach = at[d].astype("int64") + begins[d] - tap.var.astype("int64") * dilations[d]
+                i = tirx.floordiv(reach, _i64(strides[d]))
+                inside += [tirx.floormod(reach, _i64(strides[d])).equal(_i64(0)), i >= 0, i < shape[2 + d]]
+                where.append(te.max(_i64(0), te.min(i, _i64(shape[2 + d] - 1))))
+            channel = tirx.indexdiv(o, outputs) * each + c
+            product = x(n, channel, *where) * w(channel, tirx.indexmod(o, outputs), *taps)
+            return te.sum(tirx.if_then_else(tirx.all(*inside), product, tirx.const(0, wide)), axis=[c, *taps])
+
+        total = compute(result, element, "total")
+        return total if bias is None else compute(result, lambda n, o, *at: total(n, o, *at) + bias(o))
+
+    return node.cast(node.te(make, *operands), dtype)
 
 
 def _integers(name: str, values: list[int]) -> Any:

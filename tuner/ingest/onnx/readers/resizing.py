@@ -17,7 +17,9 @@ from tuner.ingest.onnx.values import shape_of
 from tuner.tvm_compat import te, tirx
 
 KIND = "float64"
-"""In which places and weights are computed: rounding decides which neighbour is the nearest."""
+"""In which weights are computed."""
+PLACE = "float32"
+"""In which places are, as in ONNX Runtime."""
 
 
 def _number(value: float) -> Any:
@@ -109,38 +111,51 @@ def _scale(node: Node, place: int, axes: list[int], source: tuple[int, ...], res
     return min(ratios) if policy == "not_larger" else max(ratios)
 
 
-def _operands(node: Node, scale: Any) -> list[Any]:
-    found = []
-    if scale is None:
-        found.append(node.cast(node.tensor(2), KIND))
-    if str(node.attribute("coordinate_transformation_mode", "half_pixel")) == "tf_crop_and_resize":
-        found.append(node.cast(node.tensor(1), KIND))
-    return found
+def _origins(node: Node, axis: int, place: int, count: int, scale: Any) -> Any:
+    """float32[result's extent]: the place in the operand, a real number, of each result along an axis.
+
+    Rounding decides which neighbour is the nearest, so it is computed as ONNX Runtime does, in its type and order, and
+    beforehand where all of it is known."""
+    length = node.result_shape()[axis]
+    cropped = str(node.attribute("coordinate_transformation_mode", "half_pixel")) == "tf_crop_and_resize"
+    region = node.known(1) if cropped else None
+    if scale is not None and (region is not None or not cropped):
+        given = None if region is None else region.reshape(-1).astype(PLACE)
+        with np.errstate(all="ignore"):
+            steps = np.arange(length, dtype=PLACE)
+            return node.constant(_origin(node, steps, axis, place, count, np.float32(scale), given), PLACE)
+    operands = [node.cast(node.tensor(at), PLACE) for at, needed in ((2, scale is None), (1, cropped)) if needed]
+
+    def make(*given: Any) -> Any:
+        pace = given[0](place) if scale is None else tirx.const(float(scale), PLACE)
+        ends = {at: given[-1](at) for at in (place, place + count)} if cropped else None
+        return compute((length,), lambda i: _origin(node, i.astype(PLACE), axis, place, count, pace, ends), "origins")
+
+    return node.te(make, *operands)
 
 
 def _origin(node: Node, i: Any, axis: int, place: int, count: int, scale: Any, region: Any) -> Any:
-    """The place in the operand, a real number, of result i along an axis."""
+    """The place of result i, of numbers or of expressions.
+
+    Corners are aligned by whole lengths, as PyTorch and ONNX Runtime have it; for a scale that only a run knows by
+    `scale * extent`, as ONNX's reference, whose tests give such scales."""
     extent, length = node.shape(0)[axis], node.result_shape()[axis]
     mode = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
-    i = i.astype(KIND)
-    width = scale * _number(extent)
-    one = _number(1.0)
     if mode == "asymmetric":
         return i / scale
     if mode == "align_corners":
-        safe = tirx.Select(width.equal(one), _number(2.0), width)
-        return tirx.Select(width.equal(one), _number(0.0), i * _number(extent - 1) / (safe - one))
+        last = length - 1.0 if isinstance(i, np.ndarray) else scale * float(extent) - 1.0
+        return i * float(extent - 1) / last if length > 1 else i * 0.0
     if mode == "tf_crop_and_resize":
-        begin, end = region(place), region(place + count)
-        safe = tirx.Select(width.equal(one), _number(2.0), width)
-        middle = (end - begin) * _number((extent - 1) / 2)
-        spread = i * (end - begin) * _number(extent - 1) / (safe - one)
-        return tirx.Select(width.equal(one), middle, spread) + begin * _number(extent - 1)
-    found = (i + _number(0.5)) / scale - _number(0.5)
+        begin, end = region[place], region[place + count]
+        if length == 1:
+            return i * 0.0 + (begin + end) * (0.5 * (extent - 1))
+        return i * (end - begin) * float(extent - 1) / float(length - 1) + begin * float(extent - 1)
+    found = (i + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
-        return tirx.Select(width.equal(one), _number(-0.5), found)
+        return found if length > 1 else i * 0.0
     if mode == "half_pixel_symmetric":
-        return found + _number(extent / 2) * (one - _number(length) / width)
+        return found + (1.0 - length / (scale * float(extent))) * (extent / 2)
     if mode != "half_pixel":
         node.refuse(f"the coordinates {mode}")
     return found
@@ -166,12 +181,13 @@ def _along(node: Node, x: Any, axis: int, place: int, count: int, scale: Any) ->
     result[axis] = length
     wide = str(x.ty.dtype)
 
-    def make(data: Any, *given: Any) -> Any:
+    paces = [node.cast(node.tensor(2), KIND)] if scale is None else []
+
+    def make(data: Any, origins: Any, *given: Any) -> Any:
         pace = given[0](place) if scale is None else _number(scale)
-        region = given[-1] if given else None
 
         def origin(i: Any) -> Any:
-            return _origin(node, i, axis, place, count, pace, region)
+            return origins(i).astype(KIND)
 
         if mode == "nearest":
             at_most = tirx.const(extent - 1, "int64")
@@ -210,7 +226,7 @@ def _along(node: Node, x: Any, axis: int, place: int, count: int, scale: Any) ->
 
         return compute(result, element)
 
-    return node.te(make, x, *_operands(node, scale))
+    return node.te(make, x, _origins(node, axis, place, count, scale), *paces)
 
 
 def _nearest(node: Node, origin: Any) -> Any:
@@ -244,19 +260,20 @@ def _extrapolated(node: Node, x: Any, axes: list[int], result: tuple[int, ...]) 
     """The given value where a place lies outside of the operand along any axis."""
     value = float(node.attribute("extrapolation_value", 0.0))
     wide, source = str(x.ty.dtype), node.shape(0)
-    scales = [_scale(node, place, axes, source, result) for place in range(len(axes))]
-    runtime = any(scale is None for scale in scales)
+    tables = [
+        _origins(node, axis, place, len(axes), _scale(node, place, axes, source, result))
+        for place, axis in enumerate(axes)
+    ]
 
-    def make(data: Any, *given: Any) -> Any:
+    def make(data: Any, *origins: Any) -> Any:
         def element(*at: Any) -> Any:
             outside = tirx.const(False, "bool")
-            for place, axis in enumerate(axes):
-                pace = given[0](place) if scales[place] is None else _number(scales[place])
-                where = _origin(node, at[axis], axis, place, len(axes), pace, given[-1])
-                beyond = tirx.Or(where < _number(0.0), where > _number(source[axis] - 1))
+            for axis, table in zip(axes, origins, strict=True):
+                where = table(at[axis])
+                beyond = tirx.Or(where < 0.0, where > float(source[axis] - 1))
                 outside = tirx.Or(outside, beyond)
             return tirx.Select(outside, tirx.const(value, wide), data(*at))
 
         return compute(result, element)
 
-    return node.te(make, x, *_operands(node, None if runtime else 1.0))
+    return node.te(make, x, *tables)

@@ -124,10 +124,11 @@ def concat(node: Node) -> Any:
 
 @reader("Slice")
 def slices(node: Node) -> Any:
-    """With bounds that only a run knows; None for constant ones."""
-    if node.opset < 10 or all(
-        node.known(position) is not None for position in range(1, len(node.inputs)) if node.given(position)
-    ):
+    """With bounds that only a run knows, or in attributes; None for constant operands."""
+    if node.opset < 10:
+        begins, ends = (list(node.attribute(name)) for name in ("starts", "ends"))
+        return relax.op.strided_slice(node.tensor(0), node.attribute("axes") or list(range(len(begins))), begins, ends)
+    if all(node.known(position) is not None for position in range(1, len(node.inputs)) if node.given(position)):
         return None
     source, result = node.shape(0), node.result_shape()
     rank = len(source)

@@ -1,0 +1,218 @@
+"""A model with alternatives for its tensor functions: every variant launches what the model with these schedules launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pitchpipe.gpu.encoding import decode, encode
+from pitchpipe.gpu.executable import GpuModel
+from pitchpipe.gpu.program import Place, Pointer, Program, TensorMap
+from pitchpipe.gpu.testing import FakeDriver
+from pitchpipe.gpu.variants import Drawn
+from pitchpipe.target_kind import kind_of
+from pitchpipe.wire.task import Workload
+from tests.compiler.test_gpu_default import HOPPER
+from tests.compiler.test_gpu_model import evaluate, flows, mixed
+from tests.compiler.test_gpu_models import text_model
+from tuner.deploy.alternatives import Alternatives, add_calls, compile_alternatives
+from tuner.deploy.build import compile_scheduled, schedule_model, workload_functions
+from tuner.deploy.flow import Flow, View
+from tuner.deploy.gpu_model import assemble, settle
+from tuner.graph.prepare import prepare, workload_module
+from tuner.ingest import IngestedModel, parse_container
+from tuner.measure.gpu_lowered import KernelCall, Lowered
+from tuner.templates.text import is_template
+from tuner.tvm_compat import load_ir, save_ir
+
+torch = pytest.importorskip("torch")
+
+from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def model() -> IngestedModel:
+    torch.manual_seed(0)
+    module, examples = text_model("Bert", 1, "sdpa")
+    return parse_container(from_torch(module.half().eval(), examples)[0])
+
+
+@pytest.fixture(scope="module")
+def texts(model: IngestedModel) -> dict[str, list[str]]:
+    """Three points of each workload that has templates."""
+    found = {}
+    for _, function, digest in workload_functions(prepare(load_ir(model.ir), HOPPER)):
+        points = kind_of(HOPPER).templates(Workload(digest=digest, ir=save_ir(workload_module(function))), HOPPER)
+        found |= {digest: [point.text for point in points[:3]]} if len(points) > 2 else {}
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(model: IngestedModel, texts: dict[str, list[str]]) -> Alternatives:
+    own = {digest: points[0] for digest, points in texts.items()}
+    others = {digest: [*points[1:], '{"args":{},"template":"no-1"}'] for digest, points in texts.items()}
+    return compile_alternatives(model, HOPPER, own, others)
+
+
+def shown(program: Program, at: Sequence[int]) -> list[Any]:
+    """Launches without what memory plans and tables decide."""
+
+    def argument(one: Any) -> Any:
+        if isinstance(one, TensorMap):
+            return argument(one.base), replace(one, base=Pointer(buffer=0))
+        if not isinstance(one, Pointer):
+            return one
+        buffer = program.buffers[one.buffer]
+        return "scratch" if buffer.place is Place.SCRATCH else (buffer, one.offset)
+
+    launches = [program.run[i] for i in at]
+    return [
+        (
+            program.codes[program.kernels[launch.kernel].code],
+            program.kernels[launch.kernel].name,
+            [argument(one) for one in launch.arguments],
+            launch.grid,
+            launch.block,
+            launch.shared_bytes,
+        )
+        for launch in launches
+    ]
+
+
+def test_every_variant_launches_what_the_model_with_its_schedules_does(
+    model: IngestedModel, texts: dict[str, list[str]], built: Alternatives
+) -> None:
+    one, other, *_ = texts
+    for choice in ({}, {one: 1}, {one: 2, other: 1}, dict.fromkeys(texts, 2)):
+        traces = {digest: points[choice.get(digest, 0)] for digest, points in texts.items()}
+        alone = compile_scheduled(schedule_model(model, HOPPER, traces))
+        assert shown(built.program, built.launches(choice)) == shown(alone, range(len(alone.run)))
+
+
+def test_the_program_is_one_that_can_be_handed_over(built: Alternatives) -> None:
+    assert decode(encode(built.program)) == built.program
+    assert sum(call.launches for call in built.calls) == len(built.program.run)
+
+
+def test_an_alternative_that_is_none_is_left_out_and_said(texts: dict[str, list[str]], built: Alternatives) -> None:
+    assert set(built.refused) == {(digest, 3) for digest in texts}
+    assert all(reason for reason in built.refused.values())
+    assert not any(call.schedule == 3 for call in built.calls)
+
+
+def test_an_alternative_that_the_compiler_refuses_costs_no_other(
+    model: IngestedModel, texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.deploy import gpu_model
+
+    lower = gpu_model.lower
+
+    def failing(mod: Any, target: Any, name: str) -> Lowered:
+        if name.endswith("_alternative2"):
+            raise RuntimeError("no such tile")
+        return lower(mod, target, name)
+
+    monkeypatch.setattr(gpu_model, "lower", failing)
+    digest = next(iter(texts))
+    own = {key: points[0] for key, points in texts.items()}
+    built = compile_alternatives(model, HOPPER, own, {digest: texts[digest][1:]})
+    assert set(built.refused) == {(digest, 2)}
+    assert "no such tile" in built.refused[digest, 2]
+    assert {call.schedule for call in built.calls if call.workload == digest} == {0, 1}
+
+
+def test_a_default_schedule_stands_beside_templates(model: IngestedModel, texts: dict[str, list[str]]) -> None:
+    digest, points = next(iter(texts.items()))
+    functions = {key: function for _, function, key in workload_functions(prepare(load_ir(model.ir), HOPPER))}
+    workload = Workload(digest=digest, ir=save_ir(workload_module(functions[digest])))
+    default = kind_of(HOPPER).default_trace(workload, HOPPER)
+    assert not is_template(default)
+    built = compile_alternatives(model, HOPPER, {digest: points[0]}, {digest: [default]})
+    assert not built.refused
+    assert built.launches({digest: 1}) != built.launches({})
+
+
+@settings(max_examples=60, deadline=None)
+@given(flows(), st.data())
+def test_every_variant_of_a_random_graph_computes_the_same_in_planned_memory(
+    found: tuple[Flow, dict[str, Lowered]], data: st.DataObject
+) -> None:
+    """Alternatives differ in their kernels and workspaces; a variant whose memory another's launch took would differ."""
+    flow, lowered = found
+    plain, wanted = Flow(prepare=list(flow.prepare), run=list(flow.run)), list(flow.outputs)
+
+    def copying(view: View) -> str:
+        name = f"copy_{view.shape[0]}"
+        call = KernelCall(kernel=name, arguments=(0, 1), grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0)
+        lowered[name] = Lowered(calls=(call,), workspaces=(), source=name)
+        return name
+
+    settle(flow, copying)
+    own = {step.function: len(step.arguments) for step in flow.run if not step.function.startswith("copy")}
+    schedules = {}
+    for name in own:
+        of = lowered[name]
+        more = data.draw(st.integers(8, 3000).map(lambda n: 8 * n))
+        spare = KernelCall(
+            kernel=f"{name}_spare_0", arguments=(own[name] + len(of.workspaces),), grid=(1, 1, 1), block=(1, 1, 1),
+            shared_bytes=0,
+        )  # fmt: skip
+        lowered[f"{name}'"] = Lowered(
+            calls=(spare, *of.calls), workspaces=(*of.workspaces, more), source=f"{name}'"
+        )  # fmt: skip
+        schedules[name] = [(f"{name}'", 1)]
+    calls = add_calls(flow, lowered, schedules, {name: name for name in own})
+    program = assemble(flow, lowered, {one.source: b"code" for one in lowered.values()})
+    alternatives = Alternatives(program=program, calls=calls, refused={})
+    counts: dict[str, list[int]] = {}
+    for step in (*flow.prepare, *flow.run):
+        one = lowered[step.function]
+        extents = [view.shape[0] for view in step.arguments] + [size // 8 for size in one.workspaces]
+        for call in one.calls:
+            counts[call.kernel] = [extents[int(at)] for at in call.arguments if isinstance(at, int)]
+
+    def kernel(name: str) -> Any:
+        def run(driver: FakeDriver, _launch: Any, *addresses: int) -> None:
+            memory = [
+                np.frombuffer(driver.view(address, 8 * count), np.int64)
+                for address, count in zip(addresses, counts[name], strict=True)
+            ]
+            if name.startswith("copy"):
+                memory[1][...] = memory[0]
+                return
+            reads = int(name.rpartition("_")[2])
+            for which, to in enumerate(memory[reads:]):
+                to[...] = mixed(memory[:reads], len(to), which)
+
+        return run
+
+    driver = FakeDriver({name: kernel(name) for name in counts})
+    specs = [
+        [Drawn(name=f"t{at}", dtype="int64", shape=program.buffers[at].shape) for at in program.at(place)]
+        for place in (Place.INPUT, Place.WEIGHT)
+    ]
+    ours = GpuModel(program, *specs, using=lambda: driver)
+    rng = np.random.default_rng(0)
+    inputs, weights = ([rng.integers(0, 1000, spec.shape) for spec in of] for of in specs)
+    ours.bind({spec.name: one for spec, one in zip(specs[1], weights, strict=True)})
+    right: dict[int, Any] = {id(view.tensor): one for view, one in zip(flow.inputs, inputs, strict=True)}
+    right |= {id(view.tensor): one for view, one in zip(flow.weights, weights, strict=True)}
+    for step in (*plain.prepare, *plain.run):
+        evaluate(lowered[step.function], step, right)
+    choice = {name: data.draw(st.integers(0, 1)) for name in own}
+    launches = alternatives.launches(choice)
+    if not launches:
+        return
+    with ours.variants([launches], *inputs) as replay:
+        assert replay(0, 2) == pytest.approx(1e-6 * len(launches))
+    for at, view in zip(program.at(Place.OUTPUT), wanted, strict=True):
+        found_now = np.frombuffer(driver.view(ours._on(0).staging(at), 8 * view.shape[0]), np.int64)
+        np.testing.assert_array_equal(found_now, right[id(view.tensor)])

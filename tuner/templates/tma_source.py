@@ -1,0 +1,173 @@
+"""The Gluon program of a contraction whose operands are matrices (matrices.py): one block's way through its tile is
+
+      for each of the first stages: have the tiles of the weights copied
+      wait for the launch before
+      for each of the first stages: have the other operand's tiles copied
+      for k, in steps
+        wait for the step's two tiles, multiply them, and have those of a later step copied over the step's before
+      what follows the sums, on the way to memory
+
+Copies are made by the tensor memory accelerator, which one thread asks and which fills what lies beyond a matrix with zeros.
+A barrier in shared memory counts the bytes of each stage. Gluon is Triton's dialect in which a program says where its
+tiles lie; in Triton itself nothing that a loop copies can be asked for before the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pitchpipe.errors import InvalidTrace
+from tuner.templates.contraction import Contraction
+from tuner.templates.kernel_source import BOTH, KernelSource, Matrix, TemplateSource, begin, wait
+from tuner.templates.matrices import ITEM_BYTES, OperandMatrix, operand_matrices
+from tuner.templates.printer import Printer, Tile, Value
+from tuner.templates.source import Writer
+
+MOST_COLUMNS = 256
+"""Of the tile that one instruction multiplies."""
+SWIZZLES = (128, 64, 32)
+"""Bytes within which pieces of a row may change places, the most first."""
+LARGE_TILE = 128 * 128
+"""Elements from which on a tile is rearranged before it is written, so that neighbouring threads write whole lines."""
+VECTOR = 8
+"""Elements that a thread writes at a time then."""
+LEAST_ROWS = 16
+"""Of a warp's part of a tile."""
+
+
+def write_with_tma(found: Contraction, arguments: Mapping[str, int]) -> TemplateSource:
+    """The kernels of a contraction for the arguments of `contraction-tma-1`.
+
+    Raises InvalidTrace where the arguments do not fit the workload, NotPrintable.
+    """
+    operands = operand_matrices(found)
+    if operands is None:
+        raise InvalidTrace("the operands are no matrices of 16-bit numbers whose tiles can be copied")
+    return _TmaWriter(found, arguments, operands).source()
+
+
+class _TmaWriter(Writer):
+    def __init__(
+        self, found: Contraction, arguments: Mapping[str, int], operands: tuple[OperandMatrix, OperandMatrix]
+    ) -> None:
+        super().__init__(found, arguments)
+        self.operands = operands
+        self.stages = min(arguments["stages"], self.steps)
+        self.warps = arguments["warps"]
+        if self.rows < LEAST_ROWS * self.warps:
+            raise InvalidTrace(f"{self.warps} warps do not share {self.rows} rows")
+        whole = self.steps * self.parts * self.step == self.k
+        if not whole and not all(one.ends_in_zeros for one in operands):
+            raise InvalidTrace("the steps end beyond the sum, where something else begins")
+        for operand, extent, side in zip(operands, (self.m, self.n), (self.rows, self.columns), strict=True):
+            if operand.span != extent and operand.span % side:
+                raise InvalidTrace("a tile's rows do not lie in one piece")
+
+    def product(self) -> KernelSource:
+        printer = Printer(self.found.params)
+        begin(printer, self.early)
+        self.place(printer, -(-self.m // self.rows), -(-self.n // self.columns))
+        matrices = tuple(self._matrix(which) for which in (0, 1))
+        kind = f"tl.{self.found.dtype}"
+        for which, matrix in enumerate(matrices):
+            printer.line(f"layout{which}: tl.constexpr = tl.{matrix.layout}")
+            shape = [self.stages, *matrix.tile]
+            printer.line(f"tiles{which} = tl.allocate_shared_memory({kind}, {shape}, layout{which})")
+        printer.line(f"ready = tl.allocate_shared_memory(tl.int64, [{self.stages}, 1], mbarrier.MBarrierLayout())")
+        stages = f"for stage in tl.static_range({self.stages}):"
+        weights = [
+            w for w, operand in enumerate((self.found.a, self.found.b)) if self.found.weights_in(operand) is not None
+        ]
+        others = [which for which in (0, 1) if which not in weights]
+        _lines(printer, stages, ["mbarrier.init(ready.index(stage), count=1)"])
+        expected = f"mbarrier.expect(ready.index(stage), {self._stage_bytes})"
+        _lines(printer, stages, [expected, *self._copies(weights, "stage", "stage")])
+        wait(printer, self.early)
+        _lines(printer, stages, list(self._copies(others, "stage", "stage")))
+        layout = f"tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{self.warps}, 1], "
+        layout += f"instr_shape=[16, {min(self.columns, MOST_COLUMNS)}, 16])"
+        printer.line(f"sums: tl.constexpr = {layout}")
+        printer.line(f"total = tl.zeros(({self.rows}, {self.columns}), tl.float32, layout=sums)")
+        self._multiply(printer)
+        printer.line("total = warpgroup_mma_wait(0, deps=(total,))")
+        layout = "sums"
+        if self.rows * self.columns >= LARGE_TILE:
+            layout = "lines"
+            across = min(32, self.columns // VECTOR)
+            vectors = f"[1, {VECTOR}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0]"
+            printer.line(f"lines: tl.constexpr = tl.BlockedLayout({vectors})")
+            printer.line("total = tl.convert_layout(total, lines)")
+        printer.line(f"everywhere = tl.full(({self.rows}, {self.columns}), True, tl.int1, layout={layout})")
+        tile = Tile(
+            shape=(self.rows, self.columns),
+            variables=self.outer(printer, self.rows, self.columns, layout),
+            inside=self.inside(printer, self.rows, self.columns),
+            everywhere="everywhere",
+        )
+        return self.finished(printer, Value(text="total", dtype="float32", axes=BOTH), tile, matrices)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return (self.rows + self.columns) * self.step * ITEM_BYTES
+
+    def _multiply(self, printer: Printer) -> None:
+        """All steps of the block."""
+        tiles = [
+            f"tiles{which}.index({{slot}})" + ("" if straight else ".permute((1, 0))")
+            for which, straight in ((0, self.operands[0].summed_last), (1, not self.operands[1].summed_last))
+        ]
+        product = "total = warpgroup_mma(" + ", ".join(tiles) + ", total, is_async=True)"
+        if self.stages == self.steps:
+            ready = "mbarrier.wait(ready.index(step), 0)"
+            _lines(printer, f"for step in tl.static_range({self.steps}):", [ready, product.format(slot="step")])
+            return
+        body = [
+            f"slot = step % {self.stages}",
+            f"mbarrier.wait(ready.index(slot), step // {self.stages} & 1)",
+            product.format(slot="slot"),
+            "total = warpgroup_mma_wait(1, deps=(total,))",
+            f"later = step + {self.stages - 1}",
+            f"free = later % {self.stages}",
+            f"more = (step > 0) & (later < {self.steps})",
+            f"mbarrier.expect(ready.index(free), {self._stage_bytes}, pred=more)",
+            *self._copies((0, 1), "free", "later", ", pred=more"),
+        ]
+        _lines(printer, f"for step in range({self.steps}):", body)
+
+    def _copies(self, operands: Sequence[int], slot: str, step: str, more: str = "") -> Iterator[str]:
+        """What has a step's tiles of A (0) and B (1) copied to a slot."""
+        turn = f"(part * {self.steps} + {step})" if self.parts > 1 else step
+        summed = f"{turn} * {self.step}"
+        for which in operands:
+            operand = self.operands[which]
+            own = f"{('tile_row', 'tile_column')[which]} * {(self.rows, self.columns)[which]}"
+            begun = [("batch", operand.batch)]
+            if operand.span != (self.m, self.n)[which]:
+                begun.append((f"{own} // {operand.span}", operand.spans))
+                own = f"{own} % {operand.span}"
+            row, column = (own, summed) if operand.summed_last else (summed, own)
+            for number, steps in begun:
+                row += f" + {number} * {steps.rows}" if steps.rows else ""
+                column += f" + {number} * {steps.columns}" if steps.columns else ""
+            place = f"ready.index({slot}), tiles{which}.index({slot})"
+            yield f"tma.async_copy_global_to_shared(m{which}, [{row}, {column}], {place}{more})"
+
+    def _matrix(self, which: int) -> Matrix:
+        operand, own = self.operands[which], (self.rows, self.columns)[which]
+        tile = (own, self.step) if operand.summed_last else (self.step, own)
+        swizzle = next(one for one in SWIZZLES if one <= tile[1] * ITEM_BYTES)
+        return Matrix(
+            parameter=operand.parameter,
+            dtype=self.found.dtype,
+            rows=operand.rows,
+            columns=operand.columns,
+            stride=operand.stride,
+            tile=tile,
+            layout=f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={8 * ITEM_BYTES}, rank=2)",
+        )
+
+
+def _lines(printer: Printer, head: str, body: Sequence[str]) -> None:
+    """A loop, unless it has nothing to do."""
+    for text in [head, *(f"    {one}" for one in body)] if body else []:
+        printer.line(text)
