@@ -20,8 +20,10 @@ _BUILT_HERE: Kept = {}
 
 
 def steps_here(patch: pytest.MonkeyPatch) -> None:
-    """Steps run in this process, which imports TVM once, in place of children; libraries are not tried first."""
+    """Steps run in this process, which imports TVM once, in place of children; libraries are neither optimised by LLVM nor
+    tried first."""
     from pitchpipe.torch_backend import cutting
+    from tests.compiler.programs import leave_unoptimised
 
     def run_here(name: str, data: bytes, *, timeout_secs: float | None = None, **arguments: Any) -> Any:
         del timeout_secs
@@ -30,6 +32,7 @@ def steps_here(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cutting, "run_step", run_here)
     patch.setattr(building, "run_step", keeping(run_here, _BUILT_HERE))
     patch.setattr(deploy, "ingest", lambda data, _format: parse_container(data))
+    leave_unoptimised(patch)
     patch.setattr(building, "prove", lambda *_args, **_options: SimpleNamespace(ok=True, wrong=None))
 
 
