@@ -52,7 +52,8 @@ DEFAULT_SECONDS = 150.0
 
 
 class Embedded:
-    """Context manager: `with Embedded(database, target) as client`; without a target the worker finds its own.
+    """Context manager: `with Embedded(database, target) as client`; without a target the worker finds its own. The client is
+    closed in the end.
 
     Raises InvalidInput when another command holds the same SQLite file, and Unreachable, with the process's last words,
     when the server or the worker does not come up, or ends while the block runs.
@@ -61,6 +62,7 @@ class Embedded:
     def __init__(self, database: str, target: Target | None, *, log_level: str = "warning") -> None:
         self.database, self.log_level = database, log_level
         self._asked = target
+        self._client: Client | None = None
         self._worker: WorkerView | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="pitchpipe-")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -71,9 +73,9 @@ class Embedded:
 
     def __enter__(self) -> Client:
         try:
-            client = self._start()
+            self._client = self._start()
             self._watcher.start()
-            return client
+            return self._client
         except BaseException:
             self._stop()
             raise
@@ -82,6 +84,8 @@ class Embedded:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lost = None if self._lost is None else f"{self._lost}: {self._last_words(self._lost)}"
+        if self._client is not None:
+            self._client.close()
         self._stop()
         if lost is not None and isinstance(error, Unreachable):
             raise Unreachable(f"the embedded {lost}") from error

@@ -1,8 +1,8 @@
 """Compiled models: opening one from disk, keeping them in a local cache, running them.
 
 An artifact is a folder with `manifest.json` and the compiled model, which is a shared library (`model.so`) for a CPU and a
-program (`model.gpu`) for a GPU. The manifest carries its digest, the target, the toolchain and the tensors; all of it is
-checked before the model is opened, since opening a library runs code.
+program (`model.gpu`) for a GPU. The manifest carries its digest, the target, the toolchain and the tensors, and
+`manifest.sha256` the manifest's own; all of it is checked before the model is opened, since opening a library runs code.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class Tensor(Wire):
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+
+SEAL = "manifest.sha256"
+"""Name of the file with the manifest's digest."""
 
 
 class Manifest(Wire):
@@ -176,6 +180,7 @@ def write(folder: Path, target: Target, export: Callable[[Path], Manifest]) -> N
             sealed = manifest.model_copy(update={"library": sha256(file.read_bytes()), "version": version})
             told = sealed.model_dump_json(by_alias=True, indent=1, exclude=absent)
             (part / "manifest.json").write_text(told)
+            (part / SEAL).write_text(sha256(told.encode()))
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)
@@ -199,9 +204,12 @@ def open_library(folder: Path, target: Target) -> tuple[Manifest, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an artifact whose library is what the manifest says; raises IntegrityError."""
+    """The manifest of an artifact that is as it was written; raises IntegrityError."""
     try:
-        manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
+        told, seal = (folder / "manifest.json").read_bytes(), folder / SEAL
+        if seal.exists() and seal.read_text() != sha256(told):  # Older versions wrote none.
+            raise IntegrityError(f"{folder.name}: manifest.json does not have the digest that was written beside it")
+        manifest = Manifest.model_validate_json(told)
         file = compiled_file(folder, manifest.target)
         library = file.read_bytes()
     except (OSError, ValueError) as error:

@@ -32,8 +32,6 @@ from service.db import instant, now
 from service.store.records import bests, measured_under, next_generation
 from service.store.values import Circumstances, get_circumstances, insert, put_target, target_digest
 from service.tables import BestRow, InContextRow, Record
-from tuner.measure.timing import later_interval
-from tuner.tuning.inside import is_faster
 
 _READ = 16
 """Records read for each contender: most of a task's fastest are other measurements of the same candidates."""
@@ -82,6 +80,8 @@ def put(session: Session, project: str, report: InContext) -> None:
     Raises InvalidInput where the runs do not show that the model was faster, and for a record that may not be served: one of
     another workload, target, device class or toolchain, one without a time, or one that is slower alone than the baseline.
     """
+    from tuner.tuning.inside import is_faster  # An API process loads it when it is first told of a gain.
+
     before, after = report.before, report.after
     if before.processes != after.processes or not is_faster(after.run_secs, before.run_secs, after.processes):
         raise InvalidInput("the runs do not show that the model was faster with these schedules")
@@ -183,6 +183,8 @@ def _in_context(answer: ScheduleAnswer, best: Best, row: Any) -> ScheduleAnswer:
     alone = candidate_digest(answer.workload, best.trace)
     if row is None or (row.toolchain, row.instead) != (best.toolchain, alone):
         return answer
+    from tuner.measure.timing import later_interval
+
     timed = Timed.model_validate(row.result)
     low, high = later_interval(timed.secs_low or timed.secs, timed.secs_high or timed.secs)
     chosen = Best(
