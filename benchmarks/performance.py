@@ -60,6 +60,13 @@ class Section:
 SECTIONS = (
     Section(file="latency", title="Whole models", script="latency", table=tables.latency),
     Section(
+        file="latency_minute",
+        title="Whole models after a minute",
+        script="latency",
+        table=tables.latency,
+        more="Here with `--seconds 60` and from empty databases, beside ONNX Runtime and OpenVINO.",
+    ),
+    Section(
         file="latency_inductor",
         title="Whole models beside inductor's defaults",
         script="latency",
