@@ -86,7 +86,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_an_artifact_for_a_gpu_is_a_program_and_its_manifest_says_so(pack: tuple[Path, Path]) -> None:
     (folder,) = (pack[0].parent / "cache" / "artifacts").glob("*/")
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "model.gpu"]
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "manifest.sha256", "model.gpu"]
     assert read_manifest(folder).version == 2
     manifest, program = open_library(folder, TARGET)
     assert isinstance(program, Program)
