@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
-from environment import environment, kernel_threads, models_parser, show
+from environment import environment, kernel_threads, models_parser, names_chosen, show
 from latency import LIBRARIES, TOLERANCE, deviation
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
@@ -121,10 +121,7 @@ def main() -> None:
     )
     arguments.add_argument("--seconds", type=float, help=f"of tuning, all included; default {SECONDS:g}")
     options = arguments.parse_args()
-    known = list(runpy.run_path(str(options.models))["MODELS"])
-    names = options.only.split(",") if options.only else known[:1] if options.quick else known
-    if unknown := {*names} - {*known}:
-        arguments.error(f"unknown: {', '.join(sorted(unknown))}")
+    names = names_chosen(arguments, options, runpy.run_path(str(options.models))["MODELS"])
     threads = kernel_threads()
     target = detect_target("llvm").model_copy(update={"num_cores": threads})
     result: dict[str, Any] = {"environment": environment(seconds=options.seconds or SECONDS), "rows": []}
