@@ -23,6 +23,7 @@ from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
 from service.db import Database
 from service.store import contexts, lookups, pins, records, tokens, workloads
+from service.store.values import target_digest
 from tests.scene import DEVICE, OTHER_DEVICE, TOOLCHAIN, best, candidates, failed, record, timed
 
 GPU = Target(kind="cuda", arch="sm_90")
@@ -131,7 +132,7 @@ def test_a_schedule_that_a_user_pinned_is_served_everywhere(world: World) -> Non
     alone, other = world.timed[:2]
     world.won(other)
     with world.database.transaction() as session:
-        pins.hold(session, world.project, B, contexts.target_digest(GPU), DEVICE.device_class, pinned=True)
+        pins.hold(session, world.project, B, target_digest(GPU), DEVICE.device_class, pinned=True)
     assert world.served() == alone.id
 
 
