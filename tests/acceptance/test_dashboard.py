@@ -124,9 +124,8 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     page.get_by_label("More trials").fill("4")
     page.get_by_role("button", name="Extend").click()
     expect(page.locator("#live")).to_contain_text("of 16")
-    with page.expect_response(
-        re.compile(r"/live\?")
-    ):  # What is lost below is a connection, not an attempt to make one.
+    # What is lost below is a connection, not an attempt to make one.
+    with page.expect_response(re.compile(r"/live\?")):
         page.get_by_role("button", name="Resume the job").click()
         expect(page.locator("#state")).not_to_contain_text("paused")
     page.evaluate("window.notLoadedAgain = true")
