@@ -62,7 +62,8 @@ class Measurer(Protocol):
         """Whether another batch should be started, when `waiting` batches are being searched for."""
 
     def withdraw(self, purposes: Sequence[Purpose]) -> None:
-        """Cancels the candidates for these purposes that nobody measures yet; their batches end without them."""
+        """Cancels the candidates for these purposes that nobody measures yet, and stops trials that are measured, where it
+        can; their batches end without them."""
 
     def parallel(self) -> int:
         """Batches that are measured side by side: the workers that are there, at least one."""
