@@ -254,6 +254,7 @@ class _Assembly:
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
+                cluster=call.cluster,
                 programmatic=call.programmatic and at > 0,  # Before the first one may be a copy, which is no kernel.
             )
             for at, ((code, call), arguments) in enumerate(calls)

@@ -40,6 +40,7 @@ class TemplateLaunch:
     threads: int
     shared_bytes: int
     programmatic: bool
+    cluster: tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ def compile_function(function: Any, arch: str) -> TemplateKernels:
             threads=compiled.threads,
             shared_bytes=compiled.shared_bytes,
             programmatic=kernel.early,
+            cluster=(1, kernel.cluster, 1),
         )
         for kernel, compiled in zip(source.kernels, found, strict=True)
     )

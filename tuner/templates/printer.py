@@ -118,6 +118,12 @@ class Printer:
         made._known, made._count, made.read = dict(self._known), self._count + 1000, self.read
         return made
 
+    def afresh(self) -> Printer:
+        """A printer for other tiles, which uses nothing that was computed before."""
+        made = Printer(self._params, self._indent)
+        made._count, made.lines, made.read = self._count + 2000, self.lines, self.read
+        return made
+
     def let(self, text: str) -> str:
         """The name of a variable that holds the expression of this text."""
         if text.isidentifier():

@@ -31,6 +31,8 @@ LARGE_TILE = 128 * 128
 """Elements from which on a tile is rearranged before it is written, so that neighbouring threads write whole lines."""
 VECTOR = 8
 """Elements that a thread writes at a time then."""
+FOUR = 4
+"""Sums that a thread reads at a time: 16 bytes."""
 LEAST_ROWS = 16
 """Of a warp's part of a tile."""
 
@@ -93,9 +95,7 @@ class _TmaWriter(Writer):
         layout = "sums"
         if self.rows * self.columns >= LARGE_TILE:
             layout = "lines"
-            across = min(32, self.columns // VECTOR)
-            vectors = f"[1, {VECTOR}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0]"
-            printer.line(f"lines: tl.constexpr = tl.BlockedLayout({vectors})")
+            printer.line(f"lines: tl.constexpr = {self._in_lines(VECTOR)}")
             printer.line("total = tl.convert_layout(total, lines)")
         printer.line(f"everywhere = tl.full(({self.rows}, {self.columns}), True, tl.int1, layout={layout})")
         tile = Tile(
@@ -104,7 +104,14 @@ class _TmaWriter(Writer):
             inside=self.inside(printer, self.rows, self.columns),
             everywhere="everywhere",
         )
-        return self.finished(printer, Value(text="total", dtype="float32", axes=BOTH), tile, matrices)
+        return self.finished(
+            printer, Value(text="total", dtype="float32", axes=BOTH), tile, matrices, self._in_lines(FOUR)
+        )
+
+    def _in_lines(self, vector: int) -> str:
+        """A layout in which neighbouring threads have neighbouring elements of a row, so many each."""
+        across = min(32, self.columns // vector)
+        return f"tl.BlockedLayout([1, {vector}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0])"
 
     @property
     def _stage_bytes(self) -> int:
