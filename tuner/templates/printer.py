@@ -9,7 +9,7 @@ What has no form in Triton raises NotPrintable; a template is then not offered f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,8 @@ class Printer:
         """Places of the parameters that are read."""
         self.sums: dict[Any, Value] = {}
         """Buffer -> the value that stands for each of its elements."""
+        self.made: dict[Any, Callable[[Sequence[Any], Tile, Sequence[Value]], Value]] = {}
+        """Buffer that is not read -> what computes its elements, as `load` reads them: from indices, a tile, conditions."""
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self._indent + text)
@@ -261,21 +263,26 @@ class Printer:
         summed: Value | None = _looked_up(self.sums, node.source)
         if summed is not None:
             return summed
+        made = _looked_up(self.made, node.source)
+        if made is not None:
+            computed: Value = made(node.indices, tile, given)
+            return computed
         place = self._place(node.source)
         if place is None:
             raise NotPrintable(f"{node.source.name} is computed elsewhere")
         self.read.add(place)
         dtype = str(node.source.ty.dtype)
-        pointer, axes = self.address(node.source, f"p{place}", node.indices, tile)
+        found = self.fetched(*self.address(node.source, f"p{place}", node.indices, tile), dtype, tile, given)
+        return self.value(f"{found.text} != 0", "bool", found) if dtype == "bool" else found
+
+    def fetched(self, pointer: str, axes: frozenset[int], dtype: str, tile: Tile, given: Sequence[Value] = ()) -> Value:
+        """What lies at pointers that vary along these axes, zero where a condition does not hold."""
         mask = self._mask(axes, tile, given)
         if mask is None:
-            found = Value(text=self.let(f"tl.load({pointer})"), dtype=dtype, axes=axes)
-        else:
-            if not mask.axes <= axes:
-                pointer, axes = self.spread(pointer, axes | mask.axes, tile), axes | mask.axes
-            text = f"tl.load({pointer}, mask={mask.text}, other=0)"
-            found = Value(text=self.let(text), dtype=dtype, axes=axes)
-        return self.value(f"{found.text} != 0", "bool", found) if dtype == "bool" else found
+            return Value(text=self.let(f"tl.load({pointer})"), dtype=dtype, axes=axes)
+        if not mask.axes <= axes:
+            pointer, axes = self.spread(pointer, axes | mask.axes, tile), axes | mask.axes
+        return Value(text=self.let(f"tl.load({pointer}, mask={mask.text}, other=0)"), dtype=dtype, axes=axes)
 
     def store(self, buffer: Any, pointer: str, indices: Sequence[Any], value: Value, tile: Tile) -> None:
         """Writes a value to the places of the tile that are inside."""

@@ -46,7 +46,7 @@ def write_rows(found: Rows, arguments: Mapping[str, int]) -> TemplateSource:
     """
     if found.multiplies and arguments["rows"] < LEAST:
         raise InvalidTrace(f"products take {LEAST} rows at least, not {arguments['rows']}")
-    return TemplateSource(kernels=(_Writer(found, arguments).kernel(),), workspaces=())
+    return TemplateSource(kernels=(RowWriter(found, arguments).kernel(),), workspaces=())
 
 
 def width(found: Rows, axes: Sequence[Axis]) -> int:
@@ -55,17 +55,21 @@ def width(found: Rows, axes: Sequence[Axis]) -> int:
     return max(LEAST if found.multiplies else 1, power_of_two(extent))
 
 
-class _Writer:
-    def __init__(self, found: Rows, arguments: Mapping[str, int]) -> None:
+class RowWriter:
+    """Writes the kernel of a chain. params: those that the kernel's pointers are of, where they are not the chain's own."""
+
+    def __init__(self, found: Rows, arguments: Mapping[str, int], params: Sequence[Any] = ()) -> None:
         self.found, self.rows = found, arguments["rows"]
+        self.params = tuple(params) or found.params
         self.warps, self.early = arguments["warps"], bool(arguments["early"])
-        self.printer = Printer(found.params)
+        self.printer = Printer(self.params)
         self.computed: list[tuple[Any, tuple[Axis, ...], Value]] = []
         """A stage's buffer, its axes beside the rows, and its value."""
         self.shared: dict[Any, Value] = {}
         self.along: dict[Any, Value] = {}
 
-    def kernel(self) -> KernelSource:
+    def kernel(self, workspace: tuple[str, str] | None = None) -> KernelSource:
+        """The kernel. workspace: as `written` takes it."""
         printer, count = self.printer, self.found.extent("rows")
         begin(printer, self.early)
         wait(printer, self.early)
@@ -77,7 +81,7 @@ class _Writer:
             self._stage(stage)
         grid = (-(-count // self.rows), 1, self.found.extent("batch"))
         shape = Shape(grid=grid, warps=self.warps, stages=1, early=self.early)
-        return written(printer, self.found.params, "rows", shape)
+        return written(printer, self.params, "rows", shape, workspace)
 
     def _stage(self, stage: Stage) -> None:
         printer = self.printer
@@ -87,7 +91,7 @@ class _Writer:
         tile = self._tile(stage.columns, with_rows=True)
         value = self._value(stage.value, stage.columns, tile)
         if stage.kind == "write":
-            place = next(at for at, param in enumerate(self.found.params) if param.same_as(stage.buffer))
+            place = next(at for at, param in enumerate(self.params) if param.same_as(stage.buffer))
             printer.read.add(place)
             printer.store(stage.buffer, f"p{place}", stage.indices, value, tile)
             return
