@@ -76,6 +76,8 @@ class _Result:
         for own, index in zip(product.indices, indices, strict=True):
             if not is_zero(own):
                 variables[own] = printer.expression(index, tile)
+        if 1 not in variables[self._axes()[-1].variable].axes:
+            raise NotPrintable("neighbours in the result are no neighbours in a row")
         own_tile = Tile(shape=tile.shape, variables=variables, inside=tile.inside)
         before, printer.sums = printer.sums, {product.sums: self._total(own_tile)}
         value = printer.expression(product.value, own_tile)
