@@ -244,12 +244,13 @@ def test_joined_functions_compile_for_every_architecture(arch: str) -> None:
     if arch == "sm_80":
         first, then = (marked_again(function) for function in named.values())
         named = {"product": first, "norm": then}
+    count = len(named["product"].params)
     join_calls(flow, named)
     found = compile_function(named["product_norm_kept"], arch)
     assert [launch.kernel for launch in found.launches] == ["contraction", "rows"]
     assert found.workspaces == (4 * 69 * 40 * 4,)
-    assert found.launches[0].arguments[2] == found.launches[1].arguments[-3] == len(named["product"].params) + 4
-    assert len(named["product"].params) - 1 in found.launches[1].arguments, "the result is written"
+    assert found.launches[0].arguments[2] == found.launches[1].arguments[-3] == count + 4
+    assert count - 1 in found.launches[1].arguments, "the result is written"
 
 
 def marked_again(function: Any) -> Any:
