@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
+from tuner.templates.ahead import read_ahead
 from tuner.templates.contraction import Axis, Contraction, is_zero
 from tuner.templates.kernel_source import BOTH, TemplateSource
 from tuner.templates.printer import NotPrintable, Printer, Tile, Value
@@ -44,7 +45,7 @@ def write_joined(
     places = tuple(len(params) if at == len(product.params) else at for at in first.arguments)
     writer = RowWriter(chain, then.arguments, params)
     result = _Result(writer.printer, product, chain, parts, keeps)
-    writer.printer.made = {chain.params[reads]: result.read}
+    writer.printer.made = {chain.params[reads]: result}
     kernel = writer.kernel(("parts", product.sum_dtype))
     if not result.is_read:
         raise InvalidTrace("the chain does not read the result")
@@ -67,18 +68,11 @@ class _Result:
         self.is_read = False
 
     def read(self, indices: Sequence[Any], tile: Tile, given: Sequence[Value]) -> Value:
-        """The elements at these indices, as Printer.made has it."""
+        """The elements at these indices."""
         if given:
             raise NotPrintable("the result is read under a condition")
         printer, product = self._printer, self._product
-        self._check_places(indices)
-        variables = {}
-        for own, index in zip(product.indices, indices, strict=True):
-            if not is_zero(own):
-                variables[own] = printer.expression(index, tile)
-        if 1 not in variables[self._axes()[-1].variable].axes:
-            raise NotPrintable("neighbours in the result are no neighbours in a row")
-        own_tile = Tile(shape=tile.shape, variables=variables, inside=tile.inside)
+        own_tile = self._tile(indices, tile)
         before, printer.sums = printer.sums, {product.sums: self._total(own_tile)}
         value = printer.expression(product.value, own_tile)
         printer.sums = before
@@ -89,6 +83,19 @@ class _Result:
             self._unwritten = False
         self.is_read = True
         return value
+
+    def ahead(self, indices: Sequence[Any], tile: Tile) -> None:
+        """Reads the weights that follow the sums."""
+        read_ahead(self._printer, self._product.value, self._product.weights, self._tile(indices, tile))
+
+    def _tile(self, indices: Sequence[Any], tile: Tile) -> Tile:
+        """The same tile, of the product's axes."""
+        self._check_places(indices)
+        places = zip(self._product.indices, indices, strict=True)
+        variables = {own: self._printer.expression(index, tile) for own, index in places if not is_zero(own)}
+        if 1 not in variables[self._axes()[-1].variable].axes:
+            raise NotPrintable("neighbours in the result are no neighbours in a row")
+        return Tile(shape=tile.shape, variables=variables, inside=tile.inside)
 
     def _check_places(self, indices: Sequence[Any]) -> None:
         """Raises NotPrintable unless elements are read one by one, all of them, and those of a row by one block."""

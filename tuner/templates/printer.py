@@ -9,9 +9,9 @@ What has no form in Triton raises NotPrintable; a template is then not offered f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pitchpipe.errors import InvalidTrace
 from tuner.tvm_compat import ir, tirx
@@ -95,6 +95,16 @@ class Tile:
     """In Gluon, which repeats no value along an axis otherwise: the name of a condition that holds for every element."""
 
 
+class Maker(Protocol):
+    """Computes the elements of a buffer that no kernel has written."""
+
+    def read(self, indices: Sequence[Any], tile: Tile, given: Sequence[Value]) -> Value:
+        """What the buffer would hold at these indices, of a tile, under these conditions."""
+
+    def ahead(self, indices: Sequence[Any], tile: Tile) -> None:
+        """Reads what that needs and no kernel of a run writes."""
+
+
 class Printer:
     """Collects the statements of a kernel. Pointers are called p0, p1, ... by their buffers' places among the parameters."""
 
@@ -108,8 +118,8 @@ class Printer:
         """Places of the parameters that are read."""
         self.sums: dict[Any, Value] = {}
         """Buffer -> the value that stands for each of its elements."""
-        self.made: dict[Any, Callable[[Sequence[Any], Tile, Sequence[Value]], Value]] = {}
-        """Buffer that is not read -> what computes its elements, as `load` reads them: from indices, a tile, conditions."""
+        self.made: dict[Any, Maker] = {}
+        """Buffer that is not read -> what computes its elements."""
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self._indent + text)
@@ -263,10 +273,9 @@ class Printer:
         summed: Value | None = _looked_up(self.sums, node.source)
         if summed is not None:
             return summed
-        made = _looked_up(self.made, node.source)
-        if made is not None:
-            computed: Value = made(node.indices, tile, given)
-            return computed
+        maker = self.maker(node)
+        if maker is not None:
+            return maker.read(node.indices, tile, given)
         place = self._place(node.source)
         if place is None:
             raise NotPrintable(f"{node.source.name} is computed elsewhere")
@@ -274,6 +283,17 @@ class Printer:
         dtype = str(node.source.ty.dtype)
         found = self.fetched(*self.address(node.source, f"p{place}", node.indices, tile), dtype, tile, given)
         return self.value(f"{found.text} != 0", "bool", found) if dtype == "bool" else found
+
+    def maker(self, load: Any) -> Maker | None:
+        """What computes what is loaded; None where it is in memory."""
+        found: Maker | None = _looked_up(self.made, load.source)
+        return found
+
+    def place_of(self, load: Any, tile: Tile) -> tuple[str, frozenset[int]]:
+        """`address` of what is loaded from a parameter."""
+        place = next(at for at, param in enumerate(self._params) if load.source.same_as(param))
+        self.read.add(place)
+        return self.address(load.source, f"p{place}", load.indices, tile)
 
     def fetched(self, pointer: str, axes: frozenset[int], dtype: str, tile: Tile, given: Sequence[Value] = ()) -> Value:
         """What lies at pointers that vary along these axes, zero where a condition does not hold."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
+from tuner.templates.ahead import ask_ahead, read_ahead
 from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Axis, Contraction, stride_of
 from tuner.templates.kernel_source import (
     BOTH,
@@ -85,8 +86,13 @@ class Writer:
         if self.arguments["early"] == FETCHES:
             self._fetch(printer, 0, "tile_column", across)
             self._fetch(printer, 1, "tile_row", down)
-        wait(printer, self.early)
         outer = self.outer(printer, self.rows, self.columns)
+        tile = Tile(
+            shape=(self.rows, self.columns), variables=outer, inside=self.inside(printer, self.rows, self.columns)
+        )
+        if self.arguments["early"] == FETCHES:
+            self.weights_ahead(printer, tile)
+        wait(printer, self.early)
         dtype = self.found.sum_dtype
         total = printer.let(f"tl.zeros(({self.rows}, {self.columns}), tl.{dtype})")
         printer.line(f"for step in range(0, {self.steps}):")
@@ -99,10 +105,14 @@ class Writer:
             precision = f', input_precision="{"tf32" if self.found.tf32 else "ieee"}"'
         body.line(f"{total} = tl.dot({a}, {b}, {total}{precision}, out_dtype=tl.{dtype})")
         printer.lines += body.lines
-        tile = Tile(
-            shape=(self.rows, self.columns), variables=outer, inside=self.inside(printer, self.rows, self.columns)
-        )
         return self.finished(printer, Value(text=total, dtype=dtype, axes=BOTH), tile)
+
+    def weights_ahead(self, printer: Printer, tile: Tile) -> None:
+        """Reads the weights that follow the sums, or asks for them where that is done in another tile."""
+        if self.parts == 1:
+            read_ahead(printer, self.found.value, self.found.weights, tile)
+        elif self.cluster:
+            ask_ahead(printer, self.found.value, self.found.weights, tile)
 
     def finished(
         self, printer: Printer, total: Value, tile: Tile, matrices: tuple[Matrix, ...] = (), layout: str = ""
@@ -282,13 +292,15 @@ class Writer:
         printer = Printer(self.found.params)
         down, across = -(-self.m // rows), -(-self.n // columns)
         begin(printer, self.early)
-        wait(printer, self.early)
         printer.line("block = tl.program_id(0)")
         printer.line(f"tile_row = block // {across}")
         printer.line(f"tile_column = block % {across}")
         printer.line("batch = tl.program_id(2)")
         outer = self.outer(printer, rows, columns)
         tile = Tile(shape=(rows, columns), variables=outer, inside=self.inside(printer, rows, columns))
+        if self.arguments["early"]:
+            read_ahead(printer, self.found.value, self.found.weights, tile)
+        wait(printer, self.early)
         self._finish(printer, self._sum(printer, tile), tile)
         grid = (down * across, 1, self.found.extent("s"))
         return self._kernel(printer, "sum_of_parts", Shape(grid=grid, warps=SUM_WARPS, stages=1, early=self.early))

@@ -47,7 +47,7 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "early": (0, 1),
         "cluster": (0, 1),
     },
-    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1)},
+    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1, FETCHES)},
 }
 """Template -> argument -> values that it may have.
 
@@ -60,7 +60,7 @@ cluster that adds their sums, where else a second kernel does (cluster).
 contraction-tma-1: the same, of a kernel that has the tensor memory accelerator copy tiles and that waits for each of them
 alone (stages: tiles of an operand in shared memory; early: and weights are copied until the launch before has ended).
 
-rows-1: the rows that a block computes, its warps, early.
+rows-1: the rows that a block computes, its warps, early (FETCHES: and weights are read until then).
 """
 LATER: Mapping[str, int] = {"cluster": 0}
 """Argument that came later -> what a text says that lacks it."""
