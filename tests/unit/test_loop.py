@@ -16,7 +16,7 @@ from tuner.search.requests import Proposal
 from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import CONFIRMED
-from tuner.tuning.loop import CHARGED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.loop import CHARGED, IDLE_PART, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
 from tuner.tuning.testing import TARGET, CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
@@ -374,6 +374,14 @@ def test_when_no_trial_fits_into_what_is_left_the_same_order_holds() -> None:
     scene.loop.step(5.0)
     scene.loop.step(5.1)
     assert [task for task, purpose, _ in scene.measurer.submitted if purpose is Purpose.CONFIRM] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("spent", "confirmed"), [(0.9, 1), (1.1, 0)])
+def test_what_gains_nothing_has_a_part_of_the_share_while_workers_would_wait(spent: float, confirmed: int) -> None:
+    scene = in_time(20.0, fake_task("a"), *(fake_task(f"fixed{i}", kind=TaskKind.FIXED) for i in range(40)))
+    scene.loop._cost.spent_secs = spent * IDLE_PART * CONFIRMING_SHARE * 20.0
+    scene.loop.step(1.0)
+    assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == confirmed
 
 
 def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_withdrawn_and_the_job_ends():

@@ -40,6 +40,9 @@ SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
 """Confirming runs of a task, at most; the last one's verdict stands. Workers may keep dying, or the device stay busy."""
+IDLE_PART = 1 / 3
+"""Of confirming's share of a budget, what tasks that gain nothing may have while workers would wait and the share is not
+enough for all. On a busy machine four of them took four fifths of it, and no task that had gained was confirmed."""
 CHARGED = tuple(purpose for purpose in Purpose if purpose.charged)
 """The purposes of trials."""
 MAX_SEARCH_CRASHES = 3
@@ -198,8 +201,8 @@ class TuningLoop:
     def _may_confirm(self, index: int, elapsed_secs: float) -> bool:
         """Whether a confirming run may begin while trials are still measured: it would go before them. Of a budget in
         seconds it may where workers would wait otherwise, and as long as confirming has had no more than its share. Where
-        the share is not enough for all tasks, it is kept for those whose search found something. Once the seconds for trials
-        are spent, a worker that is free takes the task that is worth most then."""
+        the share is not enough for all tasks, it is kept for those whose search found something, but for IDLE_PART. Once the
+        seconds for trials are spent, a worker that is free takes the task that is worth most then."""
         if self.ledger.seconds_limit is None:
             return True
         workers = self.measurer.parallel()
@@ -210,7 +213,11 @@ class TuningLoop:
             return measured + len(self._confirming) < workers
         within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
         enough = self._needed_secs <= self._share_secs
-        return measured <= 0 or (within and (enough or bool(self.ledger.tasks[index].saved_secs)))
+        worthwhile = enough or bool(self.ledger.tasks[index].saved_secs)
+        if measured <= 0:  # Workers would wait.
+            part_secs = IDLE_PART * CONFIRMING_SHARE * workers * self.ledger.seconds_limit
+            return worthwhile or self._cost.spent_secs < part_secs
+        return within and worthwhile
 
     @property
     def _share_secs(self) -> float:
