@@ -7,7 +7,7 @@ instruction more.
 
 The maximum of a softmax is left as it is: it is subtracted from the elements, whose NaN goes through exp into the sum by
 which all of them are divided. Another reduction begins with an infinity; TVM's begins with the largest finite number, which
-is not the maximum of elements that are all minus infinity.
+is not the maximum of elements that are all minus infinity; nor is that with which TVM pads a pool.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from tuner.tvm_compat import ir, structural_walk, tirx, tvm_ffi
+from tuner.tvm_compat import ir, structural_walk, tirx, tvm, tvm_ffi
 
 LARGEST = frozenset((3.4028234663852886e38, 1.7976931348623157e308, 65504.0, 3.3895313892515355e38))
 """The largest numbers of float32, float64, float16 and bfloat16."""
 _EXTREMA = (tirx.Max, tirx.Min)
 _CHOICE = "prim.if_then_else"
+_POOL = "meta_schedule.pool_max"
 
 
 def has_exponentials(function: Any) -> bool:
@@ -37,6 +38,10 @@ def keep_nan(function: Any, *, exponentials: bool) -> Any:
     structural_walk(function.body, [(tirx.BufferStore, stores.append)])
     reduced = {store.buffer for store in stores if _updates(store)}
     summed = any(isinstance(store.value, tirx.Add) and _reads(store.value.a, store.buffer) for store in stores)
+    pools = _pools(function.body)
+    padded = {
+        source for store in stores if store.buffer in pools and _updates(store) for source in _source(store.value.b)
+    }
     exempt = _subtracted(stores, reduced - set(function.params)) if exponentials and summed else set()
 
     def stored(store: Any) -> Any:
@@ -44,31 +49,60 @@ def keep_nan(function: Any, *, exponentials: bool) -> Any:
         if store.buffer in exempt and (_updates(store) or isinstance(value, tirx.FloatImm)):
             return store
         if store.buffer in reduced and isinstance(value, tirx.FloatImm) and abs(float(value.value)) in LARGEST:
-            begin = tirx.infinity(str(value.ty.dtype))
-            return tirx.BufferStore(store.buffer, begin if float(value.value) > 0 else -begin, store.indices)
-        kept = tvm_ffi.structural_map(value, [(each, _kept) for each in _EXTREMA])
-        return store if kept.same_as(value) else tirx.BufferStore(store.buffer, kept, store.indices)
+            return tirx.BufferStore(store.buffer, _infinity(value), store.indices)
+        if store.buffer in padded and _is_choice(value) and _is_lowest(value.args[2]):
+            condition, chosen, lowest = value.args
+            value = tirx.if_then_else(condition, chosen, _infinity(lowest))
+
+        def kept_in(extreme: Any) -> Any:
+            return _kept(extreme, pools=store.buffer in pools and _reads(extreme.a, store.buffer))
+
+        kept = tvm_ffi.structural_map(value, [(each, kept_in) for each in _EXTREMA])
+        return store if kept.same_as(store.value) else tirx.BufferStore(store.buffer, kept, store.indices)
 
     body = tvm_ffi.structural_map(function.body, [(tirx.BufferStore, stored)])
     return function if body.same_as(function.body) else function.with_body(body)
 
 
-def _kept(extreme: Any) -> Any:
+def _kept(extreme: Any, *, pools: bool) -> Any:
     if "float" not in str(extreme.ty.dtype) or isinstance(extreme.a, tirx.FloatImm):
         return extreme
-    return _of(type(extreme), extreme.a, extreme.b)
+    return _of(type(extreme), extreme.a, extreme.b, pools=pools)
 
 
-def _of(kind: Any, a: Any, b: Any) -> Any:
+def _of(kind: Any, a: Any, b: Any, *, pools: bool) -> Any:
+    """`pools`: whether a is the maximum of a window so far, which padding leaves as it is."""
     if isinstance(b, tirx.FloatImm):
-        return kind(b, a)
-    if isinstance(b, ir.Call) and getattr(b.op, "name", "") == _CHOICE:  # padding: one branch in place of two
+        return a if pools and _is_lowest(b) else kind(b, a)
+    if _is_choice(b):  # padding: one branch in place of two
         condition, chosen, other = b.args
-        return tirx.if_then_else(condition, _of(kind, a, chosen), _of(kind, a, other))
+        return tirx.if_then_else(condition, _of(kind, a, chosen, pools=False), _of(kind, a, other, pools=pools))
     if isinstance(b, ir.Var):
         return tirx.Select(_is_number(b), kind(b, a), b)
     value = tirx.Var("value", b.ty)
-    return tirx.Let(value, b, _of(kind, a, value))
+    return tirx.Let(value, b, _of(kind, a, value, pools=False))
+
+
+def _pools(body: Any) -> set[Any]:
+    """The buffers of TVM's pools by maximum."""
+    blocks: list[Any] = []
+    structural_walk(body, [(tvm.s_tir.SBlock, blocks.append)])
+    found = [block for block in blocks if str(block.annotations.get("schedule_rule", "")) == _POOL]
+    return {region.source for block in found for region in block.writes}
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, ir.Call) and getattr(value.op, "name", "") == _CHOICE
+
+
+def _is_lowest(value: Any) -> bool:
+    """Whether it is the number with which TVM pads what is pooled."""
+    return isinstance(value, tirx.FloatImm) and -float(value.value) in LARGEST
+
+
+def _infinity(largest: Any) -> Any:
+    infinite = tirx.infinity(str(largest.ty.dtype))
+    return infinite if float(largest.value) > 0 else -infinite
 
 
 def _is_number(x: Any) -> Any:
