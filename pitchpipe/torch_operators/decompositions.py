@@ -29,12 +29,16 @@ def qualified_name(target: Any) -> str:
     return name if library in ("aten", "prims") else f"{library}::{name}"
 
 
+WHOLE = frozenset({aten.roll.default, aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec})
+"""What stays whole: of a bicubic resize torch makes sixteen look-ups."""
+
+
 @cache
 def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator. Shared: a caller that changes it copies it first."""
     found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
     return {
-        **{operator: function for operator, function in found.items() if operator is not aten.roll.default},
+        **{operator: function for operator, function in found.items() if operator not in WHOLE},
         **whole_layers(),
         aten._scaled_dot_product_attention_math.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,

@@ -85,17 +85,16 @@ def _windows(schedule: Any, target: Target) -> bool:
     inline_producers(schedule)
     found = False
     for block in root_blocks(schedule):
-        definition = schedule.get(block)
-        unit = VectorUnit.of(target, element_bits(definition))
-        if is_window(definition, unit) and all(_loops(schedule, block)):
-            _unroll_window(schedule, block, target, unit.lanes)
+        if is_window(schedule.get(block), target) and all(_loops(schedule, block)):
+            _unroll_window(schedule, block, target)
             found = True
         else:
             _spread(schedule, block, target)
     return found
 
 
-def _unroll_window(schedule: Any, block: Any, target: Target, lanes: int) -> None:
+def _unroll_window(schedule: Any, block: Any, target: Target) -> None:
+    lanes = VectorUnit.of(target, element_bits(schedule.get(block))).lanes
     spatial, window = _loops(schedule, block)
     steps = math.prod(int(schedule.get(loop).extent) for loop in [*spatial, *window])
     schedule.reorder(*spatial, *window)

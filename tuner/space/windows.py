@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tuner.space.access import spatial_axes, vector_lanes
+from pitchpipe.wire.target import Target
+from tuner.space.access import element_bits, spatial_axes, vector_lanes
 from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import tirx, uses
 
@@ -23,7 +24,7 @@ MAX_UNROLLED = 64
 """Elements of the largest window that is unrolled."""
 
 
-def is_window(definition: Any, unit: VectorUnit) -> bool:
+def is_window(definition: Any, target: Target) -> bool:
     """Whether a block reduces small windows that a schedule's own vectors along the last spatial axis do not fit."""
     spatial = spatial_axes(definition)
     reduced = [axis for axis in definition.iter_vars if int(axis.iter_type) == tirx.IterVar.CommReduce]
@@ -36,7 +37,8 @@ def is_window(definition: Any, unit: VectorUnit) -> bool:
         if any(_moves(dim.min, spatial, reduced) for dim in read.region) and uses(read.region[-1].min, last)
     ]
     along = any(_moves(read.region[-1].min, spatial[-1:], reduced) for read in windows)
-    return bool(windows) and (along or vector_lanes(definition, unit.lanes) < unit.lanes)
+    lanes = VectorUnit.of(target, element_bits(definition)).lanes
+    return bool(windows) and (along or vector_lanes(definition, lanes) < lanes)
 
 
 def _moves(index: Any, spatial: list[Any], reduced: list[Any]) -> bool:
