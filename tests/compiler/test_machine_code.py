@@ -27,7 +27,7 @@ def bench_of(made: Workload) -> Bench:
     program = bench.reference_program()
     for name in SETS:
         bench.fill(name)
-        buffer = memoryview(bytearray(bench.output_bytes()))
+        buffer = memoryview(bytearray(bench.reference_bytes()))
         bench.compute_reference_outputs(program, name, buffer)
         bench.set_reference_outputs(name, buffer)
     return bench

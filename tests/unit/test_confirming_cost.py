@@ -68,6 +68,11 @@ def test_what_runs_took_decides_what_is_expected_of_the_next_ones() -> None:
     assert of_a_second(1).secs([SMALL], 1) == pytest.approx(of_one)
 
 
+def test_a_device_that_is_slow_at_trials_is_expected_to_be_slow_at_confirming_until_runs_tell() -> None:
+    assert ConfirmingCost().secs([SMALL], 1, slowness=4.0) == pytest.approx(4 * TASK_SECS)
+    assert of_a_second(100).secs([SMALL], 1, slowness=4.0) == pytest.approx(1.0, rel=0.05)
+
+
 def test_what_runs_took_on_one_kind_of_target_tells_nothing_of_another() -> None:
     on_a_gpu = SMALL.model_copy(update={"target": OTHER_TARGET})
     assert of_a_second(100).secs([on_a_gpu], 1) == pytest.approx(kind_of(OTHER_TARGET).confirming_secs)

@@ -13,7 +13,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.search.requests import Proposal
-from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
+from tuner.tuning.budget import CONFIRMING_SHARE, TRIALS_PER_SEC, BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import CONFIRMED
 from tuner.tuning.loop import CHARGED, IDLE_PART, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
@@ -441,6 +441,9 @@ def test_what_is_held_back_follows_from_the_tasks_that_are_left_and_the_workers_
     scene.measurer.parallel = lambda: 4
     scene.loop.step(1.1)
     assert scene.ledger.held_secs == pytest.approx(alone / 4)
+    scene.ledger._secs_per_trial = [0.0, 3 / TRIALS_PER_SEC]
+    scene.loop.step(1.2)
+    assert scene.ledger.held_secs == pytest.approx(3 * alone / 4), "trials take three times as long as usual"
 
 
 def test_what_is_held_back_is_a_share_of_the_seconds_at_most_and_kept_for_tasks_whose_search_found_something():

@@ -8,8 +8,8 @@ confirming runs of this job took over what was expected of them:
 W is 1 where the workers of a kind of target take turns on one device: they do not confirm sooner together than one alone.
 
 T is what a run takes on the kind of target (`TargetKind.confirming_secs`). The second term is the baseline's, where that is
-the unscheduled program; a schedule's calls are short. r is that of the kind of target; it begins at 1, which weighs as much
-as PRIOR_RUNS runs.
+the unscheduled program; a schedule's calls are short. r is that of the kind of target; it begins at what trials have
+taken over what is usual, 1 at least, which weighs as much as PRIOR_RUNS runs: a busy device is as slow at confirming.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ class ConfirmingCost:
         self._busy_until: dict[str, float] = {}
         """When the last batch of a worker ended, and the last confirming run of a kind whose workers take turns."""
 
-    def secs(self, tasks: Iterable[Task], workers: int) -> float:
-        """Seconds in which so many workers confirm these tasks."""
-        return sum(self._ratio(task) * _expected(task) / _side_by_side(task.target.kind, workers) for task in tasks)
+    def secs(self, tasks: Iterable[Task], workers: int, slowness: float = 1.0) -> float:
+        """Seconds in which so many workers confirm these tasks. slowness: what r begins at."""
+        ratios = ((task, self._ratio(task, slowness)) for task in tasks)
+        return sum(ratio * _expected(task) / _side_by_side(task.target.kind, workers) for task, ratio in ratios)
 
-    def _ratio(self, task: Task) -> float:
+    def _ratio(self, task: Task, slowness: float) -> float:
         kind = task.target.kind
         prior_secs = PRIOR_RUNS * kind_of(task.target).confirming_secs
-        return (prior_secs + self._taken[kind]) / (prior_secs + self._expected[kind])
+        return (slowness * prior_secs + self._taken[kind]) / (prior_secs + self._expected[kind])
 
     def observe(self, task: Task, batch: MeasuredBatch) -> None:
         """Learns from a batch that has ended, of whatever purpose.

@@ -24,7 +24,7 @@ from pitchpipe.wire.task import Task, TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
 from tuner.execution.steps import propose_on
 from tuner.search.requests import Donor, Proposal, ProposeRequest
-from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
+from tuner.tuning.budget import CONFIRMING_SHARE, TRIALS_PER_SEC, BudgetLedger
 from tuner.tuning.confirm import MeasuredBatch, choose_best, left_in, undecided
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import by_value, compared
@@ -231,7 +231,8 @@ class TuningLoop:
     def _keep_time(self, elapsed_secs: float) -> None:
         """Holds back what confirming will cost, up to its share, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
-        self._needed_secs = self._cost.secs((self.tasks[i] for i in left), self.measurer.parallel())
+        slowness = max(1.0, self.ledger.secs_per_trial * TRIALS_PER_SEC)
+        self._needed_secs = self._cost.secs((self.tasks[i] for i in left), self.measurer.parallel(), slowness)
         self.ledger.held_secs = min(self._needed_secs, self._share_secs)
         if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return
