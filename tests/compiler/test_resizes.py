@@ -123,3 +123,11 @@ def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_bac
     }
     assert not any("index" in name for name in operators)
     assert {each: dict(each.py_kernels) for each in RESIZES} == before
+
+
+def test_weights_are_as_exact_as_the_image() -> None:
+    x = torch.randn(1, 2, 4, 5, 6, dtype=torch.float64)
+    sizes = (11, 7, 13)
+    module = Of(lambda x: [interpolate(x, sizes, mode="trilinear"), interpolate(x[0, 0], 9, mode="linear")], x)
+    for found, wanted in zip(through_load(module.eval(), TARGET), module(x), strict=True):
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12, atol=1e-12)
