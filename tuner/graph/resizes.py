@@ -116,7 +116,7 @@ def weighted(builder: Any, x: Any, axis: int, places: np.ndarray, weights: np.nd
 
     tables = [relax.const(places)]
     if count > 1:
-        tables.append(relax.const(weights.astype(dtype)))
+        tables.append(relax.const(weights.astype(dtype), dtype))
 
     def function(image: Any, place: Any, *weight: Any) -> Any:
         def term(at: Any, k: Any) -> Any:
