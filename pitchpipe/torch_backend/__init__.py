@@ -16,6 +16,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from pitchpipe.torch_backend import schedules
 from pitchpipe.torch_backend.beside import allowance
 from pitchpipe.torch_backend.chosen import Chosen
-from pitchpipe.torch_backend.decompositions import for_training
+from pitchpipe.torch_backend.decompositions import for_training, whole_resizes
 from pitchpipe.torch_backend.options import Options, parse
 from pitchpipe.torch_backend.program import Program
 from pitchpipe.torch_backend.report import CompileReport, ProgramReport
@@ -125,7 +126,8 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     steps = torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
     try:
         # The backward graph is built beside the program, too; and no buffers are donated, see program.py.
-        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
+        backward = torch._functorch.config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False)
+        with backward, nullcontext() if steps else whole_resizes():
             compiled = aot_autograd(
                 fw_compiler=program.forward,
                 bw_compiler=program.backward,

@@ -8,12 +8,15 @@ of a convolution, which here becomes two convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+
+from pitchpipe.torch_operators.decompositions import RESIZES
 
 aten = torch.ops.aten
 
@@ -30,6 +33,26 @@ FURTHER = (
     aten.nll_loss_forward.default,
     aten.nll_loss_backward.default,
 )
+
+
+@contextmanager
+def whole_resizes() -> Iterator[None]:
+    """While a graph is captured for inference, resizes stay operators. PyTorch has Python programs in the place of their
+    kernels, whatever the decompositions are: look-ups of every neighbour, which check their indices.
+
+    They get their place back; only captures ask for them, and torch's compiler lets one run at a time.
+    """
+    overloads = list(RESIZES)
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    taken = [{key: each.py_kernels.pop(key) for key in keys if key in each.py_kernels} for each in overloads]
+    for each in overloads:
+        each._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for each, kernels in zip(overloads, taken, strict=True):
+            each.py_kernels.update(kernels)
+            each._dispatch_cache.clear()
 
 
 @cache

@@ -29,8 +29,17 @@ def qualified_name(target: Any) -> str:
     return name if library in ("aten", "prims") else f"{library}::{name}"
 
 
-WHOLE = frozenset({aten.roll.default, aten.upsample_bicubic2d.vec})
-"""What stays whole: of a bicubic resize torch makes sixteen look-ups."""
+RESIZES = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in (
+        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    )
+    for overload in ("vec", "default")
+)
+"""Operators that resize images."""
+WHOLE = RESIZES | {aten.roll.default}
+"""What stays whole: of a resize torch makes look-ups of every neighbour."""
 
 
 @cache

@@ -115,6 +115,20 @@ def test_a_call_makes_a_program_inexact() -> None:
     assert not inspect(load_ir(program('T.call_extern("int32", "getpid")').ir)).exact
 
 
+def test_places_of_a_scatter_are_those_of_its_result() -> None:
+    values, rows = te.placeholder((40,), name="values"), te.placeholder((40,), dtype="int32", name="rows")
+    k = te.reduce_axis((0, 40), "k")
+    lowest = te.min_value("float32")
+    most = te.compute(
+        (30,),
+        lambda i: te.max(te.if_then_else(rows[k].equal(i), values[k], lowest), axis=k),
+        name="most",
+    )
+    found = inspect(IRModule({"main": te.create_prim_func([values, rows, most])}))
+    assert found.index_bound == 30
+    assert make_inputs(found, "random", 0)[1].max() > 8
+
+
 def test_indices_stay_inside_what_they_index() -> None:
     table, rows = te.placeholder((5, 8), name="table"), te.placeholder((64,), dtype="int64", name="rows")
     taken = te.compute((64, 8), lambda i, j: table[rows[i], j], name="taken")

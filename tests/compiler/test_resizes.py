@@ -95,3 +95,39 @@ def test_a_resize_of_an_onnx_file_is_onnx_runtimes(size: list[int], ways: dict[s
     x = np.random.default_rng(0).normal(size=(1, 3, 13, 17)).astype(np.float32)
     (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [x])
     np.testing.assert_allclose(found, expected(proto, [x])[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_back(dynamic: bool) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    from pitchpipe.torch_backend.decompositions import whole_resizes
+    from pitchpipe.torch_operators.decompositions import RESIZES, inference_decompositions
+
+    operators: list[str] = []
+
+    def note(graph: Any, _examples: Any) -> Any:
+        operators.extend(str(each.target) for each in graph.graph.nodes if each.op == "call_function")
+        return graph
+
+    def resized(x: Any) -> Any:
+        return interpolate(x, scale_factor=2, mode="bilinear") + interpolate(x, scale_factor=2, mode="bicubic")
+
+    before = {each: dict(each.py_kernels) for each in RESIZES}
+    capture = aot_autograd(fw_compiler=note, decompositions=inference_decompositions())
+    with torch.no_grad(), whole_resizes():
+        torch.compile(resized, backend=capture, dynamic=dynamic)(torch.randn(1, 2, 5, 6))
+    assert {name for name in operators if "upsample" in name} == {
+        "aten.upsample_bilinear2d.default",
+        "aten.upsample_bicubic2d.default",
+    }
+    assert not any("index" in name for name in operators)
+    assert {each: dict(each.py_kernels) for each in RESIZES} == before
+
+
+def test_weights_are_as_exact_as_the_image() -> None:
+    x = torch.randn(1, 2, 4, 5, 6, dtype=torch.float64)
+    sizes = (11, 7, 13)
+    module = Of(lambda x: [interpolate(x, sizes, mode="trilinear"), interpolate(x[0, 0], 9, mode="linear")], x)
+    for found, wanted in zip(through_load(module.eval(), TARGET), module(x), strict=True):
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12, atol=1e-12)

@@ -78,23 +78,25 @@ def scale_of(extent: int, out: int, *, align: bool) -> float:
     return extent / out
 
 
-def taps(extent: int, out: int, scale: float, method: str, mode: str) -> tuple[np.ndarray, np.ndarray]:
-    """int64[out, n] places and float32[out, n] weights along an axis: of 1 row (nearest_neighbor), 2 (linear) or 4 (cubic).
-    Computed in float32, as PyTorch does."""
-    rows, pace = np.arange(out, dtype=np.float32), np.float32(scale)
-    source = (rows + np.float32(0.5)) * pace - np.float32(0.5) if mode == "half_pixel" else rows * pace
+def taps(
+    extent: int, out: int, scale: float, method: str, mode: str, kind: Any = np.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64[out, n] places and weights [out, n] along an axis: of 1 row (nearest_neighbor), 2 (linear) or 4 (cubic).
+    Computed in the type `kind`: float64 for an image of it, else float32, as PyTorch does."""
+    rows, pace, half = np.arange(out, dtype=kind), kind(scale), kind(0.5)
+    source = (rows + half) * pace - half if mode == "half_pixel" else rows * pace
     if method == "nearest_neighbor":
         places = np.minimum(np.floor(source), extent - 1).astype(np.int64)
         return places[:, None], np.ones((out, 1), np.float32)
     if method == "linear":
         source = np.maximum(source, 0)
         low = np.minimum(np.floor(source).astype(np.int64), extent - 1)
-        part = np.clip(source - low, 0, 1).astype(np.float32)
+        part = np.clip(source - low, 0, 1).astype(kind)
         return np.stack([low, np.minimum(low + 1, extent - 1)], 1), np.stack([1 - part, part], 1)
     low = np.floor(source).astype(np.int64)
     places = np.clip(low[:, None] + np.arange(-1, 3), 0, extent - 1)
     weights = [keys(source - low - offset, CUBIC) for offset in range(-1, 3)]
-    return places, np.stack(weights, 1).astype(np.float32)
+    return places, np.stack(weights, 1).astype(kind)
 
 
 def keys(t: np.ndarray, a: float) -> np.ndarray:
@@ -114,7 +116,7 @@ def weighted(builder: Any, x: Any, axis: int, places: np.ndarray, weights: np.nd
 
     tables = [relax.const(places)]
     if count > 1:
-        tables.append(relax.const(weights.astype(dtype)))
+        tables.append(relax.const(weights.astype(dtype), dtype))
 
     def function(image: Any, place: Any, *weight: Any) -> Any:
         def term(at: Any, k: Any) -> Any:

@@ -85,7 +85,8 @@ class WorkloadProperties:
     floats: bool
     """Whether any float takes part."""
     index_bound: int | None
-    """Smallest extent that values read from integer buffers index, or None when nothing is indexed so."""
+    """Smallest extent that values read from integer buffers index, or of an axis whose places they are compared with, as in
+    a scatter; None where there is neither."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -105,11 +106,14 @@ def inspect(mod: Any) -> WorkloadProperties:
     written: set[int] = set()
     bits, reduction_bits, reduction = 53, 53, 0
     exact, floats, bound = True, any("float" in param.dtype for param in params), None
+    extents: dict[Any, int] = {}
+    equalities: list[Any] = []
 
     def visit(node: Any) -> None:
         nonlocal bits, reduction_bits, reduction, exact, floats, bound
         kind = type(node).__name__
         if kind == "SBlock":
+            extents.update((v.var, int(v.dom.extent)) for v in node.iter_vars)
             length = math.prod(int(v.dom.extent) for v in node.iter_vars if v.iter_type == v.CommReduce)
             reducing = any(v.iter_type == v.CommReduce for v in node.iter_vars)
             reduction += length if reducing else 0
@@ -125,12 +129,17 @@ def inspect(mod: Any) -> WorkloadProperties:
             bound = _least(bound, _indexed_extent(node.buffer, node.indices))
         elif kind == "TensorLoad":
             bound = _least(bound, _indexed_extent(node.source, node.indices))
+        elif kind == "EQ":
+            equalities.append(node)
         elif kind in _INEXACT_NODES:
             exact = exact and "float" not in str(node.ty)
         elif kind == "Call":
             exact = exact and getattr(node.op, "name", "") in _EXACT_CALLS
 
     structural_walk(function.body, [(object, visit)])
+    for equality in equalities:
+        for place, axis in ((equality.a, equality.b), (equality.b, equality.a)):
+            bound = _least(bound, extents.get(axis) if type(axis).__name__ == "Var" and _loads(place) else None)
     if multiplies_tf32(function):
         reduction_bits = min(reduction_bits, TF32_BITS)
     if not written:
@@ -155,16 +164,21 @@ def _indexed_extent(buffer: Any, indices: Sequence[Any]) -> int | None:
     """The smallest extent of `buffer` that is indexed by a value read from memory."""
     least: int | None = None
     for extent, index in zip(buffer.ty.shape, indices, strict=True):
-        loads: list[Any] = []
-
-        def visit(node: Any, loads: list[Any] = loads) -> None:
-            if type(node).__name__ == "TensorLoad":
-                loads.append(node)
-
-        structural_walk(index, [(object, visit)])
-        if loads:
+        if _loads(index):
             least = _least(least, int(extent))
     return least
+
+
+def _loads(expression: Any) -> list[Any]:
+    """The nodes that read memory."""
+    loads: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ == "TensorLoad":
+            loads.append(node)
+
+    structural_walk(expression, [(object, visit)])
+    return loads
 
 
 def make_inputs(

@@ -36,13 +36,14 @@ def _mode(kind: str, align: bool) -> str:
     return "asymmetric" if kind == "nearest" else "align_corners" if align else "half_pixel"
 
 
-def _taps(extent: int, out: int, scale: float, align: bool, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def _taps(extent: int, out: int, scale: float, align: bool, kind: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Places [out, taps] and weights [out, taps] along an axis."""
     if kind == "nearest-exact":
         rows = np.arange(out, dtype=np.float32)
         places = np.minimum(np.floor((rows + np.float32(0.5)) * np.float32(scale)), extent - 1).astype(np.int64)
         return places[:, None], np.ones((out, 1), np.float32)
-    return taps(extent, out, scale, METHODS[kind], _mode(kind, align))
+    number = np.float64 if dtype == "float64" and kind != "nearest" else np.float32
+    return taps(extent, out, scale, METHODS[kind], _mode(kind, align), number)
 
 
 def _smooth_taps(extent: int, out: int, scale: float, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +95,7 @@ def _resized(
         if smooth:
             places, weights = _smooth_taps(extent, out, scales[axis], kind)
         else:
-            places, weights = _taps(extent, out, scales[axis], align, kind)
+            places, weights = _taps(extent, out, scales[axis], align, kind, dtype)
         if extent == out and (places[:, 0] == np.arange(out)).all() and (weights[:, 0] == 1).all():
             continue
         x = weighted(to.builder, x, at, places, weights)
