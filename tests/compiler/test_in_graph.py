@@ -47,7 +47,8 @@ def by_kernels(model: bytes) -> dict[str, tuple[str, str]]:
     found = {}
     for _, function, digest in workload_functions(prepare(load_ir(parse_container(model).ir), HOPPER)):
         workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
-        texts = [point.text for point in kind_of(HOPPER).templates(workload, HOPPER)]
+        points = [point.text for point in kind_of(HOPPER).templates(workload, HOPPER)]
+        texts = [text for text in points if not parse(text).arguments.get("cluster")]
         divided = [text for text in texts if parse(text).arguments.get(PARTS, 1) > 1]
         whole = [text for text in texts if parse(text).arguments.get(PARTS, 1) == 1]
         if divided and whole:
