@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from contestants import Contestant, take_turns
-from environment import ROOT, commit, environment, kernel_threads, models_parser, show
+from environment import ROOT, commit, environment, kernel_threads, models_parser, names_chosen, show
 from latency import TOLERANCE, deviation
 from rounds import geometric_mean, ratio_of, time_of
 
@@ -117,10 +117,7 @@ def main() -> None:
     for checkout in checkouts.values():
         if not (checkout / ".venv" / "bin" / "python").exists():
             arguments.error(f"{checkout} has no .venv: `make setup` there makes it")
-    known = list(runpy.run_path(str(options.models))["MODELS"])
-    names = options.only.split(",") if options.only else known[: 1 if options.quick else MODELS]
-    if unknown := {*names} - {*known}:
-        arguments.error(f"unknown: {', '.join(sorted(unknown))}")
+    names = names_chosen(arguments, options, runpy.run_path(str(options.models))["MODELS"], MODELS)
     rounds = QUICK_ROUNDS if options.quick else options.rounds
     commits = {side: commit(checkout) for side, checkout in checkouts.items()}
     result: dict[str, Any] = {"environment": environment(rounds=rounds, commits=commits), "rows": []}

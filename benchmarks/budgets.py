@@ -34,7 +34,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from environment import environment, models_parser, show
+from environment import environment, models_parser, names_chosen, show
 from peers.contestant import SEED
 
 import pitchpipe
@@ -168,9 +168,7 @@ def main() -> None:
     import torch
 
     builders = runpy.run_path(str(options.models))["MODELS"]
-    names = options.only.split(",") if options.only else list(builders)[:1] if options.quick else list(builders)
-    if unknown := set(names) - set(builders):
-        arguments.error(f"unknown: {', '.join(sorted(unknown))}")
+    names = names_chosen(arguments, options, builders)
     budgets: tuple[float, ...] = QUICK_BUDGETS if options.quick else BUDGETS
     if options.budgets:
         budgets = tuple(float(each) for each in options.budgets.split(","))

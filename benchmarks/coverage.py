@@ -39,6 +39,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from environment import environment, kernel_threads, parser, show
@@ -195,12 +196,15 @@ def _prepare_process() -> None:
         given.pop("timeout_secs", None)
         return step(name)(data, arrays or {}, **given)
 
-    identity.run_step = here  # type: ignore[assignment]
-    building.run_step = sdk.run_step = here  # type: ignore[assignment]
-    building.prove = lambda *_args, **_given: SimpleNamespace(ok=True, wrong=False, detail="")  # type: ignore[assignment,return-value]
-    sdk.lacks_linker = lambda _target: True  # type: ignore[assignment]
-    deploy.ingest = lambda data, _format: read_relax(data, DEFAULT_LIMITS)  # type: ignore[assignment]
-    paired_benchmark.MARGIN, paired_benchmark.BUDGET_SECS, paired_benchmark.LEAST_ROUNDS = float("inf"), 0.0, 1
+    proved = SimpleNamespace(ok=True, wrong=False, detail="")
+    for module, stand_ins in (
+        (identity, {"run_step": here}),
+        (building, {"run_step": here, "prove": lambda *_, **__: proved}),
+        (sdk, {"run_step": here, "lacks_linker": lambda _target: True}),
+        (deploy, {"ingest": lambda data, _format: read_relax(data, DEFAULT_LIMITS)}),
+        (paired_benchmark, {"MARGIN": float("inf"), "BUDGET_SECS": 0.0, "LEAST_ROUNDS": 1}),
+    ):
+        mock.patch.multiple(module, **stand_ins).start()
     target = detect_target("llvm")
     kind_of(target).load_intrinsics()
     # What torch and TVM import and cache when they are first used, a fork would do again. Nothing here starts a thread.
@@ -312,11 +316,8 @@ def _wrong_parts() -> Iterator[list[str]]:
             found.append(wrong[:200])
         return wrong
 
-    paired_benchmark.compared = watched
-    try:
+    with mock.patch.object(paired_benchmark, "compared", watched):
         yield found
-    finally:
-        paired_benchmark.compared = compared
 
 
 def _short(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Collection
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -106,6 +107,17 @@ def models_parser(text: str | None) -> argparse.ArgumentParser:
         help="a Python file with MODELS: name -> builder() -> (module, example inputs); default: benchmarks/models.py",
     )
     return made
+
+
+def names_chosen(
+    arguments: argparse.ArgumentParser, options: argparse.Namespace, known: Collection[str], most: int | None = None
+) -> list[str]:
+    """The names in `--only`, else the first `most` that are known, of a `--quick` run the first. Ends the script for a name
+    that is not known."""
+    names = options.only.split(",") if options.only else [*known][: 1 if options.quick else most]
+    if unknown := {*names} - {*known}:
+        arguments.error(f"unknown: {', '.join(sorted(unknown))}")
+    return names
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:

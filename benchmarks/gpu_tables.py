@@ -39,6 +39,7 @@ def latency_cuda(result: dict[str, Any]) -> Lines:
                 f"{row['tuning_secs']:.0f} s, {row['trials']} trials, {row['failed_trials']} failed"
                 + "".join(f", {count} {kind}" for kind, count in row.get("failures", {}).items())
             ),
+            "commit": lambda row: row["commit"][:7],
         },
     )
     for row in rows:

@@ -45,7 +45,7 @@ from typing import Any
 import latency_cuda
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
-from environment import environment, models_parser, show
+from environment import environment, models_parser, names_chosen, show
 from model_tuning import tune_ours, tune_stock, write
 from peak import peak
 from peers.contestant import PEERS
@@ -242,10 +242,9 @@ def main() -> None:
     )
     arguments.add_argument("--tasks", type=int, default=10, help="on a GPU: costliest tasks to compare with PyTorch's")
     options = arguments.parse_args()
+    known = runpy.run_path(str(options.models))["MODELS"]
     if options.target == "cuda":
-        known = list(runpy.run_path(str(options.models))["MODELS"])[:5]
-        names = options.only.split(",") if options.only else known[:1] if options.quick else known
-        latency_cuda.main(options, names)
+        latency_cuda.main(options, names_chosen(arguments, options, known, latency_cuda.MODELS))
         return
     options.rounds = options.rounds or ROUNDS
     peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else PEERS
@@ -256,9 +255,8 @@ def main() -> None:
         print(f"{peer} is absent: `make bench-setup` installs it", file=sys.stderr)
     if options.phase in ("time", "report") and options.work is None:
         arguments.error(f"--phase {options.phase} needs --work: the folder of an earlier phase")
-    known = list(runpy.run_path(str(options.models))["MODELS"])
-    names = options.only.split(",") if options.only else known[:1] if options.quick else known
-    if unknown := {*names} - {*known} | options.peers - {*PEERS}:
+    names = names_chosen(arguments, options, known)
+    if unknown := options.peers - {*PEERS}:
         arguments.error(f"unknown: {', '.join(sorted(unknown))}")
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     target = detect_target("llvm").model_copy(update={"num_cores": options.threads})

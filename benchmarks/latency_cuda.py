@@ -49,6 +49,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 BATCHES = (1, 8)
 PEERS = ("eager", "compile", "reduce-overhead", "max-autotune")
 QUICK_PEERS = ("eager", "reduce-overhead")
+MODELS = 5
+"""The first so many of the file."""
 SECONDS = 150.0
 ROUNDS, QUICK_ROUNDS = 12, 6
 BLOCK = 30

@@ -158,8 +158,8 @@ def seeds_row(workloads: Sequence[Replayed]) -> dict[str, Any]:
         for count in FIRST_SEEDS:
             if len(secs) and np.isfinite(fastest := secs[:count].min()):
                 found[count].append(np.log(fastest / workload.best_secs))
-    regrets = {f"regret@{count}": float(np.exp(np.mean(values))) for count, values in found.items() if values}
-    return {"kind": "seeds", "workloads": len(found[FIRST_SEEDS[0]]), **regrets}
+    of_seeds = {f"regret@{count}": float(np.exp(np.mean(values))) for count, values in found.items() if values}
+    return {"kind": "seeds", "workloads": len(found[FIRST_SEEDS[0]]), **of_seeds}
 
 
 def part_row(name: str, having: Regrets, lacking: Regrets) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cells import percent, ratio, table, time, verdict
+from latency_cuda import PEERS
 
 Results = dict[str, dict[str, Any]]
 NAMES = {
@@ -60,7 +61,7 @@ def claims(found: Results) -> str:
     summaries = {name: result["summary"] for name, result in found.items()}
     told = [
         (f"recurrent models beside the best peer, {len(found['recurrent']['rows'])} of them", *_recurrent(summaries)),
-        ("whole models on one H200, the best mode of torch.compile over ours", _gpu(found), link("latency_cuda")),
+        ("whole models on one H200, the fastest peer over ours", _gpu(found), link("latency_cuda")),
         ("stock MetaSchedule on ResNet-18, tuned to its end", _stock(found["latency"]["rows"]), link("latency")),
         ("MetaSchedule's own workloads, stock's time over ours", _operators(found["operators"]), link("operators")),
         (
@@ -111,8 +112,12 @@ def _gpu(found: Results) -> str:
         over = row["peers"][row["best_peer"]]["queued_over_ours"]
         told = f"{NAMES.get(row['model'], row['model'])} {over:.2f}" + ("" if row["trials"] else " (no trial)")
         groups.setdefault(f"{row['dtype']} x {row['batch']}", []).append(told)
-    peers = ", ".join(result["environment"]["budget"]["peers"])
-    return "; ".join(f"{group}: {', '.join(told)}" for group, told in groups.items()) + f". Beside {peers}"
+    ran = [row["peers"] for row in result["rows"] if not row.get("refused")]
+    counts = Counter(peer for peers in ran for peer in peers)
+    beside = [peer if times == len(ran) else f"{peer} ({times} of {len(ran)})" for peer, times in counts.items()]
+    figures = "; ".join(f"{group}: {', '.join(told)}" for group, told in groups.items())
+    absent = [peer for peer in PEERS if peer not in counts]
+    return f"{figures}. Peers: {', '.join(beside)}; not run: {', '.join(absent) or 'none'}"
 
 
 def _recurrent(summaries: dict[str, Any]) -> tuple[str, str]:

@@ -125,8 +125,6 @@ def read(path: Path) -> list[Replayed]:
                 digest=digest,
                 name=first["name"],
                 networks=tuple(first["networks"]),
-                device=first["device"],
-                flops=first["flops"],
                 seconds=seconds,
                 lower=numbers("lower"),
                 upper=numbers("upper"),

@@ -2,8 +2,7 @@
 
 Ten are the whole models of models.py. The others are small networks of other kinds, so that the set has every operator that
 is tuned: transposed, grouped, dilated and one-dimensional convolutions, larger depthwise windows, dense layers at several
-numbers of rows, recurrent layers, pooling. Weights and inputs are random, float32; nothing is downloaded. Networks of one
-FAMILY share their kinds of layers, not their sizes.
+numbers of rows, recurrent layers, pooling. Weights and inputs are random, float32; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -234,12 +233,3 @@ NETWORKS: dict[str, Callable[[], ModelWithInputs]] = {
 }
 QUICK = ("unet", "mixer", "recommender", "lstm_tagger")
 """Networks of a `--quick` set: they take seconds to prepare."""
-FAMILY: dict[str, str] = {
-    **dict.fromkeys(("resnet18", "resnet50", "resnext", "inception"), "plain convolutions"),
-    **dict.fromkeys(("mobilenet_v2", "efficientnet", "convnext_tiny"), "depthwise convolutions"),
-    **dict.fromkeys(("unet", "generator", "super_resolution"), "images out"),
-    **dict.fromkeys(("bert_base_s128", "distilbert_s64", "gpt2_prefill_s64", "vit_b16", "swin_tiny"), "attention"),
-    "llama_decode_c256": "attention",
-    **dict.fromkeys(("mixer", "recommender", "speech"), "dense"),
-    **dict.fromkeys(("lstm_tagger", "gru_tagger"), "recurrent"),
-}

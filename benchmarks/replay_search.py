@@ -34,6 +34,9 @@ NEAR = 2
 """Decisions in which a child differs, at most."""
 
 Indices = NDArray[np.int64]
+First = Literal["analytic", "seeds by score", "all by score"]
+"""How a first round with a cost model begins: with the seeds in the order of the analytic models, as the search does; with
+the seeds in the order of their scores; or with what has the best scores of all kinds."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,8 +46,6 @@ class Replayed:
     digest: str
     name: str
     networks: tuple[str, ...]
-    device: str
-    flops: float
     seconds: NDArray[np.float64]
     """Median seconds; infinite for a failure."""
     lower: NDArray[np.float64]
@@ -102,9 +103,7 @@ class Strategy:
     """Whether analytic seeds are candidates besides random points."""
     evolves: bool = True
     """Whether children are."""
-    first: Literal["analytic", "seeds by score", "all by score"] = "analytic"
-    """How a first round with a cost model begins: with the seeds in the order of the analytic models, as the search does;
-    with the seeds in the order of their scores; or with what has the best scores of all kinds."""
+    first: First = "analytic"
     random_ratio: float = RANDOM_RATIO
     """Random points that a cost model ranks, per candidate wanted."""
 

@@ -120,7 +120,7 @@ def is_drawn(task: Task, path: Path, candidates: int) -> bool:
 
 
 def path_of(work: Path, digest: str) -> Path:
-    return work / f"{digest.removeprefix('sha256:')[:24]}.json"
+    return work / f"{digest[:24]}.json"
 
 
 def write(path: Path, value: Any) -> None:

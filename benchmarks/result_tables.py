@@ -309,7 +309,11 @@ def agreement(result: dict[str, Any]) -> Lines:
 
 def learning(result: dict[str, Any]) -> Lines:
     rows = result["rows"]
-    trials = (4, 8, 16, 32, 64)
+
+    def by_trials(name: str, spread: str) -> dict[str, Callable[[Row], str]]:
+        found = [(n, f"{name}@{n}") for n in (4, 8, 16, 32, 64)]
+        return {str(n): lambda row, key=key: ratio(row[key], row[f"{key}_{spread}"]) for n, key in found}
+
     yield from table(
         [row for row in rows if row["kind"] == "marks"],
         {
@@ -324,7 +328,7 @@ def learning(result: dict[str, Any]) -> Lines:
         [row for row in rows if row["kind"] == "search"],
         {
             "search": lambda row: row["name"],
-            **{f"{n}": lambda row, n=n: ratio(row[f"regret@{n}"], row[f"regret@{n}_range"]) for n in trials},
+            **by_trials("regret", "range"),
         },
     )
     for row in rows:
@@ -341,7 +345,7 @@ def learning(result: dict[str, Any]) -> Lines:
         [row for row in rows if row["kind"] == "part"],
         {
             "part": lambda row: row["name"],
-            **{f"{n}": lambda row, n=n: ratio(row[f"worth@{n}"], row[f"worth@{n}_interval"]) for n in trials},
+            **by_trials("worth", "interval"),
             "helps after": lambda row: ", ".join(map(str, row["helps_at"])) or "-",
             "harms after": lambda row: ", ".join(map(str, row["harms_at"])) or "-",
         },

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from contestants import Contestant, take_turns
-from environment import environment, models_parser, show
+from environment import environment, models_parser, names_chosen, show
 from latency import TOLERANCE, deviation
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
@@ -150,9 +150,7 @@ def main() -> None:
     if options.phase in ("time", "report") and options.work is None:
         arguments.error(f"--phase {options.phase} needs --work: the folder of an earlier phase")
     sources = {name: models for models in (options.models, TRAINING) for name in runpy.run_path(str(models))["MODELS"]}
-    names = options.only.split(",") if options.only else list(sources)[:1] if options.quick else list(sources)
-    if unknown := {*names} - {*sources}:
-        arguments.error(f"unknown: {', '.join(sorted(unknown))}")
+    names = names_chosen(arguments, options, sources)
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     target = detect_target("llvm").model_copy(update={"num_cores": options.threads})
     with tempfile.TemporaryDirectory() as scratch:

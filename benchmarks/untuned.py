@@ -4,9 +4,10 @@
     python benchmarks/untuned.py --work build/latency --only swin_tiny
 
 `default` is what `pitchpipe.load` gives without schedules: the default build, whose schedules were checked and never timed.
-`tuned` has the schedules of a job of --seconds, as benchmarks/latency.py tunes: what lies in --work from there is used. Each
-is a process of its own (peers/contestant.py), set up from empty caches one after another, then timed in turn on the same
-threads, those whose turn it is not stopped; rounds.py says how the figures are made.
+`tuned` has the schedules of a job of --seconds, as benchmarks/latency.py tunes: what lies in --work from there is used, and
+`tuning_secs` and `tuned_on` tell what that took and when. Each contestant is a process of its own (peers/contestant.py), set
+up from empty caches one after another, then timed in turn on the same threads, those whose turn it is not stopped; rounds.py
+says how the figures are made.
 
     load_secs              of the default build from an empty cache: export, build, checks of schedules, comparison with
                            the framework, weights
@@ -18,6 +19,7 @@ Models are those of models.py, or of the file that `--models` names: MODELS, nam
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -30,7 +32,7 @@ from typing import Any
 
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
-from environment import environment, kernel_threads, models_parser, show
+from environment import environment, kernel_threads, models_parser, names_chosen, show
 from latency import LIBRARIES, TOLERANCE, deviation
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
@@ -43,18 +45,18 @@ SECONDS, QUICK_SECONDS = 60.0, 25.0
 ROUNDS, QUICK_ROUNDS = 10, 6
 AIM = 1.5
 """Of `default_over_tuned`."""
-DEFAULT, TUNED = "default", "ours"
-"""Contestants' names."""
+REFERENCE, DEFAULT, TUNED = "eager", "default", "ours"
+"""Contestants' names; outputs are compared with the reference's."""
 
 
 def measured(name: str, options: Any, folder: Path, target: Target) -> dict[str, Any]:
     """The row of one model; tunes it unless its folder has what a tuning left."""
-    if not (folder / "ours.json").exists():
+    tuning = folder / "ours.json"
+    if not tuning.exists():
         database = f"sqlite:///{folder.absolute()}/pitchpipe.db"
-        seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
-        write(folder / "ours.json", tune_ours(name, options.models, seconds, database, target))
+        write(tuning, tune_ours(name, options.models, options.seconds, database, target))
     script, threads = str(HERE / "peers" / "contestant.py"), {"TVM_NUM_THREADS": str(target.num_cores or 1)}
-    peers = ["eager", *(peer for peer, library in LIBRARIES.items() if find_spec(library) is not None)]
+    peers = [REFERENCE, *(peer for peer, library in LIBRARIES.items() if find_spec(library) is not None)]
     told: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
         contestants = []
@@ -64,18 +66,21 @@ def measured(name: str, options: Any, folder: Path, target: Target) -> dict[str,
             try:
                 told[side] = contestant.ready()
             except ContestantFailed as error:
-                if side not in peers:
+                if side in (REFERENCE, TUNED, DEFAULT):
                     raise
                 print(error, file=sys.stderr)
                 continue
             contestants.append(contestant)
         blocks = take_turns(contestants, QUICK_ROUNDS if options.quick else ROUNDS)
-    return row(name, told, blocks)
+    return row(name, told, blocks, json.loads(tuning.read_text()))
 
 
-def row(name: str, told: dict[str, dict[str, Any]], blocks: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """told: what each contestant said once it was set up. blocks: seconds of each run, by contestant and round."""
-    reference = np.load(told["eager"]["output"])
+def row(
+    name: str, told: dict[str, dict[str, Any]], blocks: dict[str, list[list[float]]], tuning: dict[str, Any]
+) -> dict[str, Any]:
+    """told: what each contestant said once it was set up. blocks: seconds of each run, by contestant and round. tuning: what
+    `tune_ours` gave."""
+    reference = np.load(told[REFERENCE]["output"])
     errors = {side: deviation(np.load(told[side]["output"]), reference) for side in blocks}
     secs = {side: time_of(found) for side, found in blocks.items()}
     peers = [side for side in blocks if side not in (TUNED, DEFAULT) and errors[side] <= TOLERANCE]
@@ -88,6 +93,8 @@ def row(name: str, told: dict[str, dict[str, Any]], blocks: dict[str, list[list[
         "default_secs": secs[DEFAULT].value,
         "default_secs_interval": [secs[DEFAULT].low, secs[DEFAULT].high],
         "tuned_secs": secs[TUNED].value,
+        "tuning_secs": tuning["tuning_secs"],
+        "tuned_on": tuning["tuned_on"],
         "default_over_tuned": over_tuned.value,
         "default_over_tuned_interval": [over_tuned.low, over_tuned.high],
         "best_peer": best,
@@ -121,13 +128,11 @@ def main() -> None:
     )
     arguments.add_argument("--seconds", type=float, help=f"of tuning, all included; default {SECONDS:g}")
     options = arguments.parse_args()
-    known = list(runpy.run_path(str(options.models))["MODELS"])
-    names = options.only.split(",") if options.only else known[:1] if options.quick else known
-    if unknown := {*names} - {*known}:
-        arguments.error(f"unknown: {', '.join(sorted(unknown))}")
+    options.seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    names = names_chosen(arguments, options, runpy.run_path(str(options.models))["MODELS"])
     threads = kernel_threads()
     target = detect_target("llvm").model_copy(update={"num_cores": threads})
-    result: dict[str, Any] = {"environment": environment(seconds=options.seconds or SECONDS), "rows": []}
+    result: dict[str, Any] = {"environment": environment(seconds=options.seconds), "rows": []}
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             folder = (options.work or Path(scratch)) / name

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tests.dashboard_screenshots URL TOKEN JOB
 
-The job has ended; the pages of its slowest task, of that task's programs and
-fastest record, of a worker and of the newest cost model are found by following links.
+The job has ended; the pages of its slowest task, of that task's programs and fastest record, of a worker and of the newest
+cost model are found by following links.
 """
 
 from __future__ import annotations

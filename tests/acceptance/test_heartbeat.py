@@ -10,6 +10,7 @@ import pytest
 
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Stop, Timed
 from tests.compiler.programs import TARGET, dense
+from tests.fleet import until
 from tests.hostile import harmless, program
 from tuner.measure import quiet
 from tuner.measure.drift import DRIFTED, REMEMBERED, Drift
@@ -72,14 +73,21 @@ def test_a_sandbox_tells_where_its_seconds_went(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv(quiet.ENVIRONMENT, str(tmp_path / "lock"))
     workload = dense()
     others = ExitStack()
+
+    def leave() -> None:
+        with others:
+            until(quiet.awaited)
+
     with Sandbox(TARGET) as sandbox:
         for _ in sandbox.measure(workload, [Candidate.of(workload.digest, BASELINE_TRACE)], CONFIG):
             alone = sandbox.seconds
         assert min(alone.prepare_secs, alone.build_secs) > 0
         others.enter_context(quiet.computing())
-        threading.Timer(0.5, others.close).start()
+        leaving = threading.Thread(target=leave)
+        leaving.start()
         list(sandbox.measure(workload, [Candidate.of(workload.digest, BASELINE_TRACE)], CONFIG))
         found = sandbox.seconds
+        leaving.join()
     assert min(found.check_secs, found.time_secs) > 0
     assert found.wait_secs > alone.wait_secs
     assert found.prepare_secs == alone.prepare_secs

@@ -7,31 +7,25 @@ from typing import Any
 
 import pytest
 
+from pitchpipe.embedded import Embedded
+from pitchpipe.model.local import LocalModel, local_model
+from pitchpipe.sdk import load
+from pitchpipe.target_kind import kind_named, kind_of
+from pitchpipe.tuning.inside import tune_inside
+from pitchpipe.tuning.job import submit_or_resume, watched
+from pitchpipe.wire.comparison import not_compared
+from pitchpipe.wire.job import Budget
+from pitchpipe.wire.target import Target
+from tests.compiler.programs import workloads_of
+from tuner.ingest import parse_container
+from tuner.templates.text import parse
+from tuner.tuning.in_graph import tune_in_graph
+
 torch = pytest.importorskip("torch")
 
-from pitchpipe.client import Client  # noqa: E402
-from pitchpipe.embedded import Embedded  # noqa: E402
-from pitchpipe.model.local import LocalModel, local_model  # noqa: E402
-from pitchpipe.sdk import load  # noqa: E402
-from pitchpipe.target_kind import kind_named, kind_of  # noqa: E402
-from pitchpipe.tuning.inside import tune_inside  # noqa: E402
-from pitchpipe.tuning.job import submit_or_resume, watched  # noqa: E402
-from pitchpipe.wire.comparison import not_compared  # noqa: E402
-from pitchpipe.wire.job import Budget  # noqa: E402
-from pitchpipe.wire.target import Target  # noqa: E402
-from pitchpipe.wire.task import Workload  # noqa: E402
-from tests.acceptance.test_gpu_runtime import Encoder  # noqa: E402
-from tuner.deploy.build import workload_functions  # noqa: E402
-from tuner.graph.prepare import prepare, workload_module  # noqa: E402
-from tuner.ingest import parse_container  # noqa: E402
-from tuner.templates.text import parse  # noqa: E402
-from tuner.tuning.in_graph import tune_in_graph  # noqa: E402
-from tuner.tvm_compat import load_ir, save_ir  # noqa: E402
+from tests.acceptance.test_gpu_runtime import Encoder  # noqa: E402  # needs torch
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +50,7 @@ def model(encoder: tuple[Any, Any]) -> LocalModel:
 def test_schedules_that_an_estimate_puts_last_lose_their_places(model: LocalModel, target: Target) -> None:
     """Of each contraction the worst point by the estimate runs, and the best one is tried."""
     own, others = {}, {}
-    for _, function, digest in workload_functions(prepare(load_ir(parse_container(model.data).ir), target)):
-        workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
+    for digest, workload in workloads_of(parse_container(model.data).ir, target).items():
         texts = [point.text for point in kind_of(target).templates(workload, target)]
         if texts and parse(texts[0]).template.startswith("contraction"):
             own[digest], others[digest] = texts[-1], [texts[0]]
@@ -82,7 +75,6 @@ def test_a_tuned_model_is_tuned_inside_and_stays_right(
 ) -> None:
     module, x = encoder
     with Embedded(f"sqlite:///{tmp_path}/db", target) as client:
-        assert isinstance(client, Client)
         budget = Budget(trials=64, seconds=60.0)
         watched(client, submit_or_resume(client, model, target, budget, 0, not_compared("a test")), lambda _: None)
         schedules, found = tune_inside(client, model, target, tmp_path / "cache", seconds=30.0)
@@ -91,6 +83,4 @@ def test_a_tuned_model_is_tuned_inside_and_stays_right(
     in_context = {answer.workload for answer in schedules.response.answers if answer.context is not None}
     assert in_context <= set(found.changed)
     compiled = load(model, schedules, cache=tmp_path / "cache")
-    torch.testing.assert_close(
-        torch.from_dlpack(compiled(x.cuda())), module.cuda()(x.cuda()), rtol=2e-2, atol=2e-2
-    )  # fmt: skip
+    torch.testing.assert_close(torch.from_dlpack(compiled(x.cuda())), module.cuda()(x.cuda()), rtol=2e-2, atol=2e-2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.synchronize import Event
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet import PATIENCE_SECS, until
 from tuner.measure import quiet
 
 SPAWN = multiprocessing.get_context("spawn")
-PATIENCE_SECS = 180
 
 
 @pytest.fixture(autouse=True)
@@ -84,24 +83,11 @@ def test_who_waits_to_time_keeps_newcomers_from_computing() -> None:
     waiting = SPAWN.Process(target=_time, args=(timed,))
     with quiet.computing():
         waiting.start()
-        gate = f"{quiet.lock_path()}.gate"
-        while not _is_shut(gate):
-            time.sleep(0.01)
+        until(quiet.awaited)
         assert not _enters(_compute_at_once)
         assert not timed.is_set()
     assert timed.wait(PATIENCE_SECS)
     waiting.join()
-
-
-def _is_shut(gate: str) -> bool:
-    import fcntl
-
-    with open(gate, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def test_a_process_that_dies_gives_the_lock_back() -> None:

@@ -12,9 +12,11 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.deploy.default_check import Checked, Named
+from tuner.graph.prepare import prepare, workload_module
 from tuner.lowering.stack import PIPELINE
 from tuner.target_kinds.cpu import CpuKind
-from tuner.tvm_compat import IRModule, PrimFunc, relax, save_ir, tvm
+from tuner.tasks import workload_functions
+from tuner.tvm_compat import IRModule, PrimFunc, load_ir, relax, save_ir, tvm
 from tuner.workload.digest import workload_digest
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
@@ -74,6 +76,12 @@ def dense_add(builder: Any, x: Any, w: Any, b: Any) -> Any:
 def conv(height: int = 14, channels: int = 16, outputs: int = 16) -> Workload:
     shapes = ((1, height, height, channels), (outputs, 3, 3, channels), (1, 1, 1, outputs))
     return workload(conv_relu, *shapes)
+
+
+def workloads_of(ir: str, target: Target) -> dict[str, Workload]:
+    """The workloads of a model's graph as it is prepared for a target, by digest."""
+    functions = workload_functions(prepare(load_ir(ir), target))
+    return {digest: Workload(digest=digest, ir=save_ir(workload_module(function))) for _, function, digest in functions}
 
 
 @cache

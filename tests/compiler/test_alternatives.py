@@ -14,35 +14,26 @@ from hypothesis import strategies as st
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.gpu.executable import GpuModel
 from pitchpipe.gpu.program import Place, Pointer, Program, TensorMap
-from pitchpipe.gpu.testing import FakeDriver
 from pitchpipe.gpu.variants import Drawn
 from pitchpipe.target_kind import kind_of
-from pitchpipe.wire.task import Workload
+from tests.compiler.programs import workloads_of
 from tests.compiler.test_gpu_default import HOPPER
-from tests.compiler.test_gpu_model import evaluate, flows, mixed
-from tests.compiler.test_gpu_models import text_model
+from tests.compiler.test_gpu_model import device_of, evaluated, flows, settled
+from tests.compiler.test_gpu_models import half_bert
 from tuner.deploy.alternatives import Alternatives, add_calls, compile_alternatives
-from tuner.deploy.build import compile_scheduled, schedule_model, workload_functions
-from tuner.deploy.flow import Flow, View
-from tuner.deploy.gpu_model import assemble, settle
-from tuner.graph.prepare import prepare, workload_module
+from tuner.deploy.build import compile_scheduled, schedule_model
+from tuner.deploy.flow import Flow
+from tuner.deploy.gpu_model import assemble
 from tuner.ingest import IngestedModel, parse_container
 from tuner.measure.gpu_lowered import KernelCall, Lowered
 from tuner.templates.text import is_template, parse
-from tuner.tvm_compat import load_ir, save_ir
-
-torch = pytest.importorskip("torch")
-
-from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
 
 pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="module")
 def model() -> IngestedModel:
-    torch.manual_seed(0)
-    module, examples = text_model("Bert", 1, "sdpa")
-    return parse_container(from_torch(module.half().eval(), examples)[0])
+    return parse_container(half_bert())
 
 
 def divides(text: str) -> bool:
@@ -53,8 +44,8 @@ def divides(text: str) -> bool:
 def texts(model: IngestedModel) -> dict[str, list[str]]:
     """Three points of each workload that has templates, the second one divides a sum where any does."""
     found = {}
-    for _, function, digest in workload_functions(prepare(load_ir(model.ir), HOPPER)):
-        points = kind_of(HOPPER).templates(Workload(digest=digest, ir=save_ir(workload_module(function))), HOPPER)
+    for digest, one in workloads_of(model.ir, HOPPER).items():
+        points = kind_of(HOPPER).templates(one, HOPPER)
         if len(points) > 2:
             first, second, third, *_ = (point.text for point in points)
             found[digest] = [first, next((each.text for each in points if divides(each.text)), second), third]
@@ -144,9 +135,7 @@ def test_an_alternative_that_the_compiler_refuses_costs_no_other(
 
 def test_a_default_schedule_stands_beside_templates(model: IngestedModel, texts: dict[str, list[str]]) -> None:
     digest, points = next(iter(texts.items()))
-    functions = {key: function for _, function, key in workload_functions(prepare(load_ir(model.ir), HOPPER))}
-    workload = Workload(digest=digest, ir=save_ir(workload_module(functions[digest])))
-    default = kind_of(HOPPER).default_trace(workload, HOPPER)
+    default = kind_of(HOPPER).default_trace(workloads_of(model.ir, HOPPER)[digest], HOPPER)
     assert not is_template(default)
     built = compile_alternatives(model, HOPPER, {digest: points[0]}, {digest: [default]})
     assert not built.refused
@@ -160,15 +149,7 @@ def test_every_variant_of_a_random_graph_computes_the_same_in_planned_memory(
 ) -> None:
     """Alternatives differ in their kernels and workspaces; a variant whose memory another's launch took would differ."""
     flow, lowered = found
-    plain, wanted = Flow(prepare=list(flow.prepare), run=list(flow.run)), list(flow.outputs)
-
-    def copying(view: View) -> str:
-        name = f"copy_{view.shape[0]}"
-        call = KernelCall(kernel=name, arguments=(0, 1), grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0)
-        lowered[name] = Lowered(calls=(call,), workspaces=(), source=name)
-        return name
-
-    settle(flow, copying)
+    plain = settled(flow, lowered)
     own = {step.function: len(step.arguments) for step in flow.run if not step.function.startswith("copy")}
     schedules = {}
     for name in own:
@@ -185,29 +166,7 @@ def test_every_variant_of_a_random_graph_computes_the_same_in_planned_memory(
     calls = add_calls(flow, lowered, schedules, {name: name for name in own})
     program = assemble(flow, lowered, {one.source: b"code" for one in lowered.values()})
     alternatives = Alternatives(program=program, calls=calls, refused={})
-    counts: dict[str, list[int]] = {}
-    for step in (*flow.prepare, *flow.run):
-        one = lowered[step.function]
-        extents = [view.shape[0] for view in step.arguments] + [size // 8 for size in one.workspaces]
-        for call in one.calls:
-            counts[call.kernel] = [extents[int(at)] for at in call.arguments if isinstance(at, int)]
-
-    def kernel(name: str) -> Any:
-        def run(driver: FakeDriver, _launch: Any, *addresses: int) -> None:
-            memory = [
-                np.frombuffer(driver.view(address, 8 * count), np.int64)
-                for address, count in zip(addresses, counts[name], strict=True)
-            ]
-            if name.startswith("copy"):
-                memory[1][...] = memory[0]
-                return
-            reads = int(name.rpartition("_")[2])
-            for which, to in enumerate(memory[reads:]):
-                to[...] = mixed(memory[:reads], len(to), which)
-
-        return run
-
-    driver = FakeDriver({name: kernel(name) for name in counts})
+    driver = device_of(flow, lowered)
     specs = [
         [Drawn(name=f"t{at}", dtype="int64", shape=program.buffers[at].shape) for at in program.at(place)]
         for place in (Place.INPUT, Place.WEIGHT)
@@ -216,16 +175,13 @@ def test_every_variant_of_a_random_graph_computes_the_same_in_planned_memory(
     rng = np.random.default_rng(0)
     inputs, weights = ([rng.integers(0, 1000, spec.shape) for spec in of] for of in specs)
     ours.bind({spec.name: one for spec, one in zip(specs[1], weights, strict=True)})
-    right: dict[int, Any] = {id(view.tensor): one for view, one in zip(flow.inputs, inputs, strict=True)}
-    right |= {id(view.tensor): one for view, one in zip(flow.weights, weights, strict=True)}
-    for step in (*plain.prepare, *plain.run):
-        evaluate(lowered[step.function], step, right)
+    right = evaluated(plain, lowered, inputs, weights)
     choice = {name: data.draw(st.integers(0, 1)) for name in own}
     launches = alternatives.launches(choice)
     if not launches:
         return
     with ours.variants([launches], *inputs) as replay:
         assert replay(0, 2) == pytest.approx(1e-6 * len(launches))
-    for at, view in zip(program.at(Place.OUTPUT), wanted, strict=True):
+    for at, view in zip(program.at(Place.OUTPUT), plain.outputs, strict=True):
         found_now = np.frombuffer(driver.view(ours._on(0).staging(at), 8 * view.shape[0]), np.int64)
         np.testing.assert_array_equal(found_now, right[id(view.tensor)])

@@ -142,9 +142,12 @@ def test_of_those_that_share_a_fork_one_that_crashes_costs_itself_too(
     monkeypatch.setattr(defaults, "TURNS", 1)
     monkeypatch.setattr(defaults, "usable_cores", lambda: 1)
     shared: list[int] = []
-    monkeypatch.setattr(
-        defaults, "in_forks", lambda *given, **more: shared.append(given[1]) or in_forks(*given, **more)
-    )
+
+    def counted(work: Any, count: int, **options: Any) -> Any:
+        shared.append(count)
+        return in_forks(work, count, **options)
+
+    monkeypatch.setattr(defaults, "in_forks", counted)
     made: dict[str, bytes] = {}
     found = checked_defaults(named(workloads), TARGET, tmp_path, made=made)
     assert shared == [1, 3]

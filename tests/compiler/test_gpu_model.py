@@ -305,41 +305,9 @@ def mixed(reads: list[Any], count: int, which: int) -> Any:
 def test_random_graphs_compute_the_same_in_planned_memory(found: tuple[Flow, dict[str, Lowered]]) -> None:
     """A buffer that another overwrites too early, or that is read before it is written, changes what comes out."""
     flow, lowered = found
-    wanted = list(flow.outputs)
-    sizes = {id(view.tensor): view.shape[0] for step in (*flow.prepare, *flow.run) for view in step.arguments}
-    plain = Flow(prepare=list(flow.prepare), run=list(flow.run))
-
-    def copying(view: View) -> str:
-        name = f"copy_{view.shape[0]}"
-        call = KernelCall(kernel=name, arguments=(0, 1), grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0)
-        lowered[name] = Lowered(calls=(call,), workspaces=(), source=name)
-        return name
-
-    settle(flow, copying)
+    plain = settled(flow, lowered)
     program = assemble(flow, lowered, {one.source: b"code" for one in lowered.values()})
-    counts: dict[tuple[str, int], list[int]] = {}
-    for step in (*flow.prepare, *flow.run):
-        of = lowered[step.function]
-        extents = [view.shape[0] for view in step.arguments] + [size // 8 for size in of.workspaces]
-        for call in of.calls:
-            counts[call.kernel, 0] = [extents[int(at)] for at in call.arguments if isinstance(at, int)]
-
-    def kernel(name: str) -> Any:
-        def run(driver: FakeDriver, _launch: Any, *addresses: int) -> None:
-            memory = [
-                np.frombuffer(driver.view(address, 8 * count), np.int64)
-                for address, count in zip(addresses, counts[name, 0], strict=True)
-            ]
-            if name.startswith("copy"):
-                memory[1][...] = memory[0]
-                return
-            reads = int(name.rpartition("_")[2])
-            for which, to in enumerate(memory[reads:]):
-                to[...] = mixed(memory[:reads], len(to), which)
-
-        return run
-
-    driver = FakeDriver({name: kernel(name) for name, _ in counts})
+    driver = device_of(flow, lowered)
     specs = [
         [Spec(f"t{at}", "int64", program.buffers[at].shape) for at in program.at(place)]
         for place in (Place.INPUT, Place.WEIGHT)
@@ -350,13 +318,59 @@ def test_random_graphs_compute_the_same_in_planned_memory(found: tuple[Flow, dic
     ours.bind(weights)
     for seed in range(2):
         given = [np.random.default_rng(seed).integers(0, 1000, spec.shape) for spec in specs[0]]
-        right: dict[int, Any] = {id(view.tensor): one for view, one in zip(flow.inputs, given, strict=True)}
-        right |= {id(view.tensor): one for view, one in zip(flow.weights, weights.values(), strict=True)}
-        for step in (*plain.prepare, *plain.run):
-            evaluate(lowered[step.function], step, right)
-        for result, view in zip(ours(*given), wanted, strict=True):
+        right = evaluated(plain, lowered, given, list(weights.values()))
+        for result, view in zip(ours(*given), plain.outputs, strict=True):
             np.testing.assert_array_equal(result, right[id(view.tensor)])
-    assert sizes
+
+
+def settled(flow: Flow, lowered: dict[str, Lowered]) -> Flow:
+    """Settles a flow whose tensors are of int64, adding kernels that copy to `lowered`; gives the flow as it was before."""
+    plain = replace(flow, prepare=list(flow.prepare), run=list(flow.run), outputs=list(flow.outputs))
+
+    def copying(view: View) -> str:
+        name = f"copy_{view.shape[0]}"
+        call = KernelCall(kernel=name, arguments=(0, 1), grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0)
+        lowered[name] = Lowered(calls=(call,), workspaces=(), source=name)
+        return name
+
+    settle(flow, copying)
+    return plain
+
+
+def device_of(flow: Flow, lowered: dict[str, Lowered]) -> FakeDriver:
+    """A device that has the kernels of a flow. What one writes tells apart all that it read."""
+    counts: dict[str, list[int]] = {}
+    for step in (*flow.prepare, *flow.run):
+        of = lowered[step.function]
+        extents = [view.shape[0] for view in step.arguments] + [size // 8 for size in of.workspaces]
+        for call in of.calls:
+            counts[call.kernel] = [extents[int(at)] for at in call.arguments if isinstance(at, int)]
+
+    def kernel(name: str) -> Any:
+        def run(driver: FakeDriver, _launch: Any, *addresses: int) -> None:
+            memory = [
+                np.frombuffer(driver.view(address, 8 * count), np.int64)
+                for address, count in zip(addresses, counts[name], strict=True)
+            ]
+            if name.startswith("copy"):
+                memory[1][...] = memory[0]
+                return
+            reads = int(name.rpartition("_")[2])
+            for which, to in enumerate(memory[reads:]):
+                to[...] = mixed(memory[:reads], len(to), which)
+
+        return run
+
+    return FakeDriver({name: kernel(name) for name in counts})
+
+
+def evaluated(flow: Flow, lowered: dict[str, Lowered], inputs: list[Any], weights: list[Any]) -> dict[int, Any]:
+    """Every tensor's right value, by the id of the tensor: each step has new arrays for everything that it writes."""
+    right: dict[int, Any] = {id(view.tensor): one for view, one in zip(flow.inputs, inputs, strict=True)}
+    right |= {id(view.tensor): one for view, one in zip(flow.weights, weights, strict=True)}
+    for step in (*flow.prepare, *flow.run):
+        evaluate(lowered[step.function], step, right)
+    return right
 
 
 def evaluate(lowered: Lowered, step: Step, right: dict[int, Any]) -> None:

@@ -71,6 +71,14 @@ def text_model(name: str, layers: int, attention: str, **config: Any) -> Any:
     return FirstOutput(made, **options), (torch.randint(0, 50, (1, 12)),)
 
 
+def half_bert() -> bytes:
+    """A layer of BERT in half precision, as the container of its Relax function."""
+    torch.manual_seed(0)
+    module, examples = text_model("Bert", 1, "sdpa")
+    data: bytes = from_torch(module.half().eval(), examples)[0]
+    return data
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_layer_of_bert_is_seven_calls(attention: str) -> None:
     one, two = (checked(lambda layers=layers: text_model("Bert", layers, attention)) for layers in (1, 2))

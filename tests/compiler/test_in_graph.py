@@ -13,40 +13,30 @@ from pitchpipe.gpu import variants
 from pitchpipe.gpu.program import Program
 from pitchpipe.gpu.testing import FakeDriver
 from pitchpipe.target_kind import kind_of
-from pitchpipe.wire.task import Workload
+from tests.compiler.programs import workloads_of
 from tests.compiler.test_gpu_default import HOPPER
-from tests.compiler.test_gpu_models import text_model
-from tuner.deploy.build import identify, workload_functions
-from tuner.graph.prepare import prepare, workload_module
+from tests.compiler.test_gpu_models import half_bert
+from tuner.deploy.build import identify
 from tuner.ingest import parse_container
 from tuner.measure import gpu_turn
 from tuner.templates.text import parse
 from tuner.tuning import in_graph
-from tuner.tvm_compat import load_ir, save_ir
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-
-from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
-
 PARTS = "parts"
 """The argument of a contraction that says among how many blocks its sums are divided: a second kernel adds them."""
 
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    torch.manual_seed(0)
-    module, examples = text_model("Bert", 1, "sdpa")
-    data: bytes = from_torch(module.half().eval(), examples)[0]
-    return data
+    return half_bert()
 
 
 @pytest.fixture(scope="module")
 def by_kernels(model: bytes) -> dict[str, tuple[str, str]]:
     """Of each contraction a point of two kernels, and one of one kernel."""
     found = {}
-    for _, function, digest in workload_functions(prepare(load_ir(parse_container(model).ir), HOPPER)):
-        workload = Workload(digest=digest, ir=save_ir(workload_module(function)))
+    for digest, workload in workloads_of(parse_container(model).ir, HOPPER).items():
         points = [point.text for point in kind_of(HOPPER).templates(workload, HOPPER)]
         texts = [text for text in points if not parse(text).arguments.get("cluster")]
         divided = [text for text in texts if parse(text).arguments.get(PARTS, 1) > 1]

@@ -198,13 +198,12 @@ def test_networks_of_old_exporters_are_split(name: str) -> None:
 
 
 def test_what_is_interpolated_is_computed_once_and_not_in_a_concatenation() -> None:
-    sizes = [np.array([1, 4, 12, 12], np.int64), np.array([], np.float32)]
     nodes = [
         node("Resize", [name, "", "", "size"], [f"r{name}"], mode="linear", coordinate_transformation_mode="half_pixel")
         for name in "ab"
     ]
     nodes += [node("Add", ["ra", "ra"], ["s"]), node("Concat", ["s", "rb"], ["y"], axis=1)]
-    found = model(nodes, {"a": [1, 4, 5, 5], "b": [1, 4, 3, 3]}, ["y"], {"size": sizes[0]})
+    found = model(nodes, {"a": [1, 4, 5, 5], "b": [1, 4, 3, 3]}, ["y"], {"size": np.array([1, 4, 12, 12])})
     ingested, weights = ingest_here(found)
     prepared = prepare(load_ir(ingested.ir), TARGET)
     resized = [name for name in call_counts(prepared) if "resize" in name]

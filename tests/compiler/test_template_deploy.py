@@ -7,17 +7,15 @@ import pytest
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.target_kind import kind_of
-from pitchpipe.wire.task import Workload
 from tests.compiler import programs
 from tests.compiler.half_workloads import TEN
+from tests.compiler.programs import workloads_of
 from tests.compiler.test_gpu_default import HOPPER
-from tests.compiler.test_gpu_models import text_model
-from tuner.deploy.build import compile_scheduled, schedule_model, workload_functions
-from tuner.graph.prepare import prepare, workload_module
+from tests.compiler.test_gpu_models import half_bert, text_model
+from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.ingest import IngestedModel, parse_container
 from tuner.measure.listing import list_code
 from tuner.templates.text import is_template, parse
-from tuner.tvm_compat import load_ir, save_ir
 
 torch = pytest.importorskip("torch")
 
@@ -26,24 +24,18 @@ from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
 
 @pytest.fixture(scope="module")
 def model() -> IngestedModel:
-    torch.manual_seed(0)
-    module, examples = text_model("Bert", 1, "sdpa")
-    return parse_container(from_torch(module.half().eval(), examples)[0])
+    return parse_container(half_bert())
 
 
 @pytest.fixture(scope="module")
 def texts(model: IngestedModel) -> dict[str, str]:
     """The best point by the estimate, by workload that has one."""
-    found = {}
-    for _, function, digest in workload_functions(prepare(load_ir(model.ir), HOPPER)):
-        points = kind_of(HOPPER).templates(Workload(digest=digest, ir=save_ir(workload_module(function))), HOPPER)
-        found |= {digest: points[0].text} if points else {}
-    return found
+    points = {key: kind_of(HOPPER).templates(one, HOPPER) for key, one in workloads_of(model.ir, HOPPER).items()}
+    return {digest: some[0].text for digest, some in points.items() if some}
 
 
 def test_all_of_a_layer_but_its_look_up_has_templates(model: IngestedModel, texts: dict[str, str]) -> None:
-    digests = {digest for _, _, digest in workload_functions(prepare(load_ir(model.ir), HOPPER))}
-    assert len(digests) - len(texts) == 1
+    assert len(workloads_of(model.ir, HOPPER)) - len(texts) == 1
     assert {parse(text).template for text in texts.values()} == {"contraction-1", "rows-1"}
 
 
@@ -63,7 +55,7 @@ def test_another_kind_of_target_refuses_templates_by_name(texts: dict[str, str])
     module, examples = text_model("Bert", 1, "sdpa")
     model = parse_container(from_torch(module.eval(), examples)[0])
     (text, *_) = texts.values()
-    digests = [digest for _, _, digest in workload_functions(prepare(load_ir(model.ir), programs.TARGET))]
+    digests = workloads_of(model.ir, programs.TARGET)
     scheduled = schedule_model(model, programs.TARGET, dict.fromkeys(digests, text))
     assert set(scheduled.refused) == set(digests)
     assert all("no templates" in reason for reason in scheduled.refused.values())

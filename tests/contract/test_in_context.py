@@ -23,7 +23,8 @@ from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
 from service.db import Database
 from service.store import contexts, lookups, pins, records, tokens, workloads
-from tests.scene import DEVICE, OTHER_DEVICE, TOOLCHAIN, best, candidates, record, timed
+from service.store.values import target_digest
+from tests.scene import DEVICE, OTHER_DEVICE, TOOLCHAIN, best, candidates, failed, record, timed
 
 GPU = Target(kind="cuda", arch="sm_90")
 A, B, C, D = (sha256(name.encode()) for name in "abcd")
@@ -60,9 +61,7 @@ class World:
         return found
 
     def won(self, of: TuningRecord | str | None, context: Context = HERE, **changes: Any) -> None:
-        chosen = ChosenInContext(
-            workload=B, context=context, record=of.id if isinstance(of, TuningRecord) else of
-        )  # fmt: skip
+        chosen = ChosenInContext(workload=B, context=context, record=of.id if isinstance(of, TuningRecord) else of)
         report = InContext(
             target=GPU, device_class=DEVICE.device_class, toolchain=TOOLCHAIN.key, model="bert", before=SLOW,
             after=FAST, chosen=(chosen,),
@@ -122,8 +121,9 @@ def test_what_is_served_alone_later_was_not_tried_there_and_is_served(world: Wor
     alone, other, newer, _ = world.timed
     world.won(other)
     world.serve(newer)
-    assert world.ask().best is not None
-    assert world.ask().best.trace == newer.trace  # type: ignore[union-attr]
+    found = world.ask().best
+    assert found is not None
+    assert found.trace == newer.trace
     world.serve(alone)
     assert world.served() == other.id, "the same candidate is served alone again"
 
@@ -132,7 +132,7 @@ def test_a_schedule_that_a_user_pinned_is_served_everywhere(world: World) -> Non
     alone, other = world.timed[:2]
     world.won(other)
     with world.database.transaction() as session:
-        pins.hold(session, world.project, B, contexts.target_digest(GPU), DEVICE.device_class, pinned=True)
+        pins.hold(session, world.project, B, target_digest(GPU), DEVICE.device_class, pinned=True)
     assert world.served() == alone.id
 
 
@@ -220,8 +220,6 @@ def test_only_verified_records_of_the_workload_and_device_are_served(world: Worl
     (candidate,) = candidates(7, 8, A)
     foreign = record(candidate, workload=A, target=GPU)
     (wrong,) = candidates(10, 11, B)
-    from tests.scene import failed
-
     broken = record(wrong, failed(wrong.digest), workload=B, target=GPU)
     with world.database.transaction() as session:
         records.add(session, world.project, [foreign, broken])

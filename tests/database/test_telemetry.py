@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +17,9 @@ from starlette.testclient import TestClient
 
 from pitchpipe import telemetry
 from pitchpipe.client import Client
-from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, Scope, TokenRequest
-from pitchpipe.wire.lease import LeaseRequest, Purpose, Report, WorkerRegistration, WorkerSeconds
+from pitchpipe.wire.job import Budget, JobRequest, JobState, Scope, TokenRequest
+from pitchpipe.wire.lease import LeaseGrant, LeaseRequest, Purpose, Report, WorkerRegistration
 from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, MeasureConfig, Measurement
-from pitchpipe.wire.task import Workload
 from service.blobs import Blobs
 from service.coordination.coordinator import Coordinator
 from service.db import Database
@@ -28,7 +28,9 @@ from service.settings import Settings
 from service.store import models, tokens
 from service.wake import Wake
 from tests.database.test_coordinator import Steps
+from tests.fleet import PATIENCE_SECS, until
 from tests.scene import DEVICE, TARGET, TOOLCHAIN, candidates, task, timed
+from tests.unit.test_worker_daemon import FakeSandbox
 from tuner.search.requests import Proposal
 from workers.agent.daemon import Daemon
 from workers.sandbox.messages import Batch, End, Phase
@@ -39,27 +41,11 @@ CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
 REGISTRATION = WorkerRegistration(name="w", device=DEVICE, target=TARGET, toolchain=TOOLCHAIN)
 
 
-class Timing:
-    """A sandbox in which the baseline takes 20 ms, and every other candidate one."""
+class Timing(FakeSandbox):
+    """The baseline takes 20 ms in it, and every other candidate one."""
 
-    steadiness = None
-    seconds = WorkerSeconds(total_secs=0.0)
-
-    def roofline(self) -> None:
-        return None
-
-    def measure(
-        self,
-        workload: Workload,
-        candidates: Sequence[Candidate],
-        config: MeasureConfig,
-        *,
-        purpose: Purpose,
-        incumbent_secs: float | None,
-        cancelled: Callable[[], bool],
-    ) -> Iterator[Measurement]:
-        for candidate in candidates:
-            yield timed(candidate.digest, 20e-3 if candidate.trace == BASELINE_TRACE else 1e-3)
+    def result(self, candidate: Candidate) -> Measurement:
+        return timed(candidate.digest, 20e-3 if candidate.trace == BASELINE_TRACE else 1e-3)
 
 
 class Service:
@@ -79,12 +65,10 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.http.__exit__()
 
-    def token(self, scope: Scope) -> str:
-        with self.database.transaction() as session:
-            return tokens.create(session, TokenRequest(project="a", scope=scope)).token
-
     def client(self, scope: Scope) -> Client:
-        return Client("http://testserver", self.token(scope), transport=self.http._transport, retry_secs=0)
+        with self.database.transaction() as session:
+            token = tokens.create(session, TokenRequest(project="a", scope=scope)).token
+        return Client("http://testserver", token, transport=self.http._transport, retry_secs=0)
 
     def request(self, user: Client) -> JobRequest:
         """For a model that was read already."""
@@ -120,30 +104,59 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     return exporter
 
 
-def run(service: Service, user: Client, job: JobView) -> None:
-    for _ in range(3000):
+@contextmanager
+def working(service: Service) -> Iterator[None]:
+    """Meanwhile a worker works; at the end it leaves."""
+    daemon = Daemon(service.client(Scope.WORKER), Timing(), REGISTRATION, tick_secs=0.02, wait_secs=0.05)
+    worker = threading.Thread(target=daemon.run, daemon=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        daemon.stop()
+        worker.join(PATIENCE_SECS)
+    assert not worker.is_alive()
+
+
+def granted(service: Service, submit: Callable[[Client], object]) -> tuple[Client, LeaseGrant]:
+    """What a worker is granted of a job, once `submit` has submitted it as a user."""
+    worker = service.client(Scope.WORKER)
+    worker_id = worker.register_worker(REGISTRATION).id
+    submit(service.client(Scope.USER))
+    for _ in range(4):
         service.tick()
-        if user.job(job.id).state.ended:
-            break
-        threading.Event().wait(0.01)
-    assert user.job(job.id).state is JobState.DONE
+    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
+    assert grant is not None
+    return worker, grant
+
+
+def submitted_with(service: Service, headers: dict[str, str]) -> Callable[[Client], object]:
+    """Submits by a request with these headers besides what it needs."""
+
+    def submit(user: Client) -> None:
+        body = service.request(user).model_dump_json(by_alias=True)
+        needed = {"authorization": f"Bearer {user.token}", "content-type": "application/json"}
+        assert service.http.post("/v1/jobs", content=body, headers=needed | headers).status_code == 201
+
+    return submit
 
 
 def test_a_job_is_one_trace_from_its_submission_to_what_is_served(
     service: Service, spans: InMemorySpanExporter
 ) -> None:
     user = service.client(Scope.USER)
-    daemon = Daemon(service.client(Scope.WORKER), Timing(), REGISTRATION, tick_secs=0.02, wait_secs=0.05)
-    worker = threading.Thread(target=daemon.run, daemon=True)
-    worker.start()
-    while not list(user.workers()):
-        threading.Event().wait(0.01)
-    request = service.request(user)
-    with telemetry.span("client"):
-        job = user.submit(request)
-    run(service, user, job)
-    daemon.stop()
-    worker.join(30)
+
+    def ended() -> bool:
+        service.tick()
+        return user.job(job.id).state.ended
+
+    with working(service):
+        until(lambda: list(user.workers()))
+        request = service.request(user)
+        with telemetry.span("client"):
+            job = user.submit(request)
+        until(ended)
+    assert user.job(job.id).state is JobState.DONE
     found = spans.get_finished_spans()
     assert len({span.context.trace_id for span in found}) == 1
     by_id = {span.context.span_id: span for span in found}
@@ -166,15 +179,7 @@ def test_a_job_is_one_trace_from_its_submission_to_what_is_served(
 
 
 def test_a_service_without_spans_of_its_own_hands_the_callers_trace_to_the_worker(service: Service) -> None:
-    user, worker = service.client(Scope.USER), service.client(Scope.WORKER)
-    worker_id = worker.register_worker(REGISTRATION).id
-    body = service.request(user).model_dump_json(by_alias=True)
-    headers = {"authorization": f"Bearer {service.token(Scope.USER)}", "content-type": "application/json"}
-    assert service.http.post("/v1/jobs", content=body, headers=headers | {"traceparent": CALLER}).status_code == 201
-    for _ in range(4):
-        service.tick()
-    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
-    assert grant is not None
+    worker, grant = granted(service, submitted_with(service, {"traceparent": CALLER}))
     assert grant.traceparent == CALLER
     results = tuple(timed(candidate.digest) for candidate in grant.candidates)
     assert worker.report(grant.lease, Report(fence=grant.fence, results=results, final=True)).accepted == 4
@@ -182,29 +187,14 @@ def test_a_service_without_spans_of_its_own_hands_the_callers_trace_to_the_worke
 
 @pytest.mark.parametrize("header", [None, "", "00-zz", CALLER.upper(), f"00-{'0' * 32}-{'b' * 16}-01"])
 def test_a_caller_without_a_valid_trace_has_none(service: Service, header: str | None) -> None:
-    user, worker = service.client(Scope.USER), service.client(Scope.WORKER)
-    worker_id = worker.register_worker(REGISTRATION).id
-    body = service.request(user).model_dump_json(by_alias=True)
-    headers = {"authorization": f"Bearer {service.token(Scope.USER)}", "content-type": "application/json"}
-    more = {} if header is None else {"traceparent": header}
-    assert service.http.post("/v1/jobs", content=body, headers=headers | more).status_code == 201
-    for _ in range(4):
-        service.tick()
-    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
-    assert grant is not None
+    _, grant = granted(service, submitted_with(service, {} if header is None else {"traceparent": header}))
     assert grant.traceparent is None
 
 
 def test_a_report_continues_the_trace_of_its_job_where_the_worker_sends_none(
     service: Service, spans: InMemorySpanExporter
 ) -> None:
-    user, worker = service.client(Scope.USER), service.client(Scope.WORKER)
-    worker_id = worker.register_worker(REGISTRATION).id
-    user.submit(service.request(user))
-    for _ in range(4):
-        service.tick()
-    grant = worker.acquire(LeaseRequest(worker=worker_id, wait_secs=0))
-    assert grant is not None
+    worker, grant = granted(service, lambda user: user.submit(service.request(user)))
     worker.report(grant.lease, Report(fence=grant.fence, results=(), final=True))
     (submitted,) = [span for span in spans.get_finished_spans() if span.name == "submit"]
     (reported,) = [span for span in spans.get_finished_spans() if span.name == "report"]

@@ -321,7 +321,8 @@ def test_a_default_build_is_compared_with_the_tuned_one_and_with_peers_that_are_
         name: [[secs] * 3] * 6
         for name, secs in (("eager", 0.03), ("openvino", 0.005), ("ours", 0.01), ("default", 0.02))
     }
-    found = untuned.row("m", told, blocks)
+    found = untuned.row("m", told, blocks, {"tuning_secs": 61.0, "tuned_on": "2026-11-22"})
+    assert (found["tuning_secs"], found["tuned_on"]) == (61.0, "2026-11-22")
     assert (found["best_peer"], found["load_secs"], found["within_tolerance"]) == ("eager", 7.0, True)
     assert found["default_over_tuned"] == pytest.approx(2.0)
     assert found["best_peer_over_default"] == pytest.approx(1.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -37,8 +37,6 @@ def workload(name: str = "w", networks: tuple[str, ...] = ("net",), candidates: 
         digest=sha256(name.encode()),
         name=name,
         networks=networks,
-        device="d",
-        flops=1.0,
         seconds=seconds,
         lower=0.99 * seconds,
         upper=1.01 * seconds,
@@ -60,10 +58,7 @@ STRATEGIES = [
     Strategy(name="random", seeded=False, evolves=False),
     Strategy(name="no model"),
     Strategy(name="from nothing", scorer=replay_models.Learning),
-    *(
-        Strategy(name=first, scorer=knowing, first=first)  # type: ignore[arg-type]
-        for first in ("analytic", "seeds by score", "all by score")
-    ),
+    *(Strategy(name=first, scorer=knowing, first=first) for first in get_args(replay_search.First)),
 ]
 
 

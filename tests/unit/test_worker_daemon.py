@@ -155,7 +155,10 @@ class FakeSandbox:
                 self.stopped.set()
                 return
             self.count += 1
-            yield Failed(candidate=candidate.digest, kind=FailureKind.BUILD_ERROR)
+            yield self.result(candidate)
+
+    def result(self, candidate: Candidate) -> Measurement:
+        return Failed(candidate=candidate.digest, kind=FailureKind.BUILD_ERROR)
 
 
 def start(service: FakeService, sandbox: FakeSandbox, **options: Any) -> tuple[Daemon, Callable[[], int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from tuner.measure.check import (
     size_bytes,
     verdict,
 )
+from tuner.measure.conditioning import CHANGE_TYPE, changes_of, may_magnify
 from tuner.measure.guards import Guards
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
@@ -46,6 +48,9 @@ _COLD_WEIGHT_BYTES, _COLD_ACTIVATION_BYTES = 1 << 16, 1 << 20
 """Weights and activations larger than this are evicted before each call, since in a model they are in no cache near a core
 when their layer runs: all other weights were read in between, and of a large activation more has left the L2 cache than is
 still there. Smaller tensors are loaded within microseconds."""
+_EVICTED_BYTES = 256 << 20
+"""Evicted for one sample, at most, which takes about ten milliseconds. A look-up of 64 rows in a table of 94 MB takes 8 us,
+and a sample of 125 such calls took a second: confirming it took as long as a job of a minute."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
 """A call that takes longer needs no warm-up call before it: filling the caches takes about a millisecond, less than a
 twentieth of it."""
@@ -98,6 +103,14 @@ class Bench:
         """Bytes of all outputs together, for one input set."""
         return sum(size_bytes(found) for found in self.output_types)
 
+    def reference_bytes(self) -> int:
+        """Bytes that `compute_reference_outputs` writes: the outputs and their changes."""
+        return self.output_bytes() + sum(size_bytes(found) for found in self._change_types)
+
+    @property
+    def _change_types(self) -> tuple[TensorType, ...]:
+        return tuple(TensorType(shape=found.shape, dtype=CHANGE_TYPE) for found in self.output_types)
+
     def constant(self) -> frozenset[int]:
         """Indices of the parameters that hold weights, which are the same in every run of a model."""
         return frozenset(int(i) for i in (self.mod["main"].attrs or {}).get("layout_free_buffers", []))
@@ -130,29 +143,39 @@ class Bench:
 
         False when fewer than half of the outputs' elements are finite: comparing with those would show too little.
         """
-        arrays = Running(self, program).outputs_on(name)
+        outputs, changes = self.run_reference(program, name)
         written, offset = np.frombuffer(buffer, dtype=np.uint8), 0
-        for array in arrays:
+        for array in (*outputs, *changes):
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             written[offset : offset + data.size] = data
             offset += data.size
-        return mostly_finite(arrays)
+        return mostly_finite(outputs)
+
+    def run_reference(
+        self, program: CpuProgram, name: str
+    ) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+        """The program's outputs on the set and, where they matter, their changes: what `ReferenceOutputs` compares with."""
+        running = Running(self, program)
+        outputs = [np.array(array) for array in running.outputs_on(name)]
+        if not mostly_finite(outputs) or not may_magnify(self.properties, name, outputs):
+            return outputs, []
+        again = partial(running.outputs_on, name)
+        return outputs, changes_of(self.properties, outputs, self.inputs[name], again, self.seed)
 
     def set_reference_outputs(self, name: str, buffer: memoryview) -> None:
         """Reads the outputs that `compute_reference_outputs` wrote into `buffer`."""
-        outputs, offset = [], 0
-        for found in self.output_types:
+        arrays, offset = [], 0
+        for found in (*self.output_types, *self._change_types):
             size = size_bytes(found)
             flat = np.frombuffer(buffer[offset : offset + size], dtype=np.uint8)
-            outputs.append(flat.view(numpy_dtype(found.dtype)).reshape(found.shape))
+            arrays.append(flat.view(numpy_dtype(found.dtype)).reshape(found.shape))
             offset += size
-        self.reference_outputs[name] = ReferenceOutputs(self.properties, name, outputs)
+        count = len(self.output_types)
+        self.reference_outputs[name] = ReferenceOutputs(self.properties, name, arrays[:count], arrays[count:])
 
 
 class Running:
     """A compiled candidate on the CPU with its arguments. Belongs to one process."""
-
-    most_calls = MAX_CALLS
 
     def __init__(self, bench: Bench, program: CpuProgram) -> None:
         self._bench, self._program = bench, program
@@ -162,6 +185,7 @@ class Running:
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}
         self._cold = bench.cold()
+        self.most_calls = max(1, _EVICTED_BYTES // bench.cold_bytes()) if self._cold else MAX_CALLS
         self.own_secs = 0.0
         """Processor time of this thread in the last `run`."""
 

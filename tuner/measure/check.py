@@ -20,7 +20,8 @@ writes. An element may differ by
 
 Rounding errors of a sum of K terms in any order grow like u * sqrt(K) relative to the sum's typical size when they
 are independent (Higham & Mary, "A new approach to probabilistic rounding error analysis", 2019); s stands for that
-size where r_i itself has cancelled. 16 leaves room for chains of operations and for the extremes of many elements.
+size where r_i itself has cancelled. 16 leaves room for chains of operations and for the extremes of many elements. To it
+is added how far rounding errors may carry where a function follows the sums (tuner/measure/conditioning.py).
 Where the structured set's outcome is exact (no operation but + - * min max and select; every r_i an integer well below 2^p,
 p the bits of the significand) tol_i is at most 0.25.
 
@@ -90,6 +91,11 @@ class WorkloadProperties:
     def inputs(self) -> tuple[int, ...]:
         """Indices of the parameters that are only read."""
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
+
+    @property
+    def relative_error(self) -> float:
+        """u(t_s) + u(t_a) * sqrt(K): of a sum in any order, beside its typical size."""
+        return 2.0**-self.bits + 2.0**-self.reduction_bits * math.sqrt(self.reduction)
 
 
 def inspect(mod: Any) -> WorkloadProperties:
@@ -262,11 +268,17 @@ def poison(array: np.ndarray[Any, Any]) -> None:
 def mostly_finite(arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
     """Whether at least half of all elements are finite: comparing with fewer would show too little."""
     total = sum(array.size for array in arrays)
-    finite = sum(int(np.isfinite(_plain(array)).sum()) for array in arrays)
+    finite = sum(int(np.isfinite(plain(array)).sum()) for array in arrays)
     return 2 * finite >= total
 
 
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def root_mean_square(array: np.ndarray[Any, Any]) -> float:
+    """Of the finite elements, others counted as 0; 0.0 where there are none."""
+    finite = np.where(np.isfinite(array), array, 0)
+    return math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
+
+
+def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array in a type that NumPy computes with: the small floats of ml_dtypes become float32."""
     return array if array.dtype.kind in "iub" or array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
@@ -274,10 +286,20 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class ReferenceOutputs:
     """The baseline's outputs for one input set, and the tolerance of every element, computed once."""
 
-    def __init__(self, properties: WorkloadProperties, name: str, outputs: Sequence[np.ndarray[Any, Any]]) -> None:
+    def __init__(
+        self,
+        properties: WorkloadProperties,
+        name: str,
+        outputs: Sequence[np.ndarray[Any, Any]],
+        changes: Sequence[np.ndarray[Any, Any]] = (),
+    ) -> None:
+        """`changes` are those of tuner/measure/conditioning.py, one for each output, or none where they do not matter."""
         self._floats = properties.floats
-        self._outputs = [_plain(output) for output in outputs]
+        self._outputs = [plain(output) for output in outputs]
         self._tolerances = [self._tolerance(properties, name, output) for output in self._outputs]
+        for tolerance, change in zip(self._tolerances, changes, strict=False):
+            if tolerance is not None:
+                tolerance += _FACTOR * change.astype(tolerance.dtype)
 
     @staticmethod
     def _tolerance(
@@ -288,9 +310,8 @@ class ReferenceOutputs:
             return None
         finite = np.isfinite(output)
         size = np.abs(np.where(finite, output, 0))
-        scale = math.sqrt(float(np.mean(np.square(size, dtype=np.float64)))) if size.size else 0.0
-        relative = _FACTOR * (2.0**-properties.bits + 2.0**-properties.reduction_bits * math.sqrt(properties.reduction))
-        tolerance = relative * (size + scale)
+        scale = root_mean_square(size)
+        tolerance = _FACTOR * properties.relative_error * (size + scale)
         if name == "structured" and properties.exact and finite.all():
             limit = 2.0 ** (min(properties.bits, properties.reduction_bits) - 1)
             if bool((size <= limit).all()) and bool((output == np.rint(output)).all()):
@@ -322,7 +343,7 @@ class ReferenceOutputs:
         flat = output.reshape(-1), expected.reshape(-1), tolerance.reshape(-1)
         for start in range(0, max(1, flat[0].size), _PART):
             found, wanted, allowance = (array[start : start + _PART] for array in flat)
-            yield self._compare_floats(_plain(found), wanted, allowance)
+            yield self._compare_floats(plain(found), wanted, allowance)
 
     def _compare_integers(
         self, output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]

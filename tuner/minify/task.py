@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pitchpipe.errors import InvalidTarget, InvalidTrace
 from pitchpipe.target_kind import HOST, kind_of
 from pitchpipe.wire.finding import WALL_SECS, Finding, FindingKind
@@ -20,7 +18,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
 from tuner.measure.build import build
 from tuner.measure.candidate import Bench, Running
-from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, make_inputs, mostly_finite
+from tuner.measure.check import SETS, ReferenceOutputs, inspect, make_inputs, mostly_finite
 from tuner.minify.attempts import Outcome, Say, in_fork, outcome_of
 from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
@@ -91,30 +89,23 @@ def _try(ir: str, trace: str, target: Target, wall_secs: float) -> Outcome:
         bench = Bench(ir, target, seed=SEED)
         for name in SETS:
             bench.fill(name)
-        unscheduled = Running(bench, build(bench.mod, bench.tvm_target))
+        unscheduled = build(bench.mod, bench.tvm_target)
         say("build")
         deny_system_calls()  # the workload and its trace may be from anyone
         running = Running(bench, build(apply_trace(load_ir(ir), trace).mod, bench.tvm_target))
         for at, name in enumerate(SETS):
             say(f"run {at}")
-            unscheduled.run(name)
-            expected = [np.array(array) for array in unscheduled.outputs()]
+            expected, changes = bench.run_reference(unscheduled, name)
             if not mostly_finite(expected):
                 continue
-            running.run(name)
-            told = _difference(bench.properties, name, running.outputs(), expected)
-            if told:
-                return told
+            right, error, tolerance = ReferenceOutputs(bench.properties, name, expected, changes).compare(
+                running.outputs_on(name)
+            )
+            if not right:
+                return f"on the {name} inputs the error is up to {error:g}, tolerance {tolerance:g}"
         return ""
 
     return outcome_of(in_fork(work, wall_secs=wall_secs), wall_secs)
-
-
-def _difference(properties: WorkloadProperties, name: str, found: list[np.ndarray], expected: list[np.ndarray]) -> str:
-    right, error, tolerance = ReferenceOutputs(properties, name, expected).compare(found)
-    if right:
-        return ""
-    return f"on the {name} inputs the error is up to {error:g}, tolerance {tolerance:g}"
 
 
 def _shortest(ir: str, trace: str, target: Target, whole: Outcome, wall_secs: float) -> int:

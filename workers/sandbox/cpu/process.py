@@ -153,7 +153,7 @@ class TaskProcess:
             raise Unusable(
                 kind=FailureKind.BUILD_ERROR, detail=f"the workload cannot be read: {last_line(error)}"
             ) from error
-        size = max(1, bench.output_bytes())
+        size = max(1, bench.reference_bytes())
         buffers = {name: mmap.mmap(-1, size) for name in SETS}
         with quiet.computing(self.abandoned):
             for name in SETS:

@@ -1,0 +1,82 @@
+"""The tolerance behind a function that bounds sums: what is rounding passes, what is wrong does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.wire.task import Workload
+from tests.compiler.programs import TARGET, dense, dense_add, workload
+from tuner.measure.candidate import Bench
+from tuner.measure.check import SETS, ReferenceOutputs
+from tuner.tvm_compat import relax
+
+ROWS, REDUCTION, COLUMNS = 64, 576, 64
+
+
+def dense_tanh(builder: Any, x: Any, w: Any, b: Any) -> Any:
+    return builder.emit(relax.op.tanh(dense_add(builder, x, w, b)))
+
+
+def bounded() -> Workload:
+    return workload(dense_tanh, (ROWS, REDUCTION), (REDUCTION, COLUMNS), (COLUMNS,))
+
+
+def summed(bench: Bench, name: str, order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bounded product on the set, its terms of `order` summed one after another."""
+    x, w, b = (tensor.numpy() for tensor in bench.inputs[name])
+    total = np.zeros((ROWS, COLUMNS), np.float32)
+    for k in order:
+        total += x[:, k, None] * w[None, k, :]
+    return np.tanh(total + b)
+
+
+def opened(found: Workload) -> tuple[Bench, Any]:
+    bench = Bench(found.ir, TARGET, seed=0)
+    for name in SETS:
+        bench.fill(name)
+    return bench, bench.reference_program()
+
+
+def test_another_order_of_summation_passes_before_tanh_too() -> None:
+    bench, reference = opened(bounded())
+    order = np.random.default_rng(1).permutation(REDUCTION)
+    for name in SETS:
+        outputs, changes = bench.run_reference(reference, name)
+        found = [summed(bench, name, order)]
+        assert ReferenceOutputs(bench.properties, name, outputs, changes).compare(found)[0], name
+        if name == "edges":
+            assert not ReferenceOutputs(bench.properties, name, outputs).compare(found)[0], "what it is there for"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_missing_term_before_tanh_is_found_on_every_set(name: str) -> None:
+    bench, reference = opened(bounded())
+    expected = ReferenceOutputs(bench.properties, name, *bench.run_reference(reference, name))
+    assert not expected.compare([summed(bench, name, np.arange(REDUCTION - 1))])[0]
+
+
+def test_inputs_are_afterwards_as_they_were() -> None:
+    bench, reference = opened(bounded())
+    before = [tensor.numpy().copy() for tensor in bench.inputs["edges"]]
+    _, changes = bench.run_reference(reference, "edges")
+    assert changes[0].max() > 0
+    for tensor, array in zip(bench.inputs["edges"], before, strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_nothing_is_added_behind_a_sum_alone(name: str) -> None:
+    bench, reference = opened(dense())
+    assert bench.run_reference(reference, name)[1] == []
+
+
+def test_changes_travel_with_the_outputs_of_a_fork() -> None:
+    bench, reference = opened(bounded())
+    buffer = memoryview(bytearray(bench.reference_bytes()))
+    assert bench.compute_reference_outputs(reference, "edges", buffer)
+    bench.set_reference_outputs("edges", buffer)
+    order = np.random.default_rng(1).permutation(REDUCTION)
+    assert bench.reference_outputs["edges"].compare([summed(bench, "edges", order)])[0]
