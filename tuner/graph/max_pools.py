@@ -19,7 +19,8 @@ def _lowered(rank: int) -> Callable[[Any, Any], Any]:
     def legalise(builder: Any, call: Any) -> Any:
         attrs, (x,) = call.attrs, call.args
         sides = [int(side) for side in attrs.padding]
-        if not any(sides) or attrs.ceil_mode or attrs.out_layout != attrs.layout or "float" not in str(x.ty.dtype):
+        pads = any(sides) or attrs.ceil_mode
+        if not pads or attrs.out_layout != attrs.layout or "float" not in str(x.ty.dtype):
             return call.op.get_attr("FLegalize")(builder, call)
 
         def pool(data: Any) -> Any:
@@ -27,6 +28,8 @@ def _lowered(rank: int) -> Callable[[Any, Any], Any]:
             for number, axis in enumerate(_AXES[rank]):
                 at = str(attrs.layout).index(axis)
                 before[at], after[at] = sides[number], sides[rank + number]
+                if attrs.ceil_mode:
+                    after[at] += _beyond(int(data.shape[at]) + before[at] + after[at], attrs, number)
             padded = topi.nn.pad(data, before, after, -tirx.infinity(str(x.ty.dtype)), name="pad_temp")
             none = [0] * len(sides)
             return _POOLS[rank](
@@ -36,6 +39,12 @@ def _lowered(rank: int) -> Callable[[Any, Any], Any]:
         return builder.call_te(pool, x, primfunc_name_hint=f"max_pool{rank}d")
 
     return legalise
+
+
+def _beyond(extent: int, attrs: Any, number: int) -> int:
+    """Elements of the last window past the padded extent where that is rounded up to whole steps."""
+    window = (int(attrs.pool_size[number]) - 1) * int(attrs.dilation[number]) + 1
+    return (window - extent) % int(attrs.strides[number])
 
 
 LEGALISED: Mapping[str, Callable[[Any, Any], Any]] = {f"relax.nn.max_pool{rank}d": _lowered(rank) for rank in _AXES}

@@ -15,9 +15,10 @@
    are folded into products (fold_transposes.py).
 4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
-   contiguous slices become views (slice_views.py). For a GPU, sums are made in the layout of their operands
-   (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms become one
-   tensor function with what is around them (group_rows.py).
+   contiguous slices become views (slice_views.py). Resizes go along one axis after another (resizes.py). For a CPU, maxima
+   over windows are taken of columns and then of rows (separable_pools.py). For a GPU, sums are made in the layout of their
+   operands (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms
+   become one tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions (max pools by
    max_pools.py), which are fused, look-ups too for a GPU (gathers.py), interpolations on a CPU only with what is
