@@ -119,6 +119,16 @@ def test_a_joined_norm_reads_the_product_s_bias_ahead_too() -> None:
     assert "tl.load(p3 +" not in before
 
 
+@pytest.mark.parametrize("template", [CONTRACTION, CONTRACTION_TMA])
+@pytest.mark.parametrize("changed", [{}, {"parts": 4, "cluster": 1}])
+def test_weights_as_large_as_the_result_are_not_held_while_it_is_multiplied(template: str, changed: Any) -> None:
+    mod = with_weights(template_cases.module(biased()), 1, 2, 3)
+    before, behind = parted(source_of(mod, chosen(template, **changed)).kernels[0])
+    assert "(p3 +" not in before
+    assert "p3 +" in behind
+    assert "(p2 +" in before
+
+
 def test_what_is_read_under_a_condition_is_not_read_ahead() -> None:
     case = biased(steps=(STEPS[0], STEPS[3]))
     mod = with_weights(template_cases.module(case), 1, 2)

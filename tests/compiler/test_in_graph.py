@@ -37,7 +37,8 @@ def by_kernels(model: bytes) -> dict[str, tuple[str, str]]:
     """Of each contraction a point of two kernels, and one of one kernel."""
     found = {}
     for digest, workload in workloads_of(parse_container(model).ir, HOPPER).items():
-        texts = [point.text for point in kind_of(HOPPER).templates(workload, HOPPER)]
+        points = [point.text for point in kind_of(HOPPER).templates(workload, HOPPER)]
+        texts = [text for text in points if not parse(text).arguments.get("cluster")]
         divided = [text for text in texts if parse(text).arguments.get(PARTS, 1) > 1]
         whole = [text for text in texts if parse(text).arguments.get(PARTS, 1) == 1]
         if divided and whole:

@@ -25,10 +25,10 @@ from tuner.deploy.gpu_model import assemble, compile_functions
 from tuner.deploy.joining import join_calls
 from tuner.templates.contraction import find_contraction
 from tuner.templates.joined_source import write_joined
-from tuner.templates.kernels import compile_function, marked, source_of
+from tuner.templates.kernels import compile_function, followed, marked, source_of
 from tuner.templates.rows import find_rows
 from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, ROWS, checked
-from tuner.tvm_compat import IRModule, relax, te, tirx
+from tuner.tvm_compat import IRModule, relax, te, tirx, tvm_ffi
 
 op = relax.op
 Make = Callable[[Case], Any]
@@ -228,6 +228,35 @@ def test_the_first_reader_adds_and_writes_what_others_need(readers: int, place: 
     assert [launch.programmatic for launch in program.run] == [False, *[True] * (len(names) - 1)]
     size = program.buffers[-1].size_bytes if kept is False else 0
     assert size in (0, 4 * 128 * 64 * 4), "the parts, and no result"
+
+
+def test_what_was_joined_is_not_joined_again() -> None:
+    """A norm of a norm: its workload could stand in the place of the first one's."""
+    flow, named = flow_of(product(), 0)
+    first = flow.run[1].arguments
+    again = replace(flow.outputs[0], tensor=Tensor(buffer=flow.outputs[0].tensor.buffer))
+    flow.run.append(Step(function="norm", arguments=(first[-1], *first[1:-1], again)))
+    flow.outputs[0].tensor.buffer = replace(again.tensor.buffer, place=Place.SCRATCH)
+    flow.outputs[:] = [again]
+    join_calls(flow, named)
+    assert [step.function for step in flow.run] == ["product_norm", "norm"]
+
+
+def test_joined_functions_that_differ_in_what_follows_are_two() -> None:
+    first, then = template_cases.module(product()), norm(product())
+    chosen = texts()
+    both = [
+        followed(
+            marked(first, chosen[0].text)["main"],
+            marked(then, checked(ROWS, {"rows": rows, "warps": 4, "early": 0}).text)["main"],
+            reads=0,
+            keeps=False,
+        )
+        for rows in (1, 1, 2)
+    ]
+    assert tvm_ffi.structural_equal(both[0], both[1])
+    assert not tvm_ffi.structural_equal(both[0], both[2])
+    assert tvm_ffi.structural_hash(both[0]) == tvm_ffi.structural_hash(both[1])
 
 
 def test_calls_that_are_no_neighbours_stay_two() -> None:

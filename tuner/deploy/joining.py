@@ -1,8 +1,8 @@
 """Joins calls of a GPU model: where a product's sums are divided among blocks and a norm or a softmax comes next, the kernel
 of the latter adds the parts. That saves a launch, and writing and reading the result.
 
-Only schedules that are templates are joined, and only where that changes no bit of what is computed: tasks, their records
-and what was checked of them stay what they are.
+Only schedules that are templates are joined. The result is rounded as it is in memory, so that joining changes nothing but
+perhaps the order in which threads add up a row. Tasks, their records and what was checked of them stay what they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.gpu.program import Place
 from tuner.deploy.flow import Flow, Step, Tensor
-from tuner.templates.kernels import followed, template_of
+from tuner.templates.kernels import THEN, followed, template_of
 from tuner.templates.text import ROWS, parse
 
 
@@ -43,7 +43,7 @@ class Joiner:
     def joined(self, step: Step, then: Step) -> Step | None:
         """The one call of two neighbours, which takes the arguments of both; None where they cannot be one."""
         functions = self._functions
-        if not (_parts(functions[step.function]) > 1 and _is_chain(functions[then.function])):
+        if not (_is_divided(functions[step.function]) and _is_chain(functions[then.function])):
             return None
         result, written = step.arguments[-1], then.arguments[-1].tensor
         reads = [at for at, view in enumerate(then.arguments) if view.tensor is result.tensor]
@@ -77,10 +77,10 @@ class Joiner:
         return any(view.tensor is result for step in others for view in step.arguments[:-1])
 
 
-def _parts(function: Any) -> int:
-    """Parts into which a function's template divides a sum; 1 for any other."""
+def _is_divided(function: Any) -> bool:
+    """Whether a template computes it that divides a sum, and whose parts no other one adds yet."""
     text = template_of(function)
-    return 1 if text is None else parse(text).arguments.get("parts", 1)
+    return text is not None and parse(text).arguments.get("parts", 1) > 1 and THEN not in function.attrs
 
 
 def _is_chain(function: Any) -> bool:

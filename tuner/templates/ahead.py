@@ -20,17 +20,21 @@ def loads_in(expression: Any) -> list[Any]:
     return found
 
 
-def read_ahead(printer: Printer, expression: Any, weights: Sequence[Any], tile: Tile) -> None:
-    """Reads the weights of an expression, whose value is printed later in the same tile: what was read is not read again."""
+def read_ahead(printer: Printer, expression: Any, weights: Sequence[Any], tile: Tile, *, axes: int = 2) -> None:
+    """Reads the weights of an expression, whose value is printed later in the same tile: what was read is not read again.
+
+    axes: of the tile, along which they may vary at most. Registers hold them until they are used.
+    """
     for load in weights_in(expression, weights):
-        printer.load(load, tile)
+        if len(printer.place_of(load, tile)[1]) <= axes:
+            printer.load(load, tile)
 
 
 def ask_ahead(printer: Printer, expression: Any, weights: Sequence[Any], tile: Tile) -> None:
-    """Asks the L2 cache for them, wherever none lies beyond the end."""
+    """Asks the L2 cache for those that vary along one axis, wherever none lies beyond the end."""
     for load in weights_in(expression, weights):
         pointers, axes = printer.place_of(load, tile)
-        if not any(one.axes <= axes for one in tile.inside):
+        if len(axes) <= 1 and not any(one.axes <= axes for one in tile.inside):
             printer.line(f"_fetch({pointers})")
 
 

@@ -1,7 +1,7 @@
 """The Triton programs of a product whose sums are divided and of the chain of rows that reads its result, as two kernels.
 
 The product's writes its parts. The chain's adds them and does what follows the sums where it would have read the result.
-What it computes is the same to the bit: each element is rounded to the result's type on the way.
+Each element is the same to the bit: it is rounded to the result's type on the way.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Result:
         self._check_places(indices)
         places = zip(self._product.indices, indices, strict=True)
         variables = {own: self._printer.expression(index, tile) for own, index in places if not is_zero(own)}
-        if 1 not in variables[self._axes()[-1].variable].axes:
+        if not self._axes() or 1 not in variables[self._axes()[-1].variable].axes:
             raise NotPrintable("neighbours in the result are no neighbours in a row")
         return Tile(shape=tile.shape, variables=variables, inside=tile.inside)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.templates.contraction import Axis
-from tuner.templates.printer import TANH, NotPrintable, Printer, Value
+from tuner.templates.operators import TANH
+from tuner.templates.printer import NotPrintable, Printer, Value
 
 BOTH = frozenset((0, 1))
 EARLIEST = 90

@@ -14,56 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pitchpipe.errors import InvalidTrace
+from tuner.templates.operators import FUNCTIONS, HALVES, INFIX, TYPES
 from tuner.tvm_compat import ir, tirx
-
-TYPES = {
-    "bool": "int1",
-    **{name: name for name in ("int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")},
-    "bfloat16": "bfloat16",
-}
-"""TIR's element types, as Triton calls them. Of these, bool lies in memory as bytes."""
-_INFIX: Mapping[type, str] = {
-    tirx.Add: "+",
-    tirx.Sub: "-",
-    tirx.Mul: "*",
-    tirx.Div: "/",
-    tirx.LT: "<",
-    tirx.LE: "<=",
-    tirx.GT: ">",
-    tirx.GE: ">=",
-    tirx.EQ: "==",
-    tirx.NE: "!=",
-    tirx.And: "&",
-    tirx.Or: "|",
-}
-_HALVES = ("float16", "bfloat16")
-_FUNCTIONS: Mapping[str, str] = {
-    "tirx.exp": "tl.exp({})",
-    "tirx.exp2": "tl.exp2({})",
-    "tirx.log": "tl.log({})",
-    "tirx.log2": "tl.log2({})",
-    "tirx.sqrt": "tl.sqrt_rn({})",
-    "tirx.rsqrt": "tl.rsqrt({})",
-    "tirx.sin": "tl.sin({})",
-    "tirx.cos": "tl.cos({})",
-    "tirx.erf": "tl.erf({})",
-    "tirx.floor": "tl.floor({})",
-    "tirx.ceil": "tl.ceil({})",
-    "tirx.sigmoid": "1.0 / (1.0 + tl.exp(-({})))",
-    "tirx.tanh": "_tanh({})",
-}
-"""Functions of one float32 number."""
-TANH = """
-@triton.jit
-def _tanh(x):
-    # Near zero the quotient cancels, so that a polynomial takes its place: there its error is below 2e-8 of the result.
-    e = tl.exp(-2.0 * tl.abs(x))
-    large = (1.0 - e) / (1.0 + e)
-    square = x * x
-    small = x * (1.0 + square * (-0.3333333333 + square * (0.1333333333 + square * (-0.0539682540))))
-    return tl.where(tl.abs(x) < 0.1, small, tl.where(x < 0.0, -large, large))
-"""
-"""The definition that printed statements may call."""
 
 
 class NotPrintable(InvalidTrace):
@@ -183,7 +135,7 @@ class Printer:
                 return self._cast(found, dtype)
             case ir.Call():
                 return self._call(node, dtype, tile, given)
-            case _ if type(node) in _INFIX:
+            case _ if type(node) in INFIX:
                 if isinstance(node, tirx.Div) and not dtype.startswith("float") and dtype != "bfloat16":
                     raise NotPrintable("a division of integers that truncates")
                 return self._infix(node, dtype, tile, given)
@@ -203,7 +155,7 @@ class Printer:
             left = self.typed(left)
         left, right = self._wide(left), self._wide(right)
         wide = "float32" if dtype == "bfloat16" else dtype
-        return self._cast(self.value(f"{left.text} {_INFIX[type(node)]} {right.text}", wide, left, right), dtype)
+        return self._cast(self.value(f"{left.text} {INFIX[type(node)]} {right.text}", wide, left, right), dtype)
 
     def _wide(self, one: Value) -> Value:
         """bfloat16 as float32, in which a sum, a difference or a product is that of bfloat16 once it is rounded."""
@@ -261,10 +213,10 @@ class Printer:
             return self.value(f"tl.abs({one.text})", dtype, one)
         if name == "tirx.pow" and (times := _small_power(node.args[1])):
             return self.value(" * ".join([one.text] * times), dtype, one)
-        if name not in _FUNCTIONS or (dtype != "float32" and dtype not in _HALVES):
+        if name not in FUNCTIONS or (dtype != "float32" and dtype not in HALVES):
             raise NotPrintable(f"{name} of {dtype} has no form in Triton here")
         wide = self._cast(one, "float32")
-        return self._cast(self.value(_FUNCTIONS[name].format(wide.text), "float32", wide), dtype)
+        return self._cast(self.value(FUNCTIONS[name].format(wide.text), "float32", wide), dtype)
 
     # -- memory
 

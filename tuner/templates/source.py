@@ -110,7 +110,7 @@ class Writer:
     def weights_ahead(self, printer: Printer, tile: Tile) -> None:
         """Reads the weights that follow the sums, or asks for them where that is done in another tile."""
         if self.parts == 1:
-            read_ahead(printer, self.found.value, self.found.weights, tile)
+            read_ahead(printer, self.found.value, self.found.weights, tile, axes=1)
         elif self.cluster:
             ask_ahead(printer, self.found.value, self.found.weights, tile)
 

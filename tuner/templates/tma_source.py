@@ -127,7 +127,7 @@ class _TmaWriter(Writer):
         if next(weights_in(value, weights), None) is None or (self.parts > 1 and not self.cluster):
             return
         if self.parts == 1 and self.columns <= MOST_AHEAD and self.rows * self.columns < LARGE_TILE:
-            read_ahead(printer, value, weights, self._tile(printer, "sums"))
+            read_ahead(printer, value, weights, self._tile(printer, "sums"), axes=1)
         else:
             printer.line(f"asked: tl.constexpr = {self._in_lines(VECTOR)}")
             printer = printer.afresh()
