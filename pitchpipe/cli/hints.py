@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pitchpipe import errors
 from pitchpipe.errors import PitchpipeError
 
@@ -24,3 +28,13 @@ _HINTS: dict[type[PitchpipeError], str] = {
 def hint(error: PitchpipeError) -> str | None:
     """The hint for the error's class, or the nearest of its bases that has one; None where the message says it all."""
     return next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
+
+
+@contextmanager
+def after_interrupt(next_step: str) -> Iterator[None]:
+    """Says what to type next after a Ctrl-C in the block. It is raised again; Typer makes exit code 130 of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"pitchpipe: interrupted\nnext: {next_step}", file=sys.stderr)
+        raise

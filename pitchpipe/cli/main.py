@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe import telemetry
+from pitchpipe import __version__, telemetry
 from pitchpipe.cli import (
     commands,
     config_commands,
@@ -45,6 +45,21 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Tune tensor programs once for a whole fleet."
 )
 errors = Console(stderr=True)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"pitchpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Options before any command."""
 
 
 @app.command("tune")
@@ -83,7 +98,7 @@ def tune_command(
         precision=precision,
         log_level=log_level,
     )
-    with Progress() as progress:
+    with hints.after_interrupt("run the same command again: it goes on from what was measured"), Progress() as progress:
         result = tune(options, progress.show, lambda link: progress.say(f"dashboard while it runs: {link}"))
     if as_json:
         print(json.dumps(result))
@@ -121,9 +136,6 @@ def main(arguments: list[str] | None = None) -> Any:
         if (next_step := hints.hint(error)) is not None:
             errors.print(f"next: {next_step}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        errors.print("pitchpipe: interrupted; the next run goes on from what was measured")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

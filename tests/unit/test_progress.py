@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from pitchpipe.cli.job_commands import share_of
-from pitchpipe.cli.tables import _peer, interval, roofs, show_tuning, steady
+from pitchpipe.cli.tables import _peer, interval, milliseconds, roofs, show_tuning, steady
 from pitchpipe.tuning.progress import Bar, Lines, _done, describe
 from pitchpipe.tuning.progress import Progress as ProgressLine
 from pitchpipe.wire.ids import new_id
@@ -193,3 +193,18 @@ def test_a_served_time_is_shown_with_its_interval():
         confirmed_at=datetime.now(UTC),
     )
     assert [interval(each) for each in (best, None)] == ["1.900 to 2.200", "-"]
+
+
+@pytest.mark.parametrize(
+    ("secs", "told"),
+    [
+        (None, "-"),
+        (0.0, "0.000"),
+        (2.61e-7, "0.000261"),
+        (-2.61e-7, "-0.000261"),
+        (1.5e-4, "0.150"),
+        (0.0125, "12.500"),
+    ],
+)
+def test_a_time_has_three_digits_at_least(secs: float | None, told: str):
+    assert milliseconds(secs) == told
