@@ -77,6 +77,7 @@ def tune_command(
     inputs: options.Inputs = None,
     compare: options.Compare = True,
     precision: options.PrecisionText = "ieee",
+    html: report_commands.Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
@@ -96,14 +97,16 @@ def tune_command(
         inputs=tuple(inputs or ()),
         compare=compare,
         precision=precision,
+        html=html,
         log_level=log_level,
     )
     with hints.after_interrupt("run the same command again: it goes on from what was measured"), Progress() as progress:
-        result = tune(options, progress.show, lambda link: progress.say(f"dashboard while it runs: {link}"))
+        result = tune(options, progress.show, progress.say)
     if as_json:
         print(json.dumps(result))
     else:
         show_tuning(result, Console())
+        errors.print(hints.after_tuning(options.database), markup=False, highlight=False, soft_wrap=True)
 
 
 job_commands.add_commands(app)

@@ -86,7 +86,9 @@ class Lines:
     def show(self, line: str, done: float | None, *, last: bool) -> None:  # noqa: ARG002 - a Display
         """Prints the line, unless one was printed a moment ago."""
         if line != self._line and (last or self._clock() >= self._next_secs):
-            self._next_secs, self._line = self._clock() + PLAIN_EVERY_SECS, line
+            self._line = line
+            if not last:
+                self._next_secs = self._clock() + PLAIN_EVERY_SECS
             print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
@@ -165,8 +167,7 @@ def describe(job: JobView, default_secs: float | None = None) -> str:
         parts.append(f"{progress.gain:.0%} saved")
     if progress.forecast_secs is not None and not job.state.ended:
         ends = [progress.forecast_low_secs or 0.0, progress.forecast_high_secs or math.inf]
-        expected = " to ".join(f"{secs * 1e3:.2f}" for secs in ends)
-        parts.append(f"expected {progress.forecast_secs * 1e3:.2f} ms ({expected})")
+        parts.append(f"expected {_short(progress.forecast_secs)} ({' to '.join(map(_short, ends))})")
     if progress.minute_gain is not None and not job.state.ended:
         parts.append(f"another minute {progress.minute_gain:.1%}")
     tuned = [task for task in job.tasks if task.kind is TaskKind.TUNED]

@@ -119,6 +119,15 @@ def test_an_input_error_says_it_all_in_one_line() -> None:
     assert "models check" in str(hints.hint(errors.UnsupportedShape("no")))
 
 
+def test_after_tuning_the_next_commands_name_the_database_unless_it_is_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PITCHPIPE_DATABASE_URL", "sqlite:///own.db")
+    assert "`pitchpipe dashboard` shows" in hints.after_tuning("sqlite:///own.db")
+    assert "`pitchpipe dashboard other.db` shows" in hints.after_tuning("sqlite:///other.db")
+    assert "dashboard" not in hints.after_tuning("postgresql://tuner@db/pitchpipe")
+
+
 def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"_PITCHPIPE_COMPLETE": "complete_bash", "COMP_WORDS": "pitchpipe sche", "COMP_CWORD": "1"}
     assert CliRunner().invoke(app, prog_name="pitchpipe", env=given).output.split() == ["schedules"]

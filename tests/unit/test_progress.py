@@ -45,7 +45,7 @@ def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
 def test_the_line_says_what_was_gained_and_what_is_expected():
     ahead = {"forecast_secs": 0.011, "forecast_low_secs": 0.0105, "forecast_high_secs": 0.0125, "minute_gain": 0.004}
     line = describe(job(trials=40, best_secs=0.0125, gain=0.25, **ahead))
-    assert line.endswith("best 12.50 ms, 25% saved, expected 11.00 ms (10.50 to 12.50), another minute 0.4%")
+    assert line.endswith("best 12.50 ms, 25% saved, expected 11.00 ms (10.50 ms to 12.50 ms), another minute 0.4%")
 
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0.02", 0.02)])
@@ -208,3 +208,11 @@ def test_a_served_time_is_shown_with_its_interval():
 )
 def test_a_time_has_three_digits_at_least(secs: float | None, told: str):
     assert milliseconds(secs) == told
+
+
+def test_what_goes_on_around_a_job_delays_none_of_its_lines(capsys: pytest.CaptureFixture[str]):
+    with ProgressLine(Lines(clock=lambda: 0.0)) as line:
+        line.say("net: building it with default schedules")
+        line.show(job(forecast_secs=2.5e-6, forecast_low_secs=2e-6, forecast_high_secs=3e-6))
+    told = "tuning: 0/100 trials, expected 2.5 µs (2.0 µs to 3.0 µs)"
+    assert capsys.readouterr().err.splitlines() == ["net: building it with default schedules", told]
