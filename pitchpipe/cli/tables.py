@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pitchpipe.tuning.report import unconfirmed
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
@@ -20,13 +21,14 @@ WIDEST = 10_000
 def show_tuning(result: dict[str, Any], console: Console) -> None:
     """The tasks of a finished `tune`, slowest first, then the whole model."""
     tasks = sorted(result["tasks"], key=lambda task: -task["weight"] * (task["tuned_secs"] or 0.0))
+    open_tasks = sum(task["tuned_secs"] is None for task in tasks)
     total = sum(task["weight"] * (task["tuned_secs"] or 0.0) for task in tasks) or 1.0
     rows = [
         (
             task["name"][:44],
             str(task["weight"]),
             f"{task['flops'] / 1e6:.1f}",
-            f"{task['weight'] * (task['tuned_secs'] or 0.0) / total:.1%}",
+            "-" if open_tasks else f"{task['weight'] * task['tuned_secs'] / total:.1%}",
             str(task["trials"]),
             milliseconds(task["untuned_secs"]),
             milliseconds(task["tuned_secs"]),
@@ -51,6 +53,8 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
         ),
         ("seconds spent", f"{result['seconds']:.0f}"),
     ]
+    if open_tasks:
+        whole.append(("not confirmed", unconfirmed(open_tasks, len(tasks))))
     if result["untuned_secs"] is not None:
         whole.append(("unscheduled loops, summed", f"{milliseconds(result['untuned_secs'])} ms"))
     show(console, "whole model", ("", ""), whole, numbers_from=1)

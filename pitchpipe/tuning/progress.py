@@ -159,7 +159,8 @@ def describe(job: JobView, default_secs: float | None = None) -> str:
         parts.append(f"{progress.failed_trials} failed")
     if progress.reused_tasks:
         parts.append(f"{progress.reused_tasks} tasks reused")
-    if progress.best_secs is not None:
+    all_estimated = job.tasks and progress.estimated_tasks == len(job.tasks)
+    if progress.best_secs is not None and not all_estimated:
         guessed = f" (tasks estimated: {progress.estimated_tasks})" if progress.estimated_tasks else ""
         against = "" if default_secs is None else f" against {_short(default_secs)} by default"
         parts.append(f"best {_short(progress.best_secs)}{against}{guessed}")

@@ -12,10 +12,11 @@ from pitchpipe.cli.tables import _peer, interval, milliseconds, roofs, show_tuni
 from pitchpipe.tuning.progress import Bar, Lines, _done, describe
 from pitchpipe.tuning.progress import Progress as ProgressLine
 from pitchpipe.wire.ids import new_id
-from pitchpipe.wire.job import Budget, JobState, JobView, Progress
+from pitchpipe.wire.job import Budget, JobState, JobView, Progress, TaskView
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.roofline import MemoryLevel, Roofline
+from pitchpipe.wire.task import TaskKind
 from tuner.tuning.testing import TARGET
 
 
@@ -40,6 +41,24 @@ def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
 
 def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
     assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
+
+
+def test_the_line_has_no_best_where_all_of_it_is_estimated():
+    fixed = TaskView(
+        workload="0" * 64,
+        name="softmax",
+        target=TARGET,
+        kind=TaskKind.TUNED,
+        weight=1,
+        flops=1.0,
+        bytes=1.0,
+        trials=0,
+        failed_trials=0,
+        reused=False,
+    )
+    view = job(best_secs=0.0125, estimated_tasks=1)
+    assert "best" in describe(view)
+    assert "best" not in describe(view.model_copy(update={"tasks": (fixed,)}))
 
 
 def test_the_line_says_what_was_gained_and_what_is_expected():
