@@ -16,8 +16,11 @@ from tuner.templates.kernel_source import KernelSource, Matrix
 
 _REWRITTEN = (
     (re.compile(r"^from triton\.experimental.*\n|^import triton\.experimental.*\n", re.MULTILINE), ""),
-    (re.compile(r"^    (?:layout\d|sums|lines): tl\.constexpr = .*\n", re.MULTILINE), ""),
-    (re.compile(r", layout=(?:sums|lines|tl\.SliceLayout\(\d, (?:sums|lines)\))"), ""),
+    (re.compile(r"^    (?:layout\d|sums|lines|asked|shared_out): tl\.constexpr = .*\n", re.MULTILINE), ""),
+    (
+        re.compile(r", layout=(?:sums|lines|asked|shared_out|tl\.SliceLayout\(\d, (?:sums|lines|asked|shared_out)\))"),
+        "",
+    ),
     (re.compile(r"@gluon\.jit"), "@triton.jit"),
     (re.compile(r"tl\.allocate_shared_memory\(tl\.\w+, \[(\d+), .*\)"), r"GLUON.Slots(\1)"),
     (re.compile(r"tma\.async_copy_global_to_shared\(m(\d), "), r"GLUON.copy(m\1, MATRICES[\1], "),

@@ -1,10 +1,15 @@
-"""Runs the kernels of templates in Triton's interpreter, in a process of its own: the interpreter replaces parts of Triton."""
+"""Runs the kernels of templates in Triton's interpreter, in a process of its own: the interpreter replaces parts of Triton.
+
+It runs one block after another. Of a cluster, whose blocks wait for each other, it runs all blocks up to there and then all of
+them again and on, in a workspace of the cluster's own: so it fails where one reads what its cluster did not write.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -15,6 +20,7 @@ import numpy as np
 from tuner.templates.kernel_source import KernelSource, TemplateSource
 
 _DOT = re.compile(r"tl\.dot\((\w+), (\w+),")
+_MEETING = "    _meet()\n"
 _SPOILED = 0xFF
 """What workspaces are filled with before a run: NaN as a float of any size."""
 
@@ -44,10 +50,29 @@ def _run(source: TemplateSource, arguments: Sequence[tuple[np.ndarray, str]]) ->
         spoiled = [torch.full((size,), _SPOILED, dtype=torch.uint8).view(_type(kernel)) for size in source.workspaces]
         if kernel is source.kernels[0]:
             workspaces = spoiled
-        function = _interpreted(kernel)
         places = [*(matrix.parameter for matrix in kernel.matrices), *kernel.arguments]
-        function[kernel.grid](*([*tensors, *workspaces][at] for at in places))
+        for one in _turns(kernel):
+            if one is None:
+                workspaces = [workspace.fill_(float("nan")) for workspace in workspaces]
+            else:
+                _interpreted(one)[one.grid](*([*tensors, *workspaces][at] for at in places))
     return [tensor.view(torch.uint8).numpy() for tensor in tensors]
+
+
+def _turns(kernel: KernelSource) -> Iterator[KernelSource | None]:
+    """What is run in place of a kernel, one after another; None spoils the workspaces."""
+    if kernel.cluster == 1:
+        yield kernel
+        return
+    tiles, parts, batches = kernel.grid
+    assert parts == kernel.cluster
+    for block, batch in itertools.product(range(tiles), range(batches)):
+        text = kernel.text.replace("tl.program_id(0)", str(block)).replace("tl.program_id(2)", str(batch))
+        before, meeting, behind = text.rpartition(_MEETING)
+        assert meeting
+        yield None
+        for one in (before, before + behind):
+            yield replace(kernel, text=one, grid=(1, parts, 1))
 
 
 def _type(kernel: KernelSource) -> object:

@@ -29,12 +29,16 @@ def qualified_name(target: Any) -> str:
     return name if library in ("aten", "prims") else f"{library}::{name}"
 
 
+WHOLE = frozenset({aten.roll.default, aten.upsample_bicubic2d.vec})
+"""What stays whole: of a bicubic resize torch makes sixteen look-ups."""
+
+
 @cache
 def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator. Shared: a caller that changes it copies it first."""
     found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
     return {
-        **{operator: function for operator, function in found.items() if operator is not aten.roll.default},
+        **{operator: function for operator, function in found.items() if operator not in WHOLE},
         **whole_layers(),
         aten._scaled_dot_product_attention_math.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
@@ -46,13 +50,45 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
 @cache
 def further_decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
-    found: dict[Any, Callable[..., Any]] = {aten.addbmm.default: sum_of_products, aten._trilinear.default: trilinear}
+    found: dict[Any, Callable[..., Any]] = {
+        aten.addbmm.default: sum_of_products,
+        aten._trilinear.default: trilinear,
+        aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize,
+        aten.fake_quantize_per_channel_affine_cachemask.default: fake_quantize_channels,
+        aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize_if_enabled,
+    }
     with suppress(ModuleNotFoundError):  # PyTorch before 2.13 has none of its operators, which the module defines
         importlib.import_module("torch.nn.modules.linear_cross_entropy")
         losses = torch.ops.torch_nn
         found[losses._linear_cross_entropy_batch_chunked.default] = linear_cross_entropy
         found[losses._linear_cross_entropy_batch_chunked_no_reduction.default] = linear_cross_entropy_of_rows
     return found
+
+
+def fake_quantize(x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> tuple[Any, Any]:
+    """(x rounded to multiples of the scale between two bounds, whether it lay between them). A zero point that is no whole
+    number is added before it is rounded."""
+    fraction = isinstance(zero_point, torch.Tensor) and zero_point.is_floating_point()
+    steps = x * (1 / scale)
+    levels = torch.round(steps + zero_point) if fraction else torch.round(steps) + zero_point
+    within = (levels >= quant_min) & (levels <= quant_max)
+    return (levels.clamp(quant_min, quant_max) - zero_point) * scale, within
+
+
+def fake_quantize_channels(
+    x: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+) -> tuple[Any, Any]:
+    """The same with a scale and a zero point for each index of an axis."""
+    shape = [-1 if at == axis % x.dim() else 1 for at in range(x.dim())]
+    return fake_quantize(x, scale.view(shape), zero_point.view(shape), quant_min, quant_max)
+
+
+def fake_quantize_if_enabled(
+    x: Any, scale: Any, zero_point: Any, enabled: Any, quant_min: int, quant_max: int
+) -> tuple[Any, Any]:
+    """The same where a tensor of one element says so."""
+    found, within = fake_quantize(x, scale, zero_point, quant_min, quant_max)
+    return torch.where(enabled == 1, found, x), within | (enabled != 1)
 
 
 def sum_of_products(x: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:

@@ -154,7 +154,9 @@ class HeartbeatResponse(Wire):
     """The lease was renewed."""
 
     ttl_secs: float
-    cancelled: bool = Field(description="the job ended: measure no more of it, report what is done")
+    cancelled: bool = Field(
+        description="the job ended, or its batch was withdrawn: measure no more of it, report what is done"
+    )
 
 
 class Report(Wire):

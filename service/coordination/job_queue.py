@@ -95,7 +95,7 @@ class JobQueue:
         return open_ + waiting < BATCHES_AHEAD * max(1, ready)
 
     def withdraw(self, purposes: Sequence[Purpose]) -> None:
-        """Cancels the job's candidates for these purposes that no worker has leased."""
+        """Cancels the job's candidates for these purposes that no worker has leased; workers stop measuring its trials."""
         rows = self.rows
         with rows.database.transaction() as session:
             coordination.assure(session, rows.holder)

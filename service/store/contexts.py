@@ -91,12 +91,13 @@ def put(session: Session, project: str, report: InContext) -> None:
     here = Circumstances(report.device_class, report.toolchain, None)
     served = _served(session, project, report.target, asked, here)
     next_generation(session, project)
+    target_key = put_target(session, report.target)
     for one in report.chosen:
         if (best := served.get(one.workload)) is None:
             raise InvalidInput(f"nothing is served for workload {one.workload[:16]} on this target and device class")
         key = {
             "project": project,
-            "target_key": put_target(session, report.target),
+            "target_key": target_key,
             "workload": one.workload,
             "measure_version": MEASURE_VERSION,
             "device_class": report.device_class,
@@ -165,6 +166,7 @@ def applied(
             of.target_key == target_digest(request.target),
             of.measure_version == MEASURE_VERSION,
             of.workload.in_(sorted(contexts)),
+            of.context.in_(sorted(set(contexts.values()))),
             of.instead != NOTHING,
             BestRow.pinned_at.is_(None),
         )

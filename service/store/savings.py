@@ -145,14 +145,17 @@ def _default_traces(
     session: Session, project: str, target: Target, workloads: Collection[str]
 ) -> dict[str, tuple[str | None, str]]:
     """workload -> (trace of its default schedule, trace of its baseline), as the newest job has them."""
+    asked = (
+        JobTask.project == project,
+        JobTask.workload.in_(workloads),
+        JobTask.target_key == target_digest(target),
+    )
+    last = func.max(JobTask.job).label("job")
+    newest = select(JobTask.workload, last).where(*asked).group_by(JobTask.workload).subquery()
     rows = session.execute(
         select(JobTask.workload, JobTask.body["fixed"].as_string(), JobTask.body["baseline"].as_string())
-        .where(
-            JobTask.project == project,
-            JobTask.workload.in_(workloads),
-            JobTask.target_key == target_digest(target),
-        )
-        .order_by(JobTask.job)
+        .join(newest, (JobTask.workload == newest.c.workload) & (JobTask.job == newest.c.job))
+        .where(*asked)
     )
     return {workload: (default, baseline or BASELINE_TRACE) for workload, default, baseline in rows}
 

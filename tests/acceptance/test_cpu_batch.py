@@ -226,7 +226,7 @@ def test_a_candidate_that_compiles_far_longer_than_the_others_is_given_up(
         return body if json.loads(candidate.trace) == "slow" else searched(bench, candidate, config)
 
     monkeypatch.setattr(search, "candidate_body", slow_to_build)
-    monkeypatch.setattr("workers.sandbox.cpu.batch.STRAGGLER_SECS", 0.3)
+    monkeypatch.setattr("workers.sandbox.builders.STRAGGLER_SECS", 0.3)
     names = ["fine 0", "slow", "fine 1"]
     batch = Batch(
         candidates=tuple(Candidate.of("0" * 64, json.dumps(name)) for name in names),

@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from pitchpipe.wire.job import Scope, TokenRequest
 from service.store import tokens
@@ -124,10 +124,8 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     page.get_by_label("More trials").fill("4")
     page.get_by_role("button", name="Extend").click()
     expect(page.locator("#live")).to_contain_text("of 16")
-    # What is lost below is a connection, not an attempt to make one.
-    with page.expect_response(re.compile(r"/live\?")):
-        page.get_by_role("button", name="Resume the job").click()
-        expect(page.locator("#state")).not_to_contain_text("paused")
+    page.get_by_role("button", name="Resume the job").click()
+    expect(page.locator("#state")).not_to_contain_text("paused")
     page.evaluate("window.notLoadedAgain = true")
     points = int(page.locator("figure").get_attribute("data-points") or 0)
     restart(fleet)
@@ -168,6 +166,40 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
 
     page.goto("/jobs")
     expect(page.get_by_role("link", name=job)).to_be_visible()
+
+
+def test_a_page_whose_first_connections_fail_shows_what_happens_without_being_loaded_again(
+    page: Page, fleet: Fleet, texts: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "another.onnx"
+    file.write_bytes(models.tiny_network().SerializeToString())
+    sign_in(page, texts["user"], "/jobs")
+    page.get_by_text("Submit a model").click()
+    page.get_by_label(re.compile("File")).set_input_files(file)
+    page.get_by_label("Trials").fill("1000000")
+    failures: list[Callable[[Route], None]] = [
+        lambda route: route.abort("connectionrefused"),
+        lambda route: route.fulfill(status=502, content_type="text/html", body="<p>Bad Gateway</p>"),
+    ]
+    shown: list[str] = []
+
+    def connect(route: Route) -> None:
+        shown.append(page.locator("#live").inner_text())
+        failures.pop(0)(route) if failures else route.continue_()
+
+    page.route(re.compile(r"/live\?"), connect)
+    with page.expect_response(lambda answer: "/live?" in answer.url and answer.ok):
+        page.get_by_role("button", name="Submit").click()
+        page.wait_for_url(re.compile(r"/jobs/job_\w+$"))
+        page.evaluate("window.notLoadedAgain = true")
+    assert failures == []
+    assert all("Cancel the job" in text and "Bad Gateway" not in text for text in shown)
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.get_by_role("button", name="Cancel the job").click()
+    other.close()
+    expect(page.locator("#state")).to_have_text("cancelled")
+    assert page.evaluate("window.notLoadedAgain")
 
 
 def test_a_table_is_sorted_and_searched_without_loading_the_page_again(

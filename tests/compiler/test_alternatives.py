@@ -26,7 +26,7 @@ from tuner.deploy.flow import Flow
 from tuner.deploy.gpu_model import assemble
 from tuner.ingest import IngestedModel, parse_container
 from tuner.measure.gpu_lowered import KernelCall, Lowered
-from tuner.templates.text import is_template
+from tuner.templates.text import is_template, parse
 
 pytest.importorskip("triton")
 
@@ -36,11 +36,20 @@ def model() -> IngestedModel:
     return parse_container(half_bert())
 
 
+def divides(text: str) -> bool:
+    return parse(text).arguments.get("parts", 1) > 1
+
+
 @pytest.fixture(scope="module")
 def texts(model: IngestedModel) -> dict[str, list[str]]:
-    """Three points of each workload that has templates."""
-    points = {key: kind_of(HOPPER).templates(one, HOPPER) for key, one in workloads_of(model.ir, HOPPER).items()}
-    return {digest: [point.text for point in some[:3]] for digest, some in points.items() if len(some) > 2}
+    """Three points of each workload that has templates, the second one divides a sum where any does."""
+    found = {}
+    for digest, one in workloads_of(model.ir, HOPPER).items():
+        points = kind_of(HOPPER).templates(one, HOPPER)
+        if len(points) > 2:
+            first, second, third, *_ = (point.text for point in points)
+            found[digest] = [first, next((each.text for each in points if divides(each.text)), second), third]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +79,7 @@ def shown(program: Program, at: Sequence[int]) -> list[Any]:
             launch.grid,
             launch.block,
             launch.shared_bytes,
+            launch.cluster,
         )
         for launch in launches
     ]
@@ -79,10 +89,12 @@ def test_every_variant_launches_what_the_model_with_its_schedules_does(
     model: IngestedModel, texts: dict[str, list[str]], built: Alternatives
 ) -> None:
     one, other, *_ = texts
-    for choice in ({}, {one: 1}, {one: 2, other: 1}, dict.fromkeys(texts, 2)):
+    everywhere = {digest: 1 for digest in texts if (digest, 1) not in built.refused}
+    for choice in ({}, {one: 1}, {one: 2, other: 1}, everywhere):
         traces = {digest: points[choice.get(digest, 0)] for digest, points in texts.items()}
         alone = compile_scheduled(schedule_model(model, HOPPER, traces))
         assert shown(built.program, built.launches(choice)) == shown(alone, range(len(alone.run)))
+    assert len(built.launches(everywhere)) == len(built.launches({})), "norms add the parts"
 
 
 def test_the_program_is_one_that_can_be_handed_over(built: Alternatives) -> None:
@@ -91,9 +103,13 @@ def test_the_program_is_one_that_can_be_handed_over(built: Alternatives) -> None
 
 
 def test_an_alternative_that_is_none_is_left_out_and_said(texts: dict[str, list[str]], built: Alternatives) -> None:
-    assert set(built.refused) == {(digest, 3) for digest in texts}
+    joined = {digest for digest, number in built.refused if number == 1}
+    assert len(joined) == 1, "the norm behind products"
+    assert set(built.refused) == {(digest, 3) for digest in texts} | {(digest, 2) for digest in joined} | {
+        (digest, 1) for digest in joined
+    }
     assert all(reason for reason in built.refused.values())
-    assert not any(call.schedule == 3 for call in built.calls)
+    assert not any(3 in call.schedules for call in built.calls)
 
 
 def test_an_alternative_that_the_compiler_refuses_costs_no_other(
@@ -114,7 +130,7 @@ def test_an_alternative_that_the_compiler_refuses_costs_no_other(
     built = compile_alternatives(model, HOPPER, own, {digest: texts[digest][1:]})
     assert set(built.refused) == {(digest, 2)}
     assert "no such tile" in built.refused[digest, 2]
-    assert {call.schedule for call in built.calls if call.workload == digest} == {0, 1}
+    assert {n for call in built.calls if call.workload == digest for n in call.schedules} == {0, 1}
 
 
 def test_a_default_schedule_stands_beside_templates(model: IngestedModel, texts: dict[str, list[str]]) -> None:

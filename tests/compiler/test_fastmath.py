@@ -271,3 +271,20 @@ def test_the_maximum_of_a_softmax_is_not_asked_for_numbers() -> None:
     assert asked not in mapped(topi.nn.log_softmax)
     assert asked in mapped(largest)
     assert asked in mapped(shifted)
+
+
+def test_code_of_a_chain_of_maxima_of_padded_elements_grows_with_its_length() -> None:
+    def calls(length: int) -> int:
+        x = te.placeholder((64,), "float32", name="x")
+
+        def element(i: Any) -> Any:
+            found = x[i]
+            for k in range(length):
+                padded = tirx.if_then_else(i >= k, x[te.max(i - k, 0)], tirx.const(-1.0, "float32"))
+                found = te.max(found, padded)
+            return found
+
+        y = te.compute((64,), element, name="y")
+        return str(expand_intrinsics(IRModule({"main": te.create_prim_func([x, y])})).script()).count("T.max(")
+
+    assert calls(9) - calls(8) == calls(3) - calls(2)

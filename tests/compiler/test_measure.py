@@ -21,7 +21,7 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, conv, dense
 from tuner.measure import candidate
 from tuner.measure.build import apply, build, compile_module
-from tuner.measure.candidate import Bench, Running
+from tuner.measure.candidate import Bench, Measuring, Running
 from tuner.measure.check import SETS
 from tuner.measure.timing import CONFIRM_PROCESSES, run_interval
 from tuner.schedule.packing import packings_of
@@ -110,6 +110,22 @@ def test_large_weights_and_activations_and_nothing_else_are_evicted_before_every
     monkeypatch.setattr(candidate, "evict", lambda tensors: evicted.append([tuple(t.shape) for t in tensors]))
     assert running.call(2) > 0
     assert evicted == [[(4096, 256), (256, 128), (4096, 128)]] * 2
+
+
+def test_a_look_up_in_a_large_table_is_called_few_times_for_a_sample_since_all_of_the_table_is_evicted_before_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, rows = te.placeholder((30_522, 768), name="table"), te.placeholder((64,), name="rows", dtype="int64")
+    taken = te.compute((64, 768), lambda i, j: table[rows[i], j], name="taken")
+    function = te.create_prim_func([table, rows, taken]).with_attr("layout_free_buffers", [0])
+    bench = Bench(save_ir(IRModule({"main": function.with_attr("global_symbol", "main")})), TARGET, 0)
+    bench.fill(SETS[0])
+    running = Running(bench, build(bench.mod, bench.tvm_target))
+    evicted: list[int] = []
+    monkeypatch.setattr(candidate, "evict", lambda tensors: evicted.append(len(tensors)))
+    calls, _ = Measuring(bench, running).warm(CONFIG, 8e-6)
+    assert calls == 2
+    assert len(evicted) < 10
 
 
 def test_an_argument_may_have_no_axes() -> None:

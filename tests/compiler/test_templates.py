@@ -31,6 +31,7 @@ from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contra
 from tuner.templates.kernel_source import LINE_BYTES
 from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
 from tuner.templates.matrices import operand_matrices
+from tuner.templates.source import CLUSTERS
 from tuner.templates.space import contraction_space, shared_bytes
 from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, Chosen, checked, parse
 from tuner.tvm_compat import IRModule, load_ir, relax, te, to_tvm_target
@@ -62,11 +63,13 @@ def fitting(length: int, step: int, wanted: int) -> int:
     rows=st.sampled_from((16, 32, 64)),
     columns=st.sampled_from((16, 32, 64)),
     step=st.sampled_from((16, 32, 64)),
-    parts=st.sampled_from((1, 1, 2, 5)),
+    parts=st.sampled_from((1, 1, 2, 4, 5)),
     group=st.sampled_from((0, 4)),
+    cluster=st.booleans(),
 )
-def test_products_compute_what_numpy_does(case: Case, **arguments: int) -> None:
+def test_products_compute_what_numpy_does(case: Case, cluster: bool, **arguments: int) -> None:
     arguments["parts"] = fitting(case.length, arguments["step"], arguments["parts"])
+    arguments["cluster"] = int(cluster and arguments["parts"] in CLUSTERS)
     mod = template_cases.module(case)
     values = template_cases.arguments(case, mod)
     wanted = template_cases.expected(case, values)
@@ -86,10 +89,12 @@ def test_products_compute_what_numpy_does(case: Case, **arguments: int) -> None:
     step=st.sampled_from((32, 64)),
     parts=st.sampled_from((1, 1, 2, 3)),
     stages=st.sampled_from((2, 3, 8)),
+    cluster=st.booleans(),
 )
-def test_products_of_matrices_compute_what_numpy_does(case: Case, **arguments: int) -> None:
+def test_products_of_matrices_compute_what_numpy_does(case: Case, cluster: bool, **arguments: int) -> None:
     mod = template_cases.module(case)
     parts = fitting(case.length, arguments["step"], arguments.pop("parts"))
+    arguments["cluster"] = int(cluster and parts in CLUSTERS)
     text = checked(CONTRACTION_TMA, {**ARGUMENTS, **arguments, "parts": parts})
     operands = operand_matrices(find_contraction(mod))
     assert operands is not None
@@ -177,7 +182,7 @@ def convolved(x: Any, w: Any, stride: int, dilation: int, padding: int) -> np.nd
     dilation=st.integers(1, 2),
     padding=st.integers(0, 2),
     layout=st.sampled_from(("NHWC", "NCHW")),
-    parts=st.sampled_from((1, 3)),
+    parts=st.sampled_from((1, 2, 3)),
 )
 def test_convolutions_compute_what_numpy_does(
     size: int, images: int, channels: int, outputs: int, window: int, stride: int, dilation: int, padding: int,
@@ -200,7 +205,9 @@ def test_convolutions_compute_what_numpy_does(
     result[...] = np.nan
     length = channels * window * window
     assume(length >= LEAST_SUMMED)
-    run(source_of(mod, chosen(rows=32, columns=16, step=16, parts=fitting(length, 16, parts))), [x, w, result])
+    parts = fitting(length, 16, parts)
+    arguments = {"rows": 32, "columns": 16, "step": 16, "parts": parts, "cluster": int(parts in CLUSTERS)}
+    run(source_of(mod, chosen(**arguments)), [x, w, result])
     if layout == "NCHW":
         x, w = x.transpose(0, 2, 3, 1), w.transpose(0, 2, 3, 1)
     wanted = np.maximum(convolved(x, w, stride, dilation, padding), 0)

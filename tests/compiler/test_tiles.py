@@ -201,6 +201,14 @@ def is_blocked(schedule: Any) -> bool:
     return bool(turns) and min(walked(2)) < max(turns)
 
 
+def test_blocks_go_first_where_a_panel_is_larger_than_the_cache() -> None:
+    def blocked(rows: int) -> list[bool]:
+        return [is_blocked(schedule) for schedule in tiled_sketches(load_ir(dense(rows, 3072, 768).ir), TARGET, most=3)]
+
+    assert blocked(197)[:2] == [True, False], "four vectors of 3072 steps, and rows that no tile divides"
+    assert blocked(128)[:2] == [False, True], "two vectors"
+
+
 @pytest.mark.parametrize(("kind", "streamed"), [("depthwise", 0), ("depthwise, larger than caches", 2)])
 def test_a_depthwise_convolution_that_comes_from_memory_is_also_read_as_it_lies(kind: str, streamed: int) -> None:
     found = find_contraction(Schedule(case(kind)[1]))
@@ -283,7 +291,7 @@ UNITS = {
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 @pytest.mark.parametrize(("rows", "columns"), [(197, 768), (49, 960), (1, 1000), (3136, 24), (128, 1001)])
 def test_register_tiles_fit_the_registers_and_the_columns(unit: VectorUnit, rows: int, columns: int) -> None:
-    kernels = micro_kernels(Product(rows=rows, columns=columns, group=columns, pads_rows=True), unit, 2)
+    kernels = micro_kernels(Product(rows=rows, columns=columns, steps=768, group=columns, pads_rows=True), unit, 2)
     assert kernels
     for kernel in kernels:
         assert kernel.rows * kernel.vectors + kernel.vectors + unit.operands <= unit.registers or kernel.rows == 1
@@ -294,7 +302,7 @@ def test_register_tiles_fit_the_registers_and_the_columns(unit: VectorUnit, rows
 
 def test_a_large_product_is_modelled_near_peak_and_a_prime_number_of_rows_costs_little() -> None:
     even, prime = (
-        micro_kernels(Product(rows=rows, columns=768, group=768, pads_rows=True), UNITS["znver5"], 2)[0].cost
+        micro_kernels(Product(rows=rows, columns=768, steps=768, group=768, pads_rows=True), UNITS["znver5"], 2)[0].cost
         for rows in (196, 197)
     )
     assert even < 1.15
@@ -325,14 +333,18 @@ def test_what_few_tiles_use_is_not_packed_first() -> None:
 def test_tiles_are_ranked_by_loads_latency_and_copies() -> None:
     unit = VectorUnit(lanes=16, registers=32, operands=1)
 
-    def cost(rows: int, columns: int) -> dict[tuple[int, int], float]:
-        product = Product(rows=rows, columns=columns, group=columns, pads_rows=True)
+    def cost(rows: int, columns: int, *, pads: bool = False) -> dict[tuple[int, int], float]:
+        product = Product(rows=rows, columns=columns, steps=768, group=columns, pads_rows=True, pads_columns=pads)
         return {(kernel.rows, kernel.vectors): kernel.cost for kernel in micro_kernels(product, unit, 2)}
 
     wide = cost(28, 96)
     assert wide[28, 1] > 1.15 * wide[14, 2], "a tile of one vector loads as often as it multiplies"
     assert wide[4, 2] > 1.1 * wide[7, 2], "few accumulators wait for one another"
-    assert cost(28, 32)[9, 2] > cost(28, 384)[9, 2], "rows are copied for few columns or for many"
+    assert cost(28, 32, pads=True)[9, 2] > cost(28, 384, pads=True)[9, 2], "rows are copied for few columns or for many"
+    assert cost(28, 32)[9, 2] == pytest.approx(cost(28, 384)[9, 2]), "where columns are whole, no row is copied"
+    assert cost(27, 384)[14, 2] < 28 / 27 * cost(28, 384)[14, 2] * 1.01, (
+        "one row beyond the last costs little more than itself"
+    )
 
 
 @pytest.mark.parametrize(("rows", "reduction", "columns", "panels"), [(64, 96, 512, "all"), (128, 3072, 768, "one")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,59 @@ class Trains(torch.nn.Module):  # type: ignore[misc,name-defined]
 def test_torchscript_that_cannot_be_taken_is_refused_with_the_cause(module: Any, kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         from_torch(torch.jit.script(module), (torch.randn(4),))
+
+
+@dataclasses.dataclass
+class Inner:
+    value: torch.Tensor
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    inner: list[Inner]
+    nothing: torch.Tensor | None = None
+
+
+class Structured(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def forward(self, x: torch.Tensor) -> Result:
+        return Result(x + 1, [Inner(x * 2)])
+
+
+def test_the_tensors_of_a_result_that_is_a_dataclass_are_the_outputs_in_the_order_of_its_fields() -> None:
+    x = torch.randn(2, 3)
+    ingested = ingest(from_torch(Structured().eval(), (x,))[0], ModelFormat.RELAX)
+    prepared = finish(prepare(load_ir(ingested.ir), TARGET), TARGET)
+    for found, expected in zip(run(prepared, ingested, {}, [x.numpy()]), (x + 1, x * 2), strict=True):
+        np.testing.assert_array_equal(found, expected.numpy())
+
+
+class Adds(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given.add_(1) * 2
+
+
+class Counts(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.mul_(0.5).add_(x.sum(0))
+        return self.total * 2
+
+
+@pytest.mark.parametrize(
+    ("module", "rows", "message"),
+    [
+        (Adds(), 2, r"into its input 'given'.*given\.clone\(\)"),
+        (Counts(), 2, "stateful; take the state as an argument"),
+        (torch.nn.Linear(3, 4), 0, "example inputs without an axis of extent 0"),
+    ],
+)
+def test_a_refusal_says_what_to_do(module: Any, rows: int, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        from_torch(module.eval(), (torch.randn(rows, 3),))
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*")

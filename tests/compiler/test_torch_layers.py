@@ -410,3 +410,26 @@ def test_a_divisor_that_is_a_number_is_part_of_the_function() -> None:
 def test_a_call_of_a_library_has_no_schedule_but_the_baseline() -> None:
     tasks = split(prepared(Of(lambda x: x.topk(3)[0]), (torch.randn(4, 16),))[0], TARGET)
     assert [task.fixed for task in tasks if task.signature.operators == "topk"] == [BASELINE_TRACE]
+
+
+def test_a_module_that_pretends_to_be_quantised_gives_what_pytorch_gives() -> None:
+    class Pretends(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any, scale: Any, zero: Any) -> Any:
+            whole = torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -16, 15)
+            given = torch.fake_quantize_per_tensor_affine(x, scale[0], zero[0], -16, 15)
+            fractions = torch.fake_quantize_per_channel_affine(x, scale, zero + 0.3, 1, -16, 15)
+            channels = torch.fake_quantize_per_channel_affine(x, scale, zero, 1, -16, 15)
+            return torch.stack([whole, given, channels, fractions])
+
+    scale, zero = torch.tensor([0.05, 0.1, 0.2]), torch.tensor([0, 1, -2], dtype=torch.int32)
+    check(Pretends(), torch.randn(4, 3, 5), scale, zero)
+
+
+def test_complex_tensors_of_one_number_are_made() -> None:
+    class Padded(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            z = torch.fft.rfft(x)
+            ends = [torch.zeros(2, 3, dtype=z.dtype), torch.full((2, 2), 1 + 2j), torch.ones_like(z)]
+            return torch.view_as_real(torch.cat([z, *ends], 1))
+
+    check(Padded(), torch.randn(2, 8))

@@ -262,3 +262,23 @@ def test_a_function_of_elements_is_a_task(name: str) -> None:
     x = torch.rand(16, 16)
     data, _ = from_torch(Of(getattr(special, name), x).eval(), (x,))
     assert [task.flops > 0 for task in split_ingested(data, ModelFormat.RELAX, [TARGET])] == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_max_pools_of_minus_infinity_are_that_at_the_border_too(dtype: Any) -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 7, 9))).to(dtype)
+    x[0, 0], x[1, 2, 5:], x[1, 0, :, 0], x[0, 1, 2, 3] = -INF, -INF, INF, NAN
+    pool = torch.nn.functional
+    images = all_of(
+        lambda x: pool.max_pool2d(x, 3, 2, 1),
+        lambda x: pool.max_pool2d(x, (3, 2), (1, 2), (1, 0), (2, 1)),
+        lambda x: pool.max_pool1d(x[0], 4, 3, 2),
+        lambda x: pool.max_pool3d(x, (1, 3, 2), 1, (0, 1, 1)),
+    )
+    for ours, theirs in zip(*both(images, x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_bounds_that_are_no_numbers_leave_none() -> None:
+    x = torch.tensor([0.0, -1.0, INF, -INF, NAN])
+    check(all_of(lambda x: x.clamp(max=NAN), lambda x: x.clamp(min=NAN), lambda x: x.clamp(NAN, 1.0)), x)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pitchpipe.wire.measure import CheckVerdict, Failed, FailureKind, Measurement, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
-from tuner.tuning.budget import ABOVE_BOUND, AHEAD, STALE_TRIALS, BudgetLedger, Latency, effort
+from tuner.tuning.budget import ABOVE_BOUND, AHEAD, FEWEST, MINOR, STALE_TRIALS, BudgetLedger, Latency, effort
 
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
 PASSED = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1e-3, input_sets=1)
@@ -52,6 +52,15 @@ def run_batch(book: BudgetLedger, secs: float, elapsed: float = 1.0) -> int:
 def test_every_task_gets_a_first_batch_heaviest_first():
     book = ledger(task("light", flops=1e6), task("heavy", flops=1e9), task("often", weight=8, flops=1e9))
     assert [run_batch(book, 1.0) for _ in range(3)] == [2, 1, 0]
+
+
+def test_the_first_batch_of_a_task_that_hardly_matters_is_small():
+    book = ledger(task("costly", flops=1e9), task("small", flops=1e6), task("minor", flops=1e5), trials=192)
+    for each, bound_secs in zip(book.tasks, (1.0, 2 * MINOR, MINOR / 2), strict=True):
+        each.bound_secs = bound_secs
+    first = [measured(book) for _ in range(3)]
+    assert first == [(0, book.first_batch_size), (1, book.first_batch_size), (2, FEWEST)]
+    assert book.first_batch_size == 4 * FEWEST
 
 
 def test_the_next_batch_goes_where_the_weighted_latency_is_largest_when_nothing_else_is_known():

@@ -16,7 +16,7 @@ from tuner.search.requests import Proposal
 from tuner.tuning.budget import CONFIRMING_SHARE, BudgetLedger
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import CONFIRMED
-from tuner.tuning.loop import CHARGED, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
+from tuner.tuning.loop import CHARGED, IDLE_PART, MAX_CONFIRMATIONS, MAX_SEARCH_CRASHES, MAX_SEARCH_DEATHS, TuningLoop
 from tuner.tuning.records import InMemoryRecordStore
 from tuner.tuning.replay import ReplayStage
 from tuner.tuning.testing import TARGET, CannedExecutor, MemoryMeasurer, NoPredictor, fake_task
@@ -312,7 +312,8 @@ class Queued(MemoryMeasurer):
 
 def in_time(seconds, *tasks, **options):
     scene = Scene(*tasks, trials=10_000)
-    scene.measurer = scene.loop.measurer = Queued(tasks, scene.store, secs, **options)
+    options.setdefault("secs_of", secs)
+    scene.measurer = scene.loop.measurer = Queued(tasks, scene.store, options.pop("secs_of"), **options)
     scene.ledger.seconds_limit = seconds
     return scene
 
@@ -331,6 +332,56 @@ def test_trials_that_nobody_measures_when_the_seconds_are_spent_are_withdrawn_an
     assert scene.loop.step(19.7)
     assert scene.bests.keys() == {0, 1}
     assert scene.measurer.withdrawals == [CHARGED]
+
+
+def test_when_the_trials_have_ended_what_saves_most_is_confirmed_before_what_was_to_get_none() -> None:
+    def close(task, trace):
+        return 1.0 if trace == BASELINE_TRACE else 0.5 if "fixed" in trace else secs(task, trace)
+
+    fixed = [fake_task(name, kind=TaskKind.FIXED, flops=0.0) for name in ("move", "look up")]
+    scene = in_time(20.0, *with_default("a"), *fixed, slow=(Purpose.SEARCH, Purpose.CONFIRM), secs_of=close)
+    waiting = scene.measurer.waiting
+
+    def confirmed():
+        return [task for task, purpose, _ in scene.measurer.submitted if purpose is Purpose.CONFIRM]
+
+    def ends(purpose):
+        ended = next(batch for batch in waiting if batch.purpose is purpose)
+        waiting.remove(ended)
+        scene.measurer.queued.append(ended)
+
+    scene.loop.step(1.0)
+    scene.loop.step(1.1)
+    assert confirmed() == [1]
+    ends(Purpose.SEARCH)
+    scene.loop.step(10.0)
+    scene.loop.step(10.1)
+    ends(Purpose.CONFIRM)
+    scene.loop.step(19.9)
+    assert confirmed() == [1], "nothing begins while the last trials are measured"
+    scene.loop.step(19.95)
+    assert confirmed() == [1, 0, 2]
+
+
+def test_when_no_trial_fits_into_what_is_left_the_same_order_holds() -> None:
+    scene = in_time(20.0, *with_default("a"), *(fake_task(n, kind=TaskKind.FIXED, flops=0.0) for n in ("b", "c")))
+    scene.measurer.slow = (Purpose.CONFIRM,)
+    scene.loop.step(1.0)
+    scene.loop.step(1.1)
+    assert [task for task, purpose, _ in scene.measurer.submitted if purpose is Purpose.CONFIRM] == [1]
+    scene.ledger.trials_limit = scene.ledger.trials
+    scene.measurer.queued, scene.measurer.waiting = [*scene.measurer.queued, *scene.measurer.waiting], []
+    scene.loop.step(5.0)
+    scene.loop.step(5.1)
+    assert [task for task, purpose, _ in scene.measurer.submitted if purpose is Purpose.CONFIRM] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("spent", "confirmed"), [(0.9, 1), (1.1, 0)])
+def test_what_gains_nothing_has_a_part_of_the_share_while_workers_would_wait(spent: float, confirmed: int) -> None:
+    scene = in_time(20.0, fake_task("a"), *(fake_task(f"fixed{i}", kind=TaskKind.FIXED) for i in range(40)))
+    scene.loop._cost.spent_secs = spent * IDLE_PART * CONFIRMING_SHARE * 20.0
+    scene.loop.step(1.0)
+    assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == confirmed
 
 
 def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_withdrawn_and_the_job_ends():

@@ -32,6 +32,7 @@ from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.deploy.flow import Flow, Step, Tensor, View, read_flow
+from tuner.deploy.joining import join_calls
 from tuner.deploy.memory_plan import Lifetime, plan
 from tuner.graph.prepare import MAIN
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
@@ -51,6 +52,7 @@ def compile_gpu_model(module: Any, target: Target) -> Program:
     PitchpipeError when the compiler refuses.
     """
     flow, functions = settled_flow(module, target)
+    join_calls(flow, functions)
     return assemble_checked(flow, *compile_functions(functions, target))
 
 
@@ -254,6 +256,7 @@ class _Assembly:
                 grid=call.grid,
                 block=call.block,
                 shared_bytes=call.shared_bytes,
+                cluster=call.cluster,
                 programmatic=call.programmatic and at > 0,  # Before the first one may be a copy, which is no kernel.
             )
             for at, ((code, call), arguments) in enumerate(calls)

@@ -15,13 +15,15 @@
    are folded into products (fold_transposes.py).
 4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
-   contiguous slices become views (slice_views.py). For a GPU, sums are made in the layout of their operands
-   (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms become one
-   tensor function with what is around them (group_rows.py).
+   contiguous slices become views (slice_views.py). Resizes go along one axis after another (resizes.py). For a CPU, maxima
+   over windows are taken of columns and then of rows (separable_pools.py). For a GPU, sums are made in the layout of their
+   operands (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms
+   become one tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
-6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions, which are fused,
-   look-ups too for a GPU (gathers.py), interpolations on a CPU only with what is element-wise (resamplings.py); reshapes
-   that were not fused become views; buffers that hold weights are marked, so that a schedule may change their layout.
+6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions (max pools by
+   max_pools.py), which are fused, look-ups too for a GPU (gathers.py), interpolations on a CPU only with what is
+   element-wise (resamplings.py); reshapes that were not fused become views; buffers that hold weights are marked, so that a
+   schedule may change their layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.
@@ -37,7 +39,7 @@ from typing import Any
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
-from tuner.graph import conv_transpose
+from tuner.graph import conv_transpose, max_pools
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
@@ -116,7 +118,7 @@ def prepare(
         compute_in_float32,
         transform.LiftTransformParams(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(),
+        transform.LegalizeOps(dict(max_pools.LEGALISED)),
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
         *of_kind.fusion,

@@ -12,6 +12,8 @@ what strip.py would also keep in an ONNX file: single elements, and integers and
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import logging
 import re
 import traceback
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 Converted = tuple[bytes, dict[str, "np.ndarray"]]
+_UNKNOWN_RESULT = "in output, which is not a known type"
 ADVICE = {
-    "in output, which is not a known type": "the module returns an object of a class that it does not know; return a tuple"
-    " or a dict, or register the class with torch.export.register_dataclass",
+    _UNKNOWN_RESULT: "the module returns an object of a class that it does not know; return a tuple"
+    " or a dict, or a dataclass",
     "classes.quantized.": "it cannot take packed weights apart; quantise by torchao or pt2e, or give an ONNX file with"
     " QuantizeLinear and DequantizeLinear",
 }
@@ -71,14 +74,30 @@ def from_torch(
 
 def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """As torch.export gives it; where it cannot follow a question that the module asks of its constants, as it does when
-    they are answered."""
+    they are answered. Dataclasses among the results are registered with it."""
     try:
         return torch.export.export(module, examples, keywords)
     except Exception as error:  # torch.export raises many kinds, user errors among them
+        with contextlib.suppress(Exception):
+            if _UNKNOWN_RESULT in str(error) and _registered(
+                module(*copy.deepcopy(examples), **copy.deepcopy(keywords))
+            ):
+                return _exported(module, examples, keywords)
         with contextlib.suppress(Exception), constants_known(module):
             return torch.export.export(module, examples, keywords)
         advice = next((told for sign, told in ADVICE.items() if sign in str(error)), None)
         raise InvalidModel(f"torch.export failed{_place(error)}: {advice or _first_line(error)}") from error
+
+
+def _registered(result: Any) -> bool:
+    """Whether there was a dataclass in the result that torch.export did not know, and does now."""
+    found = False
+    for leaf in torch.utils._pytree.tree_leaves(result):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            torch.export.register_dataclass(type(leaf))
+            _registered(leaf)  # whose fields are leaves now
+            found = True
+    return found
 
 
 def _place(error: BaseException) -> str:
@@ -204,12 +223,16 @@ def _check_state(program: Any) -> None:
     (output,) = program.graph.find_nodes(op="output")
     for spec, value in zip(program.graph_signature.output_specs, output.args[0], strict=True):
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            raise UnsupportedOperator(f"the program writes into its input {spec.target!r}")
+            raise UnsupportedOperator(
+                f"the program writes into its input {spec.target!r}: let forward write into a copy,"
+                f" {spec.target}.clone(), and return it"
+            )
         if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
             source = by_target[spec.target]
             if value is not source and source.users:
                 raise UnsupportedOperator(
-                    f"the program writes into its buffer {spec.target!r} and reads it: it is stateful"
+                    f"the program writes into its buffer {spec.target!r} and reads it: it is stateful;"
+                    " take the state as an argument of forward, and return the new one"
                 )
 
 

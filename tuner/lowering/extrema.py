@@ -12,6 +12,7 @@ is not the maximum of elements that are all minus infinity.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -54,15 +55,19 @@ def keep_nan(function: Any, *, exponentials: bool) -> Any:
 
 
 def _kept(extreme: Any) -> Any:
-    if "float" not in str(extreme.ty.dtype) or isinstance(extreme.a, tirx.FloatImm):
+    a, b = extreme.a, extreme.b
+    if "float" not in str(extreme.ty.dtype):
         return extreme
-    return _of(type(extreme), extreme.a, extreme.b)
+    return _of(type(extreme), b, a) if isinstance(a, tirx.FloatImm) else _of(type(extreme), a, b)
 
 
 def _of(kind: Any, a: Any, b: Any) -> Any:
     if isinstance(b, tirx.FloatImm):
-        return kind(b, a)
-    if isinstance(b, ir.Call) and getattr(b.op, "name", "") == _CHOICE:  # padding: one branch in place of two
+        if float(b.value) == (-math.inf if kind is tirx.Max else math.inf):  # what pools are padded with
+            return a
+        return b if math.isnan(b.value) else kind(b, a)
+    if isinstance(a, ir.TensorLoad) and isinstance(b, ir.Call) and getattr(b.op, "name", "") == _CHOICE:
+        # Padding: one branch in place of two. It takes a twice, so in a chain of maxima code would double with each.
         condition, chosen, other = b.args
         return tirx.if_then_else(condition, _of(kind, a, chosen), _of(kind, a, other))
     if isinstance(b, ir.Var):

@@ -40,6 +40,8 @@ from tuner.lowering.bfloat16 import expand_bfloat16
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.booleans import expand_booleans
 from tuner.lowering.extrema import has_exponentials, keep_nan
+from tuner.lowering.inequalities import hold_for_nan
+from tuner.lowering.padded_reads import without_branches
 from tuner.lowering.remainders import split_remainders
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
@@ -89,9 +91,10 @@ Formula = Callable[[Any, Bind], Any]
 def expand_intrinsics(mod: Any) -> Any:
     """The module with arithmetic in place of the intrinsics in its tensor functions; for code generators of CPUs.
 
-    Loops over remainders are split for them as well (remainders.py), vectorised loops that bind variables are made plain
-    (bindings.py), booleans between stages are bytes (booleans.py), bfloat16 is computed in float32 (bfloat16.py), and maxima
-    keep NaN (extrema.py).
+    Loops over remainders are split for them as well (remainders.py), padding of rows is read without a branch
+    (padded_reads.py), vectorised loops that bind variables are made plain (bindings.py), booleans between stages are bytes
+    (booleans.py), bfloat16 is computed in float32 (bfloat16.py), maxima keep NaN (extrema.py), and it is unequal to all
+    (inequalities.py).
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
     """
@@ -117,11 +120,11 @@ def _expanded_power(call: Any) -> Any:
 
 
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
-    function = split_remainders(function)
+    function = without_branches(split_remainders(function))
     exponentials = has_exponentials(function)
     body = tvm_ffi.structural_map(function.body, [(ir.Call, _expanded)])
     function = expand_bfloat16(function if body.same_as(function.body) else function.with_body(body))
-    return expand_booleans(keep_nan(function, exponentials=exponentials))
+    return expand_booleans(hold_for_nan(keep_nan(function, exponentials=exponentials)))
 
 
 _EXPAND = tirx.transform.prim_func_pass(_expand_function, opt_level=0, name="pitchpipe.ExpandIntrinsics")

@@ -48,6 +48,9 @@ _COLD_WEIGHT_BYTES, _COLD_ACTIVATION_BYTES = 1 << 16, 1 << 20
 """Weights and activations larger than this are evicted before each call, since in a model they are in no cache near a core
 when their layer runs: all other weights were read in between, and of a large activation more has left the L2 cache than is
 still there. Smaller tensors are loaded within microseconds."""
+_EVICTED_BYTES = 256 << 20
+"""Evicted for one sample, at most, which takes about ten milliseconds. A look-up of 64 rows in a table of 94 MB takes 8 us,
+and a sample of 125 such calls took a second: confirming it took as long as a job of a minute."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
 """A call that takes longer needs no warm-up call before it: filling the caches takes about a millisecond, less than a
 twentieth of it."""
@@ -174,8 +177,6 @@ class Bench:
 class Running:
     """A compiled candidate on the CPU with its arguments. Belongs to one process."""
 
-    most_calls = MAX_CALLS
-
     def __init__(self, bench: Bench, program: CpuProgram) -> None:
         self._bench, self._program = bench, program
         self._guards = Guards()
@@ -184,6 +185,7 @@ class Running:
         self._arguments: dict[str, list[Any]] = {}
         self._evaluators: dict[int, Any] = {}
         self._cold = bench.cold()
+        self.most_calls = max(1, _EVICTED_BYTES // bench.cold_bytes()) if self._cold else MAX_CALLS
         self.own_secs = 0.0
         """Processor time of this thread in the last `run`."""
 

@@ -68,6 +68,7 @@ def compile_program(mod: Any, target: Any, properties: WorkloadProperties, compi
                 block=call.block,
                 shared_bytes=call.shared_bytes,
                 programmatic=call.programmatic,
+                cluster=call.cluster,
             )
             for call in lowered.calls
         ),

@@ -27,6 +27,8 @@ class KernelCall:
     """Dynamic shared memory of a thread block."""
     programmatic: bool = False
     """Whether it may begin before the launch before it has ended."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """Thread blocks of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ def from_template(function: Any, arch: str) -> Lowered:
             block=(launch.threads, 1, 1),
             shared_bytes=launch.shared_bytes,
             programmatic=launch.programmatic,
+            cluster=launch.cluster,
         )
         for launch in found.launches
     )

@@ -21,6 +21,7 @@ from tuner.space.recurrence import recurrent_sketches
 from tuner.space.refusals import tell_refused
 from tuner.space.rowwise import find_chain, schedule_chain, worth_parallelizing
 from tuner.space.tiles import tiled_sketches
+from tuner.space.windows import is_window
 from tuner.space.winograd import winograd_sketches
 from tuner.tvm_compat import Schedule, load_ir, loop_bindings, tirx, tvm_ffi
 
@@ -35,8 +36,9 @@ def default_trace(workload: Workload, target: Target) -> str:
 
     A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a convolution of 3 x 3 by
     Winograd's algorithm where tuner/space/winograd.py offers it, any other contraction in the register tile that the model
-    in tuner/space/tiles.py ranks best, a chain of reductions row by row (tuner/space/rowwise.py). In anything else outer
-    loops are parallel and the innermost is vectorised, and a transposition is tiled. Where TVM refuses one of these, or it
+    in tuner/space/tiles.py ranks best, pools of images whose channels come first by unrolled windows
+    (tuner/space/windows.py), a chain of reductions row by row (tuner/space/rowwise.py). In anything else outer loops are
+    parallel and the innermost is vectorised, and a transposition is tiled. Where TVM refuses one of these, or it
     changes nothing (a call of a library), the next is tried.
     """
     mod = load_ir(workload.ir)
@@ -45,7 +47,8 @@ def default_trace(workload: Workload, target: Target) -> str:
     for form, sketches_of in (("winograd", winograd_sketches), ("register tiles", tiled_sketches)):
         if (contracted := _contraction(form, sketches_of, mod, workload, target)) is not None:
             return contracted
-    for choice, plan in (("row by row", _row_by_row), ("stage by stage", _stage_by_stage)):
+    plans = {"windows": _windows, "row by row": _row_by_row, "stage by stage": _stage_by_stage}
+    for choice, plan in plans.items():
         try:
             schedule = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
             if not plan(schedule, target) or tvm_ffi.structural_equal(schedule.mod, mod):
@@ -76,6 +79,31 @@ def _contraction(
     except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the other plans may apply
         tell_refused("default", error, choice=form)
         return None
+
+
+def _windows(schedule: Any, target: Target) -> bool:
+    inline_producers(schedule)
+    found = False
+    for block in root_blocks(schedule):
+        if is_window(schedule.get(block), target) and all(_loops(schedule, block)):
+            _unroll_window(schedule, block, target)
+            found = True
+        else:
+            _spread(schedule, block, target)
+    return found
+
+
+def _unroll_window(schedule: Any, block: Any, target: Target) -> None:
+    lanes = VectorUnit.of(target, element_bits(schedule.get(block))).lanes
+    spatial, window = _loops(schedule, block)
+    steps = math.prod(int(schedule.get(loop).extent) for loop in [*spatial, *window])
+    schedule.reorder(*spatial, *window)
+    outer = _chunks(schedule, spatial[:-1], target) if len(spatial) > 1 else None
+    if outer is not None and worth_parallelizing(steps, lanes):
+        schedule.parallel(outer)
+    for loop in window:
+        schedule.unroll(loop)
+    schedule.decompose_reduction(block, window[0])
 
 
 def _row_by_row(schedule: Any, target: Target) -> bool:

@@ -8,7 +8,7 @@ multiply-adds, each into an accumulator of its own. So
     R * V >= 1.2 * (R + V)            or the loads, of which there are fewer a cycle than FMAs, take longer than the FMAs;
     R large                           because B comes from the L2 cache and each of its vectors serves R FMAs;
     R lines of A in the L1 cache      which holds only eight where rows are a multiple of 4 KiB apart;
-    R divides the rows                or they are copied, with zeros behind the last.
+    R divides the rows                or the last tile has rows that nobody wants.
 
 Ranked by these costs, with partial tiles at the edges and idle cores, a few tiles remain to be tried: Goto and van de Geijn,
 "Anatomy of High-Performance Matrix Multiplication" (2008), section 6; Low et al., "Analytical Modeling Is Enough for
@@ -37,7 +37,12 @@ run beside each other."""
 FROM_L2 = 0.2
 """Cost of loading a vector of B from the L2 cache rather than the L1, in multiply-adds: most of it is hidden."""
 COPIED = 8.0
-"""Cost of copying a row of A, in columns of the product: rows of 64 columns took a sixth longer, of 384 a thirtieth."""
+"""Cost of copying a row of A, in columns of the product: rows of 64 columns took a sixth longer, of 384 a thirtieth. Rows
+that the height does not divide are copied where columns are padded, too."""
+BEYOND_STEP, BEYOND_TILE = 0.1, 30.0
+"""Cost of each row that the last tile has beyond the last row, in multiply-adds, in every tile: for each step of the
+reduction, since it has an address of its own, and once, since it is written under a condition. 13 of them made a tile of 14
+by 2 slower by a twentieth over 768 steps, 9 of them one of 11 by 2 by a sixth over 96."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,8 @@ class Product:
 
     rows: int
     columns: int
+    steps: int
+    """Of the reduction."""
     chunks: int = 1
     group: int
     """Number of neighbouring columns that read the same A."""
@@ -88,10 +95,12 @@ def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroK
                 continue
             tiles = math.ceil(rows / height)
             cycles = tile_cost(height, vectors)
+            if not product.pads_columns:
+                cycles += (tiles * height - rows) * (BEYOND_STEP + BEYOND_TILE / product.steps)
             chunks = product.chunks * panels * tiles
             busy = chunks / (math.ceil(chunks / cores) * cores)
             cost = tiles * cycles * panels * unit.lanes / (rows * product.columns * busy)
-            if rows % height:
+            if rows % height and product.pads_columns:
                 cost += COPIED / product.columns
             found.append(MicroKernel(rows=height, vectors=vectors, lanes=lanes, cost=cost))
     found.sort(key=lambda kernel: kernel.cost)

@@ -14,7 +14,8 @@ it from the loop order, once, when weights are bound; otherwise packing is a sta
 panels in the thread that uses it. What follows the contraction (bias, residual, activation) is computed on the tile
 before it is written.
 
-Where a panel of B is larger than the cache, each tile would load it from memory again. Then the reduction is blocked:
+Where a panel of B is larger than the cache, each tile would load it from memory again. Then the reduction is blocked, which
+goes first where a panel is larger than all of the cache and not only than the half that is counted on:
 
     parallel over (b, panels of v)
       for blocks of r                                  part of a panel of B, used by all tiles while it is in the cache
@@ -23,10 +24,11 @@ Where a panel of B is larger than the cache, each tile would load it from memory
             for i inner, v inner (unrolled)
               C[i, v] += A[i, r] * B'[v / W, r, v % W]
 
-No inner loop has a predicate. Rows of a product that R does not divide are padded: a chunk copies its rows of A, with
-zeros beyond the last, and writes back only rows that exist. Several row axes (positions of a 1x1 convolution) are fused
-first, so that tiles extend across image rows. With a window, R divides the positions of an image row. Columns that the
-vector does not divide are padded where B is packed in the kernel; a weight, which may not grow, gets narrower vectors.
+No inner loop has a predicate. Rows of a product that R does not divide are padded: the last tile reads zeros beyond the
+last row, without a branch (tuner/lowering/padded_reads.py), and writes back only rows that exist. Several row axes
+(positions of a 1x1 convolution) are fused first, so that tiles extend across image rows. With a window, R divides the
+positions of an image row. Columns that the vector does not divide are padded where B is packed in the kernel, and rows are
+copied there, with the zeros beyond them; a weight, which may not grow, gets narrower vectors.
 
 A chunk is one iteration of the parallel loop. Each tile that micro_kernel.py ranks high is a sketch. Left to the search:
 how many panels make a group, how the longest reduction is split around a window or in blocks, and whether the padding of a
@@ -128,6 +130,7 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     product = Product(
         rows=rows,
         columns=columns,
+        steps=found.extent(found.reduction),
         chunks=chunks,
         group=found.group,
         pads_rows=not found.window,
@@ -144,35 +147,40 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     packs = pack and not (may_stay and offered and rows <= FEW_TILES * offered[0].rows)
     blocked = next((kernel for kernel in offered if _outgrows_cache(found, product, kernel, cores)), None)
     for kernel in offered:
-        for pad_in_chunk in (True, False) if padded and found.window else (False,):
-            yield _Choice(kernel=kernel, pack=packs, pad_in_chunk=pad_in_chunk)
+        pads = (True, False) if padded and found.window else (False,)
+        choices = [_Choice(kernel=kernel, pack=packs, pad_in_chunk=pad_in_chunk) for pad_in_chunk in pads]
         if kernel is blocked:
             gathers = pack and found.weight_axes[-1] != found.vector
-            yield _Choice(kernel=kernel, pack=gathers, pad_in_chunk=False, blocked=True)
+            in_blocks = _Choice(kernel=kernel, pack=gathers, pad_in_chunk=False, blocked=True)
+            choices.insert(0 if _panel_bytes(found, kernel) > L2_BYTES else len(choices), in_blocks)
+        yield from choices
     if offered and may_stay:
         yield _Choice(kernel=offered[0], pack=not packs, pad_in_chunk=False)
 
 
 def _outgrows_cache(found: Contraction, product: Product, kernel: MicroKernel, cores: int) -> bool:
     """Whether a panel of B is too large to stay in the L2 cache from tile to tile, while a block of it and the panel of C
-    fit. False where a tile or a panel would be padded."""
-    if product.pads_columns or not found.rows or found.period > 1 or product.rows % kernel.rows:
+    fit. False where a panel would be padded."""
+    if product.pads_columns or not found.rows or found.period > 1:
         return False
     column = kernel.width * found.bits // 8
     rows = found.extent(found.rows)
     chunks = found.extent(found.batch) * found.extent(found.columns) * (product.columns // kernel.width)
     return (
-        found.extent(found.reduction) * column > L2_BYTES // 2
+        _panel_bytes(found, kernel) > L2_BYTES // 2
         and kernel.rows < rows <= L2_BYTES // 4 // column
         and stages.busy(chunks, cores) >= BALANCED
     )
 
 
+def _panel_bytes(found: Contraction, kernel: MicroKernel) -> int:
+    """Of a panel of B over the whole reduction."""
+    return found.extent(found.reduction) * kernel.width * found.bits // 8
+
+
 PADDED_STEPS = 4
 """Steps of the reduction that packing takes at a time where columns are padded: of a loop over more of them LLVM makes
 scatters, and windows of attention (49 by 49 by 32) took 1.7 times as long."""
-COPY_TRAFFIC = 2
-"""Bytes written and read again for a byte of A that is copied for a group of panels."""
 
 
 class _Sketch:
@@ -202,13 +210,11 @@ class _Sketch:
 
         loops = dict(enumerate(schedule.get_loops(block)))
         panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
-        sizes = (
-            [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows, data is not None)
-        )
+        sizes = [panels] if tile_result is not None else self._group_sizes(panels, 1 if alone else rows)
         # A chunk pads its part of the input once for all panels of the group, which costs more than weights from memory.
         begin = max(sizes)
         if not self.choice.pad_in_chunk:
-            begin = min(sizes, key=lambda size: self._group_traffic(size, panels, data is not None))
+            begin = min(sizes, key=lambda size: self._group_traffic(size, panels))
         groups, panel = schedule.split(panel, [None, stages.sample(schedule, sizes, begin)])
         tile, row = [], []
         if found.rows:
@@ -220,7 +226,7 @@ class _Sketch:
         outer = [loops[i] for i in (*found.spatial_units, *found.batch, *found.columns)]
         spread = [*outer, groups, *(loops[i] for i in found.rows[:-1])]
         schedule.reorder(*spread, *tile, panel, *phase, *reduction, *row, vector, lane)
-        serial = alone or data is not None or tile_result is not None
+        serial = alone or tile_result is not None
         chunk = schedule.fuse(*spread, *([] if alone else tile), *([] if serial else [panel]))
         schedule.parallel(chunk)
         rows_at = tile[0] if alone and tile else chunk
@@ -248,10 +254,8 @@ class _Sketch:
     def _block(self, producers: list[Any], result: Any) -> None:
         """Schedules a blocked reduction. Padding and packing are stages of their own: every chunk needs all of A, and a
         packed copy of B is worth writing to memory only where its columns are not contiguous."""
-        if not self.found.window and len(self.found.rows) > 1:
-            self.found = as_product(self.schedule, self.found, result)
+        _, packed, _ = self._padded(result)
         schedule, found, kernel = self.schedule, self.found, self.kernel
-        packed = self._packed() if self.choice.pack else None
         loops = dict(enumerate(schedule.get_loops(found.block)))
         panel, vector, lane = schedule.split(loops[found.vector], [None, kernel.vectors, kernel.lanes])
         tile, row = schedule.split(loops[found.rows[-1]], [None, kernel.rows])
@@ -273,7 +277,7 @@ class _Sketch:
 
     def _padded(self, result: Any) -> tuple[Any, Any, Any]:
         """Pads a product to whole tiles. Returns the stages that copy rows of A, that pack B and that write the tile, each
-        None where it is not needed."""
+        None where it is not needed. Rows are copied where columns are padded, too: one chunk has all panels then."""
         schedule, kernel, block = self.schedule, self.kernel, self.found.block
         short_rows = self.found.extent(self.found.rows[-1 if self.found.window else 0 :]) % kernel.rows > 0
         short_columns = self.found.extents[self.found.vector] % kernel.width > 0
@@ -293,6 +297,9 @@ class _Sketch:
             if copy is not None:
                 schedule.compute_inline(copy)
                 data = stages.producer(schedule, block, found.data)
+                if not short_columns:
+                    schedule.compute_inline(data)
+                    data = None
             if short_columns:
                 packed = self._packed(stages.producer(schedule, block, found.weight))
                 tile_result = schedule.cache_write(block, 0, "global")
@@ -314,37 +321,31 @@ class _Sketch:
         outer, inner = self.schedule.split(longest, [None, stages.sample(self.schedule, lengths, preferred)])
         return [outer, *window, inner]
 
-    def _group_sizes(self, panels: int, tiles: int, copies: bool) -> list[int]:
-        """Numbers of panels in a group to choose from: one (unless rows are copied for each group), as many as fit half the
-        L2 cache, and all; only those that keep the cores BALANCED, where one does."""
+    def _group_sizes(self, panels: int, tiles: int) -> list[int]:
+        """Numbers of panels in a group to choose from: one, as many as fit half the L2 cache, and all; only those that keep
+        the cores BALANCED, where one does."""
         found = self.found
-        fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // self._panel_bytes))
+        fit = stages.largest_divisor(panels, max(1, L2_BYTES // 2 // _panel_bytes(found, self.kernel)))
         chunks = found.extent(found.batch) * found.extent(found.columns) * found.extent(found.rows[:-1]) * tiles
-        sizes = sorted({fit, panels} if copies else {1, fit, panels})
-        if (
-            tiles > 1 and not copies
-        ):  # The parallel loop includes the panels of a group: every size gives as many chunks.
+        sizes = sorted({1, fit, panels})
+        if tiles > 1:  # The parallel loop includes the panels of a group: every size gives as many chunks.
             return sizes
         busy = {size: stages.busy(chunks * panels // size, self.cores) for size in sizes}
         return [size for size in sizes if busy[size] >= BALANCED] or [max(sizes, key=busy.__getitem__)]
 
-    @property
-    def _panel_bytes(self) -> int:
-        """Of a panel of B over the whole reduction."""
-        return self.found.extent(self.found.reduction) * self.kernel.width * self.found.bits // 8
-
-    def _group_traffic(self, size: int, panels: int, copies: bool) -> tuple[float, int]:
+    def _group_traffic(self, size: int, panels: int) -> tuple[float, int]:
         """Bytes that come from beyond the L2 cache with so many panels in a group, then the number of groups.
 
-        A group that fits the cache is loaded once for all tiles, a larger one again for each; A is loaded again, and copied,
-        for each group.
+        A group that fits the cache is loaded once for all tiles, a larger one again for each; A is loaded again for each
+        group.
         """
         found, rows = self.found, self.found.extent(self.found.rows)
-        tiles = math.ceil(rows / self.kernel.rows) if size * self._panel_bytes > L2_BYTES else 1
+        panel_bytes = _panel_bytes(found, self.kernel)
+        tiles = math.ceil(rows / self.kernel.rows) if size * panel_bytes > L2_BYTES else 1
         channels = found.extent(found.reduction[-1:] if found.window else found.reduction)
         groups = panels // size
-        data = groups * rows * channels * found.bits // 8 * (1 + COPY_TRAFFIC * copies)
-        return float(panels * self._panel_bytes * tiles + data), groups
+        data = groups * rows * channels * found.bits // 8
+        return float(panels * panel_bytes * tiles + data), groups
 
     def _packed(self, stage: Any = None) -> Any:
         """The stage that packs B as [batch..., v / width, reduction axes in loop order, v % width]."""

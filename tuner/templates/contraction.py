@@ -78,8 +78,12 @@ class Contraction:
         """Where an expression reads weights: the first such load; None where it reads none."""
         loads: list[Any] = []
         structural_walk(expression, (ir.TensorLoad, loads.append))
-        weights = [self.params[at] for at in self.constant]
-        return next((load for load in loads if any(load.source.same_as(one) for one in weights)), None)
+        return next((load for load in loads if any(load.source.same_as(one) for one in self.weights)), None)
+
+    @property
+    def weights(self) -> list[Any]:
+        """Parameters that hold weights."""
+        return [self.params[at] for at in sorted(self.constant)]
 
 
 def find_contraction(mod: Any) -> Contraction:

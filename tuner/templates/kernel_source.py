@@ -35,6 +35,13 @@ def _fetch(pointers):
     asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 """
+_MEET = """
+@triton.jit
+def _meet():
+    # Behind this each block of the cluster sees what the others wrote before it.
+    asm: tl.constexpr = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+"""
 _POINTERS = {
     **{f"float{bits}": f"*fp{bits}" for bits in (16, 32, 64)},
     **{f"int{bits}": f"*i{bits}" for bits in (8, 16, 32, 64)},
@@ -76,6 +83,8 @@ class KernelSource:
     warps: int
     stages: int
     early: bool
+    cluster: int = 1
+    """Blocks along the grid's second axis that are one cluster."""
     matrices: tuple[Matrix, ...] = ()
     """What it takes before its pointers: m0, m1, ..."""
 
@@ -97,6 +106,7 @@ class Shape:
     warps: int
     stages: int
     early: bool
+    cluster: int = 1
 
 
 def begin(printer: Printer, early: bool) -> None:
@@ -130,6 +140,7 @@ def written(
     body = "\n".join(printer.lines)
     helpers = (_EARLY if shape.early else "") + (TANH if "_tanh(" in body else "")
     helpers += _FETCH if "_fetch(" in body else ""
+    helpers += _MEET if "_meet(" in body else ""
     text = f"{_HEAD}{helpers}\n\n@triton.jit\ndef {name}({', '.join(names)}):\n{body}\n"
     if matrices:
         taken = "".join(f"m{at}, " for at in range(len(matrices)))
@@ -143,8 +154,14 @@ def written(
         warps=shape.warps,
         stages=shape.stages,
         early=shape.early,
+        cluster=shape.cluster,
         matrices=matrices,
     )
+
+
+def meet(printer: Printer) -> None:
+    """Until all blocks of the cluster are here, and what they wrote is there for each of them."""
+    printer.line("_meet()")
 
 
 def number(text: str, *axes: int) -> Value:

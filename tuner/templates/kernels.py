@@ -14,6 +14,7 @@ from typing import Any
 from pitchpipe.gpu.program import MAP_TYPES, Pointer, TensorMap
 from tuner.templates import assembler, compiler
 from tuner.templates.contraction import find_contraction
+from tuner.templates.joined_source import write_joined
 from tuner.templates.kernel_source import KernelSource, TemplateSource
 from tuner.templates.row_source import write_rows
 from tuner.templates.rows import find_rows
@@ -24,6 +25,9 @@ from tuner.tvm_compat import IRModule
 
 TEMPLATE = "pitchpipe.template"
 """Attribute of a tensor function: the text of the template that computes it, in place of its body."""
+THEN, READS, KEEPS = "pitchpipe.then", "pitchpipe.reads", "pitchpipe.keeps"
+"""Attributes of a tensor function that a template computes and that is followed by another one, whose parameters come behind
+its own: that function, which of its parameters is this one's result, and whether the result is written as well."""
 _HEADER = (".version", ".target", ".address_size", ".extern .shared")
 """Lines that PTX of several kernels has once."""
 
@@ -40,6 +44,7 @@ class TemplateLaunch:
     threads: int
     shared_bytes: int
     programmatic: bool
+    cluster: tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,17 @@ def template_of(function: Any) -> str | None:
     return None if text is None else str(text)
 
 
+def followed(function: Any, then: Any, *, reads: int, keeps: bool) -> Any:
+    """Two marked functions as one that takes the parameters of both: the second adds the parts of the first one's sums.
+
+    reads: which of the second one's parameters is the first one's result. keeps: whether that is written, too. Raises
+    InvalidTrace where the two cannot be joined.
+    """
+    made = function.with_attr({THEN: then.without_attr("global_symbol"), READS: reads, KEEPS: keeps})
+    _source(made)
+    return made
+
+
 def source_of(mod: Any, chosen: Chosen) -> TemplateSource:
     """The kernels of a workload in Triton. Raises InvalidTrace where the template does not apply to it."""
     if chosen.template == ROWS:
@@ -91,6 +107,7 @@ def compile_function(function: Any, arch: str) -> TemplateKernels:
             threads=compiled.threads,
             shared_bytes=compiled.shared_bytes,
             programmatic=kernel.early,
+            cluster=(1, kernel.cluster, 1),
         )
         for kernel, compiled in zip(source.kernels, found, strict=True)
     )
@@ -127,9 +144,20 @@ def ptx_of(function: Any, arch: str) -> str:
 
 
 def _source(function: Any) -> TemplateSource:
+    chosen = _chosen(function)
+    then = function.attrs.get(THEN)
+    if then is None:
+        return source_of(IRModule({"main": function}), chosen)
+    product, chain = find_contraction(IRModule({"main": function})), find_rows(IRModule({"main": then}))
+    return write_joined(
+        product, chosen, chain, _chosen(then), reads=int(function.attrs[READS]), keeps=bool(function.attrs[KEEPS])
+    )
+
+
+def _chosen(function: Any) -> Chosen:
     text = template_of(function)
     assert text is not None
-    return source_of(IRModule({"main": function}), parse(text))
+    return parse(text)
 
 
 def _joined(texts: list[str]) -> str:

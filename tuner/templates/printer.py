@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pitchpipe.errors import InvalidTrace
 from tuner.tvm_compat import ir, tirx
@@ -95,6 +95,16 @@ class Tile:
     """In Gluon, which repeats no value along an axis otherwise: the name of a condition that holds for every element."""
 
 
+class Maker(Protocol):
+    """Computes the elements of a buffer that no kernel has written."""
+
+    def read(self, indices: Sequence[Any], tile: Tile, given: Sequence[Value]) -> Value:
+        """What the buffer would hold at these indices, of a tile, under these conditions."""
+
+    def ahead(self, indices: Sequence[Any], tile: Tile) -> None:
+        """Reads what that needs and no kernel of a run writes."""
+
+
 class Printer:
     """Collects the statements of a kernel. Pointers are called p0, p1, ... by their buffers' places among the parameters."""
 
@@ -108,6 +118,8 @@ class Printer:
         """Places of the parameters that are read."""
         self.sums: dict[Any, Value] = {}
         """Buffer -> the value that stands for each of its elements."""
+        self.made: dict[Any, Maker] = {}
+        """Buffer that is not read -> what computes its elements."""
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self._indent + text)
@@ -116,6 +128,12 @@ class Printer:
         """A printer for the body of a loop, which may use what was computed before it."""
         made = Printer(self._params, self._indent + 1)
         made._known, made._count, made.read = dict(self._known), self._count + 1000, self.read
+        return made
+
+    def afresh(self) -> Printer:
+        """A printer for other tiles, which uses nothing that was computed before."""
+        made = Printer(self._params, self._indent)
+        made._count, made.lines, made.read = self._count + 2000, self.lines, self.read
         return made
 
     def let(self, text: str) -> str:
@@ -255,21 +273,36 @@ class Printer:
         summed: Value | None = _looked_up(self.sums, node.source)
         if summed is not None:
             return summed
+        maker = self.maker(node)
+        if maker is not None:
+            return maker.read(node.indices, tile, given)
         place = self._place(node.source)
         if place is None:
             raise NotPrintable(f"{node.source.name} is computed elsewhere")
         self.read.add(place)
         dtype = str(node.source.ty.dtype)
-        pointer, axes = self.address(node.source, f"p{place}", node.indices, tile)
+        found = self.fetched(*self.address(node.source, f"p{place}", node.indices, tile), dtype, tile, given)
+        return self.value(f"{found.text} != 0", "bool", found) if dtype == "bool" else found
+
+    def maker(self, load: Any) -> Maker | None:
+        """What computes what is loaded; None where it is in memory."""
+        found: Maker | None = _looked_up(self.made, load.source)
+        return found
+
+    def place_of(self, load: Any, tile: Tile) -> tuple[str, frozenset[int]]:
+        """`address` of what is loaded from a parameter."""
+        place = next(at for at, param in enumerate(self._params) if load.source.same_as(param))
+        self.read.add(place)
+        return self.address(load.source, f"p{place}", load.indices, tile)
+
+    def fetched(self, pointer: str, axes: frozenset[int], dtype: str, tile: Tile, given: Sequence[Value] = ()) -> Value:
+        """What lies at pointers that vary along these axes, zero where a condition does not hold."""
         mask = self._mask(axes, tile, given)
         if mask is None:
-            found = Value(text=self.let(f"tl.load({pointer})"), dtype=dtype, axes=axes)
-        else:
-            if not mask.axes <= axes:
-                pointer, axes = self.spread(pointer, axes | mask.axes, tile), axes | mask.axes
-            text = f"tl.load({pointer}, mask={mask.text}, other=0)"
-            found = Value(text=self.let(text), dtype=dtype, axes=axes)
-        return self.value(f"{found.text} != 0", "bool", found) if dtype == "bool" else found
+            return Value(text=self.let(f"tl.load({pointer})"), dtype=dtype, axes=axes)
+        if not mask.axes <= axes:
+            pointer, axes = self.spread(pointer, axes | mask.axes, tile), axes | mask.axes
+        return Value(text=self.let(f"tl.load({pointer}, mask={mask.text}, other=0)"), dtype=dtype, axes=axes)
 
     def store(self, buffer: Any, pointer: str, indices: Sequence[Any], value: Value, tile: Tile) -> None:
         """Writes a value to the places of the tile that are inside."""

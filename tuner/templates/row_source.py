@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
+from tuner.templates.ahead import loads_in, read_ahead
 from tuner.templates.contraction import Axis
 from tuner.templates.kernel_source import (
     BOTH,
@@ -31,6 +32,7 @@ from tuner.templates.kernel_source import (
 )
 from tuner.templates.printer import Printer, Tile, Value
 from tuner.templates.rows import Rows, Stage
+from tuner.templates.text import FETCHES
 from tuner.tvm_compat import ir
 
 LEAST = 16
@@ -46,7 +48,7 @@ def write_rows(found: Rows, arguments: Mapping[str, int]) -> TemplateSource:
     """
     if found.multiplies and arguments["rows"] < LEAST:
         raise InvalidTrace(f"products take {LEAST} rows at least, not {arguments['rows']}")
-    return TemplateSource(kernels=(_Writer(found, arguments).kernel(),), workspaces=())
+    return TemplateSource(kernels=(RowWriter(found, arguments).kernel(),), workspaces=())
 
 
 def width(found: Rows, axes: Sequence[Axis]) -> int:
@@ -55,29 +57,44 @@ def width(found: Rows, axes: Sequence[Axis]) -> int:
     return max(LEAST if found.multiplies else 1, power_of_two(extent))
 
 
-class _Writer:
-    def __init__(self, found: Rows, arguments: Mapping[str, int]) -> None:
+class RowWriter:
+    """Writes the kernel of a chain. params: those that the kernel's pointers are of, where they are not the chain's own."""
+
+    def __init__(self, found: Rows, arguments: Mapping[str, int], params: Sequence[Any] = ()) -> None:
         self.found, self.rows = found, arguments["rows"]
+        self.params = tuple(params) or found.params
         self.warps, self.early = arguments["warps"], bool(arguments["early"])
-        self.printer = Printer(found.params)
+        self.reads_ahead = arguments["early"] == FETCHES and not found.multiplies
+        self.printer = Printer(self.params)
         self.computed: list[tuple[Any, tuple[Axis, ...], Value]] = []
         """A stage's buffer, its axes beside the rows, and its value."""
         self.shared: dict[Any, Value] = {}
         self.along: dict[Any, Value] = {}
 
-    def kernel(self) -> KernelSource:
+    def kernel(self, workspace: tuple[str, str] | None = None) -> KernelSource:
+        """The kernel. workspace: as `written` takes it."""
         printer, count = self.printer, self.found.extent("rows")
         begin(printer, self.early)
-        wait(printer, self.early)
         printer.line(f"row = tl.program_id(0) * {self.rows} + tl.arange(0, {self.rows})[:, None]")
         printer.line("batch = tl.program_id(2)")
         self.shared = unravelled(printer, self.found.batch, number("batch"))
         self.along = unravelled(printer, self.found.rows, number("row", 0))
+        if self.reads_ahead:
+            for stage in self.found.stages:
+                self._read_ahead(stage)
+        wait(printer, self.early)
         for stage in self.found.stages:
             self._stage(stage)
         grid = (-(-count // self.rows), 1, self.found.extent("batch"))
         shape = Shape(grid=grid, warps=self.warps, stages=1, early=self.early)
-        return written(printer, self.found.params, "rows", shape)
+        return written(printer, self.params, "rows", shape, workspace)
+
+    def _read_ahead(self, stage: Stage) -> None:
+        tile = self._tile(stage.columns, with_rows=True)
+        read_ahead(self.printer, stage.value, self.found.weights, tile)
+        for load in loads_in(stage.value):
+            if (maker := self.printer.maker(load)) is not None:
+                maker.ahead(load.indices, tile)
 
     def _stage(self, stage: Stage) -> None:
         printer = self.printer
@@ -87,7 +104,7 @@ class _Writer:
         tile = self._tile(stage.columns, with_rows=True)
         value = self._value(stage.value, stage.columns, tile)
         if stage.kind == "write":
-            place = next(at for at, param in enumerate(self.found.params) if param.same_as(stage.buffer))
+            place = next(at for at, param in enumerate(self.params) if param.same_as(stage.buffer))
             printer.read.add(place)
             printer.store(stage.buffer, f"p{place}", stage.indices, value, tile)
             return

@@ -34,7 +34,7 @@ from tuner.templates.space import (
     Ranked,
     capability,
 )
-from tuner.templates.text import ROWS, TEMPLATES, checked
+from tuner.templates.text import FETCHES, ROWS, TEMPLATES, checked
 
 MAX_ELEMENTS = 64
 """Of a tile in the registers of a thread, at most: a chain holds two or three tiles at a time."""
@@ -48,7 +48,9 @@ SCRATCH_BYTES = 4096
 def row_space(found: Rows, target: Target) -> list[Ranked]:
     """The points of `rows-1` for a chain, the best by the estimate first."""
     limit = min(target.max_shared_memory_per_block or SHARED_BYTES, SHARED_BYTES)
-    early = int(capability(target) >= EARLIEST)
+    early = 0
+    if capability(target) >= EARLIEST:
+        early = FETCHES if found.constant and not found.multiplies else 1
     points = [
         (estimate_secs(found, rows, warps, early), rows, warps)
         for rows, warps in _points(found)
@@ -86,7 +88,7 @@ def estimate_secs(found: Rows, rows: int, warps: int, early: int) -> float:
             flops += 2.0 * rows * width(found, stage.columns) * width(found, stage.summed)
     computing = flops / (FLOPS["float16"] * NARROW) + elements / (32 * min(warps, 16)) * 4e-9
     block = LATENCY_SECS + STEP_SECS * len(found.stages) + computing * min(held, -(-blocks // MULTIPROCESSORS))
-    return LAUNCH_SECS - EARLY_SAVES_SECS * early + max(moved / BANDWIDTH, waves * block)
+    return LAUNCH_SECS - EARLY_SAVES_SECS * bool(early) + max(moved / BANDWIDTH, waves * block)
 
 
 def _points(found: Rows) -> Iterator[tuple[int, int]]:

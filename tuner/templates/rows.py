@@ -58,6 +58,8 @@ class Rows:
     """A workload that is such a chain."""
 
     params: tuple[Any, ...]
+    constant: frozenset[int]
+    """Places of those that hold weights, which no kernel of a run writes."""
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     stages: tuple[Stage, ...]
@@ -65,6 +67,11 @@ class Rows:
 
     def extent(self, axes: Literal["batch", "rows"]) -> int:
         return math.prod(axis.extent for axis in getattr(self, axes))
+
+    @property
+    def weights(self) -> list[Any]:
+        """Parameters that hold weights."""
+        return [self.params[at] for at in sorted(self.constant)]
 
     @property
     def multiplies(self) -> bool:
@@ -145,6 +152,7 @@ class _Reader:
         batch = tuple(axis for axis in shared if any(uses(other, axis.variable) for other in others))
         found = Rows(
             params=tuple(self._function.params),
+            constant=frozenset(int(at) for at in (self._function.attrs or {}).get("layout_free_buffers", [])),
             batch=batch,
             rows=tuple(axis for axis in shared if axis not in batch),
             stages=tuple(stages),

@@ -5,8 +5,9 @@
         the step's parts of A and B, zero outside of them, multiplied by tensor cores
       what follows the sums, on the way to memory
 
-Where k is divided, blocks write their sums, and a second kernel adds these in the order of their parts and does what
-follows, so that results do not depend on which block is first.
+Where k is divided, blocks write their sums to a workspace, and these are added in the order of their parts, so that results
+do not depend on which block is first. A second kernel does that and what follows, or the blocks of a tile's parts are a
+cluster: they wait for each other, and each does it for some rows of the tile.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
+from tuner.templates.ahead import ask_ahead, read_ahead
 from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Axis, Contraction, stride_of
 from tuner.templates.kernel_source import (
     BOTH,
@@ -24,6 +26,7 @@ from tuner.templates.kernel_source import (
     Shape,
     TemplateSource,
     begin,
+    meet,
     number,
     power_of_two,
     unravelled,
@@ -36,6 +39,8 @@ from tuner.tvm_compat import ir
 
 SUM_ELEMENTS, SUM_WARPS = 1024, 4
 """Of a block of the kernel that adds parts."""
+CLUSTERS = (2, 4, 8)
+"""Parts whose blocks may be a cluster: as many as every device takes, among which rows are divided evenly."""
 
 
 def write_contraction(found: Contraction, arguments: Mapping[str, int]) -> TemplateSource:
@@ -60,13 +65,15 @@ class Writer:
             raise InvalidTrace(f"{self.parts} parts of a sum of {self.k} in steps of {self.step}: some have nothing")
         if self.parts * found.extent("sij") > MAX_ELEMENTS:
             raise InvalidTrace("the parts have more elements than 32 bits count")
+        self.cluster = bool(arguments["cluster"])
+        if self.cluster and self.parts not in CLUSTERS:
+            raise InvalidTrace(f"the blocks of {self.parts} parts are no cluster")
 
     def source(self) -> TemplateSource:
         """The product, and what adds the parts of its sums where they are divided."""
-        if self.parts == 1:
-            return TemplateSource(kernels=(self.product(),), workspaces=())
         size = self.parts * self.found.extent("sij") * 4
-        return TemplateSource(kernels=(self.product(), self.sum_of_parts()), workspaces=(size,))
+        last = () if self.parts == 1 or self.cluster else (self.sum_of_parts(),)
+        return TemplateSource(kernels=(self.product(), *last), workspaces=(size,) if self.parts > 1 else ())
 
     # -- the product
 
@@ -79,8 +86,13 @@ class Writer:
         if self.arguments["early"] == FETCHES:
             self._fetch(printer, 0, "tile_column", across)
             self._fetch(printer, 1, "tile_row", down)
-        wait(printer, self.early)
         outer = self.outer(printer, self.rows, self.columns)
+        tile = Tile(
+            shape=(self.rows, self.columns), variables=outer, inside=self.inside(printer, self.rows, self.columns)
+        )
+        if self.arguments["early"] == FETCHES:
+            self.weights_ahead(printer, tile)
+        wait(printer, self.early)
         dtype = self.found.sum_dtype
         total = printer.let(f"tl.zeros(({self.rows}, {self.columns}), tl.{dtype})")
         printer.line(f"for step in range(0, {self.steps}):")
@@ -93,21 +105,56 @@ class Writer:
             precision = f', input_precision="{"tf32" if self.found.tf32 else "ieee"}"'
         body.line(f"{total} = tl.dot({a}, {b}, {total}{precision}, out_dtype=tl.{dtype})")
         printer.lines += body.lines
-        tile = Tile(
-            shape=(self.rows, self.columns), variables=outer, inside=self.inside(printer, self.rows, self.columns)
-        )
         return self.finished(printer, Value(text=total, dtype=dtype, axes=BOTH), tile)
 
-    def finished(self, printer: Printer, total: Value, tile: Tile, matrices: tuple[Matrix, ...] = ()) -> KernelSource:
-        """The product's kernel, whose sums are done: what follows them, or their way to the workspace."""
+    def weights_ahead(self, printer: Printer, tile: Tile) -> None:
+        """Reads the weights that follow the sums, or asks for them where that is done in another tile."""
+        if self.parts == 1:
+            read_ahead(printer, self.found.value, self.found.weights, tile)
+        elif self.cluster:
+            ask_ahead(printer, self.found.value, self.found.weights, tile)
+
+    def finished(
+        self, printer: Printer, total: Value, tile: Tile, matrices: tuple[Matrix, ...] = (), layout: str = ""
+    ) -> KernelSource:
+        """The product's kernel, whose sums are done: what follows them, or their way to the workspace.
+
+        layout: in Gluon, of the rows that a block of a cluster finishes.
+        """
         if self.parts == 1:
             self._finish(printer, total, tile)
         else:
-            target, mask = self._part_address(tile)
+            target, mask = self._part_address(tile, "part")
             printer.line(f"tl.store({target}, {total.text}{mask})")
-        grid = (-(-self.m // self.rows) * -(-self.n // self.columns), self.parts, self.found.extent("s"))
-        shape = Shape(grid=grid, warps=self.arguments["warps"], stages=self.arguments["stages"], early=self.early)
+            if self.cluster:
+                self._share_out(printer, layout)
+        shape = Shape(
+            grid=(-(-self.m // self.rows) * -(-self.n // self.columns), self.parts, self.found.extent("s")),
+            warps=self.arguments["warps"],
+            stages=self.arguments["stages"],
+            early=self.early,
+            cluster=self.parts if self.cluster else 1,
+        )
         return self._kernel(printer, "contraction", shape, matrices)
+
+    def _share_out(self, printer: Printer, layout: str) -> None:
+        """What follows the sums of a tile, by the blocks of a cluster: rows for each."""
+        rows = self.rows // self.parts
+        meet(printer)
+        everywhere = ""
+        if layout:
+            printer.line(f"shared_out: tl.constexpr = {layout}")
+            printer.line(f"whole = tl.full(({rows}, {self.columns}), True, tl.int1, layout=shared_out)")
+            layout, everywhere = "shared_out", "whole"
+        printer = printer.afresh()
+        printer.line(f"tile_row = tile_row * {self.parts} + part")
+        tile = Tile(
+            shape=(rows, self.columns),
+            variables=self.outer(printer, rows, self.columns, layout),
+            inside=self.inside(printer, self.rows, self.columns),
+            everywhere=everywhere,
+        )
+        self._finish(printer, self._sum(printer, tile, layout, ', cache_modifier=".cg"'), tile)
 
     def place(self, printer: Printer, down: int, across: int) -> None:
         """The tile of a block: blocks that run at the same time share operands."""
@@ -230,10 +277,10 @@ class Writer:
         printer.read.add(place)
         printer.store(self.found.output, f"p{place}", self.found.indices, value, tile)
 
-    def _part_address(self, tile: Tile) -> tuple[str, str]:
+    def _part_address(self, tile: Tile, part: str) -> tuple[str, str]:
         """(pointers to the sums of a part, the text of the mask)."""
         batches = self.found.extent("s")
-        start = f"(part * {batches} + batch) * {self.m * self.n}"
+        start = f"({part} * {batches} + batch) * {self.m * self.n}"
         names = [one.text for one in tile.inside]
         mask = f", mask={' & '.join(names)}" if names else ""
         target = f"parts + {start} + (row * {self.n} + column)"
@@ -245,21 +292,28 @@ class Writer:
         printer = Printer(self.found.params)
         down, across = -(-self.m // rows), -(-self.n // columns)
         begin(printer, self.early)
-        wait(printer, self.early)
         printer.line("block = tl.program_id(0)")
         printer.line(f"tile_row = block // {across}")
         printer.line(f"tile_column = block % {across}")
         printer.line("batch = tl.program_id(2)")
         outer = self.outer(printer, rows, columns)
         tile = Tile(shape=(rows, columns), variables=outer, inside=self.inside(printer, rows, columns))
-        dtype = self.found.sum_dtype
-        total = printer.let(f"tl.zeros(({rows}, {columns}), tl.{dtype})")
-        printer.line(f"for part in tl.static_range({self.parts}):")
-        target, mask = self._part_address(tile)
-        printer.line(f"    {total} += tl.load({target}{mask}{', other=0' if mask else ''})")
-        self._finish(printer, Value(text=total, dtype=dtype, axes=BOTH), tile)
+        if self.arguments["early"]:
+            read_ahead(printer, self.found.value, self.found.weights, tile)
+        wait(printer, self.early)
+        self._finish(printer, self._sum(printer, tile), tile)
         grid = (down * across, 1, self.found.extent("s"))
         return self._kernel(printer, "sum_of_parts", Shape(grid=grid, warps=SUM_WARPS, stages=1, early=self.early))
+
+    def _sum(self, printer: Printer, tile: Tile, layout: str = "", modifier: str = "") -> Value:
+        """The sums of all parts of a tile, which are in the workspace. modifier: of the loads."""
+        dtype = self.found.sum_dtype
+        placed = f", layout={layout}" if layout else ""
+        total = printer.let(f"tl.zeros({tile.shape}, tl.{dtype}{placed})")
+        printer.line(f"for each in tl.static_range({self.parts}):")
+        target, mask = self._part_address(tile, "each")
+        printer.line(f"    {total} += tl.load({target}{mask}{', other=0' if mask else ''}{modifier})")
+        return Value(text=total, dtype=dtype, axes=BOTH)
 
     def _kernel(self, printer: Printer, name: str, shape: Shape, matrices: tuple[Matrix, ...] = ()) -> KernelSource:
         workspace = ("parts", self.found.sum_dtype) if self.parts > 1 else None

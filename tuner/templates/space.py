@@ -5,11 +5,13 @@ multiprocessors a multiprocessor holds o blocks at a time, bounded by its shared
 
     blocks = s * ceil(i / r) * ceil(j / c) * p,     waves = ceil(blocks / (P * o)),     steps = ceil(k / (d * p))
     step   = max(2 r c d * o / F,  (r + c) d e * o / L,  (r + c) d e * o / (A min(4, w o)),  latency / (g - 1))
-    time   = launch + max(bytes / B, waves * (latency + steps * step)) + (parts written and read / B2 + launch, if p > 1)
+    time   = launch + max(bytes / B, waves * (latency + steps * step))
+             + (parts written and read / B2 + latency + what is between, if p > 1)
 
 F and L are operations and bytes from the L2 cache of a multiprocessor in a second, A bytes whose copies a quarter of it
 issues, B the bandwidth of memory, B2 that of the L2 cache, e the bytes of an element. Kernels of `contraction-tma-1` issue
-nothing, so that they lack that term. It only ranks: times are measured.
+nothing, so that they lack that term. Between parts and their sum is a launch, or a barrier of a cluster, whose blocks run at
+the same time within a group of multiprocessors, so that some of these are idle. It only ranks: times are measured.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pitchpipe.wire.target import Target
 from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Contraction
 from tuner.templates.kernel_source import EARLIEST
 from tuner.templates.matrices import OperandMatrix, operand_matrices
+from tuner.templates.source import CLUSTERS
 from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, TEMPLATES, checked
 
 MULTIPROCESSORS = 132
@@ -46,6 +49,10 @@ ISSUED_BYTES = 90e9
 LATENCY_SECS, LAUNCH_SECS = 0.7e-6, 1.0e-6
 EARLY_SAVES_SECS = 0.6e-6
 """What a launch that may begin early costs less."""
+BARRIER_SECS = 0.2e-6
+"""Of a cluster."""
+GROUP = 16
+"""Multiprocessors among which a cluster lies."""
 TMA_CAPABILITY = 90
 """Of the devices that multiply what `contraction-tma-1` says: wgmma is of this one alone."""
 LEAST_TMA_ROWS = 32
@@ -75,6 +82,8 @@ def contraction_space(found: Contraction, target: Target) -> list[Ranked]:
     points = [(CONTRACTION, arguments) for arguments in _points(found, limit, early)]
     if capability(target) == TMA_CAPABILITY and (operands := operand_matrices(found)) is not None:
         points += [(CONTRACTION_TMA, arguments) for arguments in _tma_points(found, operands, limit)]
+    if capability(target) >= EARLIEST:
+        points += [(template, one | {"cluster": 1}) for template, one in points if one["parts"] in CLUSTERS]
     ranked = sorted(
         ((estimate_secs(found, template, arguments), template, arguments) for template, arguments in points),
         key=lambda one: (*one[:2], *one[2].values()),
@@ -108,8 +117,9 @@ def estimate_secs(found: Contraction, template: str, arguments: Mapping[str, int
     registers = rows * columns // (32 * warps) + 64
     by_shared = SHARED_BYTES // (shared_bytes(found, template, arguments) + RESERVED_BYTES)
     held = max(1, min(by_shared, REGISTERS // (registers * 32 * warps), WARPS // warps, BLOCKS))
-    together = min(held, -(-blocks // MULTIPROCESSORS))
-    waves = -(-blocks // (MULTIPROCESSORS * held))
+    multiprocessors = MULTIPROCESSORS // GROUP * GROUP if arguments["cluster"] else MULTIPROCESSORS
+    together = min(held, -(-blocks // multiprocessors))
+    waves = -(-blocks // (multiprocessors * held))
     flops = FLOPS[found.dtype] if found.dtype != "float32" or found.tf32 else PLAIN_FLOPS
     if found.dtype != "float32" and rows * 4 < 64 * warps:
         flops *= NARROW
@@ -125,7 +135,8 @@ def estimate_secs(found: Contraction, template: str, arguments: Mapping[str, int
     secs = max(moved / BANDWIDTH, cached, waves * (LATENCY_SECS + steps * max(computing, copying, issuing, waiting)))
     launch = LAUNCH_SECS - (EARLY_SAVES_SECS if arguments["early"] else 0)
     if parts > 1:
-        secs += LATENCY_SECS + launch + 8 * parts * batch * m * n / CACHE_BANDWIDTH
+        between = BARRIER_SECS if arguments["cluster"] else launch
+        secs += LATENCY_SECS + between + 8 * parts * batch * m * n / CACHE_BANDWIDTH
     return secs + launch
 
 
@@ -152,7 +163,7 @@ def _points(found: Contraction, limit: int, early: int) -> Iterator[dict[str, in
             groups = (0, 8) if -(-m // rows) > 8 else (0,)
             for group in groups:
                 arguments = {"rows": rows, "columns": columns, "step": step, "parts": parts, "stages": stages}
-                arguments |= {"warps": warps, "group": group, "early": early}
+                arguments |= {"warps": warps, "group": group, "early": early, "cluster": 0}
                 if shared_bytes(found, CONTRACTION, arguments) <= limit:
                     yield arguments
 
@@ -187,7 +198,7 @@ def _tma_points(
                 continue
             for group in (0, 8) if -(-m // rows) > 8 else (0,):
                 arguments = {"rows": rows, "columns": columns, "step": step, "parts": parts, "stages": stages}
-                arguments |= {"warps": warps, "group": group, "early": 1}
+                arguments |= {"warps": warps, "group": group, "early": 1, "cluster": 0}
                 if shared_bytes(found, CONTRACTION_TMA, arguments) <= limit:
                     yield arguments
 
@@ -203,11 +214,11 @@ def _covering(extent: int) -> int:
 
 
 def _varied(ranked: Sequence[tuple[float, str, dict[str, int]]]) -> list[tuple[float, str, dict[str, int]]]:
-    """Ranked points, in an order in which those of one template, tile and parts do not all come together."""
-    seen: dict[tuple[str, int, int, int], int] = {}
+    """Ranked points, in an order in which those of one template, tile, parts and cluster do not all come together."""
+    seen: dict[tuple[str | int, ...], int] = {}
     placed = []
     for number, (secs, template, arguments) in enumerate(ranked):
-        tile = (template, arguments["rows"], arguments["columns"], arguments["parts"])
+        tile: tuple[str | int, ...] = (template, *(arguments[name] for name in ("rows", "columns", "parts", "cluster")))
         seen[tile] = seen.get(tile, 0) + 1
         placed.append((secs * (1 + ALIKE) ** (seen[tile] - 1), number, secs, template, arguments))
     return [one[2:] for one in sorted(placed, key=lambda one: one[:2])]

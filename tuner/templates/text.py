@@ -3,7 +3,8 @@
     {"args":{"columns":64,...},"template":"contraction-1"}
 
 A template generates its source from a worker's own code; the text holds a name and bounded integers and nothing else. The
-name carries a version: a template whose meaning changes gets a new name, and texts of the old one are refused.
+name carries a version: a template whose meaning changes gets a new name, and texts of the old one are refused. An argument
+that came later is left out of a text where it says what was done without it, so that older texts stay what they are.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "warps": (1, 2, 4, 8, 16),
         "group": (0, 4, 8, 16),
         "early": (0, 1, FETCHES),
+        "cluster": (0, 1),
     },
     CONTRACTION_TMA: {
         "rows": (64, 128, 256),
@@ -43,21 +45,25 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "warps": (4, 8),
         "group": (0, 4, 8, 16),
         "early": (0, 1),
+        "cluster": (0, 1),
     },
-    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1)},
+    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1, FETCHES)},
 }
 """Template -> argument -> values that it may have.
 
 contraction-1: the tile that a thread block computes (rows x columns), iterations of the sum for which operands are in shared
 memory at a time (step), parts into which the sum is divided among blocks, depth of the pipeline of copies (stages), warps of
 a block, rows of tiles that are computed one after another so that they find their operands in the L2 cache (group; 0 for
-all), whether a launch may begin before the one before it has ended (early).
+all), whether a launch may begin before the one before it has ended (early), whether the blocks of a tile's parts are a
+cluster that adds their sums, where else a second kernel does (cluster).
 
 contraction-tma-1: the same, of a kernel that has the tensor memory accelerator copy tiles and that waits for each of them
 alone (stages: tiles of an operand in shared memory; early: and weights are copied until the launch before has ended).
 
-rows-1: the rows that a block computes, its warps, early.
+rows-1: the rows that a block computes, its warps, early (FETCHES: and weights are read until then).
 """
+LATER: Mapping[str, int] = {"cluster": 0}
+"""Argument that came later -> what a text says that lacks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +76,8 @@ class Chosen:
     @property
     def text(self) -> str:
         """The canonical text."""
-        return canonical_json({"template": self.template, "args": dict(self.arguments)}).decode()
+        told = {name: value for name, value in self.arguments.items() if LATER.get(name) != value}
+        return canonical_json({"template": self.template, "args": told}).decode()
 
 
 def is_template(text: str | bytes) -> bool:
@@ -96,6 +103,7 @@ def checked(name: Any, arguments: Mapping[str, Any]) -> Chosen:
     known = TEMPLATES.get(name) if isinstance(name, str) else None
     if known is None:
         raise InvalidTrace(f"there is no template {str(name)[:64]!r}")
+    arguments = {**{name: value for name, value in LATER.items() if name in known}, **arguments}
     if set(arguments) != set(known):
         raise InvalidTrace(f"the template {name} takes {', '.join(sorted(known))}")
     for argument, values in known.items():

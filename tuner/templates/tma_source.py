@@ -1,6 +1,7 @@
 """The Gluon program of a contraction whose operands are matrices (matrices.py): one block's way through its tile is
 
       for each of the first stages: have the tiles of the weights copied
+      read the weights that follow the sums
       wait for the launch before
       for each of the first stages: have the other operand's tiles copied
       for k, in steps
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pitchpipe.errors import InvalidTrace
+from tuner.templates.ahead import ask_ahead, read_ahead, weights_in
 from tuner.templates.contraction import Contraction
 from tuner.templates.kernel_source import BOTH, KernelSource, Matrix, TemplateSource, begin, wait
 from tuner.templates.matrices import ITEM_BYTES, OperandMatrix, operand_matrices
@@ -31,6 +33,10 @@ LARGE_TILE = 128 * 128
 """Elements from which on a tile is rearranged before it is written, so that neighbouring threads write whole lines."""
 VECTOR = 8
 """Elements that a thread writes at a time then."""
+MOST_AHEAD = 64
+"""Columns of a tile for which weights are in registers while it is multiplied: of each a thread has a quarter."""
+FOUR = 4
+"""Sums that a thread reads at a time: 16 bytes."""
 LEAST_ROWS = 16
 """Of a warp's part of a tile."""
 
@@ -82,29 +88,55 @@ class _TmaWriter(Writer):
         _lines(printer, stages, ["mbarrier.init(ready.index(stage), count=1)"])
         expected = f"mbarrier.expect(ready.index(stage), {self._stage_bytes})"
         _lines(printer, stages, [expected, *self._copies(weights, "stage", "stage")])
-        wait(printer, self.early)
-        _lines(printer, stages, list(self._copies(others, "stage", "stage")))
         layout = f"tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{self.warps}, 1], "
         layout += f"instr_shape=[16, {min(self.columns, MOST_COLUMNS)}, 16])"
         printer.line(f"sums: tl.constexpr = {layout}")
+        if self.early:
+            self._follow_ahead(printer)
+        wait(printer, self.early)
+        _lines(printer, stages, list(self._copies(others, "stage", "stage")))
         printer.line(f"total = tl.zeros(({self.rows}, {self.columns}), tl.float32, layout=sums)")
         self._multiply(printer)
         printer.line("total = warpgroup_mma_wait(0, deps=(total,))")
         layout = "sums"
         if self.rows * self.columns >= LARGE_TILE:
             layout = "lines"
-            across = min(32, self.columns // VECTOR)
-            vectors = f"[1, {VECTOR}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0]"
-            printer.line(f"lines: tl.constexpr = tl.BlockedLayout({vectors})")
+            printer.line(f"lines: tl.constexpr = {self._in_lines(VECTOR)}")
             printer.line("total = tl.convert_layout(total, lines)")
+        return self.finished(
+            printer,
+            Value(text="total", dtype="float32", axes=BOTH),
+            self._tile(printer, layout),
+            matrices,
+            self._in_lines(FOUR),
+        )
+
+    def _tile(self, printer: Printer, layout: str) -> Tile:
+        """The block's tile of the result in a layout."""
         printer.line(f"everywhere = tl.full(({self.rows}, {self.columns}), True, tl.int1, layout={layout})")
-        tile = Tile(
+        return Tile(
             shape=(self.rows, self.columns),
             variables=self.outer(printer, self.rows, self.columns, layout),
             inside=self.inside(printer, self.rows, self.columns),
             everywhere="everywhere",
         )
-        return self.finished(printer, Value(text="total", dtype="float32", axes=BOTH), tile, matrices)
+
+    def _follow_ahead(self, printer: Printer) -> None:
+        """Reads the weights that follow the sums, where registers hold them; else asks for them."""
+        value, weights = self.found.value, self.found.weights
+        if next(weights_in(value, weights), None) is None or (self.parts > 1 and not self.cluster):
+            return
+        if self.parts == 1 and self.columns <= MOST_AHEAD and self.rows * self.columns < LARGE_TILE:
+            read_ahead(printer, value, weights, self._tile(printer, "sums"))
+        else:
+            printer.line(f"asked: tl.constexpr = {self._in_lines(VECTOR)}")
+            printer = printer.afresh()
+            ask_ahead(printer, value, weights, self._tile(printer, "asked"))
+
+    def _in_lines(self, vector: int) -> str:
+        """A layout in which neighbouring threads have neighbouring elements of a row, so many each."""
+        across = min(32, self.columns // vector)
+        return f"tl.BlockedLayout([1, {vector}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0])"
 
     @property
     def _stage_bytes(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pitchpipe.wire.task import Task
 from tuner.tuning.budget import Latency, TaskLedger
 from tuner.tuning.confirm import contenders
+from tuner.tuning.confirming_cost import ConfirmingCost
 
 CONFIRMED = 3
 """Measured candidates that are timed beside the baseline in a confirming run, at most: of the fastest, those that may be the
@@ -33,13 +34,15 @@ def compared(
     return traces[:CONFIRMED] + [trace for trace in traces[CONFIRMED:] if trace == task.fixed]
 
 
-def by_value(tasks: Sequence[Task], ledgers: Sequence[TaskLedger]) -> Callable[[int], tuple[float, float]]:
-    """A key for sorting the indices of tasks so that confirming is worth most for the last: by what their best saves of the
-    model's time, then by their size."""
+def by_value(
+    tasks: Sequence[Task], ledgers: Sequence[TaskLedger], cost: ConfirmingCost
+) -> Callable[[int], tuple[float, float]]:
+    """A key for sorting the indices of tasks so that confirming is worth most for the last: by what their bests save of the
+    model's time for a second of confirming, then by their size."""
 
     def value(index: int) -> tuple[float, float]:
-        ledger, size = ledgers[index], tasks[index].weight * tasks[index].flops
+        ledger, task = ledgers[index], tasks[index]
         saved = ledger.weight * (ledger.best_secs or 0.0) if ledger.saved_secs is None else ledger.saved_secs
-        return saved, size
+        return saved / cost.secs([task], 1), task.weight * task.flops
 
     return value

@@ -30,7 +30,7 @@ from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import by_value, compared
 from tuner.tuning.forecast import outlook
 from tuner.tuning.records import RecordStore
-from tuner.tuning.replay import ReplayStage
+from tuner.tuning.replay import NoReplays, Replays, ReplayStage
 
 log = structlog.get_logger("pitchpipe.loop")
 
@@ -40,6 +40,9 @@ SEEDS_CONFIRMED = 8
 """Imported traces that join the confirming run."""
 MAX_CONFIRMATIONS = 3
 """Confirming runs of a task, at most; the last one's verdict stands. Workers may keep dying, or the device stay busy."""
+IDLE_PART = 1 / 3
+"""Of confirming's share of a budget, what tasks that gain nothing may have while workers would wait and the share is not
+enough for all. On a busy machine four of them took four fifths of it, and no task that had gained was confirmed."""
 CHARGED = tuple(purpose for purpose in Purpose if purpose.charged)
 """The purposes of trials."""
 MAX_SEARCH_CRASHES = 3
@@ -62,7 +65,8 @@ class Measurer(Protocol):
         """Whether another batch should be started, when `waiting` batches are being searched for."""
 
     def withdraw(self, purposes: Sequence[Purpose]) -> None:
-        """Cancels the candidates for these purposes that nobody measures yet; their batches end without them."""
+        """Cancels the candidates for these purposes that nobody measures yet, and stops trials that are measured, where it
+        can; their batches end without them."""
 
     def parallel(self) -> int:
         """Batches that are measured side by side: the workers that are there, at least one."""
@@ -76,28 +80,6 @@ class Predictor(Protocol):
 
     def observe(self, measured: int) -> None:
         """Tells that `measured` results have arrived, so that a new training may start. Never blocks."""
-
-
-class Replays(Protocol):
-    """Schedules that were found under other circumstances than those of the job's workers."""
-
-    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:
-        """At most `n` of the task's candidates that were not measured here: what was served first, then the fastest."""
-
-    def confirmed(self, task: int, best: Best | None) -> bool:
-        """Records the verdict on the replay (None: it decided nothing). Whether the task then needs no search."""
-
-
-class NoReplays:
-    """For a job without schedules from other circumstances."""
-
-    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:  # noqa: ARG002
-        """None."""
-        return ()
-
-    def confirmed(self, task: int, best: Best | None) -> bool:  # noqa: ARG002
-        """Is not asked."""
-        return False
 
 
 @dataclass(kw_only=True)
@@ -193,8 +175,8 @@ class TuningLoop:
             if stage is ReplayStage.MEASURED:
                 self._replaying[index] = ReplayStage.CONFIRMING
                 self._confirm(index)
-        self._to_confirm.sort(key=by_value(self.tasks, self.ledger.tasks), reverse=True)
-        for index in [i for i in self._to_confirm if self.ledger.tasks[i].settled]:
+        self._to_confirm.sort(key=by_value(self.tasks, self.ledger.tasks, self._cost), reverse=True)
+        for index in self._free(elapsed_secs):
             if self._may_confirm(index, elapsed_secs):
                 self._confirm_last(index)
         while self.measurer.has_capacity(len(self._searches)) and self._begin(elapsed_secs):
@@ -209,19 +191,34 @@ class TuningLoop:
             self._confirm_last(index)
         return not self._confirming
 
+    def _free(self, elapsed_secs: float) -> list[int]:
+        """The tasks whose last confirming run may begin before all trials have ended, in their order: those that get no more
+        trials; once the seconds for trials are spent, all that have none in flight. None when all may begin."""
+        if self.ledger.seconds_limit is not None and self.ledger.finished(elapsed_secs):
+            return []
+        ended, tasks = self.ledger.time_up(elapsed_secs), self.ledger.tasks
+        return [i for i in self._to_confirm if tasks[i].settled or (ended and tasks[i].idle)]
+
     def _may_confirm(self, index: int, elapsed_secs: float) -> bool:
-        """Whether a confirming run may begin while trials are still spent: it would go before them. Of a budget in seconds
-        it may where workers would wait otherwise, and as long as confirming has had no more than its share. Where the share
-        is not enough for all tasks, it is kept for those whose search found something."""
+        """Whether a confirming run may begin while trials are still measured: it would go before them. Of a budget in
+        seconds it may where workers would wait otherwise, and as long as confirming has had no more than its share. Where
+        the share is not enough for all tasks, it is kept for those whose search found something, but for IDLE_PART. Once the
+        seconds for trials are spent, a worker that is free takes the task that is worth most then."""
         if self.ledger.seconds_limit is None:
             return True
         workers = self.measurer.parallel()
         if len(self._confirming) >= workers:
             return False
-        waiting = sum(task.batches_in_flight for task in self.ledger.tasks) <= len(self._searches)
+        measured = sum(task.batches_in_flight for task in self.ledger.tasks) - len(self._searches)
+        if self.ledger.time_up(elapsed_secs):
+            return measured + len(self._confirming) < workers
         within = self._cost.spent_secs <= CONFIRMING_SHARE * workers * elapsed_secs
         enough = self._needed_secs <= self._share_secs
-        return waiting or (within and (enough or bool(self.ledger.tasks[index].saved_secs)))
+        worthwhile = enough or bool(self.ledger.tasks[index].saved_secs)
+        if measured <= 0:  # Workers would wait.
+            part_secs = IDLE_PART * CONFIRMING_SHARE * workers * self.ledger.seconds_limit
+            return worthwhile or self._cost.spent_secs < part_secs
+        return within and worthwhile
 
     @property
     def _share_secs(self) -> float:

@@ -6,13 +6,15 @@ verdict is as good as the earlier one, the effort of the earlier job counts for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 from pitchpipe.wire.job import Replay
 from pitchpipe.wire.measure import FailureKind
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task
+from tuner.search.requests import Proposal
 
 KEEPS = 0.9
 """Share of its speed-up over the baseline that a schedule must keep. Confirming runs of one device differ by a few per cent
@@ -68,3 +70,25 @@ def still_holds(earlier: Best | None, best: Best | None, failures: Iterable[Fail
     if earlier.baseline_secs is None:
         return False
     return best.baseline_secs / best.secs >= KEEPS * earlier.baseline_secs / earlier.secs
+
+
+class Replays(Protocol):
+    """Schedules that were found under other circumstances than those of the job's workers."""
+
+    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:
+        """At most `n` of the task's candidates that were not measured here: what was served first, then the fastest."""
+
+    def confirmed(self, task: int, best: Best | None) -> bool:
+        """Records the verdict on the replay (None: it decided nothing). Whether the task then needs no search."""
+
+
+class NoReplays:
+    """For a job without schedules from other circumstances."""
+
+    def unreplayed(self, task: int, n: int) -> Sequence[Proposal]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def confirmed(self, task: int, best: Best | None) -> bool:  # noqa: ARG002
+        """Is not asked."""
+        return False

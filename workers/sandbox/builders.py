@@ -43,6 +43,12 @@ class Parts:
     check_secs: float = 0.0
 
 
+def straggler_limit(built_secs: Sequence[float]) -> tuple[float, float]:
+    """(median seconds of a batch's builds, seconds after which one that alone is waited for is given up)."""
+    median_secs = statistics.median(built_secs)
+    return median_secs, max(STRAGGLER_SECS, STRAGGLER_FACTOR * median_secs)
+
+
 class BuildHost(Protocol):
     """The task process that forks the builders."""
 
@@ -181,8 +187,7 @@ class Builders:
         """Ends the stragglers: see the module's docstring."""
         if self._waiting or self.ready or not self._secs:
             return
-        median_secs = statistics.median(self._secs)
-        limit_secs = max(STRAGGLER_SECS, STRAGGLER_FACTOR * median_secs)
+        median_secs, limit_secs = straggler_limit(self._secs)
         now = time.monotonic()
         if any(now - child.started < limit_secs for child in self._building):
             return

@@ -65,7 +65,20 @@ def _times(to: Emitter, x: Any, factor: Any) -> Any:
 def multiply(to: Emitter, x: Any, other: Any) -> Any:
     if to.dtype == "bool":
         return to.emit(op.logical_and(to.tensor(x, "bool"), to.tensor(other, "bool")))
+    if is_float(to.dtype) and not is_tensor(other) and other == 0:
+        return _times_zero(to, x)
     return arithmetic(to, op.multiply, x, other)
+
+
+def _times_zero(to: Emitter, x: Any) -> Any:
+    """Zero but where x is infinite or no number; TVM takes such a product for zero everywhere."""
+    dtype = wide(to.dtype)
+
+    def body(value: Any) -> Any:
+        none, infinity = tirx.const(math.nan, dtype), tirx.const(math.inf, dtype)
+        return tirx.Select(tirx.abs(value) < infinity, tirx.const(0, dtype), none)
+
+    return elementwise(to, "times_zero", body, dtype, x)
 
 
 @converter("div.Tensor", "div.Scalar", "div.default")

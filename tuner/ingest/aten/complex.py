@@ -106,6 +106,17 @@ def make(to: Emitter, x: Any, imag: Any = None, real: Any = None) -> Pair:
     return Pair(*(to.broadcast(each, to.shape) for each in (x if real is None else real, imag)))
 
 
+@of_complex("full.default", "full_like.default", "new_full.default")
+@of_complex(
+    "zeros.default", "zeros_like.default", "new_zeros.default", "ones.default", "ones_like.default", "new_ones.default"
+)
+def filled(to: Emitter, fill_value: Any = None, **_: Any) -> Any:
+    number = fill_value if fill_value is not None else 1 if "ones" in str(to.node.target) else 0
+    parts = split_parts(number) if isinstance(number, (Pair, complex)) else (number, 0)
+    found = [to.broadcast(to.tensor(part, to.dtype), to.shape) for part in parts]
+    return Pair(*found) if to.gives_complex else found[0]
+
+
 @of_complex("polar.default")
 def polar(to: Emitter, abs: Any, angle: Any) -> Pair:
     parts = (to.emit(op.multiply(abs, to.emit(part(angle)))) for part in (op.cos, op.sin))

@@ -110,7 +110,10 @@ class _Importer:
                 raise UnsupportedOperator(f"an output is the constant {output!r}, which is no tensor")
             value = self.env[output]
             if isinstance(value, Nothing):
-                raise UnsupportedShape(f"output {output.name!r} of shape {list(value.value.shape)} has no elements")
+                raise UnsupportedShape(
+                    f"output {output.name!r} of shape {list(value.value.shape)} has no elements: give example inputs without"
+                    " an axis of extent 0"
+                )
             if not is_tensor(value):
                 kind = "complex" if isinstance(value, Pair) else "no tensor"
                 raise UnsupportedOperator(f"output {output.name!r} is {kind}")

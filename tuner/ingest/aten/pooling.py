@@ -105,20 +105,23 @@ def _max_pool(rank: int) -> Callable[..., Any]:
         stride: Any = (),
         padding: Any = 0,
         dilation: Any = 1,
-        ceil_mode: bool = False,
+        **_: Any,
     ) -> Any:
         kernel = _each(kernel_size, rank)
         step = _each(stride, rank) if stride not in (None, [], ()) else kernel
         pad, spread = _each(padding, rank), _each(dilation, rank)
         result = to.dtype
         several = len(to.results) > 1
-        if not (several and to.reads(1)) and is_float(result) and not ceil_mode:
-            make = MAXIMA[rank]
+        if not (several and to.reads(1)) and is_float(result):
+            make, have = MAXIMA[rank], shape_of(x)[-rank:]
+            axes = zip(have, to.shape[-rank:], kernel, step, pad, spread, strict=True)
+            # ceil_mode, which is in the result's shape: the last window may reach beyond the padding.
+            after = [max((out - 1) * s + d * (k - 1) + 1 - n - p, p) for n, out, k, s, p, d in axes]
             found = _batched(
                 to,
                 x,
                 rank,
-                lambda v: make(v, pool_size=kernel, strides=step, padding=pad, dilation=spread, ceil_mode=False),
+                lambda v: make(v, pool_size=kernel, strides=step, padding=[*pad, *after], dilation=spread),
             )
             return (found, None) if several else found
         x = to.cast(x, wide(result))

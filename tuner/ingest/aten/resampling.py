@@ -9,56 +9,40 @@ from typing import Any
 
 import numpy as np
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, rounded, shape_of, wide
-from tuner.tvm_compat import relax, te, tirx
+from tuner.graph.resizes import CUBIC, keys, scale_of, taps, weighted
+from tuner.ingest.aten.emitter import Emitter, converter, int64, is_float, rounded, shape_of, wide
+from tuner.tvm_compat import relax, tirx
 
 op = relax.op
-CUBIC, CUBIC_SMOOTH = -0.75, -0.5
-"""Coefficients of R. Keys's cubic convolution (1981): PyTorch's, and the one that it takes when it smooths."""
+CUBIC_SMOOTH = -0.5
+"""The coefficient of R. Keys's cubic convolution (1981) that PyTorch takes when it smooths."""
 
 
 # Resizing: along each axis a row of the result is a weighted sum of few rows, whose places and weights are constants.
+
+METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
 
 def _scales(size: Sequence[int], have: Sequence[int], align: bool, given: Any) -> list[float]:
     scales = []
     for at, (out, extent) in enumerate(zip(size, have, strict=True)):
         factor = given[at] if given is not None and len(given) > at else None
-        if align:
-            scales.append((extent - 1) / (out - 1) if out > 1 else 0.0)
-        else:
-            scales.append(1 / factor if factor else extent / out)
+        scales.append(1 / factor if factor and not align else scale_of(extent, out, align=align))
     return scales
+
+
+def _mode(kind: str, align: bool) -> str:
+    """TVM's name for where the rows of the result lie in the image."""
+    return "asymmetric" if kind == "nearest" else "align_corners" if align else "half_pixel"
 
 
 def _taps(extent: int, out: int, scale: float, align: bool, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Places [out, taps] and weights [out, taps] along an axis."""
-    rows = np.arange(out, dtype=np.float32)
-    scale32 = np.float32(scale)
-    if kind == "nearest":
-        places = np.minimum(np.floor(rows * scale32), extent - 1).astype(np.int64)
-        return places[:, None], np.ones((out, 1), np.float32)
     if kind == "nearest-exact":
-        places = np.minimum(np.floor((rows + np.float32(0.5)) * scale32), extent - 1).astype(np.int64)
+        rows = np.arange(out, dtype=np.float32)
+        places = np.minimum(np.floor((rows + np.float32(0.5)) * np.float32(scale)), extent - 1).astype(np.int64)
         return places[:, None], np.ones((out, 1), np.float32)
-    source = rows * scale32 if align else (rows + np.float32(0.5)) * scale32 - np.float32(0.5)
-    if kind == "linear":
-        source = np.maximum(source, 0)
-        low = np.minimum(np.floor(source).astype(np.int64), extent - 1)
-        part = np.clip(source - low, 0, 1).astype(np.float32)
-        return np.stack([low, np.minimum(low + 1, extent - 1)], 1), np.stack([1 - part, part], 1)
-    low = np.floor(source).astype(np.int64)
-    part = source - low
-    places = np.clip(low[:, None] + np.arange(-1, 3), 0, extent - 1)
-    weights = np.stack([_keys(part - offset, CUBIC) for offset in range(-1, 3)], 1)
-    return places, weights.astype(np.float32)
-
-
-def _keys(t: np.ndarray, a: float) -> np.ndarray:
-    t = np.abs(t)
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = ((t - 5) * t + 8) * t * a - 4 * a
-    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+    return taps(extent, out, scale, METHODS[kind], _mode(kind, align))
 
 
 def _smooth_taps(extent: int, out: int, scale: float, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +57,7 @@ def _smooth_taps(extent: int, out: int, scale: float, kind: str) -> tuple[np.nda
         first = max(int(centre - support + 0.5), 0)
         size = min(int(centre + support + 0.5), extent) - first
         at = (np.arange(size) + first - centre + 0.5) / stretch
-        found = np.maximum(1 - np.abs(at), 0) if kind == "linear" else _keys(at, CUBIC_SMOOTH)
+        found = np.maximum(1 - np.abs(at), 0) if kind == "linear" else keys(at, CUBIC_SMOOTH)
         places[row] = min(max(first, 0), extent - 1)
         places[row, :size] = first + np.arange(size)
         weights[row, :size] = found / (found.sum() or 1)
@@ -93,6 +77,17 @@ def _resized(
     else:
         dtype = wide(result)
     x = to.cast(x, dtype)
+    plain = [scale_of(extent, out, align=align) for extent, out in zip(have[-rank:], size, strict=True)]
+    if rank == 2 and len(have) == 4 and dtype == "float32" and kind in METHODS and not smooth and list(scales) == plain:
+        resized = op.image.resize2d(
+            x,
+            relax.ShapeExpr(list(size)),
+            method=METHODS[kind],
+            coordinate_transformation_mode=_mode(kind, align),
+            rounding_method="floor",
+            cubic_alpha=CUBIC,
+        )
+        return to.cast(to.emit(resized), result)
     for axis in range(rank):
         at = len(have) - rank + axis
         extent, out = shape_of(x)[at], size[axis]
@@ -102,23 +97,8 @@ def _resized(
             places, weights = _taps(extent, out, scales[axis], align, kind)
         if extent == out and (places[:, 0] == np.arange(out)).all() and (weights[:, 0] == 1).all():
             continue
-        x = _mixed(to, x, at, places, weights)
+        x = weighted(to.builder, x, at, places, weights)
     return to.cast(x, result)
-
-
-def _mixed(to: Emitter, x: Any, axis: int, places: np.ndarray, weights: np.ndarray) -> Any:
-    shape = shape_of(x)
-    shape[axis] = len(places)
-    dtype = dtype_of(x)
-    if weights.shape[1] == 1:
-        return to.emit(op.take(x, relax.const(places[:, 0]), axis=axis))
-
-    def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(weights.shape[1])), "k")
-        row = at[axis]
-        return te.sum(given[0](*at[:axis], given[1](row, k.var), *at[axis + 1 :]) * given[2](row, k.var), axis=k)
-
-    return to.compute("resize", body, shape, x, relax.const(places), relax.const(weights.astype(dtype)))
 
 
 def _of_bytes(

@@ -9,13 +9,15 @@ from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, Rewrites
 from tuner.graph.reassociate import reassociate
 from tuner.graph.resamplings import mark_resamplings
+from tuner.graph.resizes import separate_resizes
 from tuner.graph.scatters import decompose_scatters
+from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
 
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
     products=(reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
-    layout=(simplify, fold_input_transpose, slice_views),
+    layout=(simplify, separate_resizes, fold_input_transpose, separate_pools, slice_views),
     fusion=(mark_resamplings,),
 )

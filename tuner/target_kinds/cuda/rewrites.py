@@ -14,6 +14,7 @@ from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, Rewrites
 from tuner.graph.reassociate import reassociate
+from tuner.graph.resizes import separate_resizes
 from tuner.graph.scans import decompose_scans
 from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
@@ -28,6 +29,15 @@ REWRITES = Rewrites(
         *(split_slices, constant_takes, shared_weights, simplify, split_projections, simplify, even_biases),
         *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),
     ),
-    layout=(simplify, align_layouts, sink_reshapes, simplify, fold_input_transpose, slice_views_of_inputs, group_rows),
+    layout=(
+        simplify,
+        separate_resizes,
+        align_layouts,
+        sink_reshapes,
+        simplify,
+        fold_input_transpose,
+        slice_views_of_inputs,
+        group_rows,
+    ),
     fusion=(mark_gathers,),
 )

@@ -8,7 +8,6 @@ timed again while the reference workload beside it is too slow (tuner/measure/he
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -22,7 +21,7 @@ from tuner.measure import quiet
 from tuner.measure.candidate import Bench
 from tuner.measure.drift import believed_ratio, drifted
 from tuner.measure.heartbeat import clock_hz
-from workers.sandbox.builders import STRAGGLER_FACTOR, STRAGGLER_SECS, BuildHost, BuiltCandidate
+from workers.sandbox.builders import BuildHost, BuiltCandidate, straggler_limit
 from workers.sandbox.cpu.child import GO
 from workers.sandbox.messages import Applied, Batch, Fault, FromChild, Sample, Waiting
 from workers.sandbox.nursery import Child, Ended, Limits, Line
@@ -127,13 +126,12 @@ class BatchRun(ABC):
         """Ends a search's children that alone are waited for and compute far longer than the batch's others took to build,
         as builders.py has it: LLVM takes a minute for some code that is not fast. It is processor time that counts: other
         load makes nobody a straggler."""
-        if self._batch.purpose is Purpose.CONFIRM:
+        if self._batch.purpose is Purpose.CONFIRM or self._starts:
             return
         built_secs = [trial.build_secs for trial in self._trials.values() if trial.build_secs]
-        if self._starts or not built_secs:
+        if not built_secs:
             return
-        median_secs = statistics.median(built_secs)
-        limit_secs = max(STRAGGLER_SECS, STRAGGLER_FACTOR * median_secs)
+        median_secs, limit_secs = straggler_limit(built_secs)
         if any(trial.child.computed_secs() <= limit_secs for trial in self._building):
             return
         for trial in list(self._building):

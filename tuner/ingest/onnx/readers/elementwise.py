@@ -177,3 +177,15 @@ def equal(node: Node) -> Any:
 @reader("Not")
 def negation(node: Node) -> Any:
     return relax.op.logical_not(node.tensor(0))
+
+
+@reader("Sign")
+def sign(node: Node) -> Any:
+    """What is no number stays so; TVM's operator for whole ones."""
+    dtype = node.dtype(0)
+    if dtype not in ("float16", "float32", "float64"):
+        return None
+    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
+    return elementwise(
+        node, lambda x: tirx.Select(x > zero, one, tirx.Select(x < zero, -one, x)), node.tensor(0), name="sign"
+    )

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tuner.graph.resizes import CUBIC
 from tuner.ingest.onnx.node import Node, compute
 from tuner.ingest.onnx.registry import reader
 from tuner.ingest.onnx.values import shape_of
-from tuner.tvm_compat import te, tirx
+from tuner.tvm_compat import relax, te, tirx
 
 KIND = "float64"
 """In which weights are computed."""
@@ -44,30 +45,47 @@ def upsample(node: Node) -> Any:
 
 @reader("Resize")
 def resize(node: Node) -> Any:
-    """TVM's operator for images where it agrees with the standard: nearest and linear, of constant whole enlargement."""
     if node.opset < 11:
         node.inputs = [node.inputs[0], None, node.inputs[1]]
         node.attributes |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         return _resized(node)
     # An operand of no element is one that is left out.
     node.inputs = [None if isinstance(v, np.ndarray) and v.size == 0 else v for v in node.inputs]
-    if _as_tvm_has_it(node):
-        return None
-    return _resized(node)
+    found = _of_images(node)
+    return _resized(node) if found is None else node.emit(found)
 
 
-def _as_tvm_has_it(node: Node) -> bool:
+def _of_images(node: Node) -> Any:
+    """TVM's operator, which keeps its layout between convolutions and is taken apart later (tuner/graph/resizes.py), where
+    it agrees with the standard; None elsewhere."""
     source, result = node.shape(0), node.result_shape()
-    known = all(node.known(position) is not None for position in (2, 3) if node.given(position))
-    plain = not any(node.attribute(name) for name in ("antialias", "axes", "exclude_outside"))
-    whole = all(b % a == 0 for a, b in zip(source, result, strict=True)) and source[:2] == result[:2]
-    mode, place = (
-        str(node.attribute("mode", "nearest")),
-        str(node.attribute("coordinate_transformation_mode", "half_pixel")),
-    )
+    if len(source) != 4 or source[:2] != result[:2] or node.dtype(0) != "float32":
+        return None
+    if any(node.attribute(name) for name in ("antialias", "axes", "exclude_outside")):
+        return None
+    if node.given(3) and node.known(3) is None:
+        return None
+    if node.given(2):  # scales count as they are where they are not those of the extents
+        scales = node.known(2)
+        if scales is None or not np.allclose(scales, np.divide(result, source), rtol=1e-6):
+            return None
+    mode = str(node.attribute("mode", "nearest"))
+    place = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
+    if place == "pytorch_half_pixel" and min(result[2:]) > 1:
+        place = "half_pixel"
     nearest = mode == "nearest" and place == "asymmetric" and str(node.attribute("nearest_mode", "")) == "floor"
-    linear = mode == "linear" and place in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
-    return known and plain and whole and len(source) == 4 and node.dtype(0) == "float32" and (nearest or linear)
+    linear = mode == "linear" and place in ("half_pixel", "asymmetric", "align_corners")
+    cubic = mode == "cubic" and place in ("half_pixel", "align_corners")
+    if not (nearest or linear or (cubic and math.isclose(float(node.attribute("cubic_coeff_a", CUBIC)), CUBIC))):
+        return None
+    return relax.op.image.resize2d(
+        node.tensor(0),
+        relax.ShapeExpr(list(result[2:])),
+        method="nearest_neighbor" if nearest else mode,
+        coordinate_transformation_mode=place,
+        rounding_method="floor",
+        cubic_alpha=CUBIC,
+    )
 
 
 def _resized(node: Node) -> Any:
