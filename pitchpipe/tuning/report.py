@@ -242,7 +242,8 @@ def unconfirmed(tasks: int, of: int) -> str:
     """What to do about so many tasks without a confirmed time; nothing where there are none."""
     if not tasks:
         return ""
-    return f"{tasks} of {of} tasks have no confirmed time and run as before: another run goes on from what was measured"
+    told = f"{tasks} of {of} tasks have no confirmed time and run default schedules"
+    return f"{told}: another run goes on from what was measured"
 
 
 def _sum(tasks: Iterable[tuple[int, float | None]]) -> float | None:

@@ -34,6 +34,22 @@ def job(state: JobState = JobState.TUNING, **progress: object) -> JobView:
     )
 
 
+def task(weight: int = 1, tuned_secs: float | None = None) -> TaskView:
+    return TaskView(
+        workload="0" * 64,
+        name="softmax",
+        target=TARGET,
+        kind=TaskKind.TUNED,
+        weight=weight,
+        flops=1.0,
+        bytes=1.0,
+        trials=0,
+        failed_trials=0,
+        reused=False,
+        tuned_secs=tuned_secs,
+    )
+
+
 def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
     line = describe(job(trials=40, failed_trials=2, best_secs=0.0125, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
     assert line == "tuning: 40/100 trials, 2 failed, best 12.50 ms, 30 s left (20 to 45)"
@@ -44,21 +60,17 @@ def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
 
 
 def test_the_line_has_no_best_where_all_of_it_is_estimated():
-    fixed = TaskView(
-        workload="0" * 64,
-        name="softmax",
-        target=TARGET,
-        kind=TaskKind.TUNED,
-        weight=1,
-        flops=1.0,
-        bytes=1.0,
-        trials=0,
-        failed_trials=0,
-        reused=False,
-    )
     view = job(best_secs=0.0125, estimated_tasks=1)
     assert "best" in describe(view)
-    assert "best" not in describe(view.model_copy(update={"tasks": (fixed,)}))
+    assert "best" not in describe(view.model_copy(update={"tasks": (task(),)}))
+
+
+def test_the_last_line_has_what_was_confirmed():
+    ended = job(JobState.DONE, best_secs=0.0125).model_copy(
+        update={"tasks": (task(weight=2, tuned_secs=0.008),), "budget": Budget(trials=0)}
+    )
+    assert describe(ended, 0.05) == "done: 0 trials, confirmed 16.00 ms against 50.00 ms by default"
+    assert "best 12.50 ms" in describe(ended.model_copy(update={"state": JobState.CONFIRMING}))
 
 
 def test_the_line_says_what_was_gained_and_what_is_expected():

@@ -98,7 +98,7 @@ def test_tasks_without_a_confirmed_time_are_told_and_take_their_part_of_the_mode
     view = job(task(1, 0.25), task(2, None))
     found = report_of(view.model_copy(update={"progress": Progress(trials=40, best_secs=2.0)}))
     assert [row.share for row in found.tasks] == [0.25, None]
-    assert "1 of 2 tasks have no confirmed time and run as before: another run goes on" in str(found)
+    assert "1 of 2 tasks have no confirmed time and run default schedules: another run goes on" in str(found)
     assert "confirmed" not in str(report_of(job(task(1, 0.25))))
     unknown = report_of(job(task(1, 0.25), task(2, None)))
     assert (unknown.expected_secs, unknown.tasks[0].share) == (None, None)
