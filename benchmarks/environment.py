@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import MeasurementFailed
+from pitchpipe.errors import MeasurementFailed, NoDevice
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.wire.measure import MEASURE_VERSION
 from pitchpipe.wire.target import Target
@@ -84,7 +84,7 @@ def target_here(kind: str) -> Target:
     """The target of this machine; ends the script where `--target cuda` finds no GPU."""
     try:
         return detect_target(kind)
-    except MeasurementFailed as error:
+    except (MeasurementFailed, NoDevice) as error:
         raise SystemExit(f"--target {kind}: {error}") from error
 
 

@@ -55,8 +55,8 @@ class Embedded:
     """Context manager: `with Embedded(database, target) as client`; without a target the worker finds its own. The client is
     closed in the end.
 
-    Raises InvalidInput when another command holds the same SQLite file, and Unreachable, with the process's last words,
-    when the server or the worker does not come up, or ends while the block runs.
+    Raises InvalidInput when another command holds the same SQLite file or a setting is not valid, and Unreachable, with the
+    process's last words, when the server or the worker does not come up, or ends while the block runs.
     """
 
     def __init__(self, database: str, target: Target | None, *, log_level: str = "warning") -> None:
@@ -162,7 +162,10 @@ class Embedded:
     def _check(self, process: subprocess.Popen[bytes], name: str, deadline: float) -> None:
         if process.poll() is None and time.monotonic() < deadline:
             return
-        raise Unreachable(f"the embedded {name} did not come up: {self._last_words(name)}")
+        words = self._last_words(name)
+        if process.poll() == InvalidInput.exit_code:
+            raise InvalidInput(words.rpartition(f"{InvalidInput.title}: ")[2])
+        raise Unreachable(f"the embedded {name} did not come up: {words}")
 
     def _last_words(self, name: str) -> str:
         log = (Path(self._scratch.name) / f"{name}.log").read_text(errors="replace").strip()

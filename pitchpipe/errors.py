@@ -16,7 +16,7 @@ PitchpipeError                    500  exit 1
 │   ├── StaleLease                409           the lease expired or an older fencing token was used
 │   ├── IdempotencyConflict       409           the same key came with another body
 │   ├── InvalidTransition         409           the state machine says no; the message tells the history
-│   └── NoDevice                  409           no registered device serves the target
+│   └── NoDevice                  409           neither this machine nor a registered worker has such a device
 ├── Overloaded                    503  exit 5   carries retry_after_secs
 ├── Unreachable                   503  exit 5   the service did not answer
 ├── DeadlineExceeded              504  exit 124
@@ -155,7 +155,7 @@ class InvalidTransition(Conflict):
 
 
 class NoDevice(Conflict):
-    title = "No registered device serves this target"
+    title = "No device serves this target"
 
 
 class Overloaded(PitchpipeError):

@@ -109,10 +109,10 @@ def dashboard(
     import filelock
 
     from pitchpipe.errors import InvalidInput
-    from pitchpipe.places import default_database
+    from pitchpipe.places import own_database
     from service import logs, server
 
-    url = database or default_database()
+    url = database or own_database()
     path = Path(url.removeprefix("sqlite:///")).absolute()
     if "://" in url and not url.startswith("sqlite:///"):
         raise InvalidInput("this shows a file of this machine; the dashboard of a service is under / of its server")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pitchpipe.errors import MeasurementFailed
+from pitchpipe.errors import NoDevice
 from pitchpipe.target_kind import HOST, kind_named, kinds, named_device
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from tuner.target_kinds.compiler import compiler_here
@@ -16,13 +16,14 @@ def fingerprint(kind: str = HOST) -> DeviceFingerprint:
 def detect_target(name: str = "auto") -> Target:
     """The target of this machine's device of that name (`named_device`), or for `auto` of the first kind that it has one of.
 
-    Raises InvalidTarget for another name, MeasurementFailed when the machine has no such device or TVM does not start.
+    Raises InvalidTarget for another name, NoDevice when the machine has no such device, MeasurementFailed when it cannot be
+    used or TVM does not start.
     """
     devices = [(kind, 0) for kind in kinds()] if name == "auto" else [named_device(name)]
     for kind, ordinal in devices:
         if (found := kind.detect(ordinal)) is not None:
             return found
-    raise MeasurementFailed(f"this machine has no device for targets of kind {name}")
+    raise NoDevice(f"this machine has no device for targets of kind {name}")
 
 
 def toolchain(target: Target) -> Toolchain:

@@ -48,7 +48,7 @@ def _target_here(recorded: Target) -> Target:
     """This machine's target of the recorded one's kind. Raises NoDevice."""
     try:
         return detect_target(recorded.kind)
-    except MeasurementFailed as error:
+    except (MeasurementFailed, NoDevice) as error:
         raise NoDevice(f"the record is for {describe(recorded)}: {error.detail}") from error
 
 

@@ -50,7 +50,7 @@ def show_config(as_json: Annotated[bool, typer.Option("--json", help="print JSON
         print(json.dumps([setting.model_dump(mode="json") for setting in found]))
         return
     rows = [(setting.name, setting.value, setting.origin, setting.of) for setting in found]
-    show(Console(), "settings", ("variable", "value", "origin", "of"), rows, whole_first=True)
+    show(Console(), "settings", ("variable", "value", "origin", "of"), rows)
 
 
 def _of_commands() -> Iterator[Setting]:

@@ -52,7 +52,7 @@ def list_cost_models(
         for each in found
     ]
     headings = ("cost model", "target", "version", "state", "parent", "samples", "held out", "in the shadow", "reason")
-    show(Console(), "cost models", headings, rows, whole_first=True)
+    show(Console(), "cost models", headings, rows)
 
 
 @cost_models.command("show")

@@ -23,6 +23,8 @@ EXAMPLES = {
     "jobs watch": f"pitchpipe jobs watch {JOB} --timeout 600",
     "jobs cancel": f"pitchpipe jobs cancel {JOB}",
     "jobs extend": f"pitchpipe jobs extend {JOB} --trials 200",
+    "jobs pause": f"pitchpipe jobs pause {JOB}",
+    "jobs resume": f"pitchpipe jobs resume {JOB}",
     "schedules lookup": "pitchpipe schedules lookup model.onnx --target cuda",
     "schedules explain": "pitchpipe schedules explain model.onnx",
     "schedules export": f"pitchpipe schedules export {JOB} metaschedule/",

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from pitchpipe import telemetry
+from pitchpipe.cli import hints
 from pitchpipe.cli.options import (
     HERE,
     Compare,
@@ -36,10 +37,11 @@ jobs = typer.Typer(no_args_is_help=True, help="Tuning jobs.")
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Attaches the group, and what is common enough to be a command of its own."""
+    """Attaches the group, and what one looks for in it and beside it."""
     app.add_typer(jobs, name="jobs")
-    app.command("pause")(pause_job)
-    app.command("resume")(resume_job)
+    for group in (app, jobs):
+        group.command("pause")(pause_job)
+        group.command("resume")(resume_job)
 
 
 def share_of(text: str) -> float:
@@ -148,7 +150,8 @@ def watch_job(
     as_json: Json = False,
 ) -> None:
     """Follows a job to its end; exits 1 if it failed or was cancelled, 124 when the timeout passes first."""
-    with Client(url, token) as client, Progress() as progress:
+    goes_on = f"the job goes on; `pitchpipe jobs watch {job}` follows it again, `pitchpipe jobs cancel {job}` ends it"
+    with hints.after_interrupt(goes_on), Client(url, token) as client, Progress() as progress:
         view = client.wait(job, timeout_secs=timeout, on_view=progress.show)
     if as_json:
         print_json(view)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pitchpipe import telemetry
+from pitchpipe import __version__, telemetry
 from pitchpipe.cli import (
     commands,
     config_commands,
@@ -47,6 +47,21 @@ app = typer.Typer(
 errors = Console(stderr=True)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"pitchpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
 @app.command("tune")
 def tune_command(
     model: Annotated[
@@ -62,6 +77,7 @@ def tune_command(
     inputs: options.Inputs = None,
     compare: options.Compare = True,
     precision: options.PrecisionText = "ieee",
+    html: report_commands.Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     log_level: Annotated[str, typer.Option(help="of the server and the worker")] = "warning",
 ) -> None:
@@ -81,14 +97,16 @@ def tune_command(
         inputs=tuple(inputs or ()),
         compare=compare,
         precision=precision,
+        html=html,
         log_level=log_level,
     )
-    with Progress() as progress:
-        result = tune(options, progress.show, lambda link: progress.say(f"dashboard while it runs: {link}"))
+    with hints.after_interrupt("run the same command again: it goes on from what was measured"), Progress() as progress:
+        result = tune(options, progress.show, progress.say)
     if as_json:
         print(json.dumps(result))
     else:
         show_tuning(result, Console())
+        errors.print(hints.after_tuning(options.database), markup=False, highlight=False, soft_wrap=True)
 
 
 job_commands.add_commands(app)
@@ -121,9 +139,6 @@ def main(arguments: list[str] | None = None) -> Any:
         if (next_step := hints.hint(error)) is not None:
             errors.print(f"next: {next_step}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        errors.print("pitchpipe: interrupted; the next run goes on from what was measured")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def list_records(
         for record in found
     ]
     headings = ("record", "measured (UTC)", "workload", "target", "outcome", "ms")
-    show(Console(), "records", headings, rows, numbers_from=5, whole_first=True)
+    show(Console(), "records", headings, rows, numbers_from=5)
 
 
 @records.command("show")

@@ -10,7 +10,6 @@ import typer
 
 from pitchpipe.cli.options import HERE, JobId, Token, Url, client_of
 from pitchpipe.client import Client
-from pitchpipe.errors import InvalidInput
 from pitchpipe.tuning import rendering
 from pitchpipe.tuning.job import history
 from pitchpipe.tuning.rendering import Page
@@ -64,10 +63,7 @@ def _report(client: Client, job: str) -> Report:
 
 def _show(page: Page, told: str, html: Path | None, *, as_json: bool, markdown: bool) -> None:
     if html is not None:
-        try:
-            html.write_text(rendering.html_document(page), encoding="utf-8")
-        except OSError as error:
-            raise InvalidInput(f"{html} cannot be written: {error.strerror}") from error
+        rendering.write_html(page, html)
     if as_json:
         print(told)
     elif markdown:

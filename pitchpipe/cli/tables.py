@@ -8,22 +8,27 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pitchpipe.tuning.report import unconfirmed
 from pitchpipe.wire.comparison import Comparison
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.roofline import Roofline
 
+WIDEST = 10_000
+"""Of a table, in characters."""
+
 
 def show_tuning(result: dict[str, Any], console: Console) -> None:
     """The tasks of a finished `tune`, slowest first, then the whole model."""
     tasks = sorted(result["tasks"], key=lambda task: -task["weight"] * (task["tuned_secs"] or 0.0))
+    open_tasks = sum(task["tuned_secs"] is None for task in tasks)
     total = sum(task["weight"] * (task["tuned_secs"] or 0.0) for task in tasks) or 1.0
     rows = [
         (
             task["name"][:44],
             str(task["weight"]),
             f"{task['flops'] / 1e6:.1f}",
-            f"{task['weight'] * (task['tuned_secs'] or 0.0) / total:.1%}",
+            "-" if open_tasks else f"{task['weight'] * task['tuned_secs'] / total:.1%}",
             str(task["trials"]),
             milliseconds(task["untuned_secs"]),
             milliseconds(task["tuned_secs"]),
@@ -48,6 +53,8 @@ def show_tuning(result: dict[str, Any], console: Console) -> None:
         ),
         ("seconds spent", f"{result['seconds']:.0f}"),
     ]
+    if open_tasks:
+        whole.append(("not confirmed", unconfirmed(open_tasks, len(tasks))))
     if result["untuned_secs"] is not None:
         whole.append(("unscheduled loops, summed", f"{milliseconds(result['untuned_secs'])} ms"))
     show(console, "whole model", ("", ""), whole, numbers_from=1)
@@ -87,26 +94,25 @@ def show(
     rows: Sequence[Sequence[str]],
     *,
     numbers_from: int = 99,
-    whole_first: bool = False,
 ) -> None:
-    """A plain table; columns from `numbers_from` on are right-aligned. `whole_first` never crops the first column."""
-    table = Table(title=title, title_justify="left", box=None, show_header=any(headings), pad_edge=False)
+    """A plain table; columns from `numbers_from` on are right-aligned. Nothing is cropped, so that what a row says can be
+    copied: on a narrow terminal its lines run over the edge."""
+    table = Table(title_justify="left", box=None, show_header=any(headings), pad_edge=False)
     for position, heading in enumerate(headings):
-        width = max((len(row[0]) for row in rows), default=0) if whole_first and position == 0 else None
-        table.add_column(
-            heading, justify="right" if position >= numbers_from else "left", no_wrap=True, min_width=width
-        )
+        table.add_column(heading, justify="right" if position >= numbers_from else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    if not console.is_terminal:
-        console.width = 200
+    console.print(title, style="table.title", markup=False, highlight=False, soft_wrap=True)
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=WIDEST)).maximum)
     console.print(table)
     console.print()
 
 
 def milliseconds(secs: float | None) -> str:
-    """Three decimals, or a dash for an unknown time."""
-    return "-" if secs is None else f"{secs * 1e3:.3f}"
+    """Three decimals, of less than a tenth three digits, or a dash for an unknown time."""
+    if secs is None:
+        return "-"
+    return f"{secs * 1e3:#.3g}" if 0 < abs(secs) < 1e-4 else f"{secs * 1e3:.3f}"
 
 
 def billions(per_sec: float | None) -> str:

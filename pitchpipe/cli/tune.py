@@ -20,7 +20,9 @@ from pitchpipe.model.reference import Expected, FileSource
 from pitchpipe.processes.child import run_step
 from pitchpipe.target_kind import HOST
 from pitchpipe.tuning.inside import outside, tune_inside_or_tell
-from pitchpipe.tuning.job import submit_or_resume, watched
+from pitchpipe.tuning.job import history, submit_or_resume, watched
+from pitchpipe.tuning.rendering import write_html
+from pitchpipe.tuning.report import Figures, report_of
 from pitchpipe.wire.comparison import Comparison, not_compared
 from pitchpipe.wire.job import Budget, JobView
 from pitchpipe.wire.record import LookupResponse
@@ -44,15 +46,17 @@ class TuneOptions:
     """Whether the framework is asked."""
     precision: str = "ieee"
     """Of float32 products and convolutions: ieee or tf32."""
+    html: Path | None = None
+    """Where the job's report is written."""
     log_level: str = "warning"
 
 
 def tune(
-    options: TuneOptions, on_progress: Callable[[JobView], None], on_link: Callable[[str], None] = lambda _: None
+    options: TuneOptions, on_progress: Callable[[JobView], None], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """Runs the whole chain and returns the object that `--json` prints. Times are in seconds.
 
-    on_link: called with a link to the dashboard of the service that runs meanwhile.
+    say: called with what goes on before and after the job, and a link to the dashboard of the service that runs meanwhile.
 
     Raises WrongResult for a model that does not compute what its framework does, before or after tuning, and the error of
     whatever else failed; a KeyboardInterrupt leaves the database ready for the next run.
@@ -60,19 +64,25 @@ def tune(
     started = time.monotonic()
     examples = [parse_input(text) for text in options.inputs]
     model = read_model(options.path, trust=options.trust, example_inputs=examples, precision=options.precision)
+    say(f"{model.name}: building it with default schedules")
     embedded = Embedded(options.database, options.target, log_level=options.log_level)
     with embedded as client:
         target = embedded.worker.target
         expected = framework_outputs(model) if options.compare else not_compared(ASKED_NOT_TO)
         default = compare_default(model, target, cache_dir(), expected=expected)
-        on_link(client.url + client.session_link().path)
+        say(f"dashboard while it runs: {client.url}{client.session_link().path}")
         job = submit_or_resume(client, model, target, outside(options.budget, target), options.seed, default)
         view = watched(client, job, on_progress)
         schedules = client.job_schedules(view.id, target)
         found, inside = tune_inside_or_tell(client, model, target, cache_dir(), options.budget)
         schedules = schedules if found is None else found.response
+        events = history(client, view)
+    say(f"{model.name}: building and comparing what was found")
     traces = {answer.workload: answer.best.trace for answer in schedules.answers if answer.best is not None}
     tuned, evaluation = _evaluate(model, target, traces, expected, options.seed)
+    if options.html is not None:
+        figures = Figures(**{name: evaluation[name] for name in Figures.model_fields})
+        write_html(report_of(view, events, figures=figures, inside=inside).page(), options.html)
     return {
         "model": model.name,
         "target": target.attributes(),

@@ -34,7 +34,7 @@ PATIENCE_SECS = 30.0
 longer for a build gains nothing by waiting longer for a service."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Schedules:
     """Schedules fetched for a model and a target: what `load` applies."""
 
@@ -42,6 +42,10 @@ class Schedules:
     response: LookupResponse
     stale: str | None = None
     """What kept the service from answering, where this is what it answered before."""
+
+    def __repr__(self) -> str:
+        found = f"{len(self.traces)} of {len(self.response.answers)} workloads have a schedule"
+        return f"<{type(self).__name__}: {found}, for {self.target.key}>"
 
     @property
     def traces(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pitchpipe.client import Client
-from pitchpipe.errors import InvalidInput, MeasurementFailed
+from pitchpipe.errors import InvalidInput, MeasurementFailed, NoDevice
 from pitchpipe.model.local import detect_target
 from pitchpipe.target_kind import named_device
 from pitchpipe.wire.lease import WorkerState
@@ -13,12 +13,12 @@ from pitchpipe.wire.target import Target
 def named_target(name: str, service: Client) -> Target:
     """The target that is meant: this machine's device of that name, else that of the service's active workers.
 
-    JSON is what it says, `auto` and a device with a number (`cuda:1`) are of this machine alone. Raises MeasurementFailed
+    JSON is what it says, `auto` and a device with a number (`cuda:1`) are of this machine alone. Raises NoDevice
     where neither has one, InvalidInput where the workers have several, which it lists.
     """
     try:
         return detect_target(name)
-    except MeasurementFailed as absent:
+    except (NoDevice, MeasurementFailed) as absent:
         if name == "auto" or ":" in name:
             raise
         kind, _ = named_device(name)
@@ -31,5 +31,5 @@ def named_target(name: str, service: Client) -> Target:
             ) from absent
         if not found:
             told = f"start `pitchpipe worker --target {name}` where there is one, or give the target as JSON"
-            raise MeasurementFailed(f"{absent.detail}, and no worker of the service serves one: {told}") from absent
+            raise NoDevice(f"{absent.detail}, and no worker of the service serves one: {told}") from absent
         return Target.parse(found[0])

@@ -98,7 +98,7 @@ class PackManifest(Wire):
     members: tuple[Member, ...] = Field(min_length=1, max_length=8)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Pack(lookup.Schedules):
     """The schedules of a pack that was verified, and where its library is, if it has one."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pitchpipe.errors import InvalidInput
+from pitchpipe.errors import InvalidInput, InvalidModel
 from pitchpipe.frontends import FRONTENDS, SUFFIXES
 from pitchpipe.model.reference import FileSource, FunctionSource, ModuleSource, NoSource, Source
 from pitchpipe.processes.plugins import step
@@ -20,6 +20,7 @@ from pitchpipe.wire.target import Target
 
 MAX_EXAMPLE = 1 << 28
 """Elements of an example input."""
+NO_MODEL = "a model is a path, an ONNX model or its bytes, a torch module, TorchScript or a function of JAX"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,16 @@ class LocalModel:
     data: bytes
     weights: dict[str, Any]
     source: Source = field(default_factory=NoSource, compare=False, repr=False)
+
+
+def arguments_of(example_inputs: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    """The example inputs, one for each argument. Raises InvalidInput for a tensor, an array or a mapping in their place."""
+    if example_inputs is None:
+        return None
+    if isinstance(example_inputs, (Mapping, str, bytes)) or hasattr(example_inputs, "dtype"):
+        name = type(example_inputs).__name__
+        raise InvalidInput(f"example inputs are a tuple with an item for each argument, such as (x,), not {name}")
+    return tuple(example_inputs)
 
 
 def parse_input(text: str) -> Any:
@@ -64,6 +75,13 @@ def with_precision(model: LocalModel, tf32: Sequence[str]) -> LocalModel:
 
 
 def _read_model(path: Path, trust: bool, example_inputs: Sequence[Any] | None) -> LocalModel:
+    try:
+        return _opened(path, trust, example_inputs)
+    except InvalidModel as error:
+        raise type(error)(f"{path}: {error.detail}") from error
+
+
+def _opened(path: Path, trust: bool, example_inputs: Sequence[Any] | None) -> LocalModel:
     model_format, data = read_file(path, trust=trust)
     if FRONTENDS[model_format].is_local:
         data, weights = step("convert_local")(path, model_format, example_inputs, trusted=trust)
@@ -86,7 +104,7 @@ def read_file(path: Path, *, trust: bool) -> tuple[ModelFormat, bytes]:
     """
     model_format = SUFFIXES.get(path.suffix)
     if model_format is None:
-        raise InvalidInput(f"{path.name}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
+        raise InvalidInput(f"{path}: the suffix must be one of {', '.join(sorted(SUFFIXES))}")
     if FRONTENDS[model_format].runs_code and not trust:
         raise InvalidInput(f"{path.name}: opening a {model_format} file can run code; pass --trust if you made it")
     try:
@@ -117,6 +135,7 @@ def local_model(
 def _local_model(
     model: Any, example_inputs: Sequence[Any] | None, keywords: Mapping[str, Any], numbers: bool, trust: bool
 ) -> LocalModel:
+    example_inputs = arguments_of(example_inputs)
     if isinstance(model, LocalModel):
         return model
     if keywords and not hasattr(model, "state_dict"):
@@ -134,17 +153,18 @@ def _local_model(
         return LocalModel(
             name="model", format=ModelFormat.ONNX, data=stripped.data, weights=stripped.weights, source=source
         )
-    examples = tuple(example_inputs) if example_inputs is not None else None
-    stablehlo = _stablehlo(model, examples)
+    stablehlo = _stablehlo(model, example_inputs)
     if stablehlo is not None:
         data, weights = step("convert_local")(stablehlo, ModelFormat.STABLEHLO)
         name = str(getattr(model, "fun_name", None) or getattr(model, "__name__", "model"))
-        source = FunctionSource(origin=model, examples=examples)
+        source = FunctionSource(origin=model, examples=example_inputs)
         return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
-    if examples is None:
-        raise InvalidInput(f"a {type(model).__name__} needs example inputs")
-    data, weights = step("export_torch")(model, examples, keywords, numbers=numbers)
-    source = ModuleSource(origin=model, examples=examples, keywords=keywords)
+    if not callable(model):
+        raise InvalidInput(f"{NO_MODEL}, not {type(model).__name__}")
+    if example_inputs is None:
+        raise InvalidInput(f"{type(model).__name__} needs example inputs, such as (x,)")
+    data, weights = step("export_torch")(model, example_inputs, keywords, numbers=numbers)
+    source = ModuleSource(origin=model, examples=example_inputs, keywords=keywords)
     name = type(model).__name__
     return LocalModel(name=name, format=ModelFormat.RELAX, data=data, weights=weights, source=source)
 

@@ -33,6 +33,7 @@ from pitchpipe.deploy.safe import FallbackWarning
 from pitchpipe.deploy.verify import with_operator
 from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import InvalidInput, PitchpipeError, WrongResult
+from pitchpipe.model.local import arguments_of
 from pitchpipe.places import own_database
 from pitchpipe.tuning.inside import Inside, outside, tune_inside_or_tell
 from pitchpipe.tuning.job import Ended, history, submit_or_resume, watched_or_ended_early
@@ -141,8 +142,8 @@ def _subjects(
             raise InvalidInput("only a torch module takes example inputs by name")
         return [ArraySubject(model, examples, fallback, trust=trust, precision=precision)]
     if examples is None and not keywords:
-        raise InvalidInput(f"a {type(model).__name__} needs example inputs: pitchpipe.tune(module, (x,))")
-    arguments = tuple(examples or ())
+        raise InvalidInput(f"{type(model).__name__} needs example inputs: pitchpipe.tune(module, (x,))")
+    arguments = arguments_of(examples) or ()
     if batch is None:
         return [ModuleSubject(model, arguments, keywords, precision)]
     from pitchpipe.tuning.batches import batch_sizes, resized

@@ -86,7 +86,9 @@ class Lines:
     def show(self, line: str, done: float | None, *, last: bool) -> None:  # noqa: ARG002 - a Display
         """Prints the line, unless one was printed a moment ago."""
         if line != self._line and (last or self._clock() >= self._next_secs):
-            self._next_secs, self._line = self._clock() + PLAIN_EVERY_SECS, line
+            self._line = line
+            if not last:
+                self._next_secs = self._clock() + PLAIN_EVERY_SECS
             print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
@@ -151,22 +153,24 @@ def state_of(job: JobView) -> str:
 def describe(job: JobView, default_secs: float | None = None) -> str:
     """One line: state, trials, best so far against the default schedules, what is expected, tasks, time left."""
     progress = job.progress
-    limit = "" if job.budget.trials is None else f"/{job.budget.trials}"
+    limit = f"/{job.budget.trials}" if job.budget.trials else ""
     parts = [f"{state_of(job)}: {progress.trials}{limit} trials"]
     if progress.failed_trials:
         parts.append(f"{progress.failed_trials} failed")
     if progress.reused_tasks:
         parts.append(f"{progress.reused_tasks} tasks reused")
-    if progress.best_secs is not None:
+    against = "" if default_secs is None else f" against {_short(default_secs)} by default"
+    all_estimated = job.tasks and progress.estimated_tasks == len(job.tasks)
+    if (confirmed := _confirmed_secs(job)) is not None:
+        parts.append(f"confirmed {_short(confirmed)}{against}")
+    elif progress.best_secs is not None and not all_estimated:
         guessed = f" (tasks estimated: {progress.estimated_tasks})" if progress.estimated_tasks else ""
-        against = "" if default_secs is None else f" against {_short(default_secs)} by default"
         parts.append(f"best {_short(progress.best_secs)}{against}{guessed}")
     if progress.gain is not None:
         parts.append(f"{progress.gain:.0%} saved")
     if progress.forecast_secs is not None and not job.state.ended:
         ends = [progress.forecast_low_secs or 0.0, progress.forecast_high_secs or math.inf]
-        expected = " to ".join(f"{secs * 1e3:.2f}" for secs in ends)
-        parts.append(f"expected {progress.forecast_secs * 1e3:.2f} ms ({expected})")
+        parts.append(f"expected {_short(progress.forecast_secs)} ({' to '.join(map(_short, ends))})")
     if progress.minute_gain is not None and not job.state.ended:
         parts.append(f"another minute {progress.minute_gain:.1%}")
     tuned = [task for task in job.tasks if task.kind is TaskKind.TUNED]
@@ -179,6 +183,13 @@ def describe(job: JobView, default_secs: float | None = None) -> str:
             eta += f" ({progress.eta_low_secs:.0f} to {progress.eta_high_secs:.0f})"
         parts.append(eta)
     return ", ".join(parts)
+
+
+def _confirmed_secs(job: JobView) -> float | None:
+    """Of a job that has ended: what its tasks take by their confirming runs, if all of them had one. The best of many
+    trials is faster than its schedule is."""
+    known = [task.weight * task.tuned_secs for task in job.tasks if task.tuned_secs is not None]
+    return sum(known) if job.state.ended and known and len(known) == len(job.tasks) else None
 
 
 def _short(secs: float) -> str:

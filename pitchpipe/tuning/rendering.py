@@ -6,6 +6,9 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from pitchpipe.errors import InvalidInput
 
 WIDEST = 48
 """Characters of a cell in the text; the other forms have them all."""
@@ -95,6 +98,14 @@ def html_document(page: Page) -> str:
     title = html.escape(page.title)
     body = f"<body>{html_fragment(page)}</body>"
     return f'<!doctype html><html lang="en"><head>{head}<title>{title}</title></head>{body}</html>\n'
+
+
+def write_html(page: Page, path: Path) -> None:
+    """Writes `html_document`. Raises InvalidInput where that cannot be."""
+    try:
+        path.write_text(html_document(page), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _html(page: Page) -> Iterator[str]:

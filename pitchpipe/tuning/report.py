@@ -18,7 +18,7 @@ from pitchpipe.tuning.plots import Line, bars, lines
 from pitchpipe.tuning.rendering import Page, Table
 from pitchpipe.wire._base import Digest, Wire
 from pitchpipe.wire.comparison import Comparison
-from pitchpipe.wire.job import EventKind, JobEvent, JobView
+from pitchpipe.wire.job import EventKind, JobEvent, JobState, JobView
 from pitchpipe.wire.target import Target
 
 HIGHEST_MARK = 3.0
@@ -35,7 +35,7 @@ class TaskReport(Wire):
     trials: int
     baseline_secs: float | None
     tuned_secs: float | None
-    share: float | None = Field(description="of the sum over all tasks of weight times tuned seconds")
+    share: float | None = Field(description="weight times tuned seconds, of expected_secs")
     gain: float | None = Field(description="baseline over tuned seconds")
     bound_share: float | None = Field(description="least possible over tuned seconds; 1 cannot be improved")
 
@@ -76,7 +76,10 @@ class Report(Wire):
     state: str
     error: str | None = None
     tasks: tuple[TaskReport, ...] = Field(description="the costliest first")
-    expected_secs: float | None = Field(description="sum over tasks of weight times tuned seconds")
+    expected_secs: float | None = Field(
+        description="sum over tasks of weight times tuned seconds, or of what the job knows of tasks without"
+    )
+    unconfirmed_tasks: int = Field(default=0, description="tasks without tuned seconds, in the end of a job")
     figures: Figures | None = Field(default=None, description="absent in the report of a job that ran elsewhere")
     runs: str | None = Field(default=None, description="what runs the model here: the tuned build or its peer, and why")
     trials: int
@@ -114,10 +117,14 @@ class Report(Wire):
         """What all of these show."""
         return Page(
             title=f"{self.model}: {self.state}" + (" (interrupted)" if self.interrupted else ""),
-            notes=tuple(note for note in (self.runs, self.error) if note),
+            notes=tuple(note for note in (self.runs, self.error, self._unconfirmed()) if note),
             tables=(Table(title="Whole model", rows=tuple(self._facts())), self._task_table()),
             plots=self._plots(),
         )
+
+    def _unconfirmed(self) -> str:
+        """What to do where the budget was too small."""
+        return unconfirmed(self.unconfirmed_tasks, len(self.tasks)) if self.state == JobState.DONE else ""
 
     def _facts(self) -> Iterable[tuple[str, str]]:
         figures = self.figures
@@ -191,7 +198,7 @@ def report_of(
     target = view.targets[0]
     tasks = [task for task in view.tasks if task.target == target]
     known = [task.weight * task.tuned_secs for task in tasks if task.tuned_secs is not None]
-    total = sum(known)
+    total = sum(known) if len(known) == len(tasks) and tasks else view.progress.best_secs
     rows = [
         TaskReport(
             workload=task.workload,
@@ -200,7 +207,7 @@ def report_of(
             trials=task.trials,
             baseline_secs=task.untuned_secs,
             tuned_secs=task.tuned_secs,
-            share=None if task.tuned_secs is None else task.weight * task.tuned_secs / total,
+            share=None if task.tuned_secs is None or not total else task.weight * task.tuned_secs / total,
             gain=None if task.tuned_secs is None or task.untuned_secs is None else task.untuned_secs / task.tuned_secs,
             bound_share=task.bound_share,
         )
@@ -214,7 +221,8 @@ def report_of(
         state=view.state.value,
         error=view.error,
         tasks=tuple(sorted(rows, key=lambda row: -(row.share or 0.0))),
-        expected_secs=total if len(known) == len(tasks) and tasks else view.progress.best_secs,
+        expected_secs=total,
+        unconfirmed_tasks=len(tasks) - len(known),
         figures=figures,
         runs=runs,
         inside=inside,
@@ -228,6 +236,14 @@ def report_of(
         bound_secs=_sum((task.weight, task.bound_secs) for task in tasks),
         forecast_secs=None if view.state.ended else view.progress.forecast_secs,
     )
+
+
+def unconfirmed(tasks: int, of: int) -> str:
+    """What to do about so many tasks without a confirmed time; nothing where there are none."""
+    if not tasks:
+        return ""
+    told = f"{tasks} of {of} tasks have no confirmed time and run default schedules"
+    return f"{told}: another run goes on from what was measured"
 
 
 def _sum(tasks: Iterable[tuple[int, float | None]]) -> float | None:

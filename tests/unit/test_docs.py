@@ -140,3 +140,12 @@ def test_every_target_that_is_called_by_hand_is_explained_by_make_help() -> None
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
     told = set(re.findall(r"^#   make ([a-z-]+)", makefile, re.MULTILINE)) | {"setup", "bench-setup"}
     assert set(phony.split()[1:]) == told
+
+
+def test_every_command_that_a_page_names_is_one() -> None:
+    known = set(leaves(typer.main.get_command(commands), "pitchpipe"))
+    groups = {leaf.rpartition(" ")[0] for leaf in known}
+    for page in PAGES:
+        for first, second in re.findall(r"`(?:\.venv/bin/)?(pitchpipe [a-z-]+\b)( [a-z-]+\b)?", page.read_text()):
+            named = first in known or (first in groups and (not second or first + second in known))
+            assert named or first.startswith("pitchpipe -"), f"{page}: {first}{second}"

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import socket
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import pitchpipe
 from pitchpipe import errors
-from pitchpipe.cli import hints
+from pitchpipe.cli import entry, hints
 from pitchpipe.cli.config_commands import MASK, masked
 from pitchpipe.cli.examples import EXAMPLES
 from pitchpipe.cli.main import app, main
@@ -79,9 +81,51 @@ def test_an_error_is_followed_by_what_to_type_next(
     assert second.startswith("next: set PITCHPIPE_TOKEN")
 
 
+def test_an_interrupted_command_ends_with_130_and_says_what_to_type_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "wait", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["jobs", "watch", "job_1"])
+    first, second = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, first) == (130, "pitchpipe: interrupted")
+    assert second.startswith("next: the job goes on; `pitchpipe jobs watch job_1`")
+
+
+def test_an_interrupt_while_the_command_line_is_imported_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "pitchpipe.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=interrupted)])
+    with pytest.raises(SystemExit) as ended:
+        entry.run()
+    assert ended.value.code == 130
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"pitchpipe {pitchpipe.__version__}\n")
+
+
 def test_an_input_error_says_it_all_in_one_line() -> None:
     assert hints.hint(errors.InvalidInput("no")) is None
     assert "models check" in str(hints.hint(errors.UnsupportedShape("no")))
+
+
+def test_after_tuning_the_next_commands_name_the_database_unless_it_is_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PITCHPIPE_DATABASE_URL", "sqlite:///own.db")
+    assert "`pitchpipe dashboard` shows" in hints.after_tuning("sqlite:///own.db")
+    assert "`pitchpipe dashboard other.db` shows" in hints.after_tuning("sqlite:///other.db")
+    assert "dashboard" not in hints.after_tuning("postgresql://tuner@db/pitchpipe")
 
 
 def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch) -> None:

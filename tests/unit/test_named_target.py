@@ -9,7 +9,7 @@ import pytest
 
 from pitchpipe.deploy import named_target as module
 from pitchpipe.deploy.named_target import named_target
-from pitchpipe.errors import InvalidInput, MeasurementFailed
+from pitchpipe.errors import InvalidInput, NoDevice
 from pitchpipe.wire.lease import WorkerState
 from pitchpipe.wire.target import Target
 from tests.scene import OTHER_TARGET, TARGET
@@ -22,7 +22,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> Target:
         if name == "cpu":
             return TARGET
-        raise MeasurementFailed(f"this machine has no device for targets of kind {name}")
+        raise NoDevice(f"this machine has no device for targets of kind {name}")
 
     monkeypatch.setattr(module, "detect_target", refuse)
 
@@ -41,7 +41,7 @@ def test_where_there_is_none_it_is_the_active_workers_target() -> None:
 
 
 def test_where_nobody_has_one_the_error_says_what_to_type() -> None:
-    with pytest.raises(MeasurementFailed, match=r"no worker .* serves one: start `pitchpipe worker --target cuda`"):
+    with pytest.raises(NoDevice, match=r"no worker .* serves one: start `pitchpipe worker --target cuda`"):
         named_target("cuda", service((TARGET, WorkerState.ACTIVE), (AMPERE, WorkerState.GONE)))
 
 
@@ -52,5 +52,5 @@ def test_of_several_the_caller_chooses() -> None:
 
 @pytest.mark.parametrize("name", ["auto", "cuda:1"])
 def test_a_number_and_auto_are_of_this_machine_alone(name: str) -> None:
-    with pytest.raises(MeasurementFailed, match="this machine has no device"):
+    with pytest.raises(NoDevice, match="this machine has no device"):
         named_target(name, service((OTHER_TARGET, WorkerState.ACTIVE)))

@@ -8,14 +8,15 @@ import typer
 from rich.console import Console
 
 from pitchpipe.cli.job_commands import share_of
-from pitchpipe.cli.tables import _peer, interval, roofs, show_tuning, steady
+from pitchpipe.cli.tables import _peer, interval, milliseconds, roofs, show_tuning, steady
 from pitchpipe.tuning.progress import Bar, Lines, _done, describe
 from pitchpipe.tuning.progress import Progress as ProgressLine
 from pitchpipe.wire.ids import new_id
-from pitchpipe.wire.job import Budget, JobState, JobView, Progress
+from pitchpipe.wire.job import Budget, JobState, JobView, Progress, TaskView
 from pitchpipe.wire.lease import Steadiness
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.roofline import MemoryLevel, Roofline
+from pitchpipe.wire.task import TaskKind
 from tuner.tuning.testing import TARGET
 
 
@@ -33,6 +34,22 @@ def job(state: JobState = JobState.TUNING, **progress: object) -> JobView:
     )
 
 
+def task(weight: int = 1, tuned_secs: float | None = None) -> TaskView:
+    return TaskView(
+        workload="0" * 64,
+        name="softmax",
+        target=TARGET,
+        kind=TaskKind.TUNED,
+        weight=weight,
+        flops=1.0,
+        bytes=1.0,
+        trials=0,
+        failed_trials=0,
+        reused=False,
+        tuned_secs=tuned_secs,
+    )
+
+
 def test_the_line_shows_trials_best_and_the_time_left_with_its_interval():
     line = describe(job(trials=40, failed_trials=2, best_secs=0.0125, eta_secs=30, eta_low_secs=20, eta_high_secs=45))
     assert line == "tuning: 40/100 trials, 2 failed, best 12.50 ms, 30 s left (20 to 45)"
@@ -42,10 +59,24 @@ def test_the_line_says_how_many_tasks_of_the_sum_are_estimated():
     assert "best 12.50 ms (tasks estimated: 3)" in describe(job(best_secs=0.0125, estimated_tasks=3))
 
 
+def test_the_line_has_no_best_where_all_of_it_is_estimated():
+    view = job(best_secs=0.0125, estimated_tasks=1)
+    assert "best" in describe(view)
+    assert "best" not in describe(view.model_copy(update={"tasks": (task(),)}))
+
+
+def test_the_last_line_has_what_was_confirmed():
+    ended = job(JobState.DONE, best_secs=0.0125).model_copy(
+        update={"tasks": (task(weight=2, tuned_secs=0.008),), "budget": Budget(trials=0)}
+    )
+    assert describe(ended, 0.05) == "done: 0 trials, confirmed 16.00 ms against 50.00 ms by default"
+    assert "best 12.50 ms" in describe(ended.model_copy(update={"state": JobState.CONFIRMING}))
+
+
 def test_the_line_says_what_was_gained_and_what_is_expected():
     ahead = {"forecast_secs": 0.011, "forecast_low_secs": 0.0105, "forecast_high_secs": 0.0125, "minute_gain": 0.004}
     line = describe(job(trials=40, best_secs=0.0125, gain=0.25, **ahead))
-    assert line.endswith("best 12.50 ms, 25% saved, expected 11.00 ms (10.50 to 12.50), another minute 0.4%")
+    assert line.endswith("best 12.50 ms, 25% saved, expected 11.00 ms (10.50 ms to 12.50 ms), another minute 0.4%")
 
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0.02", 0.02)])
@@ -193,3 +224,26 @@ def test_a_served_time_is_shown_with_its_interval():
         confirmed_at=datetime.now(UTC),
     )
     assert [interval(each) for each in (best, None)] == ["1.900 to 2.200", "-"]
+
+
+@pytest.mark.parametrize(
+    ("secs", "told"),
+    [
+        (None, "-"),
+        (0.0, "0.000"),
+        (2.61e-7, "0.000261"),
+        (-2.61e-7, "-0.000261"),
+        (1.5e-4, "0.150"),
+        (0.0125, "12.500"),
+    ],
+)
+def test_a_time_has_three_digits_at_least(secs: float | None, told: str):
+    assert milliseconds(secs) == told
+
+
+def test_what_goes_on_around_a_job_delays_none_of_its_lines(capsys: pytest.CaptureFixture[str]):
+    with ProgressLine(Lines(clock=lambda: 0.0)) as line:
+        line.say("net: building it with default schedules")
+        line.show(job(forecast_secs=2.5e-6, forecast_low_secs=2e-6, forecast_high_secs=3e-6))
+    told = "tuning: 0/100 trials, expected 2.5 µs (2.0 µs to 3.0 µs)"
+    assert capsys.readouterr().err.splitlines() == ["net: building it with default schedules", told]

@@ -82,15 +82,26 @@ def events(*best_secs: float | None) -> list[JobEvent]:
 def report() -> Report:
     figures = Figures(default_secs=1.0, tuned_secs=0.25, peer="eager PyTorch 2", peer_secs=0.5)
     view = job(task(1, 0.05), task(2, 0.15), task(3, None, untuned_secs=None, bound_share=None), name=NASTY)
+    view = view.model_copy(update={"progress": Progress(trials=40, failed_trials=2, best_secs=0.8)})
     return report_of(view, events(None, 0.9, 0.4), figures=figures, runs="the tuned build runs")
 
 
 def test_a_task_has_its_share_of_the_model_its_gain_on_the_baseline_and_its_share_of_the_bound(report: Report) -> None:
     assert [one.name for one in report.tasks] == ["task 2", "task 1", "task 3"]
-    assert [one.share for one in report.tasks] == pytest.approx([0.75, 0.25, None])
+    assert [one.share for one in report.tasks] == pytest.approx([0.375, 0.125, None])
     assert [one.gain for one in report.tasks] == pytest.approx([1 / 0.15, 20.0, None])
     assert [one.bound_share for one in report.tasks] == [0.5, 0.5, None]
     assert (report.figures.speedup, report.figures.peer_speedup) == (4.0, 2.0)
+
+
+def test_tasks_without_a_confirmed_time_are_told_and_take_their_part_of_the_model() -> None:
+    view = job(task(1, 0.25), task(2, None))
+    found = report_of(view.model_copy(update={"progress": Progress(trials=40, best_secs=2.0)}))
+    assert [row.share for row in found.tasks] == [0.25, None]
+    assert "1 of 2 tasks have no confirmed time and run default schedules: another run goes on" in str(found)
+    assert "confirmed" not in str(report_of(job(task(1, 0.25))))
+    unknown = report_of(job(task(1, 0.25), task(2, None)))
+    assert (unknown.expected_secs, unknown.tasks[0].share) == (None, None)
 
 
 def test_the_history_has_what_events_tell_of_the_best(report: Report) -> None:
@@ -118,7 +129,7 @@ def test_the_text_has_the_three_figures_and_every_task(report: Report) -> None:
         "1.000 s",
         "250.000 ms, 4.00x as fast",
         "500.000 ms; tuned is 2.00x",
-        "75.0%",
+        "37.5%",
         "20.00x",
         "50.0%",
         "task 3",

@@ -51,8 +51,9 @@ def main(descriptor: int, target: str) -> None:
         except Exception as error:
             sock.sendall(encode(Fatal(reason=f"{type(error).__name__}: {error}"[:2000])) + b"\n")
             raise
-        sock.sendall(encode(Ready()) + b"\n")
-        _serve(sock, parent, run_forked)
+        with suppress(ConnectionError):  # The worker closed it before it read everything: that ends this, too.
+            sock.sendall(encode(Ready()) + b"\n")
+            _serve(sock, parent, run_forked)
     finally:
         kill_strays(set())
 
