@@ -35,6 +35,7 @@ from pitchpipe.torch_backend.program import Program
 from pitchpipe.torch_backend.report import CompileReport, ProgramReport
 from pitchpipe.torch_backend.uncompiled import uncompiled
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
+from pitchpipe.torch_operators import attention
 from pitchpipe.torch_operators.decompositions import inference_decompositions
 
 __all__ = ["BackendWarning", "CompileReport", "backend", "explain", "recompile", "reports"]
@@ -155,12 +156,17 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
 def _faithful(decompositions: Mapping[Any, Any], *, training: bool) -> dict[Any, Any]:
     """Without those that change what a program computes.
 
-    What draws random numbers would draw others. A cross entropy of what is no probability and negative indices of sums and
-    copies are errors, which what they are taken apart into does not raise. Of attention on a CPU torch's decomposition
-    gives the scores where the operator gives sums of exponentials, which the backward operator reads.
+    What draws random numbers would draw others; of attention, which may, rules of ours leave that whole. A cross entropy of
+    what is no probability and negative indices of sums and copies are errors, which what they are taken apart into does not
+    raise. Of attention on a CPU torch's decomposition gives the scores where the operator gives sums of exponentials, which
+    the backward operator reads.
     """
     aten, seeded = torch.ops.aten, torch.Tag.nondeterministic_seeded
-    kept = {op: rule for op, rule in decompositions.items() if seeded not in getattr(op, "tags", ())}
+    kept = {
+        op: rule
+        for op, rule in decompositions.items()
+        if seeded not in getattr(op, "tags", ()) or op in attention.DECOMPOSITIONS
+    }
     raising = (aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.index_add, aten.index_copy)
     for operator in raising:
         kept.pop(operator.default, None)

@@ -1,9 +1,7 @@
 """Into which operators an inference in PyTorch is taken apart, exported or compiled. Needs torch.
 
-They are torch.export's, but for two. Of attention, torch scales queries and keys each, and asks every row of the scores,
-element by element, whether all of it is hidden, so that such a row reads nothing: as tensor programs that is three passes
-over the scores. Here they are scaled once, and a row is hidden where the mask hides all of it, whatever the scores are.
-Sums along an axis are of the type that torch gives them.
+They are torch.export's, but for attention (attention.py), for what PyTorch computes on GPUs by operators of their own
+(gpu_operators.py), and for sums along an axis, which are of the type that torch gives them.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pitchpipe.torch_operators import attention, gpu_operators
 from pitchpipe.torch_operators.recurrent import whole_layers
 
 aten = torch.ops.aten
@@ -49,8 +48,8 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **{operator: function for operator, function in found.items() if operator not in WHOLE},
         **whole_layers(),
-        aten._scaled_dot_product_attention_math.default: attention,
-        aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
+        **attention.DECOMPOSITIONS,
+        **gpu_operators.DECOMPOSITIONS,
         aten.cumsum.default: cumulative_sum,
         aten.soft_margin_loss.default: soft_margin_loss,
     }
@@ -162,65 +161,6 @@ def linear_cross_entropy_of_rows(
     """The loss of every row, [n]."""
     logits = torch.nn.functional.linear(x, linear_weight, linear_bias)
     return torch.nn.functional.cross_entropy(logits, target, weight, reduction="none", ignore_index=ignore_index)
-
-
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Any = None,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """(softmax(query key^T * scale + mask) value, that softmax), rows that the mask hides whole being zero.
-
-    query [..., rows, size], key and value [..., columns, size]; the mask, True where a row reads or added to the scores,
-    broadcasts to [..., rows, columns]. `enable_gqa`: of heads, the third dimension from the end, key and value have a
-    divisor. With a dropout mask, which only a backward asks for, it stays whole.
-    """
-    if dropout_mask is not None:
-        return NotImplemented
-    if enable_gqa:
-        key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
-    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
-    hidden = None
-    if is_causal:
-        ahead = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device)
-        scores = scores + ahead.triu(1)
-    elif attn_mask is not None and attn_mask.dtype is torch.bool:
-        scores = torch.where(attn_mask, scores, -torch.inf)
-        hidden = attn_mask.logical_not().all(-1, keepdim=True)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-        hidden = (attn_mask == -torch.inf).all(-1, keepdim=True)
-    weights = torch.softmax(scores, -1)
-    if dropout_p:
-        weights = torch.nn.functional.dropout(weights, dropout_p)
-    read = weights @ value
-    return (read if hidden is None else torch.where(hidden, 0.0, read)), weights
-
-
-def flash_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Any = None,
-    scale: float | None = None,
-) -> tuple[Any, Any]:
-    """The same of [images, heads, rows, size], in the order of the query's strides, as programs around it were traced
-    with; and sums of exponentials, [images, heads, rows], for a backward that an inference does not have."""
-    gqa = query.size(1) != key.size(1)
-    read, _ = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
-    order = sorted(range(4), key=lambda axis: -query.stride(axis))
-    lies = read.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
-    return lies, query.new_zeros(query.shape[:-1])
 
 
 def soft_margin_loss(x: Any, target: Any, reduction: int = 1) -> Any:

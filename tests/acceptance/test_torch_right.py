@@ -305,6 +305,22 @@ def test_conjugated_results_are_compared() -> None:
     assert report.runs == "pitchpipe", report
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_inference_is_one_partition_with_what_is_around_it(causal: bool) -> None:
+    weight = torch.randn(3, 16, 16)
+
+    def program(x: Any) -> Any:
+        q, k, v = ((x @ one).unflatten(-1, (2, 8)).transpose(1, 2) for one in weight)
+        return torch.relu(f.scaled_dot_product_attention(q, k, v, is_causal=causal)).transpose(1, 2).flatten(2)
+
+    x = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        check_equal([compiled(program)(x)], [program(x)])
+    (graph,) = torch_backend.reports()[0].graphs
+    assert len(graph.partitions) == 1, graph
+    assert not graph.left, graph
+
+
 def test_attention_in_training_has_eagers_gradients() -> None:
     weight = torch.randn(3, 16, 16)
 

@@ -146,13 +146,12 @@ def _tried(node: Any) -> str | None:
     results = results_of(node)
     if any(not isinstance(source.meta["val"], torch.Tensor) for source in node.all_input_nodes):
         return f"{name} takes a tuple"
-    if not node.all_input_nodes:
-        return f"{name} reads no tensor"
     if any(result is not node and result.target is not operator.getitem for result in results):
         return f"{name} gives a tuple that is used as a whole"
     try:
         module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph_of(node)))
-        lowered = relax.transform.LegalizeOps()(compute_in_float32(module))
+        constant = not node.all_input_nodes  # preparation evaluates it; there is nothing to lower
+        lowered = module if constant else relax.transform.LegalizeOps()(compute_in_float32(module))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
     found = lowered["main"].ret_ty
@@ -163,7 +162,7 @@ def _tried(node: Any) -> str | None:
         got = (str(getattr(ty, "dtype", "")), [int(extent) for extent in shape if hasattr(extent, "value")])
         if got != (str(value.dtype).removeprefix("torch."), list(value.shape)):
             return f"{name} would give {got[0]}{got[1]}, not {value.dtype}{list(value.shape)}"
-    return _not_lowered(lowered)
+    return None if constant else _not_lowered(lowered)
 
 
 def _divides_whole_numbers(node: Any) -> bool:
