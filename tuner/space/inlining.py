@@ -10,10 +10,13 @@ from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 CHEAP_OPERATIONS = 8
 """Cost, in additions, of a stage that is cheaper to compute again at each use than to store and load."""
+MOST_COPIED = 64
+"""Cost of all copies of a stage that is read more than once. A chain of stages that each read the one before twice would
+double with every stage."""
 
 
 def inline_producers(schedule: Any) -> None:
-    """Inlines the stages that are cheaper to compute again than to store: cheap ones, and those that are read once."""
+    """Inlines the stages that are cheaper to compute again than to store: cheap ones, and those that one stage reads."""
     blocks = root_blocks(schedule)
     reduces = any(is_reduction(schedule, block) for block in blocks)
     gone: Any = None
@@ -43,10 +46,21 @@ def _tried(step: Any, block: Any) -> bool:
 
 
 def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
-    if _operations(schedule.get(block).body) <= CHEAP_OPERATIONS:
+    operations = _operations(schedule.get(block).body)
+    if operations <= CHEAP_OPERATIONS:
         return False
     stored = _instances(schedule, block)
-    return len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers)
+    if len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers):
+        return True
+    reads = _reads(schedule.get(consumers[0]).body, schedule.get(block).writes[0].source)
+    return reads > 1 and reads * operations > MOST_COPIED
+
+
+def _reads(body: Any, buffer: Any) -> int:
+    """How often a statement names a buffer as one that it reads."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(body, (ir.TensorLoad, found.append))
+    return sum(load.source.same_as(buffer) for load in found)
 
 
 def _operations(body: Any) -> int:
