@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pitchpipe.target_kind import kind_of
+from tests.compiler.gpu_programs import TARGET as GPU
 from tests.compiler.graphs import outputs
 from tests.compiler.programs import TARGET, unchecked
 from tuner.deploy.build import compile_scheduled, schedule_model
@@ -17,6 +18,7 @@ from tuner.graph.prepare import prepare, workload_module
 from tuner.ingest import parse_container
 from tuner.lowering.long_values import LONGEST
 from tuner.measure.build import compile_module, generate
+from tuner.measure.gpu_code import lower
 from tuner.tasks import workload_functions
 from tuner.tvm_compat import IRModule, Schedule, ir, load_ir, relax, te, tirx, to_tvm_target, tvm, tvm_ffi
 
@@ -154,3 +156,11 @@ def test_a_stage_that_is_read_often_is_stored_before_its_copies_are_many() -> No
         (function,) = [found for _, found, _ in workload_functions(graph(name, x))]
         scheduled = str(kind_of(TARGET).default_schedule(workload_module(function), TARGET).script())
         assert len(scheduled) < 4 * len(str(function.script()))
+
+
+def test_a_gpu_computes_a_long_chain_in_kernels_that_do_not_grow() -> None:
+    data, _ = from_torch(Chain(F.mish, 4).eval(), (torch.ones(4, 32),))
+    (function,) = [found for _, found, _ in workload_functions(prepare(load_ir(parse_container(data).ir), GPU))]
+    scheduled = kind_of(GPU).default_schedule(workload_module(function), GPU)
+    assert len(str(scheduled.script())) < 16 * len(str(function.script()))
+    assert 1 < len(lower(scheduled, to_tvm_target(GPU)).calls) <= 4

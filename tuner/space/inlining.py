@@ -52,15 +52,23 @@ def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
     stored = _instances(schedule, block)
     if len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers):
         return True
-    reads = _reads(schedule.get(consumers[0]).body, schedule.get(block).writes[0].source)
-    return reads > 1 and reads * operations > MOST_COPIED
+    return copied_operations(schedule, block, consumers) > MOST_COPIED
 
 
-def _reads(body: Any, buffer: Any) -> int:
-    """How often a statement names a buffer as one that it reads."""
+def copied_operations(schedule: Any, block: Any, consumers: Sequence[Any]) -> int:
+    """Cost, in additions, of all copies of a stage that is inlined into its consumers, an access counted as one; 0 where
+    that makes one copy only."""
+    stage = schedule.get(block)
+    buffer = stage.writes[0].source
+    readers = [_loads(schedule.get(consumer).body) for consumer in consumers]
+    copies = sum(load.source.same_as(buffer) for loads in readers for load in loads)
+    return (_operations(stage.body) + len(_loads(stage.body))) * copies if copies > 1 else 0
+
+
+def _loads(body: Any) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(body, (ir.TensorLoad, found.append))
-    return sum(load.source.same_as(buffer) for load in found)
+    return found
 
 
 def _operations(body: Any) -> int:
