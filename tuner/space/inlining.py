@@ -10,10 +10,13 @@ from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 CHEAP_OPERATIONS = 8
 """Cost, in additions, of a stage that is cheaper to compute again at each use than to store and load."""
+MOST_COPIED = 64
+"""Cost of all copies of a stage that is read more than once. A chain of stages that each read the one before twice would
+double with every stage."""
 
 
 def inline_producers(schedule: Any) -> None:
-    """Inlines the stages that are cheaper to compute again than to store: cheap ones, and those that are read once."""
+    """Inlines the stages that are cheaper to compute again than to store: cheap ones, and those that one stage reads."""
     blocks = root_blocks(schedule)
     reduces = any(is_reduction(schedule, block) for block in blocks)
     gone: Any = None
@@ -43,10 +46,29 @@ def _tried(step: Any, block: Any) -> bool:
 
 
 def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
-    if _operations(schedule.get(block).body) <= CHEAP_OPERATIONS:
+    operations = _operations(schedule.get(block).body)
+    if operations <= CHEAP_OPERATIONS:
         return False
     stored = _instances(schedule, block)
-    return len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers)
+    if len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers):
+        return True
+    return copied_operations(schedule, block, consumers) > MOST_COPIED
+
+
+def copied_operations(schedule: Any, block: Any, consumers: Sequence[Any]) -> int:
+    """Cost, in additions, of all copies of a stage that is inlined into its consumers, an access counted as one; 0 where
+    that makes one copy only."""
+    stage = schedule.get(block)
+    buffer = stage.writes[0].source
+    readers = [_loads(schedule.get(consumer).body) for consumer in consumers]
+    copies = sum(load.source.same_as(buffer) for loads in readers for load in loads)
+    return (_operations(stage.body) + len(_loads(stage.body))) * copies if copies > 1 else 0
+
+
+def _loads(body: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(body, (ir.TensorLoad, found.append))
+    return found
 
 
 def _operations(body: Any) -> int:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tuner.space.inlining import is_reduction, root_blocks
+from tuner.space.inlining import copied_operations, is_reduction, root_blocks
 from tuner.tvm_compat import ir, loop_bindings, tirx
+
+MOST_COPIED = 512
+"""Cost, in additions, of all copies of a stage that are still cheaper than a kernel of its own. Chains of stages that each
+read the one before more than once would double with every stage."""
 
 
 def inline_stages(schedule: Any) -> list[Any]:
-    """Inlines every stage but reductions and results into those that use it; returns the blocks that are left.
+    """Inlines every stage but reductions, results and what would be copied too often into those that use it; returns the
+    blocks that are left.
 
     Computing an element again costs a thread less than a kernel and two accesses to memory cost. A reshape behind a
     reduction would hide the rows of the stage before it, so that stage takes its place. What is a result and used as well
@@ -29,9 +34,10 @@ def inline_stages(schedule: Any) -> list[Any]:
         ):
             schedule.cache_write(block, 0, "global", consumer_blocks=list(users))
     for block in root_blocks(schedule):
-        if is_reduction(schedule, block) or not schedule.get_consumers(block):
+        if is_reduction(schedule, block) or not (users := schedule.get_consumers(block)):
             continue
-        _tried(schedule.compute_inline, block)
+        if copied_operations(schedule, block, users) <= MOST_COPIED:
+            _tried(schedule.compute_inline, block)
     return root_blocks(schedule)
 
 
