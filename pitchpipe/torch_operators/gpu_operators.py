@@ -1,4 +1,4 @@
-"""What PyTorch makes of RMS norms, recurrent cells and grids on GPUs, taken apart. Needs torch.
+"""What PyTorch makes of recurrent cells and grids on GPUs, taken apart. Needs torch.
 
 On a GPU a program is traced into the operators of the kernels that PyTorch would launch, with the results that their
 backward reads. Here they become what the same program is on a CPU; results that an inference does not read are empty.
@@ -12,16 +12,6 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-
-
-def rms_norm(x: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> tuple[Any, Any]:
-    """(x / sqrt(mean of x^2 + eps) times the weight, that root's reciprocal), computed in float32 at least. Without an `eps`
-    it is the distance of 1 to the next number of the type that it is computed in."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    wide, axes = x.to(dtype), list(range(-len(normalized_shape), 0))
-    scale = torch.rsqrt((wide * wide).mean(axes, keepdim=True) + (torch.finfo(dtype).eps if eps is None else eps))
-    found = wide * scale
-    return (found if weight is None else found * weight).to(x.dtype), scale
 
 
 def lstm_cell(
@@ -55,7 +45,6 @@ def grid_sampler(x: Any, grid: Any) -> Any:
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    aten._fused_rms_norm.default: rms_norm,
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten.cudnn_grid_sampler.default: grid_sampler,

@@ -55,6 +55,22 @@ def layer_norm(
     return (found, *_statistics(to, x, axes, eps, 1, [int(n) for n in to.results[1].shape]))
 
 
+@converter("_fused_rms_norm.default")
+def rms_norm(to: Emitter, x: Any, normalized_shape: Sequence[int], weight: Any, eps: float | None) -> Any:
+    """(x / sqrt(mean of x^2 + eps) times the weight, that root's reciprocal). What PyTorch makes of it on a GPU, and no
+    release takes apart there. Without an eps it is the distance of 1 to the next number of the type that it is computed
+    in."""
+    dtype = wide(to.dtype)
+    x = to.cast(x, dtype)
+    mean = to.emit(op.mean(to.emit(op.multiply(x, x)), list(range(-len(normalized_shape), 0)), keepdims=True))
+    least = to.const(np.finfo(dtype).eps if eps is None else eps, dtype)
+    scale = to.emit(op.rsqrt(to.emit(op.add(mean, least))))
+    found = to.emit(op.multiply(x, scale))
+    if weight is not None:
+        found = to.emit(op.multiply(found, to.cast(weight, dtype)))
+    return to.cast(found, to.dtype), scale
+
+
 @converter("native_group_norm.default")
 def group_norm(to: Emitter, x: Any, weight: Any, bias: Any, N: int, C: int, group: int, eps: float, **_: Any) -> Any:
     dtype = _computed(to, GROUP_NORM, x, weight, bias)
