@@ -21,14 +21,14 @@ def mark_gathers(mod: Any) -> Any:
         if (
             isinstance(function, PrimFunc)
             and int((function.attrs or {}).get(PATTERN, OPAQUE)) == OPAQUE
-            and _gathers(function)
+            and computes_in_order(function)
         ):
             mod.update_func(variable, function.with_attr(PATTERN, INJECTIVE))
     return mod
 
 
-def _gathers(function: Any) -> bool:
-    """Whether a tensor function is one stage that computes each element of its result from its own indices."""
+def computes_in_order(function: Any) -> bool:
+    """Whether a tensor function is one stage that writes each element of its result once, at its own indices."""
     stages: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tvm.s_tir.SBlock, stages.append))
     (stage, *others) = sorted(stages, key=lambda each: not each.iter_vars)

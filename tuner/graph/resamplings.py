@@ -2,13 +2,14 @@
 
 TVM calls a bilinear resize injective, as a transpose is, and fuses it into what only moves elements. A concatenation of four
 resized feature maps then decides for every element which of the four it computes, and a vector of such elements is none.
+A resize along one axis (resizes.py), whose places are constants, it would leave alone.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tuner.graph.gathers import INJECTIVE, PATTERN
+from tuner.graph.gathers import INJECTIVE, OPAQUE, PATTERN, computes_in_order
 from tuner.tvm_compat import PrimFunc, ir, tirx, tvm_ffi
 
 OUT_ELEMWISE_FUSABLE = 4
@@ -19,7 +20,10 @@ def mark_resamplings(mod: Any) -> Any:
     """The module of tensor functions with annotated patterns, where into no other are those fused that read several elements
     of a tensor for one of theirs."""
     for variable, function in list(mod.functions.items()):
-        if isinstance(function, PrimFunc) and (function.attrs or {}).get(PATTERN) == INJECTIVE and _resamples(function):
+        if not isinstance(function, PrimFunc):
+            continue
+        pattern = (function.attrs or {}).get(PATTERN)
+        if (pattern == INJECTIVE or (pattern == OPAQUE and computes_in_order(function))) and _resamples(function):
             mod.update_func(variable, function.with_attr(PATTERN, OUT_ELEMWISE_FUSABLE))
     return mod
 
