@@ -23,7 +23,9 @@ from pitchpipe.target_kind import kind_named
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
+from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.lowering.lane_conditions import free_of_lanes
+from tuner.lowering.special_constants import KNOWN_CONSTANTS
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
@@ -144,7 +146,8 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
         for name, function in lowered.functions_items()
         if function.attrs.get("target", target).kind.name == "cuda"
     }
-    return captured[0], finalize_device()(IRModule(kernels, attrs=lowered.attrs))
+    device = finalize_device()(LANE_BY_LANE(IRModule(kernels, attrs=lowered.attrs)))
+    return captured[0], KNOWN_CONSTANTS(device)
 
 
 def _source(device: Any, target: Any) -> str:

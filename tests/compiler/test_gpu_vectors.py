@@ -1,0 +1,93 @@
+"""Vectors of which CUDA C++ has no code: they are taken apart, every type compiles for every architecture and is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitchpipe.wire.target import Target
+from tests.compiler.gpu_cases import check, functions
+from tests.compiler.test_gpu_default import HOPPER, compilers
+from tuner.measure.gpu_code import lower
+from tuner.schedule.trace import apply_trace
+from tuner.tvm_compat import relax, to_tvm_target
+
+op = relax.op
+Shape = tuple[int, ...]
+
+
+def constant(x: Any, value: float) -> Any:
+    return relax.const(value, str(x.ty.dtype))
+
+
+def larger(b: Any, x: Any, y: Any) -> Any:
+    return op.where(b.emit(op.greater(x, y)), b.emit(op.multiply(x, y)), b.emit(op.subtract(x, y)))
+
+
+def between(b: Any, x: Any, y: Any) -> Any:
+    """Two conditions, of which one is turned around."""
+    above = b.emit(op.logical_not(b.emit(op.less(x, y))))
+    return op.where(b.emit(op.logical_and(above, b.emit(op.not_equal(x, constant(x, 0.5))))), x, constant(x, 0.25))
+
+
+def zeros_in_equal_rows(b: Any, x: Any, y: Any) -> Any:
+    equal = b.emit(op.min(b.emit(op.astype(b.emit(op.equal(x, y)), "int32")), axis=[-1], keepdims=True))
+    return op.where(b.emit(op.astype(equal, "bool")), constant(x, 0.0), x)
+
+
+def masked_softmax(b: Any, x: Any, y: Any) -> Any:
+    """With zeros for rows that are masked as a whole, as PyTorch traces attention with a mask."""
+    mask = b.emit(op.where(b.emit(op.greater(y, constant(y, 0.0))), constant(y, 0.0), constant(y, -np.inf)))
+    scores = b.emit(op.add(b.emit(op.astype(x, "float32")), b.emit(op.astype(mask, "float32"))))
+    shares = b.emit(op.astype(b.emit(op.nn.softmax(scores)), str(x.ty.dtype)))
+    out = b.emit(
+        op.min(b.emit(op.astype(b.emit(op.equal(mask, constant(y, -np.inf))), "int32")), axis=[-1], keepdims=True)
+    )
+    return op.where(b.emit(op.astype(out, "bool")), constant(x, 0.0), shares)
+
+
+def gates(b: Any, x: Any, y: Any) -> Any:
+    """What a cell of an LSTM computes of its gates: slices of which no block of threads takes a whole number of vectors."""
+    width = int(x.ty.shape[1]) // 4
+    parts = [b.emit(op.strided_slice(x, [1], [at * width], [(at + 1) * width])) for at in range(4)]
+    shares = [b.emit(op.sigmoid(part)) for part in (parts[0], parts[1], parts[3])]
+    kept = b.emit(op.multiply(shares[1], y))
+    state = b.emit(op.add(kept, b.emit(op.multiply(shares[0], b.emit(op.tanh(parts[2]))))))
+    return op.multiply(shares[2], b.emit(op.tanh(state)))
+
+
+def infinite_border(b: Any, x: Any) -> Any:
+    return op.nn.pad(x, (0, 0, 8, 8), pad_value=-np.inf)
+
+
+def larger_side_by_side(b: Any, x: Any, y: Any) -> Any:
+    """Booleans, half of them computed and half of them moved."""
+    return op.concat([b.emit(op.greater(x, y)), b.emit(op.less(x, y))], axis=1)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
+    "a choice by two tensors": (larger, ((16, 96), (16, 96))),
+    "a choice by two tensors of odd width": (larger, ((5, 28), (5, 28))),
+    "a choice by several conditions": (between, ((16, 96), (96,))),
+    "zeros in rows that are equal": (zeros_in_equal_rows, ((5, 64), (5, 64))),
+    "a softmax with a mask": (masked_softmax, ((24, 64), (24, 64))),
+    "the gates of a cell": (gates, ((4, 128), (4, 32))),
+    "a border of infinities": (infinite_border, ((4, 64),)),
+    "booleans side by side": (larger_side_by_side, ((8, 64), (8, 64))),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_has_no_vectors_is_computed_lane_by_lane_and_compiles(name: str, dtype: str) -> None:
+    make, shapes = CASES[name]
+    for mod in functions(make, *((shape, dtype) for shape in shapes)):
+        trace = check(mod, HOPPER).trace
+        for arch, compiler in compilers().items():
+            target = Target.parse({**HOPPER.attributes(), "arch": arch})
+            source = lower(apply_trace(mod, trace).mod, to_tvm_target(target)).source
+            assert compiler.compile(source)[:4] == b"\x7fELF"
