@@ -11,9 +11,11 @@ import pytest
 from pitchpipe.wire.target import Target
 from tests.compiler.gpu_cases import check, functions
 from tests.compiler.test_gpu_default import HOPPER, compilers
+from tests.gpu_interpreter import _Kernel, _Memory
+from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import relax, to_tvm_target
+from tuner.tvm_compat import IRModule, PrimFunc, relax, structural_walk, tirx, to_tvm_target
 
 op = relax.op
 Shape = tuple[int, ...]
@@ -49,6 +51,15 @@ def masked_softmax(b: Any, x: Any, y: Any) -> Any:
     return op.where(b.emit(op.astype(out, "bool")), constant(x, 0.0), shares)
 
 
+def sums_of_choices(b: Any, x: Any, y: Any) -> Any:
+    """Conditions and values that are used twice, so that they are variables."""
+    wide, other = (b.emit(op.astype(each, "float32")) for each in (x, y))
+    above, both = b.emit(op.greater(wide, other)), b.emit(op.multiply(wide, b.emit(op.exp(other))))
+    first = b.emit(op.where(above, both, b.emit(op.add(both, other))))
+    second = b.emit(op.where(above, b.emit(op.subtract(both, wide)), both))
+    return op.sum(b.emit(op.multiply(first, second)), axis=[-1])
+
+
 def gates(b: Any, x: Any, y: Any) -> Any:
     """What a cell of an LSTM computes of its gates: slices of which no block of threads takes a whole number of vectors."""
     width = int(x.ty.shape[1]) // 4
@@ -74,6 +85,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
     "a choice by several conditions": (between, ((16, 96), (96,))),
     "zeros in rows that are equal": (zeros_in_equal_rows, ((5, 64), (5, 64))),
     "a softmax with a mask": (masked_softmax, ((24, 64), (24, 64))),
+    "sums of choices": (sums_of_choices, ((24, 256), (24, 256))),
     "the gates of a cell": (gates, ((4, 128), (4, 32))),
     "a border of infinities": (infinite_border, ((4, 64),)),
     "booleans side by side": (larger_side_by_side, ((8, 64), (8, 64))),
@@ -91,3 +103,32 @@ def test_what_has_no_vectors_is_computed_lane_by_lane_and_compiles(name: str, dt
             target = Target.parse({**HOPPER.attributes(), "arch": arch})
             source = lower(apply_trace(mod, trace).mod, to_tvm_target(target)).source
             assert compiler.compile(source)[:4] == b"\x7fELF"
+
+
+FOUR = tirx.Ramp(tirx.const(0, "int32"), 1, 4)
+
+
+def bound_before(condition: Any, chosen: Callable[[Any], Any], out: Any) -> Any:
+    variable = tirx.Var("above", condition.ty)
+    return tirx.SeqStmt([tirx.Bind(variable, condition), tirx.BufferStore(out, chosen(variable), [FOUR])])
+
+
+def bound_within(condition: Any, chosen: Callable[[Any], Any], out: Any) -> Any:
+    variable = tirx.Var("above", condition.ty)
+    return tirx.BufferStore(out, tirx.Let(variable, condition, chosen(variable)), [FOUR])
+
+
+@pytest.mark.parametrize("bound", [bound_before, bound_within])
+def test_conditions_that_are_variables_become_one_for_each_lane(bound: Callable[..., Any]) -> None:
+    x, y, out = (tirx.decl_buffer((4,), "float32", name=name) for name in ("x", "y", "out"))
+    a, b = (tirx.BufferLoad(buffer, [FOUR]) for buffer in (x, y))
+    body = bound(tirx.GT(a, b), lambda above: tirx.Select(above, a - b, tirx.Select(tirx.Not(above), b, a)), out)
+    function = LANE_BY_LANE(IRModule({"main": PrimFunc([x, y, out], body)}))["main"]
+    vectors: list[Any] = []
+    structural_walk(function.body, ((tirx.GT, tirx.Select, tirx.Not), vectors.append))
+    assert {str(each.ty.dtype) for each in vectors} == {"bool", "float32"}
+    given = {x: np.float32([1, 5, 2, 0]), y: np.float32([3, 4, 2, -1]), out: np.zeros(4, np.float32)}
+    kernel = _Kernel((1, 1, 1), (1, 1, 1), {})
+    kernel.memory |= {buffer: _Memory(values, "global") for buffer, values in given.items()}
+    kernel.run(function.body)
+    np.testing.assert_array_equal(given[out], [3, 1, 2, 1])

@@ -1,8 +1,8 @@
 """What CUDA C++ has no vectors for, computed lane by lane between vectors that are loaded and stored.
 
 TVM 0.27 writes code that no compiler takes for a vector of booleans where it chooses between values or is kept in memory,
-and for eight lanes of 32 bits whose elements are constants or results of functions. Its loads and stores of other vectors
-are right. So a statement with such a vector becomes loads into registers, a statement for each lane, and a store:
+and for eight lanes of float32 that are constants or results of functions. Its loads and stores of other vectors are right.
+So a statement with such a vector becomes loads into registers, a statement for each lane, and a store:
 
     B[i:i + n] = f(A[i:i + n], c)
     =>
@@ -18,8 +18,8 @@ from typing import Any
 
 from tuner.tvm_compat import ir, structural_walk, tirx, tvm, tvm_ffi
 
-MOST_WIDE_LANES = 4
-"""Lanes of 32 bits or more of which TVM 0.27 writes constants and results of functions as vectors."""
+MOST_FLOATS = 4
+"""Lanes of float32 of which TVM 0.27 writes constants and results of functions as vectors."""
 _CHOICE = "prim.if_then_else"
 _PAIRS = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min),
@@ -185,7 +185,7 @@ def _is_boolean(value: Any) -> bool:
 
 
 def _is_wide(value: Any) -> bool:
-    return _count(value) > MOST_WIDE_LANES and _one(value).endswith(("32", "64"))
+    return _count(value) > MOST_FLOATS and _one(value) == "float32"
 
 
 def _registers(name: str, value: Any) -> tuple[Any, Any]:
