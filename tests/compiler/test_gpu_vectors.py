@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from pitchpipe.wire.target import Target
-from tests.compiler.gpu_cases import check, functions
+from tests.compiler.gpu_cases import check, functions, one_function
 from tests.compiler.test_gpu_default import HOPPER, compilers
 from tests.gpu_interpreter import _Kernel, _Memory
 from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import IRModule, PrimFunc, relax, structural_walk, tirx, to_tvm_target
+from tuner.tvm_compat import IRModule, PrimFunc, relax, structural_walk, tirx, to_tvm_target, topi
 
 op = relax.op
 Shape = tuple[int, ...]
@@ -92,17 +92,54 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
 }
 
 
+def is_right_and_compiles(mod: Any) -> None:
+    trace = check(mod, HOPPER).trace
+    for arch, compiler in compilers().items():
+        target = Target.parse({**HOPPER.attributes(), "arch": arch})
+        source = lower(apply_trace(mod, trace).mod, to_tvm_target(target)).source
+        assert compiler.compile(source)[:4] == b"\x7fELF"
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_what_has_no_vectors_is_computed_lane_by_lane_and_compiles(name: str, dtype: str) -> None:
     make, shapes = CASES[name]
     for mod in functions(make, *((shape, dtype) for shape in shapes)):
-        trace = check(mod, HOPPER).trace
-        for arch, compiler in compilers().items():
-            target = Target.parse({**HOPPER.attributes(), "arch": arch})
-            source = lower(apply_trace(mod, trace).mod, to_tvm_target(target)).source
-            assert compiler.compile(source)[:4] == b"\x7fELF"
+        is_right_and_compiles(mod)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b, x, y: op.concat([x, y], axis=1),
+        lambda b, x, y: op.logical_xor(x, b.emit(op.logical_not(y))),
+        lambda b, x, y: op.where(
+            b.emit(op.logical_and(x, y)), relax.const(2.0, "float16"), relax.const(3.0, "float16")
+        ),
+    ],
+)
+def test_booleans_have_one_byte_each(make: Callable[..., Any]) -> None:
+    """TVM reads and writes a vector of four as eight bytes."""
+    for mod in functions(make, ((16, 64), "bool"), ((16, 64), "bool")):
+        is_right_and_compiles(mod)
+        assert "ushort" not in check(mod, HOPPER).lowered.source.split('extern "C"')[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_choice_of_what_is_reshaped_is_stored_in_vectors() -> None:
+    """TVM does not move a read whose index is written in two ways: it stays in the statement."""
+    source = check(reshaped_choice(), HOPPER).lowered.source
+    assert "*(uint4*)(" in source
+
+
+def reshaped_choice() -> Any:
+    def make(x: Any) -> list[Any]:
+        y = topi.reshape(x, (1, 32, 48))
+        return [topi.where(topi.greater(y, tirx.const(0.3, "float16")), y, topi.multiply(y, y))]
+
+    return one_function(make, ((32, 48), "float16"))
 
 
 FOUR = tirx.Ramp(tirx.const(0, "int32"), 1, 4)

@@ -24,6 +24,7 @@ _CHOICE = "prim.if_then_else"
 _PAIRS = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min),
     *(tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.And, tirx.Or),
+    *(tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift, tirx.RShift),
 )
 
 
@@ -119,8 +120,8 @@ class _Lanes:
             return self._load(value, at)
         if isinstance(value, tirx.Cast):
             return tirx.Cast(_one(value), self.of(value.value, at))
-        if isinstance(value, tirx.Not):
-            return tirx.Not(self.of(value.a, at))
+        if isinstance(value, tirx.Not | tirx.BitwiseNot):
+            return type(value)(self.of(value.a, at))
         if isinstance(value, _PAIRS):
             return type(value)(self.of(value.a, at), self.of(value.b, at))
         if isinstance(value, tirx.Select):
