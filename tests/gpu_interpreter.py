@@ -305,6 +305,8 @@ class _Kernel:
         if name.startswith("tvm_") and name.endswith(("_matrix_sync", "mma_sync", "_fragment")):
             return self._fragment(name, arguments, mask)
         values = [np.asarray(self.value(argument, mask)) for argument in arguments]
+        if name == "reinterpret":
+            return values[0].view(dtype_of(node.ty.dtype))
         name = next((n for n in (name, name.removesuffix("f"), name.removeprefix("h")) if n in _FUNCTIONS), name)
         return _FUNCTIONS[name](*values).astype(dtype_of(node.ty.dtype))
 
@@ -503,5 +505,4 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": np.fmax,
     "min": np.fmin,
     "fma": lambda a, b, c: a * b + c,
-    "reinterpret": lambda a: a,
 }

@@ -101,3 +101,9 @@ def test_an_asynchronous_copy_arrives_when_it_is_waited_for() -> None:
 
 def test_what_was_never_written_is_no_number() -> None:
     assert np.isnan(kernel(lambda b, s, t: [store(b, s[t], t), BARRIER])).all()
+
+
+def test_bits_are_taken_for_another_type_as_they_are() -> None:
+    bits = tirx.const(0x3F800000, "int32")
+    found = kernel(lambda b, s, t: [store(b, tirx.reinterpret("float32", bits + t * 0), t), BARRIER])
+    np.testing.assert_array_equal(found, np.ones(32))
