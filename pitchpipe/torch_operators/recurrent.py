@@ -109,8 +109,8 @@ def _layers(
             weights += [None] * (4 - each)
             y, h_last, c_last = recurrent_layer(x, *weights, h[at], c[at], cell, direction == 1)
             outputs.append(y)
-            last_h.append(h_last)
-            last_c.append(c_last)
+            last_h.append(h_last.unsqueeze(0))
+            last_c.append(c_last.unsqueeze(0))
         x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
     x = x.transpose(0, 1) if batch_first else x
-    return x, torch.stack(last_h), torch.stack(last_c)
+    return x, torch.cat(last_h), torch.cat(last_c)

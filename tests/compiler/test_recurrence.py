@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,32 @@ def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]
         y, states = layer(x)  # type: ignore[operator]
         expected = [one.detach().numpy() for one in (y, *(states if isinstance(states, tuple) else (states,)))]
         assert largest_error(runner.outputs([x.numpy()]), expected) < 1e-5, layer
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+def test_a_captured_layer_stays_whole_and_torch_gets_its_own_programs_back(cell: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch._dynamo.backends.common import aot_autograd
+
+    from pitchpipe.torch_backend.decompositions import whole_operators
+    from pitchpipe.torch_operators.decompositions import inference_decompositions
+    from pitchpipe.torch_operators.recurrent import whole_layers
+
+    captured: list[Any] = []
+
+    def note(graph: Any, _examples: Any) -> Any:
+        captured.extend(graph.graph.find_nodes(op="call_function", target=whole))
+        return graph
+
+    whole = torch.ops.pitchpipe.recurrent_layer.default
+    before = {each: dict(each.py_kernels) for each in whole_layers()}
+    layer = getattr(torch.nn, cell)(8, 16, num_layers=2, bidirectional=True).eval()
+    capture = aot_autograd(fw_compiler=note, decompositions=inference_decompositions())
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad(), whole_operators():
+        found = torch.compile(layer, backend=capture, dynamic=True)(x := torch.randn(5, 3, 8))
+    assert len(captured) == 4
+    assert all(type(node.args[0].meta["val"].shape[0]) is int for node in captured), "the number of steps is fixed"
+    with torch.no_grad():
+        torch.testing.assert_close(found[0], layer(x)[0])
+    assert {each: dict(each.py_kernels) for each in whole_layers()} == before

@@ -101,7 +101,7 @@ def test_a_resize_of_an_onnx_file_is_onnx_runtimes(size: list[int], ways: dict[s
 def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_back(dynamic: bool) -> None:
     from torch._dynamo.backends.common import aot_autograd
 
-    from pitchpipe.torch_backend.decompositions import whole_resizes
+    from pitchpipe.torch_backend.decompositions import whole_operators
     from pitchpipe.torch_operators.decompositions import RESIZES, inference_decompositions
 
     operators: list[str] = []
@@ -115,7 +115,7 @@ def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_bac
 
     before = {each: dict(each.py_kernels) for each in RESIZES}
     capture = aot_autograd(fw_compiler=note, decompositions=inference_decompositions())
-    with torch.no_grad(), whole_resizes():
+    with torch.no_grad(), whole_operators():
         torch.compile(resized, backend=capture, dynamic=dynamic)(torch.randn(1, 2, 5, 6))
     assert {name for name in operators if "upsample" in name} == {
         "aten.upsample_bilinear2d.default",
