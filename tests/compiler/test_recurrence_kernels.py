@@ -22,9 +22,11 @@ from tuner.deploy.gpu_model import compile_gpu_model
 from tuner.execution.steps import propose
 from tuner.graph.prepare import prepare
 from tuner.ingest import parse_container
+from tuner.measure.candidate import Bench
+from tuner.measure.check import SETS, ReferenceOutputs
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu_code import lower
-from tuner.schedule.recurrence import DTYPES, GATES, Recurrence, find_recurrence
+from tuner.schedule.recurrence import DTYPES, GATES, STATE_WEIGHTS, Recurrence, find_recurrence
 from tuner.schedule.recurrence_kernels import Kernels, in_kernels
 from tuner.schedule.rewrites import KERNELS
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
@@ -87,6 +89,35 @@ def test_every_sketch_is_a_trace_that_gives_the_layer_in_machine_code(cell: str,
         lowered = check(layer, apply_trace(module, trace).mod)
     if here():
         assert DeviceCompiler("sm_90a").compile(lowered.source)[:4] == b"\x7fELF"
+
+
+def compared(layer: Recurrence, *, held: bool, lost: bool = False) -> dict[str, bool]:
+    """Whether kernels pass the output check of a trial, by input set. lost: the last product of every sum is missing."""
+    bench, found = Bench(workload_of(layer).ir, GPU, seed=0), {}
+    scheduled = in_kernels(bench.mod, Kernels(rows=1, units=32, parts=4, held=held))
+    program = bench.reference_program()
+    for name in SETS:
+        bench.fill(name)
+        outputs, changes = bench.run_reference(program, name)
+        given = [np.array(one.numpy()) for one in bench.inputs[name]]
+        if lost:
+            given[STATE_WEIGHTS][-1] = 0
+        written = [np.full(one.shape, np.nan).astype(dtype_of(layer.dtype)) for one in outputs]
+        run(scheduled, GPU, [*given, *written])
+        found[name] = ReferenceOutputs(bench.properties, name, outputs, changes).compare(written)[0]
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cell", GATES)
+def test_right_kernels_pass_the_check_of_a_long_sequence(cell: str, dtype: str) -> None:
+    layer = Recurrence(cell=cell, steps=32, rows=2, units=48, dtype=dtype)
+    assert all(compared(layer, held=dtype != "float16").values())
+
+
+def test_kernels_that_lose_a_product_do_not() -> None:
+    layer = Recurrence(cell="lstm", steps=8, rows=2, units=48)
+    assert not any(compared(layer, held=True, lost=True).values())
 
 
 @pytest.mark.parametrize(("units", "steps", "calls"), [(32, 100, 1), (256, 100, 100), (256, MOST_STEPS + 1, 1)])

@@ -39,6 +39,8 @@ GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 """Kind of cell -> number of gates G. The last two are plain RNNs with that activation."""
 DTYPE = "float32"
 """What sums and gates are computed in, whatever type the tensors have."""
+STATE_WEIGHTS = 1
+"""The place of w among a layer's parameters."""
 DTYPES = (DTYPE, "float16", "bfloat16")
 
 
