@@ -12,13 +12,14 @@ take a microsecond. Here the whole sequence is one function:
 
 with T steps, N rows (the batch), H units and G gates: an LSTM has four (input, forget, candidate, output), a GRU three
 (reset, update, candidate), a plain RNN one. The order of gates is PyTorch's. A backward layer processes step T - 1 - t where
-a forward one processes step t.
+a forward one processes step t. All tensors have one type, float32 or half precision; sums and gates are computed in float32,
+and states are rounded in every step.
 
-The workload computes the products of one row, then its gates. The rewrite (`tiled`) does the same arithmetic in panels of
-units: the sums of all gates of a panel stay in registers for a few rows at once, and the states are computed from them, so
-that a step reads every weight once per block of rows and writes only states. Weights are packed as [H / panel, H, G, panel]
-when they are bound. Panels may be divided among threads, which are launched once and synchronise after every step. A step
-reads the states of the step before from y.
+The workload computes the products of one row, then its gates. On a GPU it is rewritten into kernels (recurrence_kernels.py).
+The rewrite for CPUs (`tiled`) does the same arithmetic in panels of units: sums of all gates of a panel stay in registers
+for a few rows at once, and the states are computed from them, so that a step reads every weight once per block of rows and
+writes only states. Weights are packed as [H / panel, H, G, panel] when they are bound. Panels may be divided among threads,
+which are launched once and synchronise after every step. A step reads the states of the step before from y.
 
 LSTM: Hochreiter and Schmidhuber (1997), with forget gates: Gers, Schmidhuber and Cummins (2000). GRU: Cho et al. (2014), the
 reset gate applied after the product.

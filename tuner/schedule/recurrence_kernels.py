@@ -80,9 +80,9 @@ def in_kernels(mod: Any, kernels: Kernels) -> Any:
 
 def _a_kernel_a_step(layer: Recurrence, tensors: Tensors, kernels: Kernels) -> Any:
     def step(now: Any, state: State, carried: Any) -> Any:
-        blocks = {"blockIdx.x": -(-layer.units // kernels.units), "blockIdx.y": -(-layer.rows // kernels.rows)}
+        blocks = {"blockIdx.x": -(-layer.rows // kernels.rows), "blockIdx.y": -(-layer.units // kernels.units)}
 
-        def tile(units: Any, rows: Any, lane: Any, part: Any) -> Any:
+        def tile(rows: Any, units: Any, lane: Any, part: Any) -> Any:
             return _tile(layer, tensors, kernels, (rows, units), (lane, part), now, state, carried)
 
         return _bound({**blocks, **_threads(kernels)}, tile)
