@@ -43,6 +43,7 @@ DTYPE = "float32"
 STATE_WEIGHTS = 1
 """The place of w among a layer's parameters."""
 DTYPES = (DTYPE, "float16", "bfloat16")
+"""Types of tensors that a layer may have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ class Space:
 
     def postprocessed(self, schedule: Any) -> bool:
         """Applies the postprocessors to a schedule; false when one refuses it or too much code would be unrolled. A rewrite
-        into a GPU's kernels leaves them nothing to do, and they take none that binds threads itself."""
+        into a GPU's kernels is complete: it binds threads itself, where a postprocessor would bind them once more."""
         if _rewrite_of(schedule.trace) in KERNELS:
             return True
         schedule.enter_postproc()
