@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import sym_int
 from torch._decomp import decomposition_table
 
 from pitchpipe.torch_operators.decompositions import RESIZES
@@ -45,7 +46,9 @@ def whole_resizes() -> Iterator[None]:
     overloads = list(RESIZES)
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     taken = [{key: each.py_kernels.pop(key) for key in keys if key in each.py_kernels} for each in overloads]
-    for each in overloads:
+    for each, kernels in zip(overloads, taken, strict=True):
+        if each._overloadname == "vec":
+            each.py_kernels.update(dict.fromkeys(kernels, partial(resize, each.overloadpacket.default)))
         each._dispatch_cache.clear()
     try:
         yield
@@ -53,6 +56,18 @@ def whole_resizes() -> Iterator[None]:
         for each, kernels in zip(overloads, taken, strict=True):
             each.py_kernels.update(kernels)
             each._dispatch_cache.clear()
+
+
+def resize(operator: Any, x: Any, output_size: Any, *options: Any) -> Any:
+    """A resize to sizes or by factors, of which one is None, as the operator with both. PyTorch's own kernel does the same
+    and takes no symbolic sizes.
+
+    x: [n, c, ...]. options: whether corners are aligned, where the operator asks, and the factors.
+    """
+    *aligned, factors = options
+    extents = x.shape[2:]
+    sizes = output_size or [sym_int(extent * factor) for extent, factor in zip(extents, factors, strict=True)]
+    return operator(x, sizes, *aligned, *(factors or [None] * len(extents)))
 
 
 @cache
