@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import sym_int
 from torch._decomp import decomposition_table
 
 from pitchpipe.torch_operators.decompositions import RESIZES
@@ -51,6 +52,8 @@ def whole_operators() -> Iterator[None]:
     for each, kernels in zip(overloads, taken, strict=True):
         if each in layers:
             each.py_kernels.update(dict.fromkeys(kernels, layers[each]))
+        elif each._overloadname == "vec":
+            each.py_kernels.update(dict.fromkeys(kernels, partial(resize, each.overloadpacket.default)))
         each._dispatch_cache.clear()
     try:
         yield
@@ -69,6 +72,18 @@ def _of_fixed_length(rule: Callable[..., Any]) -> Callable[..., Any]:
         return rule(x, *others)
 
     return layers
+
+
+def resize(operator: Any, x: Any, output_size: Any, *options: Any) -> Any:
+    """A resize to sizes or by factors, of which one is None, as the operator with both. PyTorch's own kernel does the same
+    and takes no symbolic sizes.
+
+    x: [n, c, ...]. options: whether corners are aligned, where the operator asks, and the factors.
+    """
+    *aligned, factors = options
+    extents = x.shape[2:]
+    sizes = output_size or [sym_int(extent * factor) for extent, factor in zip(extents, factors, strict=True)]
+    return operator(x, sizes, *aligned, *(factors or [None] * len(extents)))
 
 
 @cache

@@ -111,7 +111,8 @@ def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_bac
         return graph
 
     def resized(x: Any) -> Any:
-        return interpolate(x, scale_factor=2, mode="bilinear") + interpolate(x, scale_factor=2, mode="bicubic")
+        grown = interpolate(x, scale_factor=2, mode="bilinear") + interpolate(x, scale_factor=2, mode="bicubic")
+        return interpolate(grown, size=x.shape[2:])
 
     before = {each: dict(each.py_kernels) for each in RESIZES}
     capture = aot_autograd(fw_compiler=note, decompositions=inference_decompositions())
@@ -120,6 +121,7 @@ def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_bac
     assert {name for name in operators if "upsample" in name} == {
         "aten.upsample_bilinear2d.default",
         "aten.upsample_bicubic2d.default",
+        "aten.upsample_nearest2d.default",
     }
     assert not any("index" in name for name in operators)
     assert {each: dict(each.py_kernels) for each in RESIZES} == before
