@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,3 +113,37 @@ def test_several_reductions_of_columns_are_results_of_their_own(shape: Any, axis
         lambda x: [topi.sum(topi.cast(x, F), axis), topi.max(topi.cast(x, F), axis)], (tuple(shape), dtype)
     )
     check(mod, HOPPER)
+
+
+def depthwise(x: Any, w: Any) -> list[Any]:
+    """A window of a channel at a time, summed in single precision; [batch, rows, columns, channels]."""
+    n, rows, columns, channels = x.shape
+    size = int(w.shape[0])
+    i, j = (te.reduce_axis((0, size), name=name) for name in "ij")
+    padded = topi.nn.pad(x, (0, size // 2, size // 2, 0))
+
+    def element(b: Any, y: Any, z: Any, c: Any) -> Any:
+        return te.sum(single(padded[b, y + i, z + j, c]) * single(w[i, j, c]), axis=[i, j])
+
+    return [te.compute((n, rows, columns, channels), element, name="summed")]
+
+
+def single(value: Any) -> Any:
+    return value.astype(F)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "specs"),
+    [
+        (depthwise, (((1, 16, 16, 96), H), ((7, 7, 96), H))),
+        (depthwise, (((1, 16, 16, 64), H), ((7, 7, 64), H))),
+        (depthwise, (((1, 7, 8, 40), H), ((7, 7, 40), H))),
+        (lambda x: [topi.max(x, 3)], (((64, 13, 13, 40), "int16"),)),
+    ],
+)
+def test_a_block_keeps_the_partial_results_of_its_own_rows_alone(make: Any, specs: Any) -> None:
+    """TVM kept those of whole axes: 786,432 bytes for 64 of 96 channels."""
+    source = check(one_function(make, *specs), HOPPER).lowered.source
+    arrays = [int(count) for count in re.findall(r"__shared__ .*\[(\d+)\];", source)]
+    assert 0 < 4 * sum(arrays) <= 8192

@@ -23,7 +23,9 @@ from pitchpipe.target_kind import kind_named
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
+from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.lowering.lane_conditions import free_of_lanes
+from tuner.lowering.special_constants import KNOWN_CONSTANTS
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
@@ -31,11 +33,13 @@ from tuner.measure.gpu_alignment import misaligned, without_type
 from tuner.measure.gpu_lowered import KernelCall, Lowered, from_template
 from tuner.schedule.tensor_type import TensorType
 from tuner.templates.kernels import template_of
-from tuner.tvm_compat import IRModule, codegen_build, ir, sym, tirx, tvm, tvm_ffi
+from tuner.tvm_compat import IRModule, codegen_build, ir, structural_walk, sym, tirx, tvm, tvm_ffi
 
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 _GENERATING = threading.Lock()
 _SHARED = "tirx.use_dyn_shared_memory"
+_STATIC_BYTES = 48 << 10
+"""Of shared memory of a block, where a target does not say how many there are."""
 _MOST_CALLS = 1000
 """Launches of one tensor function, at most."""
 
@@ -110,11 +114,28 @@ def lowered_of(split: Any, device: Any, target: Any, name: str = "main") -> Lowe
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} may access {told}: not aligned")
             if (told := without_type(kernel)) is not None:
                 raise NotCompiled(f"{getattr(variable, 'name_hint', variable)} has {told}")
+            most = int(target.attrs.get("max_shared_memory_per_block", _STATIC_BYTES))
+            if (shared := _static_shared_bytes(kernel)) > most:
+                raise NotCompiled(
+                    f"{getattr(variable, 'name_hint', variable)} has {shared} bytes of shared memory a block"
+                )
         calls, workspaces = _calls(split[name])
         source = _source(device, target)
         if launches_early(str(target.attrs["arch"])):
             calls, source = tuple(replace(call, programmatic=True) for call in calls), beginning_early(source)
         return Lowered(calls=calls, workspaces=workspaces, source=source)
+
+
+def _static_shared_bytes(kernel: Any) -> int:
+    """Shared memory of a block that is allocated where it is used; what a launch asks for is not in it."""
+    sizes: list[int] = []
+
+    def note(allocation: Any) -> None:
+        if str(allocation.buffer.scope()) == "shared":
+            sizes.append(size_bytes(TensorType.of(allocation.buffer)))
+
+    structural_walk(kernel.body, (tirx.AllocBuffer, note))
+    return sum(sizes)
 
 
 def split_kernels(mod: Any, target: Any) -> tuple[Any, Any]:
@@ -144,7 +165,8 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
         for name, function in lowered.functions_items()
         if function.attrs.get("target", target).kind.name == "cuda"
     }
-    return captured[0], finalize_device()(IRModule(kernels, attrs=lowered.attrs))
+    device = finalize_device()(LANE_BY_LANE(IRModule(kernels, attrs=lowered.attrs)))
+    return captured[0], KNOWN_CONSTANTS(device)
 
 
 def _source(device: Any, target: Any) -> str:

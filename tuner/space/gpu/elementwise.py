@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from tuner.space.access import spatial_axes
@@ -10,7 +11,7 @@ from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits
 from tuner.space.gpu.stages import fused
 from tuner.space.gpu.transposition import find_transposition, schedule_transposition
 from tuner.space.gpu.vectors import computed_lanes, lanes_of, step, uniform_lanes
-from tuner.tvm_compat import ir, structural_walk, tirx
+from tuner.tvm_compat import ScheduleError, ir, structural_walk, tirx
 
 MAX_VECTORS = 4
 """Vectors of a thread, at most: more of them in flight hide more of the memory's latency."""
@@ -95,7 +96,10 @@ def _loads(schedule: Any, block: Any, axes: list[Any], lanes: int) -> list[Any]:
     if conditions:
         return []
     reads = [i for i, read in enumerate(definition.reads) if step(definition, read, axes, lanes, aligned=True) == 1]
-    loaded = [schedule.reindex(block, ("read", index)) for index in reads]
+    loaded = []
+    for index in reads:
+        with suppress(ScheduleError):  # TVM 0.27 takes no reads whose index is written in two ways.
+            loaded.append(schedule.reindex(block, ("read", index)))
     for each in loaded:
         schedule.set_scope(each, 0, "local")
     return loaded

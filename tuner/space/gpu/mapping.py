@@ -22,6 +22,10 @@ SHARING_THREADS = 512
 """Threads of a block that share their partial results where rows lie side by side: four blocks fill a multiprocessor."""
 SMALL = 1 << 20
 """Elements up to which it matters less that threads read lines which they use little of than that there are many threads."""
+STATIC_BYTES = 48 << 10
+"""Of shared memory that a block has without asking for more."""
+RESULT_BYTES = 8
+"""Of what a thread found in a row, at most, but for places beside extrema."""
 FULL = MULTIPROCESSORS * 1024
 """Threads that keep the device half full: enough where each has several loads in flight."""
 
@@ -45,13 +49,18 @@ class Chain:
     """Stages that share their rows."""
 
     stages: tuple[Stage, ...]
-    rows: int
+    row_extents: tuple[int, ...]
+    """Of the row axes, in their order."""
     side_by_side: bool
     """Whether rows lie side by side in memory, else columns do."""
     lanes: int
     """Of a vector of rows; 1 unless rows lie side by side."""
     shuffled: bool
     """Whether threads may exchange all that is reduced through registers."""
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.row_extents)
 
     @property
     def columns(self) -> int:
@@ -93,15 +102,22 @@ def _rows_of_block(chain: Chain, threads: int, limits: Limits) -> int:
     wanted = max(min(BLOCK_THREADS, limits.threads) // threads, 1)
     while wanted > 1 and wanted * threads > limits.warp and chain.rows < wanted * 2 * MULTIPROCESSORS:
         wanted //= 2
+    if threads == 1:
+        return wanted
     # Barriers stand in no guard, so rows of several threads are divided without remainder.
-    return wanted if threads == 1 else max(n for n in range(1, wanted + 1) if chain.rows % n == 0)
+    even = [n for n in range(1, wanted + 1) if chain.rows % n == 0]
+    return max(n for n in even if chain.shuffled or _fits(chain, n, threads))
 
 
 def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
     if chain.columns > WINDOW and chain.rows < FULL and divides_columns(chain, limits):
         lanes = row_lanes(chain, limits)
+        if not _fits(chain, lanes * math.gcd(chain.rows // lanes, limits.warp), SHARING_THREADS // limits.warp):
+            lanes = 1
         rows = chain.rows // lanes
         width, threads = math.gcd(rows, limits.warp), 1  # Barriers stand in no guard.
+        while not _fits(chain, width * lanes, SHARING_THREADS // width):
+            width //= 2
         most = min(SHARING_THREADS, limits.threads) // width
         while threads < most and 4 * threads < chain.columns and rows * threads < FULL:
             threads *= 2
@@ -112,6 +128,19 @@ def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
     while width < min(BLOCK_THREADS, limits.threads) and chain.rows // lanes >= 4 * width * MULTIPROCESSORS:
         width *= 2
     return Mapping(rows=width, threads=1, lanes=lanes)
+
+
+def _fits(chain: Chain, count: int, threads: int) -> bool:
+    """Whether the partial results of `count` rows of a block, each of so many threads, fit into its shared memory.
+
+    Where the rows of a block are no range of every axis, TVM 0.27 keeps a place for those of all blocks in each.
+    """
+    left = count
+    for extent in reversed(chain.row_extents):
+        if left % extent:
+            return extent % left == 0 or chain.rows * threads * RESULT_BYTES <= STATIC_BYTES
+        left //= extent
+    return True
 
 
 def divides_columns(chain: Chain, limits: Limits) -> bool:

@@ -79,7 +79,7 @@ def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
     )
     return Chain(
         stages=stages,
-        rows=_extent(definitions[0], shared[0]),
+        row_extents=tuple(_extent(definitions[0], [axis]) for axis in shared[0]),
         side_by_side=side_by_side,
         lanes=min(map(_row_lanes, definitions, shared)) if side_by_side else 1,
         shuffled=all(
@@ -268,11 +268,14 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
         return [_Nest(block=stage.block, vector=bool(inner), turn=3, turns=turns)]
     schedule.reorder(*outer, turn, thread, *inner)
     if chain.side_by_side:
-        return _summed_up_in_shared_memory(schedule, stage.block, thread, column_threads, turns)
+        return _summed_up_in_shared_memory(schedule, stage, thread, column_threads, turns)
     rank = len(definition.writes[0].region)
     partial = schedule.rfactor(schedule.fuse(thread, *inner) if inner else thread, rank)
+    layout = None if chain.shuffled else _rows_in_order(schedule.get(partial), stage.rows)
     for index in range(len(definition.writes)):
         schedule.set_scope(partial, index, "local" if chain.shuffled else "shared")
+        if layout is not None:
+            schedule.transform_layout(partial, ("write", index), layout)
     *_, turn, thread = schedule.get_loops(partial)
     together = list(schedule.get_loops(stage.block))[-1]
     inner = []
@@ -291,13 +294,17 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
     ]
 
 
-def _summed_up_in_shared_memory(schedule: Any, block: Any, thread: Any, column_threads: str, turns: int) -> list[_Nest]:
+def _summed_up_in_shared_memory(
+    schedule: Any, stage: Stage, thread: Any, column_threads: str, turns: int
+) -> list[_Nest]:
     """A reduction by rows that lie side by side: every thread reduces its columns in registers, writes the result to shared
     memory, and reduces those of all threads of its rows.
 
     TVM's own reduction between threads would have the threads of a warp use one bank, since their rows are apart there.
     """
+    block = stage.block
     partial = schedule.rfactor(thread, 0)
+    layout = _rows_in_order(schedule.get(partial), stage.rows)
     count = len(schedule.get(partial).writes)
     for index in range(count):
         schedule.set_scope(partial, index, "shared")
@@ -309,10 +316,30 @@ def _summed_up_in_shared_memory(schedule: Any, block: Any, thread: Any, column_t
         schedule.reverse_compute_at(each, thread)
         if vector:
             schedule.vectorize(schedule.get_loops(each)[-1])
+        if layout is not None:
+            schedule.transform_layout(each, ("write", 0), layout)
     return [
         _Nest(block=partial, vector=bool(vector), turn=3, turns=turns, reduces=True),
         _Nest(block=block, vector=bool(vector), turn=2, turns=1, reduces=True),
     ]
+
+
+def _rows_in_order(definition: Any, rows: Sequence[Any]) -> Any | None:
+    """The layout of partial results in which their rows are one index, beside that of the threads of a row: so the rows of
+    a block of threads are one range. Of ranges along several indices TVM 0.27 finds bounds that are far too wide. None where
+    the rows are not the indices."""
+    indices = [dim.min for dim in definition.writes[0].region]
+    places = [[at for at, index in enumerate(indices) if index.same_as(row)] for row in rows]
+    if any(len(found) != 1 for found in places):
+        return None
+    order = [at for (at,) in places]
+    variables = [tirx.Var(f"x{number}", index.ty.dtype) for number, index in enumerate(indices)]
+    row: Any = tirx.const(0, variables[0].ty.dtype)
+    for at in order:
+        row = row * definition.writes[0].source.shape[at] + variables[at]
+    others = [(at, variable) for at, variable in enumerate(variables) if at not in order]
+    before = [variable for at, variable in others if at < min(order, default=0)]
+    return tirx.IndexMap(variables, [*before, row, *(variable for _, variable in others[len(before) :])], None)
 
 
 def _finish(schedule: Any, nest: _Nest) -> None:

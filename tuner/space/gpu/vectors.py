@@ -18,7 +18,7 @@ MAX_LANES = 8
 MAX_INTEGER_LANES = 4
 """Nor one of more than four 32-bit integers, to which indices and narrow integers are often converted."""
 MAX_CONSTANT_LANES = 4
-"""And it writes a constant of eight floats as four numbers of eight arguments, which no compiler takes."""
+"""Nor a constant of eight floats, with which a statement is taken apart (tuner/lowering/lane_by_lane.py)."""
 
 
 def lanes_of(definition: Any, axes: Sequence[Any], *, reads_decide: bool = False) -> int:
