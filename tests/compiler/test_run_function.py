@@ -66,6 +66,10 @@ MODELS: dict[str, tuple[Body, Callable[..., Any]]] = {
         lambda emit, x, w: emit(relax.op.matmul(emit(relax.op.add(layers(emit, x, w, 1), relax.const(C))), w)),
         lambda x, w: (numbers(x, w, 1) + C) @ w,
     ),
+    "a constant that two kernels read": (
+        lambda emit, x, w: emit(relax.op.matmul(emit((layers(emit, x, w, 1) + (c := relax.const(C))) * c), w)) + c,
+        lambda x, w: ((numbers(x, w, 1) + C) * C) @ w + C,
+    ),
     "one result twice, and one without axes": (
         twice,
         lambda x, w: (numbers(x, w, 1), numbers(x, w, 1), numbers(x, w, 1).reshape(8, 12), numbers(x, w, 1).sum()),
@@ -171,6 +175,14 @@ def test_torchs_tensors_are_read_where_they_lie_or_as_they_read() -> None:
     for given in (aligned.detach()[:3], aligned.detach().double()):
         with pytest.raises(InvalidInput, match="must be float32"):
             model(given)
+
+
+def test_the_torch_backends_tensors_are_as_they_read() -> None:
+    torch = pytest.importorskip("torch")
+    from pitchpipe.torch_backend.run import adopted
+
+    x = torch.arange(8.0)
+    np.testing.assert_array_equal(adopted(torch._neg_view(x)).numpy(), -x.numpy())
 
 
 def test_a_result_within_a_result_is_left_to_the_virtual_machine() -> None:

@@ -25,7 +25,7 @@ class Tensor:
     data: bytes = b""
     """Contents of a constant."""
     value: Any = None
-    """The constant itself, TVM's tensor."""
+    """The constant itself, TVM's tensor, where only main was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,13 @@ def read_flow(module: Any) -> Flow:
 
 
 def read_main(module: Any) -> Flow:
-    """The calls of main alone; `weights` are what main_transform_params gives it. Raises as `read_flow` does."""
+    """The calls of main alone; `weights` are what main_transform_params gives it, and constants have no `data`. Raises as
+    `read_flow` does."""
     main = module[MAIN]
     flow, count = Flow(), int(main.attrs["num_input"])
     flow.inputs = [_new(param.ty, Place.INPUT) for param in main.params[:count]]
     flow.weights = [_new(param.ty, Place.RESIDENT) for param in main.params[count:]]
-    flow.returns(_Reader(module, flow.run, {}).call(main, [*flow.inputs, *flow.weights]))
+    flow.returns(_MainReader(module, flow.run, {}).call(main, [*flow.inputs, *flow.weights]))
     return flow
 
 
@@ -148,7 +149,18 @@ class _Reader:
         data = constant.value.numpy().tobytes()
         key = (dtype, shape, data)
         if key not in self._constants:
-            self._constants[key] = Tensor(buffer=_buffer(dtype, shape, Place.CONSTANT), data=data, value=constant.value)
+            self._constants[key] = Tensor(buffer=_buffer(dtype, shape, Place.CONSTANT), data=data)
+        return View(tensor=self._constants[key], dtype=dtype, shape=shape)
+
+
+class _MainReader(_Reader):
+    """Leaves constants where they are."""
+
+    def _constant(self, constant: Any) -> View:
+        dtype, shape = _type(constant.ty)
+        key = (dtype, shape, constant.value.data_ptr())
+        if key not in self._constants:
+            self._constants[key] = Tensor(buffer=_buffer(dtype, shape, Place.CONSTANT), value=constant.value)
         return View(tensor=self._constants[key], dtype=dtype, shape=shape)
 
 

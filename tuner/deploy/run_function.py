@@ -11,9 +11,9 @@ machine's main,
 
 `memory` is what main_transform_params gave, then the constants, then pieces of one block of scratch memory. The description
 is JSON: `pieces`, offset and size in bytes of each, as `memory_plan.py` placed them, `results`, shape and type of each, and
-`in_tuple`, whether main returns a tuple. All of it is contiguous and begins at
-multiples of 64 bytes. Kernels trust their arguments, of which they read the address alone, so a piece stands for every
-tensor that lies there, and a reshape is nothing. A result that no kernel writes, or that is two results, is copied.
+`in_tuple`, whether main returns a tuple. All memory is contiguous and begins at multiples of 64 bytes. Kernels trust their
+arguments, of which they read the address alone, so a piece stands for every tensor that lies there, and a reshape is
+nothing. A result that no kernel writes, or that is two results, is copied.
 """
 
 from __future__ import annotations
