@@ -23,6 +23,8 @@ from pitchpipe.errors import InvalidInput, Overloaded, PitchpipeError, Unreachab
 from pitchpipe.wire.page import MAX_PAGE
 from pitchpipe.wire.problem import PROBLEM_MEDIA_TYPE, Problem
 
+_JITTER = random.Random()
+"""Of our own: whoever seeds `random` draws what he expects, whichever thread of ours waits meanwhile."""
 _T = TypeVar("_T", bound=BaseModel)
 Body = bytes | IO[bytes]
 
@@ -200,7 +202,7 @@ def _repeated(once: Callable[[], Answer], limit_secs: float) -> Answer:
         except (Unreachable, Overloaded) as error:
             # The jitter keeps a fleet that was shed together from coming back together.
             asked_secs = 0.0 if error.retry_after_secs is None else error.retry_after_secs
-            wait_secs = max(asked_secs, pause_secs * random.uniform(0.5, 1.0))
+            wait_secs = max(asked_secs, pause_secs * _JITTER.uniform(0.5, 1.0))
             if time.monotonic() + wait_secs > deadline:
                 raise
         time.sleep(wait_secs)

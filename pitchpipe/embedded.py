@@ -53,14 +53,16 @@ DEFAULT_SECONDS = 150.0
 
 class Embedded:
     """Context manager: `with Embedded(database, target) as client`; without a target the worker finds its own. The client is
-    closed in the end.
+    closed in the end. With `measures=False` there is no worker: what is there is read and nothing is tuned.
 
     Raises InvalidInput when another command holds the same SQLite file or a setting is not valid, and Unreachable, with the
     process's last words, when the server or the worker does not come up, or ends while the block runs.
     """
 
-    def __init__(self, database: str, target: Target | None, *, log_level: str = "warning") -> None:
-        self.database, self.log_level = database, log_level
+    def __init__(
+        self, database: str, target: Target | None, *, log_level: str = "warning", measures: bool = True
+    ) -> None:
+        self.database, self.log_level, self._measures = database, log_level, measures
         self._asked = target
         self._client: Client | None = None
         self._worker: WorkerView | None = None
@@ -117,7 +119,7 @@ class Embedded:
                 self._lock.acquire(timeout=0)
             except filelock.Timeout as error:
                 raise InvalidInput(f"{path} is in use by another pitchpipe command") from error
-        listening, registered = scratch / "port", scratch / "worker"
+        listening = scratch / "port"
         # All that need the compiler, here and there, are forks of one process, which begins to import it now.
         shared = launch.share()
         common = ["--parent", str(os.getpid()), *(f"--fork-server={descriptor}" for descriptor in shared)]
@@ -127,21 +129,37 @@ class Embedded:
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"
             serve = ["--embedded", *common, "--socket-fd", str(bound.fileno()), "--port-file", str(listening)]
             server = self._spawn("server", serve, environment, [*shared, bound.fileno()])
-        target = "auto" if self._asked is None else self._asked.key
+        deadline = time.monotonic() + START_SECS
+        if self._measures:
+            self._start_workers(url, common, environment, shared, (server, deadline))
+        while not listening.exists():
+            self._check(server, "server", deadline)
+            time.sleep(0.02)
+        return Client(url, token, retry_secs=RETRY_SECS)
+
+    def _start_workers(
+        self,
+        url: str,
+        common: Sequence[str],
+        environment: dict[str, str],
+        shared: Sequence[int],
+        server: tuple[subprocess.Popen[bytes], float],
+    ) -> None:
+        """The first one, and when it has registered as many more as share a device with it. server: its process, and the
+        time on the monotonic clock until which both may take."""
+        target, registered = "auto" if self._asked is None else self._asked.key, Path(self._scratch.name) / "worker"
         work = ["--url", url, "--max-candidates", "32", *common]
         named = ["--name", WORKER_NAME, "--target", target, "--ready-file", str(registered)]
         worker = self._spawn("worker", [*work, *named], environment, shared)
-        deadline = time.monotonic() + START_SECS
-        while not (listening.exists() and registered.exists()):
-            self._check(server, "server", deadline)
-            self._check(worker, "worker", deadline)
+        while not registered.exists():
+            self._check(server[0], "server", server[1])
+            self._check(worker, "worker", server[1])
             time.sleep(0.02)
         self._worker = WorkerView.model_validate_json(registered.read_bytes())
         for number in range(2, sharing_workers(self._worker.target, cores := usable_cores()) + 1):
             name = f"{WORKER_NAME}-{number}"
             named = ["--name", name, "--target", self._worker.target.key]
             self._spawn(f"worker {number}", [*work, *named, "--parallel-builds", str(cores // 2)], environment, shared)
-        return Client(url, token, retry_secs=RETRY_SECS)
 
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], inherited: Sequence[int]

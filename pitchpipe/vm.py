@@ -1,9 +1,16 @@
-"""A compiled model on a CPU: a shared library, or what was compiled in this process, run by TVM's virtual machine."""
+"""A compiled model on a CPU: a shared library, or what was compiled in this process.
+
+TVM's virtual machine runs any model. One that is a straight line of kernels has a function beside it that calls them all
+(tuner/deploy/run_function.py), and is run by that.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
+import json
+import math
 import os
 import statistics
 import sys
@@ -22,6 +29,13 @@ from pitchpipe.wire.target import Target
 DEVICE = "cpu"
 RUNTIME = "vm.builtin."
 """How the names of the virtual machine's own functions begin."""
+RUN, MEMORY = "main_run", "main_memory"
+"""Names of the function that calls all kernels, and of the one that tells what memory it needs."""
+ALIGNMENT = 64
+"""Bytes; what compiled code relies on."""
+STAGED_BYTES = 16 << 10
+"""NumPy's arrays of at most so many bytes are copied into memory of ours: that costs no more than to share theirs, which
+rarely begins where compiled code needs it to."""
 
 
 def load_library(path: Path, target: Target) -> Any:
@@ -42,6 +56,7 @@ class MachineModel:
         self._main = self._machine["main"]
         self._params: list[Any] = []
         self._turn = threading.Lock()
+        self._whole = _WholeRun.of(self._machine, inputs)
 
     def bind(self, weights: Mapping[str, Any]) -> None:
         """Copies, transforms and keeps the weights (arrays by parameter name).
@@ -55,30 +70,40 @@ class MachineModel:
             params.append(self._tensor(param, weights[param.name], copy=True))
         with self._turn:
             self._params = list(self._machine["main_transform_params"](params)) if params else []
+            if self._whole is not None:
+                self._whole.bind(self._params)
 
     def __call__(self, *arrays: Any, stream: int | None = None) -> Any:
         """Runs the model; one array, or a tuple of arrays where the model has several outputs. Raises InvalidInput."""
         if stream is not None:
             raise InvalidInput("a CPU has no streams")
+        if self._whole is not None and len(arrays) == len(self._inputs):
+            with self._turn:
+                found = self._whole(arrays)
+            if found is not None:
+                return found
         tensors = self._tensors(arrays)
         with self._turn:
             return _copied(self._main(*tensors, *self._params))
 
     def run_secs(self, *arrays: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs, without moving inputs or outputs; for benchmarks."""
-        self._machine.set_input("main", *self._tensors(arrays), *self._params)
-        timer = self._machine.time_evaluator("invoke_stateful", self._device, number=1, repeat=repeats)
-        return [float(secs) for secs in timer("main").results]
+        return self.timed(*arrays)(1 + repeats)[1:]
 
     def timed(self, *arrays: Any) -> Callable[[int], list[float]]:
         """A function that runs the model so many times on these arrays and tells the wall seconds of each run."""
-        self._machine.set_input("main", *self._tensors(arrays), *self._params)
+        tensors = self._tensors(arrays)
+        if self._whole is not None:
+            run = self._whole.prepared(tensors)
+        else:
+            self._machine.set_input("main", *tensors, *self._params)
+            run = functools.partial(self._machine.invoke_stateful, "main")
 
         def secs(repeats: int) -> list[float]:
             found = []
             for _ in range(repeats):
                 started = time.perf_counter()
-                self._machine.invoke_stateful("main")
+                run()
                 found.append(time.perf_counter() - started)
             return found
 
@@ -137,7 +162,7 @@ class MachineModel:
         if not hasattr(array, "__dlpack__"):
             return runtime.tensor(_plain(array), self._device)
         if hasattr(array, "detach"):
-            array = array.detach()
+            array = array.detach().resolve_neg()
         try:
             return runtime.from_dlpack(array)
         except (RuntimeError, ValueError, BufferError):
@@ -147,6 +172,111 @@ class MachineModel:
             if hasattr(array, "clone"):
                 return runtime.from_dlpack(array.contiguous().clone())
             return runtime.tensor(np.array(np.from_dlpack(array), order="C"), self._device)
+
+
+class _WholeRun:
+    """The function that calls all kernels of a model, and the memory that it works in. One thread at a time."""
+
+    def __init__(
+        self, run: Callable[..., int], inputs: Sequence[Any], described: str, constants: Sequence[Any]
+    ) -> None:
+        """described, constants: what the library's other function told. Raises TypeError or BufferError for a type that
+        NumPy lacks or does not hand over."""
+        from tvm_ffi import from_dlpack
+
+        told = json.loads(described)
+        scratch = _aligned(max((offset + size for offset, size in told["pieces"]), default=0))
+        self._run, self._constants = run, constants
+        self._inputs = [_Input(spec) for spec in inputs]
+        self._pieces = [from_dlpack(scratch[offset : offset + size]) for offset, size in told["pieces"]]
+        self._results = [_aligned_array(tuple(shape), dtype) for shape, dtype in told["results"]]
+        self._memory: list[Any] = []
+        self._in_tuple = told["in_tuple"]
+
+    @staticmethod
+    def of(machine: Any, inputs: Sequence[Any]) -> _WholeRun | None:
+        """None where the library has no such function, or an array is of a type that NumPy does not hand over."""
+        try:
+            described, *constants = machine[MEMORY]()
+        except (AttributeError, ValueError):
+            return None
+        try:
+            return _WholeRun(machine.module.get_function(RUN, query_imports=True), inputs, described, constants)
+        except (BufferError, TypeError):
+            return None
+
+    def bind(self, params: Sequence[Any]) -> None:
+        """params: weights as main takes them."""
+        results = [tensor for _, tensor in self._results]
+        self._memory = [*results, *params, *self._constants, *self._pieces]
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        """The results; None where the virtual machine has to look more closely at what was given."""
+        try:
+            tensors = [one.taken(array) for one, array in zip(self._inputs, arrays, strict=True)]
+        except Exception:  # noqa: BLE001 - whatever an array library raises; who is asked next says what is wrong
+            return None
+        if self._run(*tensors, *self._memory):
+            return None
+        if self._in_tuple:
+            return tuple([array.copy() for array, _ in self._results])
+        return self._results[0][0].copy()
+
+    def prepared(self, tensors: Sequence[Any]) -> Callable[[], int]:
+        """A run on tensors that fit, whose results nobody gets."""
+        return functools.partial(self._run, *tensors, *self._memory)
+
+
+class _Input:
+    """An input, and memory of ours for arrays that cannot be read where they lie."""
+
+    def __init__(self, spec: Any) -> None:
+        import numpy as np
+        from tvm_ffi import from_dlpack
+
+        self._array_type, self._from_dlpack = np.ndarray, from_dlpack
+        self._shape, self._dtype = spec.shape, np.dtype(spec.dtype)
+        self._size_bytes = math.prod(spec.shape) * self._dtype.itemsize
+        self._copy: tuple[Any, Any] | None = None
+
+    def taken(self, array: Any) -> Any:
+        """TVM's tensor of the array, in whose place there may be a copy. Its shape and type are looked at by whom it is
+        given to. Raises whatever the array's library raises for one that cannot be read as it is."""
+        if type(array) is not self._array_type:
+            if hasattr(array, "is_neg") and array.is_neg():
+                raise BufferError("its sign is changed when it is read")
+            return self._from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
+        if array.shape != self._shape or array.dtype != self._dtype:
+            raise BufferError("an array of another shape or type")
+        if self._size_bytes > STAGED_BYTES:
+            try:
+                return self._from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
+            except (RuntimeError, ValueError, BufferError):
+                pass  # strided, read-only, or not aligned
+        if self._copy is None:
+            self._copy = _aligned_array(self._shape, self._dtype)
+        copy, tensor = self._copy
+        copy[...] = array
+        return tensor
+
+
+def _aligned_array(shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+    """An array, and TVM's tensor of its memory. Raises TypeError or BufferError for a type that has none."""
+    import numpy as np
+    from tvm_ffi import from_dlpack
+
+    wanted = np.dtype(dtype)
+    array = _aligned(math.prod(shape) * wanted.itemsize).view(wanted).reshape(shape)
+    return array, from_dlpack(array)
+
+
+def _aligned(size_bytes: int) -> Any:
+    """So many bytes of memory that begins where compiled code relies on it."""
+    import numpy as np
+
+    memory = np.empty(size_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size_bytes]
 
 
 def _innermost(events: Sequence[tuple[float, str, bool]]) -> list[tuple[str, float]]:

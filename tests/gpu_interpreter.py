@@ -56,8 +56,13 @@ def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> Lowered
     flat += [np.full(size, _UNWRITTEN, dtype=np.uint8) for size in lowered.workspaces]
     for launch in lowered.calls:
         function = kernels[launch.kernel]
-        buffers = {param: flat[place] for param, place in zip(function.params, launch.arguments, strict=False)}
-        _Kernel(launch.grid, launch.block, buffers).run(function.body)
+        given = dict(zip(function.params, launch.arguments, strict=False))
+        buffers = {param: flat[place] for param, place in given.items() if isinstance(place, int)}
+        kernel = _Kernel(launch.grid, launch.block, buffers)
+        for param, number in given.items():
+            if isinstance(number, bytes):
+                (kernel.variables[param],) = np.frombuffer(number, dtype_of(param.ty.dtype))
+        kernel.run(function.body)
     return lowered
 
 

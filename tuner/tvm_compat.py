@@ -86,8 +86,11 @@ from tvm_ffi import structural_walk  # noqa: E402
 
 IRModule: Any = tvm.IRModule
 PrimFunc: Any = tirx.PrimFunc
+SYMBOL_PREFIX = "__tvm_ffi_"
+"""Of a tensor function's symbol in machine code."""
 
 __all__ = [
+    "SYMBOL_PREFIX",
     "IRModule",
     "PrimFunc",
     "PyExprMutator",

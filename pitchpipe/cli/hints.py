@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pitchpipe import errors
 from pitchpipe.errors import PitchpipeError
-from pitchpipe.places import own_database
+from pitchpipe.places import default_database, own_database
 
 _HINTS: dict[type[PitchpipeError], str] = {
     errors.UnsupportedOperator: "`pitchpipe models check FILE` lists everything in the file that would be refused",
@@ -18,7 +18,7 @@ _HINTS: dict[type[PitchpipeError], str] = {
     errors.Forbidden: "`pitchpipe tokens create --scope SCOPE` makes a token that may; docs/operations.md has the scopes",
     errors.NotFound: "`pitchpipe jobs list` and `pitchpipe models list` show what this project has",
     errors.Unreachable: "`pitchpipe config show` has its URL; `pitchpipe server --with-coordinator` starts one; "
-    "`pitchpipe dashboard` shows what was tuned here without one",
+    f"`--url {default_database()}` reads what was tuned here without one",
     errors.Overloaded: "try again in a while; `pitchpipe jobs list` shows what it is busy with",
     errors.NoDevice: "`pitchpipe doctor` shows what this machine has, `pitchpipe workers list` what a service does",
     errors.InvalidTransition: "`pitchpipe jobs list` has the states; a new job reuses what an earlier one measured",

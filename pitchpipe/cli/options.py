@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
 from pitchpipe.client import Client
-from pitchpipe.errors import PitchpipeError
+from pitchpipe.embedded import Embedded
+from pitchpipe.errors import InvalidInput, PitchpipeError
 from pitchpipe.wire.page import MAX_PAGE
 
 RETRY_SECS = 5.0
 """How long a command goes on trying to reach the service; whoever watches a job waits longer, for a restart."""
 HERE = "http://127.0.0.1:8734"
 """Where `pitchpipe server` listens unless it is told otherwise."""
+SQLITE = "sqlite:///"
 COMPLETION_SECS = 0.5
 """How long the shell waits for each step of a completion that the service is asked for."""
 COMPLETED = 20
 """Jobs that a completion offers, at most."""
 
-Url = Annotated[str, typer.Option(envvar="PITCHPIPE_URL", help="of the service")]
+Url = Annotated[
+    str,
+    typer.Option(envvar="PITCHPIPE_URL", help="of the service; sqlite:///PATH: of what was tuned here without one"),
+]
 Token = Annotated[str, typer.Option(envvar="PITCHPIPE_TOKEN", help="of the project", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Trust = Annotated[bool, typer.Option(help="accept a file that can run code (.pt, .pt2, .py)")]
@@ -42,9 +49,16 @@ TARGET_HELP = "auto, a device (cpu, cuda, cuda:1), or JSON with TVM's attribute 
 TargetText = Annotated[str, typer.Option(help=TARGET_HELP)]
 
 
-def client_of(url: str, token: str) -> Client:
-    """A client that gives up soon, for a command that asks once."""
-    return Client(url, token, retry_secs=RETRY_SECS)
+def client_of(url: str, token: str) -> AbstractContextManager[Client]:
+    """A client that gives up soon, for a command that asks once. A SQLite file is served for as long as that takes.
+
+    Raises InvalidInput where there is no such file.
+    """
+    if not url.startswith(SQLITE):
+        return Client(url, token, retry_secs=RETRY_SECS)
+    if not Path(url.removeprefix(SQLITE)).is_file():
+        raise InvalidInput(f"there is no database {url.removeprefix(SQLITE)}: `pitchpipe tune` makes one")
+    return Embedded(url, None, measures=False)
 
 
 def print_json(items: BaseModel | Sequence[BaseModel]) -> None:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from pitchpipe.torch_backend import schedules
 from pitchpipe.torch_backend.beside import allowance
 from pitchpipe.torch_backend.chosen import Chosen
-from pitchpipe.torch_backend.decompositions import for_training, whole_resizes
+from pitchpipe.torch_backend.decompositions import for_training, whole_operators
 from pitchpipe.torch_backend.options import Options, parse
 from pitchpipe.torch_backend.program import Program
 from pitchpipe.torch_backend.report import CompileReport, ProgramReport
@@ -128,7 +128,7 @@ def _compiled(module: Any, inputs: Sequence[Any], options: Options, record: list
     try:
         # The backward graph is built beside the program, too; and no buffers are donated, see program.py.
         backward = torch._functorch.config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False)
-        with backward, nullcontext() if steps else whole_resizes():
+        with backward, nullcontext() if steps else whole_operators():
             compiled = aot_autograd(
                 fw_compiler=program.forward,
                 bw_compiler=program.backward,

@@ -204,6 +204,15 @@ def _embedding(node: Any, symbol: Any) -> bool:
     return _row_axis(node.args[0], symbol) is None and _row_axis(node.args[1], symbol) == _row_axis(node, symbol)
 
 
+def _recurrent_layer(node: Any, symbol: Any) -> bool:
+    """Rows of the steps' inputs [T, N, I] and of the first states [N, H]."""
+    x, *weights, h, c = node.args[:7]
+    given = [one for one in weights if one is not None]
+    return [_row_axis(one, symbol) for one in (x, h, c)] == [1, 0, 0] and all(
+        _row_axis(one, symbol) is None for one in given
+    )
+
+
 RULES: dict[str, Callable[[Any, Any], bool]] = {
     "mm": _product(0, 1),
     "bmm": _product(0, 1),
@@ -237,4 +246,5 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
     "roll": lambda node, symbol: _row_axis(node.args[0], symbol) not in _axes(node, _given(node, 2, "dims")),
     "cat": _joined,
     "embedding": _embedding,
+    "pitchpipe::recurrent_layer": _recurrent_layer,
 }

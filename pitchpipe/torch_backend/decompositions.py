@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import sym_int
 from torch._decomp import decomposition_table
 
 from pitchpipe.torch_operators.decompositions import RESIZES
+from pitchpipe.torch_operators.recurrent import whole_layers
 
 aten = torch.ops.aten
 
@@ -36,16 +38,22 @@ FURTHER = (
 
 
 @contextmanager
-def whole_resizes() -> Iterator[None]:
-    """While a graph is captured for inference, resizes stay operators. PyTorch has Python programs in the place of their
-    kernels, whatever the decompositions are: look-ups of every neighbour, which check their indices.
+def whole_operators() -> Iterator[None]:
+    """While a graph is captured for inference, resizes stay operators, and recurrent layers become those of
+    pitchpipe/torch_operators/recurrent.py. PyTorch has Python programs in the place of their kernels, whatever the
+    decompositions are: look-ups of every neighbour, which check their indices, and every step written out.
 
     They get their place back; only captures ask for them, and torch's compiler lets one run at a time.
     """
-    overloads = list(RESIZES)
+    layers = {operator: _of_fixed_length(rule) for operator, rule in whole_layers().items()}
+    overloads = [*RESIZES, *layers]
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     taken = [{key: each.py_kernels.pop(key) for key in keys if key in each.py_kernels} for each in overloads]
-    for each in overloads:
+    for each, kernels in zip(overloads, taken, strict=True):
+        if each in layers:
+            each.py_kernels.update(dict.fromkeys(kernels, layers[each]))
+        elif each._overloadname == "vec":
+            each.py_kernels.update(dict.fromkeys(kernels, partial(resize, each.overloadpacket.default)))
         each._dispatch_cache.clear()
     try:
         yield
@@ -53,6 +61,29 @@ def whole_resizes() -> Iterator[None]:
         for each, kernels in zip(overloads, taken, strict=True):
             each.py_kernels.update(kernels)
             each._dispatch_cache.clear()
+
+
+def _of_fixed_length(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a recurrent operator for as many steps as there are in the capture: others are captured anew."""
+
+    def layers(x: Any, *others: Any) -> Any:
+        *_, batch_first = others
+        int(x.shape[1 if batch_first else 0])  # which fixes a symbolic size
+        return rule(x, *others)
+
+    return layers
+
+
+def resize(operator: Any, x: Any, output_size: Any, *options: Any) -> Any:
+    """A resize to sizes or by factors, of which one is None, as the operator with both. PyTorch's own kernel does the same
+    and takes no symbolic sizes.
+
+    x: [n, c, ...]. options: whether corners are aligned, where the operator asks, and the factors.
+    """
+    *aligned, factors = options
+    extents = x.shape[2:]
+    sizes = output_size or [sym_int(extent * factor) for extent, factor in zip(extents, factors, strict=True)]
+    return operator(x, sizes, *aligned, *(factors or [None] * len(extents)))
 
 
 @cache

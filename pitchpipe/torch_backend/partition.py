@@ -1,8 +1,8 @@
 """Cutting an ATen graph into what is compiled and what stays with PyTorch.
 
 A partition is a connected or unconnected set of operators, without a path that leaves it and comes back. One without a
-product, a convolution or a few operators to fuse is not worth crossing over for. Views at a partition's end stay outside:
-there PyTorch makes them for nothing, with the strides that the program expects.
+product, a convolution or a few operators to fuse is not worth crossing over for, nor is one of weights alone. Views at a
+partition's end stay outside: there PyTorch makes them for nothing, with the strides that the program expects.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
     chosen = []
     for partition in partitioner.propose_partitions():
         nodes = _without_last_views(partition.nodes)
-        if _worth_it(nodes):
+        if not _takes_inputs(nodes, weights):
+            reasons.update(dict.fromkeys(nodes, "it depends on weights alone"))
+        elif _worth_it(nodes):
             chosen.append(nodes)
     inside = {node for nodes in chosen for node in nodes}
     for node, reason in reasons.items():
@@ -123,6 +125,13 @@ def _without_last_views(nodes: dict[Any, int | None]) -> dict[Any, int | None]:
 def _worth_it(nodes: Collection[Any]) -> bool:
     computing = [node for node in nodes if computes(node)]
     return len(computing) >= FEWEST or any(name_of(node) in HEAVY for node in computing)
+
+
+def _takes_inputs(nodes: Collection[Any], weights: Collection[str]) -> bool:
+    """Whether it depends on more than weights. What does not is no model: preparation moves all of it to where weights are
+    laid out, and leaves no results."""
+    given = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
+    return any(one.op != "placeholder" or one.name not in weights for one in given)
 
 
 def tensors_of(module: Any) -> tuple[list[Any], list[Any]]:

@@ -129,8 +129,8 @@ def _is_dense(weight: Any) -> bool:
 
 
 def adopted(tensor: Any) -> Any:
-    """TVM's view of a tensor's memory; of a copy where the tensor is strided or not aligned."""
-    tensor = tensor.detach()
+    """TVM's view of a tensor's memory; of a copy where the tensor is strided, not aligned or negated when it is read."""
+    tensor = tensor.detach().resolve_neg()
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.data_ptr() % ALIGNMENT:

@@ -1,7 +1,7 @@
 """Into which operators an inference in PyTorch is taken apart, exported or compiled. Needs torch.
 
-They are torch.export's, but for attention (attention.py), for what PyTorch computes on GPUs by operators of their own
-(gpu_operators.py), and for sums along an axis, which are of the type that torch gives them.
+They are torch.export's, but for attention (attention.py), for layers of a transformer (encoder.py), for what PyTorch makes
+of a program on GPUs (gpu_operators.py), and for sums along an axis, which are of the type that torch gives them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pitchpipe.torch_operators import attention, gpu_operators
+from pitchpipe.torch_operators import attention, encoder, gpu_operators
 from pitchpipe.torch_operators.recurrent import whole_layers
 
 aten = torch.ops.aten
@@ -49,6 +49,7 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
         **{operator: function for operator, function in found.items() if operator not in WHOLE},
         **whole_layers(),
         **attention.DECOMPOSITIONS,
+        **encoder.DECOMPOSITIONS,
         **gpu_operators.DECOMPOSITIONS,
         aten.cumsum.default: cumulative_sum,
         aten.soft_margin_loss.default: soft_margin_loss,

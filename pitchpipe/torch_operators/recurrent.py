@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+"""Of layers that stay whole."""
 
 
 @torch.library.custom_op("pitchpipe::recurrent_layer", mutates_args=())  # type: ignore[untyped-decorator]
@@ -73,10 +75,10 @@ def _decomposed(
     batch_first: bool,
 ) -> Any:
     """(outputs, last states, and of an LSTM last cell states), as the operator gives them; `states` are h, of an LSTM h
-    and c. What is no plain layer of float32 is written out step by step, as torch decomposes it."""
+    and c. What is no plain layer of float32 or half precision is written out step by step, as torch decomposes it."""
     h, c = states if cell == "lstm" else (states, states)
     is_plain = h.shape[-1] == c.shape[-1]  # else the states are projected
-    if not is_plain or x.dtype is not torch.float32 or x.dim() != 3 or (train and dropout):
+    if not is_plain or x.dtype not in DTYPES or x.dim() != 3 or (train and dropout):
         written_out = torch._decomp.decomposition_table[operator]
         return written_out(x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     directions = 2 if bidirectional else 1
@@ -107,8 +109,8 @@ def _layers(
             weights += [None] * (4 - each)
             y, h_last, c_last = recurrent_layer(x, *weights, h[at], c[at], cell, direction == 1)
             outputs.append(y)
-            last_h.append(h_last)
-            last_c.append(c_last)
+            last_h.append(h_last.unsqueeze(0))
+            last_c.append(c_last.unsqueeze(0))
         x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
     x = x.transpose(0, 1) if batch_first else x
-    return x, torch.stack(last_h), torch.stack(last_c)
+    return x, torch.cat(last_h), torch.cat(last_c)

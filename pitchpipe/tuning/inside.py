@@ -1,6 +1,6 @@
 """Tuning inside the model, on the machine that has the device: the fastest schedules of the costliest tasks, tried in the
-whole model (ADR 0073). The service says what may be tried, and stores what won; a child of this process builds the model and
-times it.
+whole model (ADR 0073), and those of tasks that the job had no seconds left to confirm. The service says what may be tried,
+and stores what won; a child of this process builds the model and times it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pitchpipe.processes.child import run_step
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire._base import Digest, Wire
-from pitchpipe.wire.context import ChosenInContext, Contender, ContendersRequest, InContext, WholeRun
+from pitchpipe.wire.context import MAX_TASKS, ChosenInContext, Contender, ContendersRequest, InContext, WholeRun
 from pitchpipe.wire.job import Budget
 from pitchpipe.wire.record import Best, Tier
 from pitchpipe.wire.target import Target
@@ -36,6 +36,8 @@ MOST_TASKS = 10
 """The costliest of a model, which are nearly all of its time."""
 MOST_EACH = 4
 """Schedules of each that are tried beside the one that is served."""
+MOST_UNSERVED = 2
+"""Of each task without one, which runs its default schedule."""
 NEAR = 1.25
 """What takes longer alone than so many times the fastest is not tried."""
 BUILD_SECS = 0.5
@@ -93,7 +95,8 @@ def tune_inside(
     bests = {
         one.workload: one.best for one in served.response.answers if one.best is not None and one.tier is Tier.EXACT
     }
-    tried = _tried(service, target, known, bests, int(spend / 2 * usable_cores() / BUILD_SECS))
+    unserved = [one.workload for one in served.response.answers if one.tier is Tier.NONE]
+    tried = _tried(service, target, known, bests, unserved, int(spend / 2 * usable_cores() / BUILD_SECS))
     if not tried:
         return served, None
     told: Mapping[str, Any] = run_step(
@@ -161,35 +164,41 @@ def tune_inside_or_tell(
 
 
 def _tried(
-    service: Client, target: Target, known: identity.Identity, bests: Mapping[str, Best], most: int
+    service: Client,
+    target: Target,
+    known: identity.Identity,
+    bests: Mapping[str, Best],
+    unserved: Sequence[str],
+    most: int,
 ) -> dict[str, list[Contender]]:
-    """By workload what is tried beside what is served, the costliest workload first: at most so many schedules."""
-    costly = sorted(bests, key=lambda workload: -known.weights[workload] * bests[workload].secs)[:MOST_TASKS]
-    if not costly:
+    """By workload what is tried beside what runs now, at most so many schedules: first of workloads for which nothing is
+    served, then of those for which `bests` are, each time the costliest first."""
+    if not bests:
         return {}
+    costly = sorted(bests, key=lambda workload: -known.weights[workload] * bests[workload].secs)[:MOST_TASKS]
     some = bests[costly[0]]
+    asked = [*costly, *sorted(unserved, key=lambda workload: -known.weights[workload])][:MAX_TASKS]
     response = service.contenders(
         ContendersRequest(
             target=target,
-            workloads=tuple(costly),
+            workloads=tuple(asked),
             device_class=some.device_class,
             toolchain=some.toolchain,
             each=MOST_EACH + 1,
         )
     )
+    by_workload: dict[str, list[Contender]] = {}
+    for one in response.contenders:
+        by_workload.setdefault(one.workload, []).append(one)
+    timed = [workload for workload in asked if workload not in bests and workload in by_workload]
+    timed.sort(key=lambda workload: -known.weights[workload] * by_workload[workload][0].secs)
     found: dict[str, list[Contender]] = {}
-    for workload in costly:
-        near = NEAR * bests[workload].secs
-        others = [
-            one
-            for one in _of(response.contenders, workload)
-            if one.trace != bests[workload].trace and one.secs <= near
-        ][: min(MOST_EACH, most)]  # fmt: skip
+    for workload in (*timed, *costly):
+        best, contenders = bests.get(workload), by_workload.get(workload, [])
+        near = NEAR * (contenders[0].secs if best is None else best.secs) if contenders else 0.0
+        others = [one for one in contenders if one.secs <= near and (best is None or one.trace != best.trace)]
+        others = others[: min(MOST_UNSERVED if best is None else MOST_EACH, most)]
         most -= len(others)
         if others:
             found[workload] = others
     return found
-
-
-def _of(contenders: Sequence[Contender], workload: str) -> list[Contender]:
-    return [one for one in contenders if one.workload == workload]

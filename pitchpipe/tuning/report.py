@@ -214,6 +214,7 @@ def report_of(
         for task in tasks
     ]
     end = view.finished_at
+    won = () if inside is None else inside.changed
     return Report(
         job=view.id,
         model=view.model_name,
@@ -222,7 +223,7 @@ def report_of(
         error=view.error,
         tasks=tuple(sorted(rows, key=lambda row: -(row.share or 0.0))),
         expected_secs=total,
-        unconfirmed_tasks=len(tasks) - len(known),
+        unconfirmed_tasks=sum(task.tuned_secs is None and task.workload not in won for task in tasks),
         figures=figures,
         runs=runs,
         inside=inside,

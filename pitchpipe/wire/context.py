@@ -71,7 +71,7 @@ class Contender(Wire):
 
 
 class ContendersResponse(Wire):
-    """In the asked order of workloads; of each what is served alone first, then the fastest first."""
+    """In the asked order of workloads; of each what is served alone first, if anything is, then the fastest first."""
 
     contenders: tuple[Contender, ...]
 

@@ -5,12 +5,13 @@ A schedule of a context stands beside the best alone, never in its place, and is
     the look-up names the context, and its answer is a best of the row's target, device class and toolchain
     that best is what was served when the model was tuned inside (`instead`), and nobody pinned it
 
-So what is found for the workload later is served until a model is tuned inside with it.
+So what is found for the workload later is served until a model is tuned inside with it. A task that a job's seconds did not
+suffice to confirm has no best: then it won over the baseline, and is the answer of a look-up that else has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, select, update
@@ -25,12 +26,12 @@ from pitchpipe.wire.context import (
     InContext,
 )
 from pitchpipe.wire.ids import candidate_digest
-from pitchpipe.wire.measure import MEASURE_VERSION, Timed
-from pitchpipe.wire.record import Best, LookupRequest, ScheduleAnswer
+from pitchpipe.wire.measure import BASELINE_TRACE, MEASURE_VERSION, Timed
+from pitchpipe.wire.record import Best, LookupRequest, Provenance, ScheduleAnswer, Tier
 from pitchpipe.wire.target import Target
 from service.db import instant, now
 from service.store.records import bests, measured_under, next_generation
-from service.store.values import Circumstances, get_circumstances, insert, put_target, target_digest
+from service.store.values import Circumstances, device_models, get_circumstances, insert, put_target, target_digest
 from service.tables import BestRow, InContextRow, Record
 
 _READ = 16
@@ -42,15 +43,12 @@ _OF_BEST = ("project", "target_key", "workload", "measure_version", "device_clas
 
 
 def contenders(session: Session, project: str, request: ContendersRequest) -> ContendersResponse:
-    """Of each workload what is served alone under the circumstances, then the fastest that were timed under them, of those
-    that `put` takes."""
+    """Of each workload what is served alone under the circumstances, if anything, then the fastest that were timed under
+    them, of those that `put` takes."""
     here = [Circumstances(request.device_class, request.toolchain, None)]
     known = _served(session, project, request.target, request.workloads, here[0])
     found = []
     for workload in request.workloads:
-        best = known.get(workload)
-        if best is None:
-            continue
         rows = session.execute(
             select(Record.id, Record.trace, Record.candidate, Record.secs)
             .where(
@@ -64,9 +62,14 @@ def contenders(session: Session, project: str, request: ContendersRequest) -> Co
             .order_by(Record.secs, Record.seq)
             .limit(_READ * request.each)
         ).all()
-        some = {candidate_digest(workload, best.trace): (best.record, best.trace, best.secs)}
-        for row in rows if best.baseline_secs is None else [row for row in rows if row.secs <= best.baseline_secs]:
-            some.setdefault(row.candidate, (row.id, row.trace, row.secs))
+        some: dict[str, tuple[str | None, str, float]] = {}
+        most = None
+        if (best := known.get(workload)) is not None:
+            some[candidate_digest(workload, best.trace)] = (best.record, best.trace, best.secs)
+            most = best.baseline_secs
+        for row in rows:
+            if most is None or row.secs <= most:
+                some.setdefault(row.candidate, (row.id, row.trace, row.secs))
         found += [
             Contender(workload=workload, record=record, trace=trace, secs=secs)
             for record, trace, secs in list(some.values())[: request.each]
@@ -93,8 +96,7 @@ def put(session: Session, project: str, report: InContext) -> None:
     next_generation(session, project)
     target_key = put_target(session, report.target)
     for one in report.chosen:
-        if (best := served.get(one.workload)) is None:
-            raise InvalidInput(f"nothing is served for workload {one.workload[:16]} on this target and device class")
+        best = served.get(one.workload)
         key = {
             "project": project,
             "target_key": target_key,
@@ -104,7 +106,7 @@ def put(session: Session, project: str, report: InContext) -> None:
             "context": one.context.digest,
         }
         session.execute(update(InContextRow).filter_by(**key).values(instead=NOTHING))
-        instead = candidate_digest(one.workload, best.trace)
+        instead = candidate_digest(one.workload, BASELINE_TRACE if best is None else best.trace)
         if one.record is None or _servable(session, project, report, one, best) == instead:
             continue
         values = {
@@ -133,7 +135,7 @@ def _served(
     }
 
 
-def _servable(session: Session, project: str, report: InContext, one: ChosenInContext, best: Best) -> str:
+def _servable(session: Session, project: str, report: InContext, one: ChosenInContext, best: Best | None) -> str:
     """The digest of the record's candidate. Raises InvalidInput for a record that may not be served."""
     row = session.execute(select(Record).where(Record.project == project, Record.id == one.record)).scalar_one_or_none()
     key = (one.workload, target_digest(report.target), MEASURE_VERSION)
@@ -144,7 +146,7 @@ def _servable(session: Session, project: str, report: InContext, one: ChosenInCo
     measured = get_circumstances(session, row.device_key, row.toolchain_key)
     if (measured.device_class, measured.toolchain) != (report.device_class, report.toolchain):
         raise InvalidInput(f"{one.record} was measured on another device class or with another toolchain")
-    if best.baseline_secs is not None and row.secs > best.baseline_secs:
+    if best is not None and best.baseline_secs is not None and row.secs > best.baseline_secs:
         raise InvalidInput(f"{one.record} is slower than the baseline")
     return str(row.candidate)
 
@@ -152,7 +154,7 @@ def _servable(session: Session, project: str, report: InContext, one: ChosenInCo
 def applied(
     session: Session | Connection, project: str, request: LookupRequest, answers: Sequence[ScheduleAnswer]
 ) -> list[ScheduleAnswer]:
-    """The answers of a look-up, those in whose context another schedule won with that one."""
+    """The answers of a look-up, with what won in their contexts beside them, or where they have none."""
     of, contexts = InContextRow, {one.workload: one.context for one in request.contexts}
     rows = session.execute(
         select(
@@ -160,7 +162,7 @@ def applied(
             of.confirmed_at, of.record, Record.trace, Record.result, Record.worker, BestRow.driver,
         )
         .join(Record, (Record.project == of.project) & (Record.id == of.record))
-        .join(BestRow, and_(*(getattr(BestRow, name) == getattr(of, name) for name in _OF_BEST)))
+        .outerjoin(BestRow, and_(*(getattr(BestRow, name) == getattr(of, name) for name in _OF_BEST)))
         .where(
             of.project == project,
             of.target_key == target_digest(request.target),
@@ -170,20 +172,25 @@ def applied(
             of.instead != NOTHING,
             BestRow.pinned_at.is_(None),
         )
-    )  # fmt: skip
+    ).all()  # fmt: skip
     found = {(row.workload, row.device_class): row for row in rows if contexts[row.workload] == row.context}
-    return [
-        answer
-        if answer.best is None
-        else _in_context(answer, answer.best, found.get((answer.workload, answer.best.device_class)))
-        for answer in answers
-    ]
+    models = device_models(session, {row.device_class for row in rows})
+    return [_in_context(answer, request, found, models) for answer in answers]
 
 
-def _in_context(answer: ScheduleAnswer, best: Best, row: Any) -> ScheduleAnswer:
-    """The answer with the schedule of the row, if it was tried beside the answer's best."""
-    alone = candidate_digest(answer.workload, best.trace)
-    if row is None or (row.toolchain, row.instead) != (best.toolchain, alone):
+def _in_context(
+    answer: ScheduleAnswer,
+    request: LookupRequest,
+    rows: Mapping[tuple[str, str | None], Any],
+    models: Mapping[str, str],
+) -> ScheduleAnswer:
+    """The answer with the schedule of a row, by workload and device class, if it was tried beside the answer's best, or
+    beside the baseline where there is none."""
+    best = answer.best
+    asked = request if best is None else best
+    row = rows.get((answer.workload, asked.device_class))
+    alone = candidate_digest(answer.workload, BASELINE_TRACE if best is None else best.trace)
+    if row is None or (row.toolchain, row.instead) != (asked.toolchain, alone):
         return answer
     from tuner.measure.timing import later_interval
 
@@ -195,14 +202,29 @@ def _in_context(answer: ScheduleAnswer, best: Best, row: Any) -> ScheduleAnswer:
         secs=timed.secs,
         secs_low=low,
         secs_high=high,
-        baseline_secs=best.baseline_secs,
+        baseline_secs=None if best is None else best.baseline_secs,
         device_class=row.device_class,
         driver=row.driver,
         toolchain=row.toolchain,
         confirmed_at=instant(row.confirmed_at),
     )
-    told = f"among these neighbours it won over the best alone, in {row.model}"
+    told = f"won among these neighbours, in {row.model}"
     told += f", which took {row.after_secs * 1e6:.4g} us in place of {row.before_secs * 1e6:.4g}"
-    provenance = answer.provenance and answer.provenance.model_copy(update={"worker": row.worker})
-    changes = {"best": chosen, "context": row.context, "reason": f"{answer.reason}; {told}", "provenance": provenance}
-    return answer.model_copy(update=changes)
+    if best is None or answer.provenance is None:
+        return ScheduleAnswer(
+            workload=answer.workload,
+            tier=Tier.EXACT,
+            reason=f"same target, device class and toolchain; not confirmed alone, it {told}",
+            best=chosen,
+            provenance=Provenance(target=request.target, device_model=models.get(row.device_class), worker=row.worker),
+            measured_here=True,
+            context=row.context,
+        )
+    return answer.model_copy(
+        update={
+            "best": chosen,
+            "context": row.context,
+            "reason": f"{answer.reason}; over the best alone it {told}",
+            "provenance": answer.provenance.model_copy(update={"worker": row.worker}),
+        }
+    )

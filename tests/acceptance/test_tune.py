@@ -113,6 +113,7 @@ def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_in
     assert again["trials"] == 0
     assert again["reused_tasks"] == len(again["tasks"])
     assert {t["workload"] for t in again["tasks"]} == {t["workload"] for t in first["tasks"]}
+    reads_as_from_a_service(database, str(first["job"]), FIRST)
 
     jobs = count(database, "jobs")
     for how in (signal.SIGINT, signal.SIGKILL):
@@ -124,6 +125,12 @@ def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_in
     searched = "candidates where purpose = 'search'"
     distinct = f"(select distinct workload, digest from {searched})"
     assert count(database, searched) == count(database, distinct) == FIRST + MORE
+
+
+def reads_as_from_a_service(database: Path, job: str, trials: int) -> None:
+    command = [sys.executable, "-m", "pitchpipe.cli.main", "report", job, "--url", f"sqlite:///{database}", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (json.loads(ended.stdout)["job"], json.loads(ended.stdout)["trials"]) == (job, trials)
 
 
 def wait_until_nobody_serves(database: Path) -> None:

@@ -82,13 +82,15 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     assert not made.contexts
 
 
-def tuned(model: bytes, by_kernels: dict[str, tuple[str, str]], seconds: float = 60.0) -> dict[str, Any]:
+def tuned(
+    model: bytes, by_kernels: dict[str, tuple[str, str]], seconds: float = 60.0, unserved: str | None = None
+) -> dict[str, Any]:
     return in_graph.tune_in_graph(
         model,
         {},
         model_format="relax",
         target=HOPPER.key,
-        traces={digest: divided for digest, (divided, _) in by_kernels.items()},
+        traces={digest: divided for digest, (divided, _) in by_kernels.items() if digest != unserved},
         alternatives={digest: ["no schedule", whole] for digest, (_, whole) in by_kernels.items()},
         seconds=seconds,
     )
@@ -105,6 +107,18 @@ def test_the_schedules_with_fewer_kernels_win(
     saved = sum(calls[digest] for digest in by_kernels) * 1e-6
     assert found["before"]["run_secs"][0] - found["after"]["run_secs"][0] == pytest.approx(saved)
     assert [one["changed"] for one in found["rounds"]] == [len(by_kernels), 0]
+
+
+def test_what_runs_its_default_schedule_gets_another_if_the_model_is_faster_with_it(
+    model: bytes, by_kernels: dict[str, tuple[str, str]], device: Any
+) -> None:
+    """The default is one kernel, as the other schedule is."""
+    unserved, *others = by_kernels
+    found = tuned(model, by_kernels, unserved=unserved)
+    assert found["choice"] == dict.fromkeys(others, 2)
+    assert found["trials"] == tuned(model, by_kernels)["trials"] + 1
+    divided = {digest: (one, one) for digest, (one, _) in by_kernels.items()}
+    assert tuned(model, divided, unserved=unserved)["choice"] == {}
 
 
 def test_what_fresh_processes_do_not_confirm_is_not_chosen(

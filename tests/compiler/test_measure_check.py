@@ -7,7 +7,8 @@ import pytest
 
 from tests.compiler.programs import conv, dense
 from tests.hostile import program
-from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, make_inputs, poison, verdict
+from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, poison, verdict
+from tuner.measure.input_sets import make_inputs
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, load_ir, te, tvm
 

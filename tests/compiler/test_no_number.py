@@ -35,6 +35,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "count": lambda x: torch.count_nonzero(x, 1),
     "softshrink": torch.nn.functional.softshrink,
     "times zero": lambda x: x * 0,
+    "by zero": lambda x: (x / 0, x / -0.0),
     "sign": torch.sign,
 }
 

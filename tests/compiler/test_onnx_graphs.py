@@ -134,6 +134,15 @@ def test_shapes_computed_by_any_operator_are_constants() -> None:
     agree(model(nodes, {"x": [2, 3, 4]}, ["y"], weights), normal(2, 3, 4))
 
 
+def test_an_axis_may_be_a_number() -> None:
+    """As torch.onnx.export writes it for attention of grouped queries; the standard wants a vector."""
+    nodes = [node("Unsqueeze", ["x", "two"], ["y"]), node("Squeeze", ["y", "two"], ["z"])]
+    x = normal(2, 3)
+    y, z = ours(model(nodes, {"x": [2, 3]}, ["y", "z"], {"two": np.array(2)}), [x])
+    np.testing.assert_array_equal(y, x[..., None])
+    np.testing.assert_array_equal(z, x)
+
+
 def test_the_confined_child_folds_as_the_process_itself_does() -> None:
     data = recurrent_classifier("LSTM").SerializeToString()
     assert ingest(data, ModelFormat.ONNX) == read_onnx(data, LIMITS)

@@ -19,7 +19,7 @@ from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target
 from tests.compiler import programs
 from tuner.ingest.metaschedule_files import RECORDS, WORKLOADS, ImportedRecord, parse
-from tuner.schedule.trace import REWRITE
+from tuner.schedule.rewrites import REWRITE
 from tuner.search.evolution import propose
 from tuner.search.requests import ProposeRequest
 from tuner.tuning.records import (

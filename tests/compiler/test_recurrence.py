@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pitchpipe.model.comparison import largest_error
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.task import TaskKind, Workload
 from tests.compiler.programs import TARGET
+from tests.gpu_interpreter import dtype_of
 from tuner.execution.steps import propose
-from tuner.lowering.fastmath import expand_intrinsics
-from tuner.schedule.recurrence import GATES, Panels, Recurrence, find_recurrence, tiled, workload
-from tuner.schedule.trace import PANELS, apply_trace, decode_trace, encode_trace
+from tuner.schedule.recurrence import DTYPES, GATES, Panels, Recurrence, find_recurrence, tiled, workload
+from tuner.schedule.rewrites import PANELS
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
 from tuner.search.requests import ProposeRequest
 from tuner.space.default import default_trace
 from tuner.space.processor import VectorUnit
@@ -24,15 +28,23 @@ LAYERS = [
     for cell in GATES
     for steps, rows, units, backward in ((5, 2, 32, False), (4, 3, 20, True), (1, 1, 16, False))
 ]
+HALF_LAYERS = [
+    Recurrence(cell=cell, steps=4, rows=2, units=32, backward=cell == "gru", dtype=dtype)
+    for cell in GATES
+    for dtype in DTYPES
+    if dtype != "float32"
+]
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+"""Of the largest value: sums and gates are computed in float32, states are rounded in every step."""
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def _expected(layer: Recurrence, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def expected_of(layer: Recurrence) -> list[np.ndarray]:
     """The layer in NumPy, in float64."""
-    wide = {name: array.astype(np.float64) for name, array in arrays.items()}
+    wide = {name: array.astype(np.float64) for name, array in _arrays(layer).items()}
     h, c, size = wide["h"], wide["c"], layer.units
     y = np.zeros((layer.steps, layer.rows, size))
     for t in reversed(range(layer.steps)) if layer.backward else range(layer.steps):
@@ -50,6 +62,14 @@ def _expected(layer: Recurrence, arrays: dict[str, np.ndarray]) -> list[np.ndarr
     return [one.astype(np.float32) for one in ((y, c) if layer.cell == "lstm" else (y,))]
 
 
+def arguments(layer: Recurrence) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(what the layer's function reads, its results with no numbers yet), in the order of its parameters."""
+    arrays = _arrays(layer)
+    names = ["x", "w", *(["b"] if layer.cell == "gru" else []), "h", *(["c"] if layer.cell == "lstm" else [])]
+    shapes = [(layer.steps, layer.rows, layer.units), (layer.rows, layer.units)][: 2 if layer.cell == "lstm" else 1]
+    return [arrays[name] for name in names], [np.full(shape, np.nan).astype(dtype_of(layer.dtype)) for shape in shapes]
+
+
 def _arrays(layer: Recurrence) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(layer.units)
     width = layer.gates * layer.units
@@ -62,44 +82,41 @@ def _arrays(layer: Recurrence) -> dict[str, np.ndarray]:
     }
     drawn = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     drawn["w"] /= np.float32(layer.units**0.5)  # else a plain RNN magnifies rounding from step to step
-    return drawn
+    return {name: array.astype(dtype_of(layer.dtype)) for name, array in drawn.items()}
 
 
-def _run(mod: object, layer: Recurrence, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-    mod = expand_intrinsics(mod)
+def _run(mod: object, layer: Recurrence) -> list[np.ndarray]:
+    mod = kind_of(TARGET).before_codegen(mod)
     function = mod["main"].with_attr("global_symbol", "main")
     executable = tvm.compile(IRModule({"main": function}), target=to_tvm_target(TARGET))
-    names = ["x", "w", *(["b"] if layer.cell == "gru" else []), "h", *(["c"] if layer.cell == "lstm" else [])]
-    given = [tvm.runtime.tensor(arrays[name]) for name in names]
-    results = [tvm.runtime.tensor(np.full_like(one, np.nan)) for one in _expected(layer, arrays)]
+    given, results = ([tvm.runtime.tensor(one) for one in each] for each in arguments(layer))
     executable["main"](*given, *results)
-    return [one.numpy() for one in results]
+    return [one.numpy().astype(np.float32) for one in results]
 
 
-def _module(layer: Recurrence) -> object:
+def module_of(layer: Recurrence) -> object:
     return load_ir(save_ir(IRModule({"main": workload(layer).with_attr("global_symbol", "main")})))
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("layer", [*LAYERS, *HALF_LAYERS], ids=str)
 def test_a_layer_and_its_panels_compute_what_the_equations_say(layer: Recurrence) -> None:
-    arrays = _arrays(layer)
-    module = _module(layer)
+    module = module_of(layer)
     assert find_recurrence(module["main"]) == layer  # type: ignore[index]
-    expected = _expected(layer, arrays)
-    assert largest_error(_run(module, layer, arrays), expected) < 1e-5
+    expected = expected_of(layer)
+    assert largest_error(_run(module, layer), expected) < TOLERANCE[layer.dtype]
     panels = Panels(rows=layer.rows, units=layer.units // 2 if layer.units % 8 == 0 else 4, lanes=4, parallel=True)
-    assert largest_error(_run(tiled(module, panels), layer, arrays), expected) < 1e-5
+    assert largest_error(_run(tiled(module, panels), layer), expected) < TOLERANCE[layer.dtype]
 
 
 def test_every_sketch_of_a_layer_is_a_trace_that_gives_the_layer() -> None:
     layer = Recurrence(cell="lstm", steps=3, rows=4, units=64)
-    arrays, module = _arrays(layer), _module(layer)
+    module = module_of(layer)
     sketches = recurrent_sketches(module, TARGET)
     assert sketches
-    expected = _expected(layer, arrays)
+    expected = expected_of(layer)
     for sketch in sketches:
         trace = decode_trace(encode_trace(sketch.trace))
-        assert largest_error(_run(apply_trace(module, trace).mod, layer, arrays), expected) < 1e-5
+        assert largest_error(_run(apply_trace(module, trace).mod, layer), expected) < 1e-5
 
 
 @pytest.mark.parametrize(("units", "divided"), [(32, False), (256, True)])
@@ -110,7 +127,7 @@ def test_a_step_is_divided_among_threads_where_that_saves_more_than_their_meetin
 
 
 def test_the_search_proposes_panels_and_a_task_without_trials_gets_one() -> None:
-    module = _module(Recurrence(cell="gru", steps=6, rows=2, units=64))
+    module = module_of(Recurrence(cell="gru", steps=6, rows=2, units=64))
     found = Workload(digest=workload_digest(module), ir=save_ir(module))
     request = ProposeRequest(workload=found, target=TARGET, measured=(), seen=frozenset(), model=None, n=4, seed=1)
     assert any('"recurrence-' in one.candidate.trace.replace("\\", "") for one in propose(request))
@@ -157,3 +174,32 @@ def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]
         y, states = layer(x)  # type: ignore[operator]
         expected = [one.detach().numpy() for one in (y, *(states if isinstance(states, tuple) else (states,)))]
         assert largest_error(runner.outputs([x.numpy()]), expected) < 1e-5, layer
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+def test_a_captured_layer_stays_whole_and_torch_gets_its_own_programs_back(cell: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch._dynamo.backends.common import aot_autograd
+
+    from pitchpipe.torch_backend.decompositions import whole_operators
+    from pitchpipe.torch_operators.decompositions import inference_decompositions
+    from pitchpipe.torch_operators.recurrent import whole_layers
+
+    captured: list[Any] = []
+
+    def note(graph: Any, _examples: Any) -> Any:
+        captured.extend(graph.graph.find_nodes(op="call_function", target=whole))
+        return graph
+
+    whole = torch.ops.pitchpipe.recurrent_layer.default
+    before = {each: dict(each.py_kernels) for each in whole_layers()}
+    layer = getattr(torch.nn, cell)(8, 16, num_layers=2, bidirectional=True).eval()
+    capture = aot_autograd(fw_compiler=note, decompositions=inference_decompositions())
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad(), whole_operators():
+        found = torch.compile(layer, backend=capture, dynamic=True)(x := torch.randn(5, 3, 8))
+    assert len(captured) == 4
+    assert all(type(node.args[0].meta["val"].shape[0]) is int for node in captured), "the number of steps is fixed"
+    with torch.no_grad():
+        torch.testing.assert_close(found[0], layer(x)[0])
+    assert {each: dict(each.py_kernels) for each in whole_layers()} == before

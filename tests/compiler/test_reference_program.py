@@ -11,7 +11,7 @@ import pytest
 from pitchpipe.target_kind import kind_of
 from tests.compiler import half_workloads, programs
 from tests.compiler.programs import TARGET
-from tests.compiler.test_recurrence import LAYERS, _module
+from tests.compiler.test_recurrence import HALF_LAYERS, LAYERS, module_of
 from tests.compiler.test_rowwise import CHAINS
 from tests.compiler.test_space_default import PROGRAMS, gather
 from tuner.measure.build import build
@@ -52,7 +52,7 @@ WORKLOADS: dict[str, Callable[[], list[str]]] = {
     "gather": lambda: [gather().ir],
     "dense in half precision": lambda: [half_workloads.dense(32, 64, 48, gelu=True).ir],
     "convolution in half precision": lambda: [half_workloads.convolution(14, 16, 32).ir],
-    "recurrent layers": lambda: [save_ir(_module(layer)) for layer in LAYERS],
+    "recurrent layers": lambda: [save_ir(module_of(layer)) for layer in (*LAYERS, *HALF_LAYERS)],
 }
 
 

@@ -101,7 +101,7 @@ def test_a_resize_of_an_onnx_file_is_onnx_runtimes(size: list[int], ways: dict[s
 def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_back(dynamic: bool) -> None:
     from torch._dynamo.backends.common import aot_autograd
 
-    from pitchpipe.torch_backend.decompositions import whole_resizes
+    from pitchpipe.torch_backend.decompositions import whole_operators
     from pitchpipe.torch_operators.decompositions import RESIZES, inference_decompositions
 
     operators: list[str] = []
@@ -111,15 +111,17 @@ def test_a_captured_resize_stays_an_operator_and_torch_gets_its_own_programs_bac
         return graph
 
     def resized(x: Any) -> Any:
-        return interpolate(x, scale_factor=2, mode="bilinear") + interpolate(x, scale_factor=2, mode="bicubic")
+        grown = interpolate(x, scale_factor=2, mode="bilinear") + interpolate(x, scale_factor=2, mode="bicubic")
+        return interpolate(grown, size=x.shape[2:])
 
     before = {each: dict(each.py_kernels) for each in RESIZES}
     capture = aot_autograd(fw_compiler=note, decompositions=inference_decompositions())
-    with torch.no_grad(), whole_resizes():
+    with torch.no_grad(), whole_operators():
         torch.compile(resized, backend=capture, dynamic=dynamic)(torch.randn(1, 2, 5, 6))
     assert {name for name in operators if "upsample" in name} == {
         "aten.upsample_bilinear2d.default",
         "aten.upsample_bicubic2d.default",
+        "aten.upsample_nearest2d.default",
     }
     assert not any("index" in name for name in operators)
     assert {each: dict(each.py_kernels) for each in RESIZES} == before

@@ -19,7 +19,7 @@ from tuner.search.requests import ProposeRequest
 from tuner.space.default import default_trace
 from tuner.space.tiles import tiled_sketches
 from tuner.space.winograd import winograd_sketches
-from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm
+from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
 from tuner.workload.digest import workload_digest
 
 op = relax.op
@@ -168,3 +168,41 @@ def test_no_design_space_of_processors_is_searched_on_a_gpu() -> None:
     processors, gpus = (set(kind_named(name).design_spaces()) for name in ("llvm", "cuda"))
     assert len(processors) == 4
     assert processors.isdisjoint(gpus)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "divided"), [(16, 64, False), (16, 1024, True), (1, 128, False), (1, 512, True)]
+)
+def test_a_product_is_divided_among_cores_where_one_core_would_take_longer_than_that_costs(
+    rows: int, width: int, divided: bool
+) -> None:
+    trace = check(programs.workload(programs.dense_add, (rows, width), (width, width), (width,)))
+    assert ('"Parallel"' in trace) == divided
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "lanes"),
+    [
+        (programs.dense_add, ((1, 784), (784, 10), (10,)), 10),
+        (
+            lambda b, x: op.nn.max_pool2d(x, (2, 2), strides=(2, 2), layout="NHWC"),
+            ((1, 28, 28, 8),),
+            8,
+        ),
+    ],
+    ids=["ten columns", "eight channels"],
+)
+def test_few_elements_that_lie_together_are_one_vector(make: Make, shapes: Any, lanes: int) -> None:
+    wide = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
+    workload = programs.workload(make, *shapes)
+    mod = apply_trace(load_ir(workload.ir), default_trace(workload, wide)).mod
+    widths: set[int] = set()
+
+    def visit(loop: Any) -> None:
+        if loop.kind == tirx.ForKind.VECTORIZED:
+            widths.add(int(loop.extent))
+
+    tvm_ffi.structural_walk(mod["main"].body, (tirx.For, visit))
+    assert widths == {lanes}
+    for expected, found in zip(outputs(load_ir(workload.ir)), outputs(mod), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

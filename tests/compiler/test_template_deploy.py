@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from pitchpipe.errors import InvalidTrace
@@ -12,9 +15,13 @@ from tests.compiler.half_workloads import TEN
 from tests.compiler.programs import workloads_of
 from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_gpu_models import half_bert, text_model
+from tuner.deploy import build, gpu_model
 from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.ingest import IngestedModel, parse_container
+from tuner.measure.device_compiler import NotCompiled
+from tuner.measure.gpu_lowered import Lowered
 from tuner.measure.listing import list_code
+from tuner.templates.kernels import THEN, template_of
 from tuner.templates.text import is_template, parse
 
 torch = pytest.importorskip("torch")
@@ -48,6 +55,47 @@ def test_a_deployed_model_launches_the_kernels_of_templates(model: IngestedModel
     assert len([name for name in names if name in {"contraction", "sum_of_parts", "rows"}]) >= len(texts)
     assert [launch.programmatic for launch in program.run] == [False, *[True] * (len(names) - 1)]
     assert decode(encode(program)) == program
+
+
+def test_a_schedule_that_the_compiler_refuses_costs_no_other(
+    model: IngestedModel, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower, (broken, *_) = gpu_model.lower, texts
+
+    def refusing(mod: Any, target: Any, name: str = "main") -> Lowered:
+        if template_of(mod[name]) is not None and digests[name] == broken:
+            raise NotCompiled("a register is missing")
+        return lower(mod, target, name)
+
+    scheduled = schedule_model(model, HOPPER, texts)
+    digests = {variable.name_hint: digest for variable, _, digest in scheduled.unscheduled}
+    monkeypatch.setattr(gpu_model, "lower", refusing)
+    found, _ = build.compiled_model(model, HOPPER, texts, None, compile_scheduled)
+    assert set(found.tuned) == set(texts) - {broken}
+    assert found.refused[broken].endswith("a register is missing")
+
+
+def test_calls_whose_joined_kernel_the_compiler_refuses_stay_apart(
+    model: IngestedModel, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided = {
+        digest: re.sub('"step":[0-9]+', '"step":16', text.replace('"parts":1', '"parts":2'))
+        for digest, text in texts.items()
+    }
+    scheduled = schedule_model(model, HOPPER, divided)
+    lower, joined = gpu_model.lower, list[str]()
+
+    def refusing(mod: Any, target: Any, name: str = "main") -> Lowered:
+        if THEN in (mod[name].attrs or {}):
+            joined.append(name)
+            raise NotCompiled("a register is missing")
+        return lower(mod, target, name)
+
+    monkeypatch.setattr(gpu_model, "lower", refusing)
+    program = compile_scheduled(scheduled)
+    assert joined
+    monkeypatch.setattr(gpu_model, "join_calls", lambda _flow, _functions: None)
+    assert compile_scheduled(scheduled) == program
 
 
 def test_another_kind_of_target_refuses_templates_by_name(texts: dict[str, str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -284,6 +286,17 @@ def test_products_use_tensor_cores_and_asynchronous_copies() -> None:
     assert "wgmma" in ptx
     assert "cp.async" in ptx
     assert "mma.sync" in compiler.to_ptx(source.kernels[0], "sm_80").ptx
+
+
+def test_threads_compile_kernels_of_one_text() -> None:
+    source = source_of(load_ir(TEN["attention, values"]().ir), chosen()).kernels[0]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(compiler.jitted, [source] * 200))
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("name", ["128x3072x768, GELU", "1x1 14x14x1024", "attention, scores"])

@@ -234,8 +234,8 @@ def test_the_tiles_for_neon_keep_their_accumulators_in_registers(kind: str) -> N
         schedule.enter_postproc()
         assert ms.postproc.RewriteLayout().apply(schedule)
         text = tvm.compile(schedule.mod, target=target).mod.inspect_source("asm")
-        hottest = max(re.split(r"\n(?=\.L\w+:)", text), key=lambda block: block.count("fmla\tv"))
-        inner = hottest[: re.search(r"\n\tb(\.\w+)?\t.*", hottest).end()]
+        hottest = max(re.split(r"\n(?=\.LBB\w+:)", text), key=lambda block: block.count("fmla\tv"))
+        inner = re.split(r"\n\tb(?:\.\w+)?\t", hottest)[0]
         assert inner.count("fmla\tv") >= 8
         assert not re.search(r"\tst[rp]\tq.*\[sp", inner)
 

@@ -13,6 +13,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
 from pitchpipe.torch_backend.batch_independence import is_batch_independent  # noqa: E402
+from pitchpipe.torch_backend.decompositions import whole_operators  # noqa: E402
 from pitchpipe.torch_backend.dynamic import bucket  # noqa: E402
 from pitchpipe.torch_operators.decompositions import inference_decompositions  # noqa: E402
 
@@ -26,6 +27,11 @@ def attention(x: Any, _: Any) -> Any:
     return x + mixed.transpose(1, 2).reshape(x.shape[0], 6, 8)
 
 
+def recurrent(x: Any, w: Any) -> Any:
+    """A plain RNN over the middle axis."""
+    return torch.rnn_tanh(x, x.new_zeros(1, x.shape[0], 8), [w, w], False, 1, 0.0, False, False, True)
+
+
 APART: dict[str, Callable[[Any, Any], Any]] = {
     "a dense layer": lambda x, w: f.layer_norm(f.gelu(x @ w), (8,)),
     "attention": attention,
@@ -33,6 +39,7 @@ APART: dict[str, Callable[[Any, Any], Any]] = {
     "a broadcast row": lambda x, w: x + w[0],
     "rolled channels": lambda x, w: x.roll((2, -1), (1, 2)) @ w,
     "joined channels": lambda x, w: torch.cat([x, x * 2], -1),
+    "a recurrent layer": recurrent,
     "a flattened batch": lambda x, w: (x.reshape(-1, 8) @ w).reshape(x.shape[0], 48),
     "images": lambda x, w: f.conv2d(x[:, :, :6].reshape(-1, 1, 6, 6).expand(-1, 3, 6, 6), KERNEL, padding=1),
 }
@@ -65,7 +72,7 @@ def proved(function: Callable[[Any, Any], Any]) -> bool:
     torch._dynamo.reset()
     x = torch.randn(5, 6, 8)
     torch._dynamo.mark_dynamic(x, 0)
-    with torch.no_grad():
+    with torch.no_grad(), whole_operators():
         torch.compile(function, backend=aot_autograd(fw_compiler=judge, decompositions=inference_decompositions()))(
             x, W
         )

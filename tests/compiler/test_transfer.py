@@ -14,7 +14,8 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, workload
 from tests.compiler.test_tiles import convolution, dense, dense_gelu
 from tests.compiler.test_winograd import assert_same, network, workload_of
-from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, rewrite_of
+from tuner.schedule.rewrites import rewrite_of
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
 from tuner.search.transfer import refitted
 from tuner.space import space_of
 from tuner.tvm_compat import load_ir, relax

@@ -21,16 +21,10 @@ from tests.compiler.test_tasks import tasks_of
 from tuner.deploy.build import schedule_model
 from tuner.graph.prepare import TRANSFORM, call_counts
 from tuner.measure.build import build
-from tuner.measure.check import SETS, ReferenceOutputs, inspect, make_inputs
-from tuner.schedule.trace import (
-    REWRITE,
-    WINOGRAD,
-    apply_trace,
-    decode_trace,
-    encode_trace,
-    rewrite_of,
-    without_postproc,
-)
+from tuner.measure.check import SETS, ReferenceOutputs, inspect
+from tuner.measure.input_sets import make_inputs
+from tuner.schedule.rewrites import REWRITE, WINOGRAD, rewrite_of
+from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.schedule.winograd import find_convolution, winograd
 from tuner.space import Space, space_of
 from tuner.space.tiles import VectorUnit

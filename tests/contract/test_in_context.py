@@ -18,7 +18,7 @@ from pitchpipe.wire.context import (
 )
 from pitchpipe.wire.ids import new_id, sha256
 from pitchpipe.wire.pin import Pin, PinRequest
-from pitchpipe.wire.record import Best, LookupRequest, Placed, ScheduleAnswer, TuningRecord
+from pitchpipe.wire.record import Best, LookupRequest, Placed, ScheduleAnswer, Tier, TuningRecord
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from pitchpipe.wire.task import Workload
 from service.db import Database
@@ -36,12 +36,13 @@ SLOW, FAST = WholeRun(run_secs=(3e-4,) * 18, processes=3), WholeRun(run_secs=(2.
 class World:
     """A project in which workload B is served, and three more of its candidates were timed."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, serves: bool = True) -> None:
         self.database = database
         with database.transaction() as session:
             self.project = tokens.bootstrap(session, "default")
         self.timed = [self.add(number, 1e-6 * (number + 1)) for number in range(4)]
-        self.serve(self.timed[0])
+        if serves:
+            self.serve(self.timed[0])
 
     def add(
         self, number: int, secs: float, *, device: DeviceFingerprint = DEVICE, toolchain: Toolchain = TOOLCHAIN
@@ -104,6 +105,28 @@ def test_what_won_is_served_in_its_context_and_nowhere_else(world: World) -> Non
     assert answer.best.secs_low <= answer.best.secs <= answer.best.secs_high
     assert answer.context == HERE.digest
     assert "290 us in place of 300" in answer.reason
+
+
+def test_what_nobody_confirmed_alone_is_served_where_it_won_over_the_baseline(database: Database) -> None:
+    world = World(database, serves=False)
+    first, second, third, _ = world.timed
+    assert world.ask().tier is Tier.NONE
+    world.won(second)
+    answer = world.ask()
+    assert answer.best is not None
+    assert (answer.tier, answer.best.record, answer.best.baseline_secs) == (Tier.EXACT, second.id, None)
+    assert (answer.measured_here, answer.context) == (True, HERE.digest)
+    assert answer.provenance is not None
+    assert (answer.provenance.target, answer.provenance.device_model) == (GPU, DEVICE.model)
+    assert "not confirmed alone" in answer.reason
+    for changes in ({"device_class": OTHER_DEVICE.device_class}, {"toolchain": "another"}, {"device_class": None}):
+        assert world.ask(**changes).tier is Tier.NONE
+    assert world.ask(ELSEWHERE).tier is Tier.NONE
+    assert world.ask(None).tier is Tier.NONE
+    world.won(third)
+    assert world.served() == third.id
+    world.serve(first)
+    assert world.ask().context is None, "what is confirmed alone later was not tried there"
 
 
 def test_models_of_one_family_have_equal_contexts() -> None:
@@ -202,9 +225,9 @@ def test_a_lock_file_may_pin_what_won_and_what_had_won(world: World) -> None:
         ({"before": FAST, "after": SLOW}, "do not show"),
         ({"after": WholeRun(run_secs=(2.9e-4, 2.9e-4, 3.1e-4) * 6, processes=3)}, "do not show"),
         ({"after": WholeRun(run_secs=(2.9e-4,) * 18, processes=1)}, "do not show"),
-        ({"device_class": OTHER_DEVICE.device_class}, "nothing is served"),
-        ({"toolchain": "another"}, "nothing is served"),
-        ({"target": Target(kind="cuda", arch="sm_100")}, "nothing is served"),
+        ({"device_class": OTHER_DEVICE.device_class}, "on another device class"),
+        ({"toolchain": "another"}, "with another toolchain"),
+        ({"target": Target(kind="cuda", arch="sm_100")}, "not a record"),
     ],
 )
 def test_a_claim_that_is_not_shown_changes_nothing(world: World, changes: dict[str, Any], says: str) -> None:
@@ -260,6 +283,16 @@ def test_contenders_are_what_is_served_and_the_fastest_each_once(world: World) -
     assert [one.record for one in found] == [world.timed[2].id, world.timed[0].id, again.id]
     assert {one.workload for one in found} == {B}
     assert [one.secs for one in found][1:] == [1e-6, 1.5e-6]
+
+
+def test_what_nobody_confirmed_contends(database: Database) -> None:
+    world = World(database, serves=False)
+    request = ContendersRequest(
+        target=GPU, workloads=(B,), device_class=DEVICE.device_class, toolchain=TOOLCHAIN.key, each=2
+    )
+    with database.reading() as session:
+        found = contexts.contenders(session, world.project, request).contenders
+    assert [one.record for one in found] == [one.id for one in world.timed[:2]]
 
 
 def test_what_is_slower_alone_than_the_baseline_does_not_contend(world: World) -> None:

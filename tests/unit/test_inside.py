@@ -77,6 +77,17 @@ def test_there_are_never_more_rounds_than_the_most() -> None:
     assert model.time(found.choice) < model.time({})
 
 
+def test_a_guess_is_where_the_search_begins_if_it_is_faster() -> None:
+    model = Model({"a": [5.0, 1.0, 0.5], "b": [3.0, 2.0], "c": [2.0, 3.0]})
+    found = descend(model.tasks, model.race, guess={"a": 1, "b": 1, "c": 1})
+    assert model.raced[0] == [{}, {"a": 1, "b": 1, "c": 1}]
+    assert found.choice == {"a": 2, "b": 1}
+    assert found.trials == 1 + 2 * (2 + 1 + 1)
+    assert found.rounds[0].gain == pytest.approx(1.5 / 6)
+    slower = Model({"a": [5.0, 4.0], "b": [3.0, 9.0]})
+    assert descend(slower.tasks, slower.race, lambda: True, {"a": 1, "b": 1}).choice == {}
+
+
 def test_nothing_is_timed_once_the_time_is_up() -> None:
     model = Model({"a": [5.0, 4.0], "b": [5.0, 4.0], "c": [5.0, 4.0]})
     found = descend(model.tasks, model.race, lambda: len(model.raced) >= 2)

@@ -100,6 +100,11 @@ def test_tasks_without_a_confirmed_time_are_told_and_take_their_part_of_the_mode
     assert [row.share for row in found.tasks] == [0.25, None]
     assert "1 of 2 tasks have no confirmed time and run default schedules: another run goes on" in str(found)
     assert "confirmed" not in str(report_of(job(task(1, 0.25))))
+    inside = Inside(
+        tried=1, rounds=(), before=WholeRun(run_secs=(2.0,), processes=1), after=WholeRun(run_secs=(1.0,), processes=1),
+        changed=(view.tasks[1].workload,), trials=1, build_secs=1.0, search_secs=1.0,
+    )  # fmt: skip
+    assert report_of(view, inside=inside).unconfirmed_tasks == 0, "a schedule of it won inside the model"
     unknown = report_of(job(task(1, 0.25), task(2, None)))
     assert (unknown.expected_secs, unknown.tasks[0].share) == (None, None)
 

@@ -24,12 +24,17 @@ from pitchpipe.wire.target import Target
 
 GPU = Target(kind="cuda", arch="sm_90")
 CPU = Target(kind="llvm", mcpu="znver5", num_cores=2)
-A, B, C = (sha256(name.encode()) for name in "abc")
+A, B, C, D, E = (sha256(name.encode()) for name in "abcde")
 KNOWN = Identity(
     workloads=(A, B, C), weights={A: 1, B: 12, C: 1}, signatures={}, toolchain="tvm", contexts=contexts_of([A, B, C])
 )
+LARGER = Identity(
+    workloads=(A, B, C, D, E), weights={A: 1, B: 12, C: 1, D: 2, E: 3}, signatures={}, toolchain="tvm",
+    contexts=contexts_of([A, B, C, D, E]),
+)  # fmt: skip
+"""Of D and E the job timed candidates, and confirmed none."""
 MODEL = LocalModel(name="net", format=ModelFormat.RELAX, data=b"graph", weights={})
-SECS = {A: 3e-6, B: 1e-6, C: 1e-6}
+SECS = {A: 3e-6, B: 1e-6, C: 1e-6, D: 5e-6, E: 2e-6}
 
 
 def best(workload: str) -> Best:
@@ -41,7 +46,7 @@ def best(workload: str) -> Best:
 
 
 class Service(Client):
-    """Serves C from elsewhere; of the others it has five schedules."""
+    """Serves C from elsewhere, and D and E not at all; of the others it has five schedules."""
 
     def __init__(self) -> None:
         self.lookups: list[LookupRequest] = []
@@ -54,9 +59,9 @@ class Service(Client):
             answers=tuple(
                 ScheduleAnswer(
                     workload=one,
-                    tier=Tier.SAME_ARCH if one == C else Tier.EXACT,
+                    tier=Tier.NONE if one in (D, E) else Tier.SAME_ARCH if one == C else Tier.EXACT,
                     reason="a test",
-                    best=best(one),
+                    best=None if one in (D, E) else best(one),
                 )
                 for one in request.workloads
             )
@@ -132,6 +137,18 @@ def test_the_fastest_few_of_what_was_measured_here_are_tried_the_costliest_task_
     assert (found.tried, found.changed, found.gain, service.put) == (3, (), 0.0, [])
     assert "none of 3" in str(found)
     assert schedules.traces == order["traces"]
+
+
+def test_what_the_job_had_no_seconds_to_confirm_is_tried_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside.identity, "identify", lambda *_: LARGER)
+    service, orders = Service(), device({D: 1})
+    tuned(service)
+    (order,) = orders
+    assert list(order["alternatives"]) == [D, E, B, A]
+    assert order["alternatives"][D] == [best(D).trace, f"1 {D[:4]}"]
+    assert order["traces"].keys() == {A, B, C}
+    ((chosen,),) = [report.chosen for report in service.put]
+    assert (chosen.workload, chosen.record, chosen.context) == (D, best(D).record, LARGER.contexts[D])
 
 
 def test_what_won_is_stored_with_its_contexts_and_looked_up_again(device: Any) -> None:

@@ -19,6 +19,7 @@ from pitchpipe.wire.task import Workload
 from tuner.deploy.default_check import Checked, Named, linked_name
 from tuner.deploy.defaults import checked_defaults, remembered_defaults
 from tuner.deploy.finish import finish
+from tuner.deploy.gpu_model import FunctionRefused
 from tuner.graph.precision import TF32, multiplies_tf32
 from tuner.graph.prepare import MAIN, calls, prepare, workload_module
 from tuner.ingest import IngestedModel, ingest, parse_container
@@ -200,7 +201,7 @@ def build(
     checking = None if defaults is None else partial(checked_defaults, folder=Path(defaults), made=made)
     if library is None:
         return _manifest(ingested, schedule_model(ingested, wanted, traces, defaults=checking))
-    scheduled, compiled = _compiled(ingested, wanted, traces, checking, partial(compile_to_save, made=made))
+    scheduled, compiled = compiled_model(ingested, wanted, traces, checking, partial(compile_to_save, made=made))
     kind_of(wanted).save(compiled, Path(library))
     return _manifest(ingested, scheduled)
 
@@ -215,11 +216,11 @@ def build_here(
     """
     wanted, ingested = Target.parse(target), ingest(model, ModelFormat(model_format))
     known = None if defaults is None else partial(remembered_defaults, folder=Path(defaults))
-    scheduled, compiled = _compiled(ingested, wanted, traces, known, compile_scheduled)
+    scheduled, compiled = compiled_model(ingested, wanted, traces, known, compile_scheduled)
     return _manifest(ingested, scheduled), compiled
 
 
-def _compiled(
+def compiled_model(
     ingested: IngestedModel,
     target: Target,
     traces: Mapping[str, str],
@@ -234,13 +235,19 @@ def _compiled(
         try:
             return scheduled, compiling(scheduled)
         except PitchpipeError as error:
-            # Rare, so it may cost another compilation; which of the schedules it was, the compiler does not say.
-            if not (scheduled.tuned or scheduled.defaults):
+            # Rare, so it may cost another compilation. Which of the schedules it was, not every compiler says.
+            named = error.function if isinstance(error, FunctionRefused) else None
+            tuned = {
+                digest
+                for variable, _, digest in scheduled.unscheduled
+                if digest in scheduled.tuned and named in (None, variable.name_hint)
+            }
+            if not (tuned or scheduled.defaults):
                 raise
             reason = f"not used: {error.detail}"[:300]
-            if scheduled.tuned:
-                refused |= dict.fromkeys(scheduled.tuned, reason)
-                traces = {digest: trace for digest, trace in traces.items() if trace == BASELINE_TRACE}
+            if tuned:
+                refused |= dict.fromkeys(tuned, reason)
+                traces = {digest: trace for digest, trace in traces.items() if digest not in tuned}
             else:
                 refused |= dict.fromkeys(scheduled.defaults, reason)
                 defaults = None

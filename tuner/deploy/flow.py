@@ -24,6 +24,8 @@ class Tensor:
     """Of place SCRATCH until it is known that it has to stay, or to be given to the caller."""
     data: bytes = b""
     """Contents of a constant."""
+    value: Any = None
+    """The constant itself, TVM's tensor, where only main was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,13 @@ class Flow:
     outputs: list[View] = field(default_factory=list)
     in_tuple: bool = False
     """Whether main returns a tuple."""
+    flat: bool = True
+    """Whether no tuple that main returns holds another."""
+
+    def returns(self, result: Any) -> None:
+        """Sets what main returns: a view, or a tuple of values."""
+        self.outputs, self.in_tuple = list(_flat(result)), isinstance(result, tuple)
+        self.flat = not self.in_tuple or all(isinstance(part, View) for part in result)
 
 
 def read_flow(module: Any) -> Flow:
@@ -73,7 +82,18 @@ def read_flow(module: Any) -> Flow:
     constants: dict[tuple[Any, ...], Tensor] = {}
     transformed = _Reader(module, flow.prepare, constants).call(transform, [tuple(flow.weights)])
     result = _Reader(module, flow.run, constants).call(main, [*flow.inputs, *_flat(transformed)])
-    flow.outputs, flow.in_tuple = list(_flat(result)), isinstance(result, tuple)
+    flow.returns(result)
+    return flow
+
+
+def read_main(module: Any) -> Flow:
+    """The calls of main alone; `weights` are what main_transform_params gives it, and constants have no `data`. Raises as
+    `read_flow` does."""
+    main = module[MAIN]
+    flow, count = Flow(), int(main.attrs["num_input"])
+    flow.inputs = [_new(param.ty, Place.INPUT) for param in main.params[:count]]
+    flow.weights = [_new(param.ty, Place.RESIDENT) for param in main.params[count:]]
+    flow.returns(_MainReader(module, flow.run, {}).call(main, [*flow.inputs, *flow.weights]))
     return flow
 
 
@@ -130,6 +150,17 @@ class _Reader:
         key = (dtype, shape, data)
         if key not in self._constants:
             self._constants[key] = Tensor(buffer=_buffer(dtype, shape, Place.CONSTANT), data=data)
+        return View(tensor=self._constants[key], dtype=dtype, shape=shape)
+
+
+class _MainReader(_Reader):
+    """Leaves constants where they are."""
+
+    def _constant(self, constant: Any) -> View:
+        dtype, shape = _type(constant.ty)
+        key = (dtype, shape, constant.value.data_ptr())
+        if key not in self._constants:
+            self._constants[key] = Tensor(buffer=_buffer(dtype, shape, Place.CONSTANT), value=constant.value)
         return View(tensor=self._constants[key], dtype=dtype, shape=shape)
 
 

@@ -45,15 +45,30 @@ _lowering = threading.Lock()
 """TVM's code generator is told by the environment not to compile at once (tuner/measure/gpu_code.py)."""
 
 
+class FunctionRefused(UnsupportedOperator):
+    """A tensor function that cannot be compiled, or that needs the host. `function` is its name."""
+
+    def __init__(self, detail: str = "", *, function: str = "", retry_after_secs: float | None = None) -> None:
+        super().__init__(detail, retry_after_secs=retry_after_secs)
+        self.function = function
+
+
 def compile_gpu_model(module: Any, target: Target) -> Program:
     """Compiles a module that `finish` made for a CUDA target.
 
     Raises UnsupportedOperator for what a list of launches cannot express, such as work that is left to the host, and
-    PitchpipeError when the compiler refuses.
+    FunctionRefused for a function of the module that cannot be compiled.
     """
     flow, functions = settled_flow(module, target)
+    run, apart = flow.run, dict(functions)
     join_calls(flow, functions)
-    return assemble_checked(flow, *compile_functions(functions, target))
+    try:
+        return assemble_checked(flow, *compile_functions(functions, target))
+    except FunctionRefused as error:
+        if error.function in apart:
+            raise
+        flow.run = run  # It was a joined function that was refused.
+        return assemble_checked(flow, *compile_functions(apart, target))
 
 
 def settled_flow(module: Any, target: Target) -> tuple[Flow, dict[str, Any]]:
@@ -70,7 +85,7 @@ def settled_flow(module: Any, target: Target) -> tuple[Flow, dict[str, Any]]:
 
 
 def compile_functions(functions: Mapping[str, Any], target: Target) -> tuple[dict[str, Lowered], dict[str, bytes]]:
-    """Scheduled functions taken apart, by name, and machine code by source. Raises as `compile_gpu_model` does."""
+    """Scheduled functions taken apart, by name, and machine code by source. Raises FunctionRefused."""
     with _lowering:
         lowered = _lowered(functions, target)
     return lowered, _compiled(lowered, target)
@@ -117,7 +132,7 @@ def _copy(view: View, functions: dict[str, Any], target: Target) -> str:
 
 
 def _lowered(functions: Mapping[str, Any], target: Target) -> dict[str, Lowered]:
-    """Every function taken apart; equal ones share what was made of the first. Raises UnsupportedOperator."""
+    """Every function taken apart; equal ones share what was made of the first. Raises FunctionRefused."""
     tvm_target = to_tvm_target(target)
     alike: dict[int, list[tuple[Any, str]]] = {}
     first_of: dict[str, str] = {}
@@ -135,7 +150,7 @@ def _lowered(functions: Mapping[str, Any], target: Target) -> dict[str, Lowered]
             return lower(IRModule({name: plain_of[name].with_attr("global_symbol", name)}), tvm_target, name)
         except Exception as error:  # NotCompiled, or whatever TVM's C++ side met
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-            raise UnsupportedOperator(f"{name} cannot be run by a GPU alone: {reason}") from error
+            raise FunctionRefused(f"{name} cannot be run by a GPU alone: {reason}", function=name) from error
 
     with ThreadPoolExecutor(usable_cores()) as threads:
         # What a template computes is compiled at once, outside of the interpreter's lock for most of the time.
@@ -146,7 +161,7 @@ def _lowered(functions: Mapping[str, Any], target: Target) -> dict[str, Lowered]
 
 
 def _compiled(lowered: Mapping[str, Lowered], target: Target) -> dict[str, bytes]:
-    """Machine code by source, on all cores. Raises PitchpipeError."""
+    """Machine code by source, on all cores. Raises FunctionRefused, and PitchpipeError where there is no compiler."""
     assert target.arch is not None
     made = {one.source: one.code for one in lowered.values()}
     names = {one.source: name for name, one in lowered.items() if not one.code}
@@ -159,7 +174,7 @@ def _compiled(lowered: Mapping[str, Lowered], target: Target) -> dict[str, bytes
         try:
             return compiler.compile(source)
         except NotCompiled as error:
-            raise PitchpipeError(f"the compiler refused {names[source]}: {error}") from error
+            raise FunctionRefused(f"the compiler refused {names[source]}: {error}", function=names[source]) from error
 
     with ThreadPoolExecutor(usable_cores()) as threads:
         return made | dict(zip(names, threads.map(compiled, names), strict=True))

@@ -30,7 +30,8 @@ from pitchpipe.wire.task import Workload
 from tuner.graph.prepare import normalised, workload_module
 from tuner.ingest import DEFAULT_LIMITS
 from tuner.ingest.relax_reader import judge_tensor_function
-from tuner.schedule.trace import apply_trace, decode_trace, rewrite_of
+from tuner.schedule.rewrites import rewrite_of
+from tuner.schedule.trace import apply_trace, decode_trace
 from tuner.templates.text import is_template
 from tuner.tvm_compat import PrimFunc, load_ir, ms, save_ir, structural_walk, to_tvm_target, tvm, tvm_ffi
 from tuner.workload.digest import workload_digest

@@ -1,6 +1,7 @@
 """Recurrent layers as frontends meet them, in Relax: one product for what all steps read, then the layer's own function.
 
-Float32 and static shapes; everything else is written out step by step by whoever reads the model.
+Static shapes and the types of DTYPES (tuner/schedule/recurrence.py); everything else is written out step by step by whoever
+reads the model. The product and its biases are rounded to the layer's type, like the states; a step computes in float32.
 """
 
 from __future__ import annotations
@@ -39,22 +40,23 @@ def recurrent_layer(
     emit, op = builder.emit, relax.op
     steps, rows, width = (int(extent) for extent in x.ty.shape)
     units = int(h.ty.shape[1])
-    layer = Recurrence(cell=cell, steps=steps, rows=rows, units=units, backward=backward)
+    dtype = str(x.ty.dtype)
+    layer = Recurrence(cell=cell, steps=steps, rows=rows, units=units, backward=backward, dtype=dtype)
     matrix = emit(op.reshape(x, [steps * rows, width]))
     products = emit(op.matmul(matrix, emit(op.permute_dims(w_input, [1, 0]))))
     inside = None
     if cell == "gru":
-        b_state = b_state if b_state is not None else relax.op.zeros([3 * units], "float32")
+        b_state = b_state if b_state is not None else relax.op.zeros([3 * units], dtype)
         b_state = emit(b_state)
         outer = emit(op.strided_slice(b_state, [0], [0], [2 * units]))
         inside = emit(op.strided_slice(b_state, [0], [2 * units], [3 * units]))
-        b_state = emit(op.concat([outer, emit(op.zeros([units], "float32"))], 0))
+        b_state = emit(op.concat([outer, emit(op.zeros([units], dtype))], 0))
     for bias in (b_input, b_state):
         products = products if bias is None else emit(op.add(products, bias))
     products = emit(op.reshape(products, [steps, rows, GATES[cell] * units]))
     given = [products, emit(op.permute_dims(w_state, [1, 0])), inside, h, c if cell == "lstm" else None]
     shapes = [(steps, rows, units), (rows, units)] if cell == "lstm" else [(steps, rows, units)]
-    types = [relax.TensorType(shape, "float32") for shape in shapes]
+    types = [relax.TensorType(shape, dtype) for shape in shapes]
     function = builder.add_func(workload(layer), f"{cell}_layer")
     found = emit(
         relax.call_tir(function, [one for one in given if one is not None], types if len(types) > 1 else types[0])

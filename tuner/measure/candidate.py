@@ -25,7 +25,6 @@ from tuner.measure.check import (
     ReferenceOutputs,
     WorkloadProperties,
     inspect,
-    make_inputs,
     mostly_finite,
     numpy_dtype,
     poison,
@@ -34,6 +33,7 @@ from tuner.measure.check import (
 )
 from tuner.measure.conditioning import CHANGE_TYPE, changes_of, may_magnify
 from tuner.measure.guards import Guards
+from tuner.measure.input_sets import make_inputs
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm

@@ -9,7 +9,7 @@ Three input sets:
     edges       zeros of both signs, ones, large and small magnitudes
 
 Integer parameters that index another buffer stay inside it. A set on which most of the baseline's outputs are not finite (a
-root or a logarithm of negatives) is drawn again with positive values.
+root or a logarithm of negatives) is drawn again with positive values. tuner/measure/input_sets.py draws them.
 
 Tolerance. Let r be a reference output, that is one of the baseline, s the root mean square of its finite elements, u(t) the
 unit roundoff of type t (docs/comparison.md has the table), K the sum over reduction blocks of their lengths, t_a the least
@@ -43,6 +43,7 @@ import numpy as np
 from pitchpipe.wire.measure import CheckVerdict
 from tuner.graph.precision import multiplies_tf32
 from tuner.measure.build import parameters
+from tuner.schedule.recurrence import DTYPE, STATE_WEIGHTS, find_recurrence
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
 
@@ -84,6 +85,8 @@ class WorkloadProperties:
     """Whether only exact operations occur (+ - * min max, choices)."""
     floats: bool
     """Whether any float takes part."""
+    state_weights: int | None = None
+    """Of a recurrent layer the parameter that multiplies its state; None of any other workload."""
     index_bound: int | None
     """Smallest extent that values read from integer buffers index, or of an axis whose places they are compared with, as in
     a scatter; None where there is neither."""
@@ -142,6 +145,8 @@ def inspect(mod: Any) -> WorkloadProperties:
             bound = _least(bound, extents.get(axis) if type(axis).__name__ == "Var" and _loads(place) else None)
     if multiplies_tf32(function):
         reduction_bits = min(reduction_bits, TF32_BITS)
+    if (layer := find_recurrence(function)) is not None:  # an opaque block, whose sums are in loops
+        reduction, reduction_bits, exact = layer.units, _BITS[DTYPE], False
     if not written:
         raise ValueError("the workload writes none of its parameters")
     return WorkloadProperties(
@@ -152,6 +157,7 @@ def inspect(mod: Any) -> WorkloadProperties:
         reduction_bits=reduction_bits,
         exact=exact,
         floats=floats,
+        state_weights=None if layer is None else STATE_WEIGHTS,
         index_bound=bound,
     )
 
@@ -179,74 +185,6 @@ def _loads(expression: Any) -> list[Any]:
 
     structural_walk(expression, [(object, visit)])
     return loads
-
-
-def make_inputs(
-    properties: WorkloadProperties, name: str, seed: int, *, positive: bool = False
-) -> list[np.ndarray[Any, Any]]:
-    """The arrays of the input set `name`, in the order of `properties.inputs`. Equal arguments give equal arrays."""
-    number = SETS.index(name)
-    return [
-        _array(properties, properties.params[i], name, np.random.default_rng([seed, number, i]), positive=positive)
-        for i in properties.inputs
-    ]
-
-
-def _array(
-    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator, *, positive: bool
-) -> np.ndarray[Any, Any]:
-    dtype = numpy_dtype(param.dtype)
-    bits = significand_bits(param.dtype)
-    if bits is None:
-        return _integers(properties, param, name, rng).astype(dtype)
-    if name == "random":
-        values = _uniform(param.shape, np.dtype(np.float64 if bits > 24 else np.float32), rng)
-    elif name == "structured":
-        values = _exact_integers(properties, min(bits, properties.bits), param.shape, rng)
-    else:
-        big, small = (256.0, 2.0**-12) if bits >= 24 else (8.0, 2.0**-6) if bits >= 8 else (2.0, 0.5)
-        choices = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.0, small, -small, big, -big], np.float32)
-        values = choices[rng.integers(len(choices), size=param.shape, dtype=np.int8)]
-    if positive:
-        values = np.abs(values) + np.float32(0.5 if name != "structured" else 1.0)
-    return np.asarray(values, dtype)
-
-
-def _uniform(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Any:
-    """In [-1, 1). In place: weights have tens of millions of elements."""
-    values: Any = np.asarray(rng.random(shape, dtype=dtype.type))
-    values *= 2
-    values -= 1
-    return values
-
-
-def _exact_integers(
-    properties: WorkloadProperties, bits: int, shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
-    """Small integers whose sums of `reduction` products stay below 2^bits by five standard deviations."""
-    room = 2.0**bits / (5 * math.sqrt(properties.reduction))
-    amplitude = 3 if room > 16 else 1
-    values = rng.integers(-amplitude, amplitude + 1, size=shape, dtype=np.int8).astype(np.float32)
-    if room < 1:
-        values *= rng.random(shape, dtype=np.float32) < room
-    return values
-
-
-def _integers(
-    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
-    if param.dtype == "bool":
-        return rng.integers(0, 2, size=param.shape)
-    low, high = (0, 16) if param.dtype.startswith("uint") else (-8, 8)
-    if properties.index_bound is not None:
-        low, high = 0, max(1, min(properties.index_bound, 127))
-        if name != "edges":
-            high = max(1, properties.index_bound) if param.dtype in ("int32", "int64", "uint32", "uint64") else high
-    elif param.dtype in ("int8", "uint8") and name != "structured":
-        low, high = (-128, 128) if param.dtype == "int8" else (0, 256)
-    if name == "edges":
-        return rng.choice(np.array([low, high - 1, min(max(0, low), high - 1)]), size=param.shape)
-    return rng.integers(low, high, size=param.shape)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

@@ -99,6 +99,8 @@ def without_packings(mod: Any, packings: Sequence[Packing] | None = None) -> Any
     This is the function that SplitLayoutRewritePreproc leaves to a deployment. packings: those of `packings_of(mod)`.
     """
     packings = packings_of(mod) if packings is None else packings
+    if not packings:
+        return mod
     function, root = mod["main"], mod["main"].body.block
     params = list(function.params)
     for packing in packings:

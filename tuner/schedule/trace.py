@@ -5,8 +5,8 @@ outputs]`; inputs and outputs name random variables (`b0` a block, `l4` a loop, 
 of a sampling instruction, value]`. Texts of templates (tuner/templates/text.py) are decoded and applied in its place.
 
 A trace may begin with a rewrite of the workload, because no instruction of TVM's changes an algorithm: its first two
-instructions then take the root block and annotate it with REWRITE and a name of WINOGRAD or PANELS, and all of it applies
-to what the rewrite makes of the workload. The names carry a version: a rewrite that changes gets a new name, and traces of
+instructions then take the root block and annotate it with REWRITE and a name of REWRITES, and all of it applies to what the
+rewrite makes of the workload. The names carry a version: a rewrite that changes gets a new name, and traces of
 the old one are refused instead of meaning something else.
 
 A trace is code: TVM executes what its annotations import and loads whatever object graph it carries. So a text is
@@ -20,12 +20,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.ids import canonical_json
 from tuner.schedule.index_type import with_index_type
+from tuner.schedule.rewrites import REWRITE, REWRITES, rewrite_of, rewritten
 from tuner.templates.text import is_template, parse
 
 MAX_BYTES = 1 << 20
@@ -86,22 +87,6 @@ could pass foreign code to the code generator."""
 REMOVABLE = ANNOTATIONS | {"schedule_rule"}
 """Those that a trace may remove: pooling names a rule to schedule it by, which MetaSchedule removes."""
 
-REWRITE = "pitchpipe.rewrite"
-WINOGRAD: Mapping[str, int] = {"winograd-2.1": 2, "winograd-4.1": 4}
-"""Name of a rewrite (algorithm, rows of an output tile, version) -> rows of an output tile. See
-tuner/schedule/winograd.py."""
-PANELS: Mapping[str, tuple[int, int, int, bool]] = {
-    f"recurrence-{rows}x{units}x{lanes}{'p.2' if parallel else 's.1'}": (rows, units, lanes, parallel)
-    for rows in (1, 2, 4, 8)
-    for units in (4, 8, 16, 32, 64, 128)
-    for lanes in (4, 8, 16)
-    for parallel in (False, True)
-    if units % lanes == 0
-}
-"""Name of a rewrite -> rows and units of a panel, units of a vector, and whether panels are divided among threads. See
-tuner/schedule/recurrence.py."""
-REWRITES = WINOGRAD.keys() | PANELS.keys()
-
 _VARIABLE = re.compile(r"^[blv][0-9]{1,6}$")
 _NAME = re.compile(r"^[A-Za-z0-9_.\-]{0,512}$")
 _LITERAL = re.compile(r'^"[A-Za-z0-9_.\- ]{0,256}"$')
@@ -150,26 +135,6 @@ def without_postproc(text: str) -> str:
             kept = [decision for decision in decisions if decision[0] < index]
             return canonical_json([instructions[:index], kept]).decode()
     return text
-
-
-def rewrite_of(instructions: Sequence[Any]) -> str | None:
-    """The name of the rewrite that a trace begins with, from the instructions of its JSON."""
-    named = len(instructions) > 1 and instructions[1][0] == "Annotate" and instructions[1][2] == [REWRITE]
-    return str(instructions[1][1][1]).strip('"') if named else None
-
-
-def rewritten(mod: Any, name: str) -> Any:
-    """The workload after the rewrite of that name; raises InvalidTrace where the rewrite does not apply."""
-    if name in WINOGRAD:
-        from tuner.schedule.winograd import winograd
-
-        return winograd(mod, WINOGRAD[name])
-    if name in PANELS:
-        from tuner.schedule.recurrence import Panels, tiled
-
-        rows, units, lanes, parallel = PANELS[name]
-        return tiled(mod, Panels(rows=rows, units=units, lanes=lanes, parallel=parallel))
-    raise InvalidTrace(f"there is no rewrite {name[:64]!r}")
 
 
 def apply_trace(mod: Any, trace: str, *, checked: bool = True) -> Any:

@@ -26,7 +26,8 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from pitchpipe.wire.task import Signature
-from tuner.schedule.trace import REWRITE, encode_trace, without_postproc
+from tuner.schedule.rewrites import REWRITE
+from tuner.schedule.trace import encode_trace, without_postproc
 
 LEAST_ALIKE = 0.5
 """Share of the moves that a trace and a sketch must have in common, so that decisions have counterparts. Traces of another

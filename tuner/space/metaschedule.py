@@ -19,7 +19,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.schedule.packing import without_packings
-from tuner.schedule.trace import REWRITE, rewritten
+from tuner.schedule.rewrites import KERNELS, REWRITE, rewritten
 from tuner.space.code_size import is_unrolled_too_far
 from tuner.space.fetch import with_working_fetches
 from tuner.space.mutation import mutate_tile_size
@@ -119,7 +119,10 @@ class Space:
         return schedule
 
     def postprocessed(self, schedule: Any) -> bool:
-        """Applies the postprocessors to a schedule; false when one refuses it or too much code would be unrolled."""
+        """Applies the postprocessors to a schedule; false when one refuses it or too much code would be unrolled. A rewrite
+        into a GPU's kernels is complete: it binds threads itself, where a postprocessor would bind them once more."""
+        if _rewrite_of(schedule.trace) in KERNELS:
+            return True
         schedule.enter_postproc()
         try:
             complete = all(postproc.apply(schedule) for postproc in self._postprocs)

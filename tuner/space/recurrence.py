@@ -12,7 +12,7 @@ from typing import Any
 
 from pitchpipe.wire.target import Target
 from tuner.schedule.recurrence import Recurrence, find_recurrence
-from tuner.schedule.trace import PANELS, REWRITE, rewritten
+from tuner.schedule.rewrites import PANELS, REWRITE, rewritten
 from tuner.space.access import dividing_lanes
 from tuner.space.processor import VectorUnit
 from tuner.tvm_compat import Schedule

@@ -182,7 +182,11 @@ class _Nest:
 
 
 def _parallel_width(chain: Chain, lanes: int, target: Target) -> int:
-    """Neighbouring iterations of one chunk: one, two or four vectors, as many as leave four chunks for every core."""
+    """Neighbouring iterations of one chunk: one, two or four vectors, as many as leave four chunks for every core.
+
+    Few iterations that no vector of half a register or more divides, such as the ten columns of a classifier, are one
+    vector of that many lanes: narrow ones would walk the reduction one after another, each at an addition's latency.
+    """
     stage = chain.stages[0]
     extent = stage.extents[stage.parallel[-1]]
     chunks = math.prod(stage.extents[i] for i in stage.parallel)
@@ -190,7 +194,8 @@ def _parallel_width(chain: Chain, lanes: int, target: Target) -> int:
         width = lanes * vectors
         if extent % width == 0 and (vectors == 1 or chunks // width >= 4 * (target.num_cores or 1)):
             return width
-    return next((w for w in range(lanes, 1, -1) if extent % w == 0 and w & (w - 1) == 0), 1)
+    width = next((w for w in range(lanes, 1, -1) if extent % w == 0 and w & (w - 1) == 0), 1)
+    return extent if width < lanes // 2 and extent <= 2 * lanes else width
 
 
 def _nest(schedule: Any, stage: Stage, chain: Chain, width: int, lanes: int, accumulators: int) -> Iterator[_Nest]:

@@ -5,7 +5,30 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tuner.tvm_compat import ir, structural_walk
+from tuner.space.contraction import Contraction
+from tuner.tvm_compat import Schedule, Trace, ir, structural_walk
+
+VECTORS_PER_SEC, WEIGHT_BYTES_PER_SEC = 5e9, 40e9
+"""What a core does with a short product: multiply-adds of vectors, and B from the L2 cache or the next."""
+PARALLEL_MIN_SECS = 5e-6
+"""Of a product that is divided among cores. To hand a part to a second thread took 1.3 us while that was spinning, which
+it does for a while after its last part, and else 5 to 40."""
+
+
+def is_short(found: Contraction, lanes: int) -> bool:
+    """Whether a core alone ends the contraction, in vectors of so many lanes, before dividing it would pay."""
+    steps = math.prod(found.extents)
+    weight_bytes = math.prod(found.extents[axis] for axis in found.weight_axes if axis is not None) * found.bits // 8
+    return steps / lanes / VECTORS_PER_SEC + weight_bytes / WEIGHT_BYTES_PER_SEC < PARALLEL_MIN_SECS
+
+
+def on_one_core(schedule: Any, mod: Any) -> Any:
+    """The same schedule of the module without parallel loops."""
+    trace = schedule.trace
+    kept = [instruction for instruction in trace.insts if instruction.kind.name != "Parallel"]
+    alone = Schedule(mod, seed=1, debug_mask=0, error_render_level="none")
+    Trace(kept, dict(trace.decisions.items())).apply_to_schedule(alone, remove_postproc=False)
+    return alone
 
 
 def inline_copies(schedule: Any, block: Any) -> bool:

@@ -82,6 +82,8 @@ def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> 
     if found is None or found.one_row:
         return []
     unit = VectorUnit.with_features_of(target, found.bits)
+    if alone := stages.is_short(found, unit.lanes):
+        cores = 1
     if found.depthwise:
         choices: list[Any] = list(windows(found, unit, cores))
     else:
@@ -97,7 +99,7 @@ def sketches_for(mod: Any, target: Any, cores: int, most: int | None = None) -> 
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; other sketches may apply
             tell_refused("tiles", error, choice=repr(choice))
             continue
-        sketches.append(schedule)
+        sketches.append(stages.on_one_core(schedule, mod) if alone else schedule)
     return sketches
 
 

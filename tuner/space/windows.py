@@ -25,7 +25,8 @@ MAX_UNROLLED = 64
 
 
 def is_window(definition: Any, target: Target) -> bool:
-    """Whether a block reduces small windows that a schedule's own vectors along the last spatial axis do not fit."""
+    """Whether a block reduces small windows that a schedule's own vectors along the last spatial axis, at least half a
+    register long, do not fit."""
     spatial = spatial_axes(definition)
     reduced = [axis for axis in definition.iter_vars if int(axis.iter_type) == tirx.IterVar.CommReduce]
     if not reduced or not spatial or math.prod(int(axis.dom.extent) for axis in reduced) > MAX_UNROLLED:
@@ -38,7 +39,7 @@ def is_window(definition: Any, target: Target) -> bool:
     ]
     along = any(_moves(read.region[-1].min, spatial[-1:], reduced) for read in windows)
     lanes = VectorUnit.of(target, element_bits(definition)).lanes
-    return bool(windows) and (along or vector_lanes(definition, lanes) < lanes)
+    return bool(windows) and (along or vector_lanes(definition, lanes) < lanes // 2)
 
 
 def _moves(index: Any, spatial: list[Any], reduced: list[Any]) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.schedule.trace import REWRITE, WINOGRAD, rewritten
+from tuner.schedule.rewrites import REWRITE, WINOGRAD, rewritten
 from tuner.schedule.winograd import KERNEL, Convolution, find_convolution
 from tuner.space.micro_kernel import tile_cost
 from tuner.space.processor import VectorUnit

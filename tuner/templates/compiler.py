@@ -13,6 +13,7 @@ import importlib.util
 import linecache
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ HIDDEN_PARAMETERS = 2
 _MATRIX_PARAMETERS = 5
 """Of a kernel for each of its matrices: a tensor map, two extents and two strides."""
 _DESCRIBED = {"float16": "fp16", "bfloat16": "bf16"}
+_reading = threading.Lock()
+"""Held while a text is in the cache of sources: two tensor functions may have kernels of one text, compiled in threads."""
 _ALIGNED = 16
 """Bytes at whose multiples all buffers begin (CALLER_ALIGNMENT of pitchpipe/gpu/program.py)."""
 
@@ -131,12 +134,13 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
 
 def jitted(source: KernelSource) -> Any:
     """Triton's function of a kernel."""
-    # Triton reads sources through `inspect`, which looks into this cache; a name of its own for each.
+    # Triton reads sources through `inspect`, which looks into this cache; a name of its own for each text.
     file = f"<template {hashlib.sha256(source.text.encode()).hexdigest()}>"
-    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     space: dict[str, Any] = {"__name__": "pitchpipe_template"}
-    exec(compile(source.text, file, "exec"), space)
-    del linecache.cache[file]
+    with _reading:
+        linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+        exec(compile(source.text, file, "exec"), space)
+        del linecache.cache[file]
     return space[source.name]
 
 

@@ -41,8 +41,9 @@ def tune_in_graph(
     alternatives: dict[str, list[str]],
     seconds: float,
 ) -> dict[str, Any]:
-    """traces: of each workload what the model runs now. alternatives: others, by workload, the costliest first. seconds: of
-    building, searching and confirming, about.
+    """traces: of each workload what the model runs now; the default schedule of one that is missing. alternatives: others,
+    by workload, the costliest first, each time the fastest alone first. seconds: of building, searching and confirming,
+    about.
 
     Returns the `choice` (workload -> number of an alternative, from 1) with which the model is faster for certain, which is
     empty where none is, and how that was found. Raises as compiling and running the model does.
@@ -63,7 +64,8 @@ def tune_in_graph(
         def race(choices: Sequence[Choice]) -> list[list[float]]:
             return variants.secs([built.launches(choice) for choice in choices], SAMPLES)
 
-        found = descend(tasks, race, lambda: time.monotonic() >= until)
+        guess = {workload: numbers[0] for workload, numbers in tasks.items() if numbers and workload not in traces}
+        found = descend(tasks, race, lambda: time.monotonic() >= until, guess)
         searched_secs = time.monotonic() - started - built_secs
         confirmed: dict[str, Any] = {"choice": {}, "before": None, "after": None}
         if found.choice:

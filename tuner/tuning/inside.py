@@ -50,14 +50,22 @@ class Descent:
     """Variants that were timed, the present one of each comparison not counted."""
 
 
-def descend(tasks: Mapping[str, Sequence[int]], race: Race, over: Callable[[], bool] = lambda: False) -> Descent:
+def descend(
+    tasks: Mapping[str, Sequence[int]],
+    race: Race,
+    over: Callable[[], bool] = lambda: False,
+    guess: Choice | None = None,
+) -> Descent:
     """Searches by coordinates.
 
     tasks: the numbers of each task's candidates beside 0, the costliest task first. over: whether the time is up; asked
-    between two comparisons.
+    between two comparisons. guess: where the search begins if the model is faster there than with 0 of every task.
     """
     choice: dict[str, int] = {}
     rounds, trials = list[Round](), 0
+    if guess:
+        trials += 1
+        choice = dict(guess) if fastest(race([choice, guess])) else choice
     while len(rounds) < MOST_ROUNDS and not over():
         before = dict(choice)
         for task, numbers in tasks.items():

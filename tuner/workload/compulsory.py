@@ -75,6 +75,8 @@ def flops_type(function: Any) -> str:
 
     Units such as tensor cores are faster for shorter types, and which unit a schedule uses is not known here.
     """
+    if (layer := find_recurrence(function)) is not None:
+        return layer.dtype
     types = [_factor_type(block) for block in _blocks(function) if any(map(_is_reduction, block.iter_vars))]
     return min(types, key=lambda found: (int(re.sub(r"\D", "", found) or 8), found), default="float32")
 

@@ -51,6 +51,7 @@ from workers.agent.logs import log_event
 from workers.agent.state import Phase, State
 from workers.agent.workloads import Cancelled, WorkloadCache
 
+_JITTER = random.Random()
 TICK_SECS = 1.0
 """Period at which unsent results are sent and lanes and leases are checked."""
 ACQUIRE_WAIT_SECS = 5.0
@@ -367,4 +368,4 @@ def _refusal(call: events.Call, error: PitchpipeError) -> events.Event:
 
 def _jittered(call: events.Register | events.Acquire | events.Report | events.Declare) -> float:
     """The pause before a retry, changed at random by up to a quarter, so that a fleet does not retry all at once."""
-    return call.after_secs * random.uniform(0.75, 1.25) if call.attempt > 1 else call.after_secs
+    return call.after_secs * _JITTER.uniform(0.75, 1.25) if call.attempt > 1 else call.after_secs

@@ -37,9 +37,9 @@ class ElementwiseRules(Rewriter):
 
     def binary(self, call: Any) -> Any:
         left, right = call.args
-        identity = self._identity(call)
-        if identity is not None:
-            return identity
+        for rule in (self._identity, self._by_zero):
+            if (found := rule(call)) is not None:
+                return found
         out = static_shape(call)
         if (
             op_name(call) in ("relax.add", "relax.multiply")
@@ -124,6 +124,17 @@ class ElementwiseRules(Rewriter):
         if name in ("relax.add", "relax.multiply") and static_shape(right) == out and self._is_all(left, neutral):
             return right
         return None
+
+    def _by_zero(self, call: Any) -> Any:
+        """x / 0 as x times infinity, which is the same number for every x: lowering takes no zero as a constant divisor."""
+        x, divisor = call.args
+        dtype = str(divisor.ty.dtype)
+        if op_name(call) != "relax.divide" or "float" not in dtype or static_shape(divisor) != []:
+            return None
+        zero = constant_value(self.definition(divisor))
+        if zero is None or zero != 0:
+            return None
+        return relax.op.multiply(x, relax.const(math.copysign(math.inf, zero), dtype))
 
     def _is_all(self, expr: Any, value: float) -> bool:
         values = constant_value(self.definition(expr))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_tensor, shape_of, wide
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -42,19 +42,24 @@ PARTWISE = frozenset(
         *("slice_scatter.default", "select_scatter.default", "where.self", "copy.default"),
     }
 )
-"""Operators that do the same to both parts; a real argument has an imaginary part of zero."""
+"""Operators that do the same to both parts."""
+NUMBERS = frozenset({"x", "other", "tensors", "src", "value"})
+"""Their arguments that are such numbers; others, as indices and conditions are, stand for both parts."""
 
 
-def split_parts(argument: Any) -> tuple[Any, Any]:
-    """The same argument for the real and for the imaginary part."""
+def split_parts(to: Emitter, name: str, argument: Any) -> tuple[Any, Any]:
+    """An operator's argument for the real and for the imaginary part, which is zero of a real number."""
     if isinstance(argument, Pair):
         return argument.re, argument.im
     if isinstance(argument, list):
-        parts = [split_parts(each) for each in argument]
+        parts = [split_parts(to, name, each) for each in argument]
         return [re for re, _ in parts], [im for _, im in parts]
-    if isinstance(argument, complex):
-        return argument.real, argument.imag
-    return argument, argument
+    if name not in NUMBERS or argument is None:
+        return argument, argument
+    if is_tensor(argument):
+        return argument, to.emit(op.zeros(relax.ShapeExpr(shape_of(argument)), to.dtype))
+    number = complex(argument)
+    return number.real, number.imag
 
 
 def is_complex(argument: Any) -> bool:
@@ -102,17 +107,18 @@ def view_as_complex(to: Emitter, x: Any) -> Pair:
 
 
 @of_complex("complex.default")
-def make(to: Emitter, x: Any, imag: Any = None, real: Any = None) -> Pair:
-    return Pair(*(to.broadcast(each, to.shape) for each in (x if real is None else real, imag)))
+def make(to: Emitter, real: Any, imag: Any) -> Pair:
+    return Pair(to.broadcast(real, to.shape), to.broadcast(imag, to.shape))
 
 
-@of_complex("full.default", "full_like.default", "new_full.default")
+@of_complex("full.default", "full_like.default", "new_full.default", "scalar_tensor.default")
 @of_complex(
     "zeros.default", "zeros_like.default", "new_zeros.default", "ones.default", "ones_like.default", "new_ones.default"
 )
-def filled(to: Emitter, fill_value: Any = None, **_: Any) -> Any:
-    number = fill_value if fill_value is not None else 1 if "ones" in str(to.node.target) else 0
-    parts = split_parts(number) if isinstance(number, (Pair, complex)) else (number, 0)
+def filled(to: Emitter, fill_value: Any = None, s: Any = None, **_: Any) -> Any:
+    given = s if fill_value is None else fill_value
+    number = given if given is not None else 1 if "ones" in str(to.node.target) else 0
+    parts = split_parts(to, "value", number)
     found = [to.broadcast(to.tensor(part, to.dtype), to.shape) for part in parts]
     return Pair(*found) if to.gives_complex else found[0]
 
@@ -138,6 +144,7 @@ def multiply(to: Emitter, x: Any, other: Any) -> Pair:
     if not isinstance(x, Pair):
         x, other = other, x
     if not isinstance(other, (Pair, complex)):
+        x = as_pair(to, x, to.dtype)
         real = to.tensor(other, to.dtype)
         return Pair(to.emit(op.multiply(x.re, real)), to.emit(op.multiply(x.im, real)))
     a, b = as_pair(to, x, to.dtype), as_pair(to, other, to.dtype)
@@ -155,6 +162,24 @@ def matmul(to: Emitter, x: Any, mat2: Any) -> Pair:
     return _times(to, as_pair(to, x, to.dtype), as_pair(to, mat2, to.dtype), op.matmul)
 
 
+@of_complex("addmm.default")
+def matmul_and_add(to: Emitter, x: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Pair:
+    if (beta, alpha) != (1, 1):
+        raise NotImplementedError("factors of complex products")
+    bias, found = as_pair(to, x, to.dtype), matmul(to, mat1, mat2)
+    return Pair(to.emit(op.add(bias.re, found.re)), to.emit(op.add(bias.im, found.im)))
+
+
+@of_complex("pow.Tensor_Scalar")
+def power(to: Emitter, x: Pair, exponent: Any) -> Pair:
+    if exponent not in range(1, 9):
+        raise NotImplementedError(f"a complex number to the power of {exponent}")
+    found = x
+    for _ in range(int(exponent) - 1):
+        found = _times(to, found, x, op.multiply)
+    return found
+
+
 @of_complex("div.Tensor", "div.Scalar")
 def divide(to: Emitter, x: Any, other: Any) -> Pair:
     if not isinstance(other, (Pair, complex)):
@@ -166,6 +191,12 @@ def divide(to: Emitter, x: Any, other: Any) -> Pair:
     return Pair(to.emit(op.divide(found.re, over)), to.emit(op.divide(found.im, over)))
 
 
+@of_complex("reciprocal.default")
+def reciprocal(to: Emitter, x: Pair) -> Pair:
+    found: Pair = divide(to, complex(1), x)
+    return found
+
+
 @of_complex("abs.default")
 def size(to: Emitter, x: Pair) -> Any:
     return to.emit(op.sqrt(to.emit(op.add(to.emit(op.multiply(x.re, x.re)), to.emit(op.multiply(x.im, x.im))))))
@@ -174,6 +205,11 @@ def size(to: Emitter, x: Pair) -> Any:
 @of_complex("angle.default")
 def angle(to: Emitter, x: Any) -> Any:
     return to.emit(op.atan2(x.im, x.re))
+
+
+@of_complex("log.default")
+def logarithm(to: Emitter, x: Pair) -> Pair:
+    return Pair(to.emit(op.log(size(to, x))), angle(to, x))
 
 
 @of_complex("exp.default")

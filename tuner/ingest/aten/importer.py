@@ -187,7 +187,7 @@ class _Importer:
                 return COMPLEX[name](to, **arguments)
             if name not in PARTWISE or name not in CONVERTERS:
                 raise refuse(node, "has no converter for complex numbers")
-            parts = {key: split_parts(value) for key, value in arguments.items()}
+            parts = {key: split_parts(to, key, value) for key, value in arguments.items()}
             return Pair(*(CONVERTERS[name](to, **{key: one[at] for key, one in parts.items()}) for at in (0, 1)))
         if name in COMPLEX and name not in CONVERTERS:
             return COMPLEX[name](to, **arguments)

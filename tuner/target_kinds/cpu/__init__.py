@@ -98,21 +98,23 @@ class CpuKind(TargetKind):
 
     def compile(self, module: Any, target: Target) -> Any:
         """TVM's executable, with the functions `main` and `main_transform_params` of its virtual machine."""
+        from tuner.deploy.run_function import with_run_function
         from tuner.lowering.stack import PIPELINE
         from tuner.tvm_compat import to_tvm_target, tvm
 
-        tvm_target = to_tvm_target(target)
+        tvm_target, module = to_tvm_target(target), with_run_function(module)
         with _refusals(), tvm_target, tvm.transform.PassContext(config=self.pass_config()):
             return tvm.compile(self.before_codegen(module), target=tvm_target, tir_pipeline=PIPELINE)
 
     def compile_side_by_side(self, module: Any, target: Target, ready: Mapping[str, tuple[Any, bytes]]) -> Any:
         """As `compile`, with the kernels as object code, which is still to be linked."""
         from tuner.deploy.kernels import compile_kernels
+        from tuner.deploy.run_function import with_run_function
         from tuner.tvm_compat import link_model, take_kernels, to_tvm_target
 
         tvm_target = to_tvm_target(target)
         with _refusals():
-            instructions, kernels = take_kernels(module, tvm_target)
+            instructions, kernels = take_kernels(with_run_function(module), tvm_target)
         objects = compile_kernels(kernels, tvm_target, ready)
         return link_model(instructions, tvm_target, [(each.names, each.code) for each in objects])
 

@@ -152,7 +152,9 @@ class CudaKind(TargetKind):
         return REWRITES
 
     def design_spaces(self) -> Sequence[Callable[[Any, Target], list[Any]]]:
-        return ()
+        from tuner.space.gpu.recurrence import recurrent_kernels
+
+        return (recurrent_kernels,)
 
     def templates(self, workload: Workload, target: Target) -> Sequence[Any]:
         from tuner.target_kinds.cuda.templates import templates

@@ -20,6 +20,7 @@ from tuner.space.gpu.attention import schedule_attention
 from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_products
+from tuner.space.gpu.recurrence import recurrent_kernels
 from tuner.space.refusals import tell_refused
 from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to_tvm_target, tvm_ffi
 
@@ -50,6 +51,8 @@ def default_schedule(mod: Any, target: Target) -> Any:
 
 def _chosen(mod: Any, target: Target) -> str:
     load_cuda_intrinsics()
+    if kernels := recurrent_kernels(mod, target):
+        return encode_trace(kernels[0].trace)
     tvm_target, limits = to_tvm_target(target), Limits.of(target)
     for name, rule in RULES:
         try:

@@ -15,6 +15,7 @@ from tuner.ingest.onnx.node import Node
 from tuner.ingest.onnx.registry import reader
 from tuner.ingest.onnx.values import shape_of
 from tuner.ingest.recurrent import recurrent_layer
+from tuner.schedule.recurrence import DTYPES
 from tuner.tvm_compat import relax
 
 MAX_STEPS = 1024
@@ -115,7 +116,7 @@ class _Layer:
     def _plain_cell(self, index: int) -> str | None:
         """Which cell of tuner/schedule/recurrence.py a direction is; None for one that it has no kernel for."""
         node, count = self.node, len(_DEFAULTS[self.kind])
-        if self.dtype != "float32" or self.lengths is not None or self.clip is not None or node.given(7):
+        if self.dtype not in DTYPES or self.lengths is not None or self.clip is not None or node.given(7):
             return None
         if node.attribute("input_forget", 0) or (self.kind == "GRU" and not node.attribute("linear_before_reset", 0)):
             return None

@@ -39,8 +39,12 @@ def reshape(node: Node) -> Any:
 
 @reader("Squeeze", "Unsqueeze")
 def unit_dimensions(node: Node) -> Any:
-    if node.given(1) and node.known(1) is None:
+    """One axis may be written as a number, as PyTorch's exporter does for grouped queries."""
+    axes = node.known(1)
+    if node.given(1) and axes is None:
         return relax.op.reshape(node.tensor(0), list(node.result_shape()))
+    if axes is not None and axes.ndim == 0:
+        node.inputs[1] = axes.reshape(1)
     return None
 
 
