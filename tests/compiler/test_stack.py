@@ -9,9 +9,10 @@ import pytest
 
 from pitchpipe.target_kind import kind_of
 from tests.compiler.programs import TARGET
+from tuner.graph.prepare import MAIN
 from tuner.lowering.stack import MOST_BYTES, PIPELINE
 from tuner.measure.build import build
-from tuner.tvm_compat import IRModule, generate_unchecked, te, to_tvm_target, tvm
+from tuner.tvm_compat import IRModule, generate_unchecked, relax, te, to_tvm_target, tvm
 
 TAKEN = "TVMBackendAllocWorkspace"
 
@@ -35,7 +36,12 @@ def test_a_small_buffer_is_not_taken_from_the_runtime(extent: int, pipeline: str
 
 
 def test_a_deployed_function_has_its_small_buffers_on_the_stack_too() -> None:
-    built = kind_of(TARGET).compile(doubled(MOST_BYTES // 4), TARGET)
+    kernel = doubled(MOST_BYTES // 4)[MAIN]
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((MOST_BYTES // 4,), "float32"))
+    with builder.function(MAIN, [x], attrs={"num_input": 1}):
+        called = relax.call_tir(builder.add_func(kernel, "doubled"), x, relax.TensorType((MOST_BYTES // 4,), "float32"))
+        builder.emit_func_output(builder.emit(called))
+    built = kind_of(TARGET).compile(builder.get(), TARGET)
     assert TAKEN not in str(built.mod.inspect_source("asm"))
 
 
