@@ -67,6 +67,13 @@ SECTIONS = (
         more="Here with `--seconds 60` and from empty databases, beside ONNX Runtime and OpenVINO.",
     ),
     Section(
+        file="latency_small",
+        title="Small models",
+        script="latency",
+        table=tables.latency,
+        more="Models of `benchmarks/small.py`, whose calls take 3 to 50 µs.",
+    ),
+    Section(
         file="latency_inductor",
         title="Whole models beside inductor's defaults",
         script="latency",

@@ -261,6 +261,8 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
             output = call()
         if module.training:
             output = torch.cat([output.reshape(1), *(one.grad.flatten() for one in module.parameters())])
+        if isinstance(output, tuple | list):
+            output = output[0]  # of several, as ONNX Runtime and OpenVINO give here
         output = output if isinstance(output, (np.ndarray, torch.Tensor)) else output.numpy()
         path = Path(folder) / f"{peer}.npy"
         np.save(path, np.asarray(output))
