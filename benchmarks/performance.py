@@ -67,6 +67,13 @@ SECTIONS = (
         more="Here with `--seconds 60` and from empty databases, beside ONNX Runtime and OpenVINO.",
     ),
     Section(
+        file="untuned",
+        title="Whole models that nobody tuned",
+        script="untuned",
+        table=tables.untuned,
+        more="Schedules of the minute above.",
+    ),
+    Section(
         file="latency_small",
         title="Small models",
         script="latency",

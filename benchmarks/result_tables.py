@@ -72,6 +72,27 @@ def stocks(row: Row, stock: Row) -> Iterator[str]:
         )
 
 
+def untuned(result: dict[str, Any]) -> Lines:
+    def beside(row: Row) -> str:
+        if row["best_peer"] is None:
+            return "none"
+        found = ratio(row["best_peer_over_default"], row["best_peer_over_default_interval"])
+        return f"{row['best_peer']}, {found}: {verdict(row['best_peer_over_default_interval'])}"
+
+    yield from table(
+        result["rows"],
+        {
+            "model": lambda row: row["model"],
+            "default": lambda row: time(row["default_secs"]),
+            "tuned": lambda row: time(row["tuned_secs"]),
+            "default / tuned": lambda row: ratio(row["default_over_tuned"], row["default_over_tuned_interval"]),
+            "best peer, over default": beside,
+            "load of the default": lambda row: f"{row['load_secs']:.1f} s",
+            "tuning, all included": lambda row: f"{row['tuning_secs']:.0f} s, {row['tuned_on']}",
+        },
+    )
+
+
 def before_after(result: dict[str, Any]) -> Lines:
     return table(
         result["rows"],
