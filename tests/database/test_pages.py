@@ -25,6 +25,7 @@ from service.db import Database
 from service.http.app import create_app
 from service.http.auth import SESSION_COOKIE
 from service.http.pages import PAGES
+from service.http.pages.static import ADDRESS
 from service.settings import Settings
 from service.store import cost_models, events, job_tasks, jobs, misses, pace, records, sessions, tokens, workers
 from service.store.cost_models import NewVersion
@@ -171,7 +172,16 @@ def test_scripts_and_styles_come_from_this_server(site: Site) -> None:
         loaded |= set(re.findall(r"(?:src|href)=\"(/static/[^\"]+)\"", browser.get(path).text))
     assert len(loaded) >= 8
     for path in loaded:
-        assert TestClient(site.app).get(path).status_code == 200, path
+        answer = TestClient(site.app).get(path)
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
+
+
+def test_a_file_is_kept_by_browsers_only_under_the_address_that_names_its_contents(site: Site) -> None:
+    client = TestClient(site.app)
+    answer = client.get("/static/of-another-server/pages.css")
+    assert (answer.text, answer.headers["cache-control"]) == (client.get(f"{ADDRESS}/pages.css").text, "no-cache")
+    for missing in ("none.css", "vendored", "../templates/base.html", ""):
+        assert client.get(f"{ADDRESS}/{missing}").status_code == 404
 
 
 def test_the_documentation_of_the_api_loads_nothing_from_elsewhere(site: Site) -> None:

@@ -17,6 +17,7 @@ from service.http.pages import (
     task,
     workers,
 )
+from service.http.pages.static import Static
 
 PAGES = (entrance, overview, jobs, job, task, programs, workers, schedules, misses, cost_models, instance)
 
@@ -25,4 +26,4 @@ def include(app: FastAPI) -> None:
     """Adds the pages to the app of the API; its OpenAPI document leaves them out."""
     for page in PAGES:
         app.include_router(page.router)
-    app.mount("/static", entrance.STATIC, name="static")
+    app.mount("/static", Static(), name="static")

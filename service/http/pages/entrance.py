@@ -1,13 +1,11 @@
-"""Signing in and out, and what needs no session: the API's documentation, scripts and styles."""
+"""Signing in and out, and the API's documentation, which needs no session."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.staticfiles import StaticFiles
 
 from pitchpipe.errors import Forbidden, Unauthorized
 from service.http.areas import Area, area_of
@@ -18,7 +16,6 @@ from service.http.pages.view import from_elsewhere, no_forgery
 from service.store import sessions, tokens
 
 router = APIRouter(include_in_schema=False)
-STATIC = StaticFiles(directory=Path(__file__).parents[1] / "static")
 
 
 @router.get("/docs")

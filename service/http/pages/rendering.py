@@ -12,6 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from service.http.pages.static import ADDRESS
+
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -120,7 +122,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters.update(SHOWN, data=data)
-_ENVIRONMENT.globals["version"] = version("pitchpipe")
+_ENVIRONMENT.globals.update(version=version("pitchpipe"), static=ADDRESS)
 
 
 def render(template: str, **values: object) -> str:
