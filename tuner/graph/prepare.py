@@ -44,6 +44,7 @@ from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
+from tuner.graph.lift_params import lift_params
 from tuner.graph.precision import PRECISION, marked, take_precision
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import bind_outputs_in_dataflow
@@ -116,7 +117,7 @@ def prepare(
     ]
     lower: list[Rewrite] = [
         compute_in_float32,
-        transform.LiftTransformParams(),
+        lift_params,
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(dict(max_pools.LEGALISED)),
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
