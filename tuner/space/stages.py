@@ -57,8 +57,8 @@ def producer(schedule: Any, block: Any, read: int) -> Any:
     return found
 
 
-def inline_epilogue(schedule: Any, block: Any) -> Any:
-    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage.
+def last_consumer(schedule: Any, block: Any) -> Any:
+    """The last stage after a block, with all stages between them inlined into it; None where no stage is after the block.
 
     A stage may be read by several others: a GELU by tanh reads its argument three times.
     """
@@ -69,9 +69,15 @@ def inline_epilogue(schedule: Any, block: Any) -> Any:
         schedule.compute_inline(stage)
     while len(readers := schedule.get_consumers(block)) > 1:
         schedule.compute_inline(next(stage for stage in readers if schedule.get_consumers(stage)))
+    return chain[-1] if chain else None
+
+
+def inline_epilogue(schedule: Any, block: Any) -> Any:
+    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage."""
+    last = last_consumer(schedule, block)
     result = schedule.cache_write(block, 0, "global")
-    if chain:
-        schedule.reverse_compute_inline(chain[-1])
+    if last is not None:
+        schedule.reverse_compute_inline(last)
     return result
 
 
