@@ -58,9 +58,10 @@ def producer(schedule: Any, block: Any, read: int) -> Any:
 
 
 def last_consumer(schedule: Any, block: Any) -> Any:
-    """The last stage after a block, with all stages between them inlined into it; None where no stage is after the block.
+    """The last stage after a block, with all others that it reads inlined into it; None where no stage is after the block.
 
-    A stage may be read by several others: a GELU by tanh reads its argument three times.
+    A stage may be read by several others: a GELU by tanh reads its argument three times. One may also lie beside the block:
+    in half precision a residual is cast before it is added.
     """
     chain: list[Any] = []
     while following := schedule.get_consumers(chain[-1] if chain else block):
@@ -69,7 +70,18 @@ def last_consumer(schedule: Any, block: Any) -> Any:
         schedule.compute_inline(stage)
     while len(readers := schedule.get_consumers(block)) > 1:
         schedule.compute_inline(next(stage for stage in readers if schedule.get_consumers(stage)))
-    return chain[-1] if chain else None
+    if not chain:
+        return None
+    while (beside := _other_producer(schedule, chain[-1], block)) is not None:
+        schedule.compute_inline(beside)
+    return chain[-1]
+
+
+def _other_producer(schedule: Any, stage: Any, block: Any) -> Any:
+    """A stage that a stage reads, other than the block; None where there is none."""
+    written = schedule.get(block).writes[0].source
+    producers = schedule.get_producers(stage)
+    return next((each for each in producers if not schedule.get(each).writes[0].source.same_as(written)), None)
 
 
 def inline_epilogue(schedule: Any, block: Any) -> Any:
