@@ -87,11 +87,18 @@ def awkward_results() -> Any:
     return model(nodes, {"x": [3, 4]}, names, weights)
 
 
+def stored_results() -> Any:
+    """A weight, and a function of it: nothing is computed when the model runs."""
+    weights = {"w": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    return model([node("Mul", ["w", "w"], ["square"])], {"x": [3, 4]}, ["square", "w"], weights)
+
+
 MODELS = {
     "convolutions": (small_network, (1, 8, 12, 12)),
     "attention": (attention, (16, 32)),
     "perceptron": (perceptron, (5, 24)),
     "awkward results": (awkward_results, (3, 4)),
+    "stored results": (stored_results, (3, 4)),
 }
 
 
@@ -186,7 +193,7 @@ def test_a_whole_model_is_compiled_without_a_gpu(name: str) -> None:
     taken = {one.buffer for launch in program.run for one in launch.arguments if isinstance(one, Pointer)}
     for at in (*program.at(Place.OUTPUT), *program.at(Place.RESIDENT)):
         assert at in taken
-    assert program.in_tuple == (name == "awkward results")
+    assert program.in_tuple == (name in ("awkward results", "stored results"))
     again = compile_gpu_model(schedule_model(ingested, TARGET, {}).module, TARGET)
     assert encode(again) == encode(program), "equal models have equal programs"
 

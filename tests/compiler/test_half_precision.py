@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from pitchpipe.wire.target import Target
 from tests.compiler.graphs import GPU
@@ -242,6 +243,38 @@ def test_half_precision_needs_as_many_kernels_as_float32(way: str) -> None:
         prepared = prepare(load_ir(model.ir), TARGET)
         counts.append(sum(call_counts(prepared).values()))
     assert counts[1] <= counts[0] + (2 if way == "bfloat16" else 0)
+
+
+class Residuals(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A convolution and a product whose kernels each cast what they add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(32, 32, 3, padding=1)
+        self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x: Any) -> Any:
+        x = x + torch.nn.functional.silu(self.convolution(x))
+        tokens = x.flatten(2).transpose(1, 2)
+        return tokens + self.down(torch.relu(self.up(tokens)))
+
+
+@pytest.mark.parametrize("way", ["half", "bfloat16"])
+def test_a_residual_that_is_cast_in_the_kernel_has_a_default_schedule(way: str) -> None:
+    torch.manual_seed(0)
+    plain, x = Residuals().eval(), torch.randn(1, 32, 12, 12)
+    with torch.no_grad():
+        exact = plain(x).double().numpy()
+        module, given = WAYS[way](plain, x)
+        eager = module(given).double().numpy()
+    data, weights = from_torch(module, (given,))
+    model = parse_container(data)
+    with capture_logs() as refused:
+        scheduled = schedule_model(model, TARGET, {}, defaults=unchecked)
+    assert not refused
+    assert set(scheduled.defaults) == set(scheduled.untuned)
+    (found,) = _Runner(scheduled, model, [weights[each.name] for each in model.params]).outputs([to_array(given)])
+    assert np.abs(found.astype(np.float64) - exact).max() <= 1.5 * np.abs(eager - exact).max()
 
 
 class Shortcut(torch.nn.Module):  # type: ignore[misc,name-defined]

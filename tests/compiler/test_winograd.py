@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from tvm.s_tir.meta_schedule.testing import te_workload
 
 from pitchpipe.errors import InvalidTrace
@@ -149,6 +150,41 @@ def test_candidates_compute_what_the_direct_program_computes(target: Target, bui
     # Two widths, each with the input transformed at the block and at the root.
     assert sorted(rewrites) == ["winograd-2.1"] * 4 + ["winograd-4.1"] * 4
     assert_same(load_ir(workload.ir), [found[i].mod for i in built], target)
+
+
+EPILOGUES: dict[str, list[Any]] = {
+    "PReLU": [node("PRelu", ["c", "slope"], ["y"])],
+    "SiLU": [node("Sigmoid", ["c"], ["s"]), node("Mul", ["c", "s"], ["y"])],
+    "PReLU of a residual": [node("Add", ["c", "x"], ["s"]), node("PRelu", ["s", "slope"], ["y"])],
+    "GELU": [
+        node("Div", ["c", "root"], ["d"]),
+        node("Erf", ["d"], ["e"]),
+        node("Add", ["e", "one"], ["f"]),
+        node("Mul", ["c", "f"], ["g"]),
+        node("Mul", ["g", "half"], ["y"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_an_epilogue_may_read_the_result_of_the_convolution_more_than_once(name: str) -> None:
+    rng = np.random.default_rng(2)
+    made = {"w": rng.normal(0, 0.1, (32, 32, 3, 3)), "b": rng.normal(size=32), "slope": rng.normal(size=(32, 1, 1))}
+    numbers = {"root": 2**0.5, "one": 1.0, "half": 0.5}
+    filters = {key: np.asarray(value, np.float32) for key, value in (made | numbers).items()}
+    convolution = node("Conv", ["x", "w", "b"], ["c"], kernel_shape=[3, 3], pads=[1] * 4)
+    proto = model([convolution, *EPILOGUES[name]], {"x": [1, 32, 11, 14]}, ["y"], filters)
+    ingested, weights = ingest_here(proto)
+    workload, inputs = workload_of(proto), inputs_of(ingested)
+    with capture_logs() as refused:
+        found = candidates_of(workload, TARGET)
+    assert len(found) == 8
+    assert not refused
+    for candidate in (found[0], found[-1]):
+        scheduled = schedule_model(ingested, TARGET, {workload.digest: encode_trace(candidate.trace)})
+        assert scheduled.tuned == (workload.digest,)
+        (ours,) = run(scheduled.module, ingested, weights, inputs, to_tvm_target(TARGET))
+        np.testing.assert_allclose(ours, expected(proto, inputs)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_neighbour_of_a_rewritten_candidate_is_one_too_and_has_features() -> None:

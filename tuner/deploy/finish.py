@@ -11,9 +11,10 @@ from typing import Any
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
+from tuner.graph.lift_params import lift_params
 from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, normalised, workload_module
 from tuner.templates.kernels import template_of
-from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, tvm, tvm_ffi
+from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, tvm_ffi
 
 
 def finish(prepared: Any, target: Target) -> Any:
@@ -30,8 +31,7 @@ def finish(prepared: Any, target: Target) -> Any:
         private = function.without_attr("global_symbol") if isinstance(function, PrimFunc) else function
         functions[variable] = private
     first = functions.pop(prepared.get_global_var(TRANSFORM))
-    second_lift = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()]
-    mod = tvm.transform.Sequential(second_lift)(IRModule(functions))
+    mod = lift_params(transform.SplitLayoutRewritePreproc()(IRModule(functions)))
     mod = transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
     _schedule_rest(mod, target)
     return mod

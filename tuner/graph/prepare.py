@@ -22,8 +22,8 @@
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions (max pools by
    max_pools.py), which are fused, look-ups too for a GPU (gathers.py), interpolations on a CPU only with what is
-   element-wise (resamplings.py); reshapes that were not fused become views; buffers that hold weights are marked, so that a
-   schedule may change their layout.
+   element-wise (resamplings.py), a long epilogue in parts (long_epilogues.py); reshapes that were not fused become views;
+   buffers that hold weights are marked, so that a schedule may change their layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.
@@ -44,6 +44,8 @@ from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
+from tuner.graph.lift_params import lift_params
+from tuner.graph.long_epilogues import end_long_epilogues
 from tuner.graph.precision import PRECISION, marked, take_precision
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import bind_outputs_in_dataflow
@@ -116,12 +118,13 @@ def prepare(
     ]
     lower: list[Rewrite] = [
         compute_in_float32,
-        transform.LiftTransformParams(),
+        lift_params,
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(dict(max_pools.LEGALISED)),
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
         *of_kind.fusion,
+        end_long_epilogues,
         transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),

@@ -57,10 +57,11 @@ def producer(schedule: Any, block: Any, read: int) -> Any:
     return found
 
 
-def inline_epilogue(schedule: Any, block: Any) -> Any:
-    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage.
+def last_consumer(schedule: Any, block: Any) -> Any:
+    """The last stage after a block, with all others that it reads inlined into it; None where no stage is after the block.
 
-    A stage may be read by several others: a GELU by tanh reads its argument three times.
+    A stage may be read by several others: a GELU by tanh reads its argument three times. One may also lie beside the block:
+    in half precision a residual is cast before it is added.
     """
     chain: list[Any] = []
     while following := schedule.get_consumers(chain[-1] if chain else block):
@@ -69,9 +70,26 @@ def inline_epilogue(schedule: Any, block: Any) -> Any:
         schedule.compute_inline(stage)
     while len(readers := schedule.get_consumers(block)) > 1:
         schedule.compute_inline(next(stage for stage in readers if schedule.get_consumers(stage)))
+    if not chain:
+        return None
+    while (beside := _other_producer(schedule, chain[-1], block)) is not None:
+        schedule.compute_inline(beside)
+    return chain[-1]
+
+
+def _other_producer(schedule: Any, stage: Any, block: Any) -> Any:
+    """A stage that a stage reads, other than the block; None where there is none."""
+    written = schedule.get(block).writes[0].source
+    producers = schedule.get_producers(stage)
+    return next((each for each in producers if not schedule.get(each).writes[0].source.same_as(written)), None)
+
+
+def inline_epilogue(schedule: Any, block: Any) -> Any:
+    """Inlines all stages after the contraction into a stage that writes its result back; returns that stage."""
+    last = last_consumer(schedule, block)
     result = schedule.cache_write(block, 0, "global")
-    if chain:
-        schedule.reverse_compute_inline(chain[-1])
+    if last is not None:
+        schedule.reverse_compute_inline(last)
     return result
 
 

@@ -28,7 +28,7 @@ from tuner.schedule.winograd import KERNEL, Convolution, find_convolution
 from tuner.space.micro_kernel import tile_cost
 from tuner.space.processor import VectorUnit
 from tuner.space.refusals import tell_refused
-from tuner.space.stages import busy
+from tuner.space.stages import busy, last_consumer
 from tuner.tvm_compat import Schedule
 
 WIDTHS = 2
@@ -149,7 +149,7 @@ def _tile(schedule: Any, unit: VectorUnit, choice: _Choice) -> None:
     width, lanes = choice.registers.channels, unit.lanes
     source, product, output = (schedule.get_sblock(f"winograd_{stage}") for stage in ("input", "product", "output"))
     padding = _last_producer(schedule, source)
-    epilogue = _last_consumer(schedule, output)
+    epilogue = last_consumer(schedule, output)
     schedule.transform_layout(product, ("read", 1), lambda s, k, c: [c // width, s, k, c % width])
     result = schedule.cache_write(product, 0, "global")
 
@@ -228,12 +228,3 @@ def _last_producer(schedule: Any, block: Any) -> Any:
         for stage in before:
             schedule.compute_inline(stage)
     return nearest
-
-
-def _last_consumer(schedule: Any, block: Any) -> Any:
-    """The stage that writes the output, with all stages between it and the block inlined."""
-    (consumer,) = schedule.get_consumers(block)
-    while following := list(schedule.get_consumers(consumer)):
-        schedule.compute_inline(consumer)
-        (consumer,) = following
-    return consumer

@@ -51,7 +51,6 @@ class Source:
         inputs = [name for name in specs if name not in set(params)]
         self.specs = [specs[name] for name in (*inputs, *params)]
         self.num_input = len(inputs)
-        self.input_names = frozenset(inputs)
 
     def convert(self, limits: IngestLimits, refusals: list[tuple[Any, PitchpipeError]] | None = None) -> Any:
         """The module; with `refusals`, nodes that are refused are noted there and the module is of no use."""
@@ -69,41 +68,30 @@ class Source:
         with builder.function("main", variables, attrs=attrs):
             with builder.dataflow():
                 Walker(builder, limits, refusals).run(self.graph.node, scope)
-                inputs = [variable for variable in variables if variable.name in self.input_names]
-                outputs = [
-                    _output(builder, scope, value.name, inputs, variables)
-                    for value in self.graph.output
-                    if refusals is None
-                ]
+                outputs = [_output(builder, scope, value.name) for value in self.graph.output if refusals is None]
                 result = builder.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
             builder.emit_func_output(result)
         return assemble_gelu(builder.get()) if refusals is None else builder.get()
 
 
-def _output(builder: Any, scope: Scope, name: str, inputs: list[Any], variables: list[Any]) -> Any:
+def _output(builder: Any, scope: Scope, name: str) -> Any:
     value = scope.find(name)
     if isinstance(value, np.ndarray) and value.dtype.name in CONSTANT_TYPES:
-        return _copied(builder, name, value, inputs)
+        return _constant(builder, value)
     if not isinstance(value, relax.Expr):
         raise UnsupportedOperator(
             f"the graph's output {name!r} is a sequence, an optional, or of a type without arithmetic"
         )
-    if any(value.same_as(each) for each in variables) and not any(value.same_as(each) for each in inputs):
-        raise UnsupportedOperator(f"the graph's output {name!r} is a weight as it is: nothing would run")
     return value
 
 
-def _copied(builder: Any, name: str, value: Any, inputs: list[Any]) -> Any:
-    """An output that is known now. Something that runs must make it, so it is copied by a function of any input."""
-    if not inputs:
-        raise UnsupportedOperator(
-            f"the graph's output {name!r} is a constant and the graph has no input: nothing would run"
-        )
-    shape, dtype = [tirx.IntImm("int64", extent) for extent in value.shape], value.dtype.name
+def _constant(builder: Any, value: Any) -> Any:
+    """An output that is known now."""
+    dtype = value.dtype.name
     if value.size == 0:  # TVM can store no constant without elements.
-        return builder.emit_te(lambda _: te.compute(shape, lambda *_at: tirx.const(0, dtype), name="empty"), inputs[0])
-    constant = relax.const(np.ascontiguousarray(value).reshape(value.shape), dtype)
-    return builder.emit_te(lambda c, _: te.compute(shape, lambda *at: c(*at), name="copied"), constant, inputs[0])
+        shape = [tirx.IntImm("int64", extent) for extent in value.shape]
+        return builder.emit_te(lambda: te.compute(shape, lambda *_at: tirx.const(0, dtype), name="empty"))
+    return relax.const(np.ascontiguousarray(value).reshape(value.shape), dtype)
 
 
 def _inlined(model: Any) -> Any:

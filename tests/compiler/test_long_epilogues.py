@@ -1,0 +1,60 @@
+"""Long chains behind a product: compiled in a time that grows with their length, not with all paths through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.compiler.programs import TARGET, unchecked
+from tests.compiler.test_torch_layers import Of, check, prepared
+from tuner.deploy.build import schedule_model
+from tuner.graph.long_epilogues import MOST_COPIES
+from tuner.tvm_compat import ir, structural_walk, tirx
+
+torch = pytest.importorskip("torch")
+
+
+class Chain(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A dense layer, and `length` steps that each read the one before four times."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.dense, self.length = torch.nn.Linear(64, 64), length
+
+    def forward(self, x: Any) -> Any:
+        y = self.dense(x) * 0.1
+        for _ in range(self.length):
+            y = y - y * y * y
+        return y
+
+
+def test_a_chain_of_24_steps_computes_what_pytorch_does() -> None:
+    kernels = check(Chain(24), torch.rand(48, 64))
+    assert 1 < sum(kernels.values()) <= 6
+
+
+def test_the_default_schedule_of_no_kernel_holds_more_copies_than_are_allowed() -> None:
+    _, model, _ = prepared(Chain(24), (torch.rand(48, 64),))
+    with capture_logs() as refused:
+        scheduled = schedule_model(model, TARGET, {}, defaults=unchecked)
+    assert not refused
+    assert scheduled.defaults
+    largest = 0
+
+    def of_store(store: Any) -> None:
+        nonlocal largest
+        loads: list[Any] = []
+        structural_walk(store.value, (ir.TensorLoad, loads.append))
+        largest = max(largest, len(loads))
+
+    for _, function in scheduled.checked.values():
+        structural_walk(function.body, (tirx.BufferStore, of_store))
+    assert 1 < largest <= 4 * MOST_COPIES
+
+
+def test_an_activation_behind_another_stays_in_the_kernel_of_the_product() -> None:
+    layer, functional = torch.nn.Linear(64, 64), torch.nn.functional
+    kernels = check(Of(lambda x: functional.silu(functional.gelu(layer(x)))), torch.rand(48, 64))
+    assert len(kernels) == 1
