@@ -1,7 +1,7 @@
 """A compiled model on a CPU: a shared library, or what was compiled in this process.
 
 TVM's virtual machine runs any model. One that is a straight line of kernels has a function beside it that calls them all
-(tuner/deploy/run_function.py), and is run by that.
+(run_function.py), and is run by that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import json
 import math
 import os
 import statistics
@@ -23,16 +22,13 @@ from typing import Any
 
 from pitchpipe.errors import InvalidInput
 from pitchpipe.processes.cores import usable_cores
+from pitchpipe.run_function import ALIGNMENT, RunFunction, aligned
 from pitchpipe.target_kind import Step
 from pitchpipe.wire.target import Target
 
 DEVICE = "cpu"
 RUNTIME = "vm.builtin."
 """How the names of the virtual machine's own functions begin."""
-RUN, MEMORY = "main_run", "main_memory"
-"""Names of the function that calls all kernels, and of the one that tells what memory it needs."""
-ALIGNMENT = 64
-"""Bytes; what compiled code relies on."""
 STAGED_BYTES = 16 << 10
 """NumPy's arrays of at most so many bytes are copied into memory of ours: that costs no more than to share theirs, which
 rarely begins where compiled code needs it to."""
@@ -175,40 +171,27 @@ class MachineModel:
 
 
 class _WholeRun:
-    """The function that calls all kernels of a model, and the memory that it works in. One thread at a time."""
+    """The function that calls all kernels of a model, on arrays of any library. One thread at a time."""
 
-    def __init__(
-        self, run: Callable[..., int], inputs: Sequence[Any], described: str, constants: Sequence[Any]
-    ) -> None:
-        """described, constants: what the library's other function told. Raises TypeError or BufferError for a type that
-        NumPy lacks or does not hand over."""
-        from tvm_ffi import from_dlpack
-
-        told = json.loads(described)
-        scratch = _aligned(max((offset + size for offset, size in told["pieces"]), default=0))
-        self._run, self._constants = run, constants
+    def __init__(self, function: RunFunction, inputs: Sequence[Any]) -> None:
+        """Raises TypeError or BufferError for a type that NumPy lacks or does not hand over."""
+        self._function, self._run = function, function.call
         self._inputs = [_Input(spec) for spec in inputs]
-        self._pieces = [from_dlpack(scratch[offset : offset + size]) for offset, size in told["pieces"]]
-        self._results = [_aligned_array(tuple(shape), dtype) for shape, dtype in told["results"]]
-        self._memory: list[Any] = []
-        self._in_tuple = told["in_tuple"]
+        self._results = [_aligned_array(shape, dtype) for shape, dtype in function.results]
+        self._rest: list[Any] = []
 
     @staticmethod
     def of(machine: Any, inputs: Sequence[Any]) -> _WholeRun | None:
         """None where the library has no such function, or an array is of a type that NumPy does not hand over."""
+        function = RunFunction.of(machine)
         try:
-            described, *constants = machine[MEMORY]()
-        except (AttributeError, ValueError):
-            return None
-        try:
-            return _WholeRun(machine.module.get_function(RUN, query_imports=True), inputs, described, constants)
+            return None if function is None else _WholeRun(function, inputs)
         except (BufferError, TypeError):
             return None
 
     def bind(self, params: Sequence[Any]) -> None:
         """params: weights as main takes them."""
-        results = [tensor for _, tensor in self._results]
-        self._memory = [*results, *params, *self._constants, *self._pieces]
+        self._rest = [*(tensor for _, tensor in self._results), *self._function.memory(params)]
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """The results; None where the virtual machine has to look more closely at what was given."""
@@ -216,15 +199,15 @@ class _WholeRun:
             tensors = [one.taken(array) for one, array in zip(self._inputs, arrays, strict=True)]
         except Exception:  # noqa: BLE001 - whatever an array library raises; who is asked next says what is wrong
             return None
-        if self._run(*tensors, *self._memory):
+        if self._run(*tensors, *self._rest):
             return None
-        if self._in_tuple:
+        if self._function.in_tuple:
             return tuple([array.copy() for array, _ in self._results])
         return self._results[0][0].copy()
 
     def prepared(self, tensors: Sequence[Any]) -> Callable[[], int]:
         """A run on tensors that fit, whose results nobody gets."""
-        return functools.partial(self._run, *tensors, *self._memory)
+        return functools.partial(self._run, *tensors, *self._rest)
 
 
 class _Input:
@@ -266,17 +249,8 @@ def _aligned_array(shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
     from tvm_ffi import from_dlpack
 
     wanted = np.dtype(dtype)
-    array = _aligned(math.prod(shape) * wanted.itemsize).view(wanted).reshape(shape)
+    array = aligned(math.prod(shape) * wanted.itemsize).view(wanted).reshape(shape)
     return array, from_dlpack(array)
-
-
-def _aligned(size_bytes: int) -> Any:
-    """So many bytes of memory that begins where compiled code relies on it."""
-    import numpy as np
-
-    memory = np.empty(size_bytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size_bytes]
 
 
 def _innermost(events: Sequence[tuple[float, str, bool]]) -> list[tuple[str, float]]:

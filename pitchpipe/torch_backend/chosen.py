@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -222,7 +221,8 @@ class Chosen:
         key = key_of(sizes)
         mutated = self._program.mutated if len(arguments) == self._program.arguments else range(len(arguments))
         try:
-            rehearsal = Rehearsal(arguments, mutated, stepping=self._stepping)
+            computed = self._program.computed
+            rehearsal = Rehearsal(arguments, mutated, stepping=self._stepping, computed=computed)
             if found.answer(share) is True:  # a size that was not timed, and need not be
                 with _Trial(self._program, None):
                     wrong = paired_benchmark.compared(*self._sides(found, rehearsal))
@@ -292,7 +292,7 @@ class Chosen:
             if self._stepping:  # an optimiser changes the weights between steps
                 for part in found.parts:
                     part.forget_weights()
-            return replace(rehearsal(self._compiled), computed=self._program.computed)
+            return rehearsal(self._compiled)
 
         nudged = (lambda: rehearsal.nudged()(self._eager)) if self._stepping else None
         return ours, lambda: rehearsal(self._eager), nudged

@@ -86,11 +86,37 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
 
 def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
     """Moves the nodes of each partition, by name, into a submodule of the graph module: PREFIX and its number."""
+    torchs = fx.passes.utils.fuser_utils
     nodes = {node.name: node for node in module.graph.nodes}
-    chosen = [{nodes[name]: None for name in names} for names in partitions]
-    if chosen:
-        fx.passes.utils.fuser_utils.fuse_by_partitions(module, chosen, prefix=PREFIX)
+    for at, names in enumerate(partitions):
+        inside = dict.fromkeys(nodes[name] for name in names)
+        order = torchs.topo_sort(list(inside))
+        inner, given, results = torchs.fuse_as_graphmodule(module, order, f"{PREFIX}{at}", inside)
+        module.add_submodule(f"{PREFIX}{at}", inner)
+        _call_instead(module.graph, f"{PREFIX}{at}", given, results, behind=order[-1])
+        torchs.erase_nodes(module, order)
+    if partitions:
+        fx.passes.tools_common.stable_topological_sort(module)
         module.recompile()
+
+
+def _call_instead(graph: Any, name: str, given: Sequence[Any], results: Sequence[Any], *, behind: Any) -> None:
+    """What the submodule gives takes the place of the nodes `results`, and has what is known of them.
+
+    torch's own function traces the access to one of several results. A program that is being captured in another thread
+    meanwhile has all traced nodes get what is known of its own, and torch raises.
+    """
+    with graph.inserting_after(behind):
+        call = graph.call_module(name, args=tuple(given))
+    places = [call]
+    if len(results) != 1:
+        with graph.inserting_before(call.next):
+            places = [graph.call_function(operator.getitem, (call, at)) for at in range(len(results))]
+    for result, place in zip(results, places, strict=True):
+        place.meta = dict(result.meta)
+        result.replace_all_uses_with(place)
+    if len(results) != 1:
+        call.meta["val"] = tuple(result.meta.get("val") for result in results)
 
 
 def name_of(node: Any) -> str:

@@ -23,9 +23,11 @@ class Rehearsal:
     that are changed in place. Gradients are of the arguments that want them, for the same gradients of the results.
     """
 
-    def __init__(self, arguments: Sequence[Any], mutated: Collection[int], *, stepping: bool) -> None:
-        """mutated: places of the arguments that the program writes into. Raises Shared."""
-        self._mutated, self._stepping = frozenset(mutated), stepping
+    def __init__(
+        self, arguments: Sequence[Any], mutated: Collection[int], *, stepping: bool, computed: str | None = None
+    ) -> None:
+        """mutated: places of the arguments that the program writes into. computed: of outcomes. Raises Shared."""
+        self._mutated, self._stepping, self._computed = frozenset(mutated), stepping, computed
         self._arguments = [one.detach() if isinstance(one, torch.Tensor) else one for one in arguments]
         self._wants = [isinstance(one, torch.Tensor) and one.requires_grad and stepping for one in arguments]
         self._tangents: list[Any] | None = None
@@ -41,7 +43,7 @@ class Rehearsal:
         gradients = self._gradients(results, leaves) if self._stepping else []
         written = [given[at] for at in sorted(self._mutated) if isinstance(given[at], torch.Tensor)]
         found = [one.detach() if isinstance(one, torch.Tensor) else one for one in (*results, *gradients, *written)]
-        return Outcome(tensors=found, facts=facts)
+        return Outcome(tensors=found, facts=facts, computed=self._computed)
 
     def nudged(self) -> Rehearsal:
         """The same with arguments that differ by rounding, and the same gradients of its results."""

@@ -8,8 +8,11 @@ nothing of that behind: it is seen in a sample of the weights' elements. One tha
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,20 +21,18 @@ import tvm_ffi
 from tvm.relax import VirtualMachine
 
 from pitchpipe.deploy.artifact import Manifest
-from pitchpipe.torch_backend.tensors import copied_out, stamps, unusual_stride
+from pitchpipe.run_function import ALIGNMENT, RunFunction
+from pitchpipe.torch_backend.tensors import in_stride, stamps, unusual_stride
 
-ALIGNMENT = 64
-"""Bytes; what compiled code relies on."""
 SAMPLED = 16
 """Elements of a weight that are looked at in every call: a line of the cache or two."""
-_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element."""
+_BYTES, _CPU = attrgetter("raw"), torch.device("cpu")
 
 
 class Runner:
-    """A library. Thread-safe: calls take turns, since an executable reuses its buffers.
+    """A library. Thread-safe: calls take turns, since all of them work in the same memory.
 
-    Called with the tensors of a partition's placeholders; gives a tuple of the tensors of its outputs.
+    Called with the tensors of a partition's placeholders; gives a tuple of new tensors, those of its outputs.
     """
 
     def __init__(
@@ -43,46 +44,53 @@ class Runner:
     ) -> None:
         """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept."""
         self._machine = VirtualMachine(library, tvm.cpu())
-        self._main = self._machine["main"]
-        self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
-        self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
+        self._main, self._function = self._machine["main"], RunFunction.of(self._machine)
+        self._is_weight, self._is_input = list(is_weight), [not weight for weight in is_weight]
         self._strides = [unusual_stride(result) for result in results]
+        self._is_strided = any(stride is not None for stride in self._strides)
+        self._room = [] if self._function is None else [_Room(*told) for told in self._function.results]
         self._lock = threading.Lock()
         self._bound: tuple[list[int], list[Any]] | None = None
         self._aliases: list[Any] = []
-        self._sample: Sample | None = None
-        self._must_copy = True
+        self._sample = Sample(())
         self._params: list[Any] = []
+        self._memory: list[Any] = []
         self._copied: list[bool] | None = None
-        if (len(self._inputs_at), len(self._weights_at)) != (len(manifest.inputs), len(manifest.params)):
+        if (sum(self._is_input), sum(self._is_weight)) != (len(manifest.inputs), len(manifest.params)):
             raise ValueError("the library takes other tensors than the graph")
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         with self._lock:
-            results = self._results(tensors)
-            if not self._must_copy:
-                return tuple(results)
-            return tuple(
-                copied_out(result, copied, stride)
-                for result, copied, stride in zip(results, self._copied or (), self._strides, strict=True)
-            )
-
-    def _results(self, tensors: Sequence[Any]) -> list[Any]:
-        weights = [tensors[at] for at in self._weights_at]
-        if self._bound is None or stamps(weights) != self._bound or (self._sample and self._sample.changed):
-            self._bind(weights)
-        inputs = [adopted(tensors[at]) for at in self._inputs_at]
-        found = self._main(*inputs, *self._params)
-        results = [torch.from_dlpack(one) for one in listed(found)]
-        if self._copied is None:
-            again = listed(self._main(*inputs, *self._params))
-            self._copied = shared(results, [*inputs, *self._params, *again])
-            self._must_copy = any(self._copied) or any(stride is not None for stride in self._strides)
-        return results
+            weights = list(compress(tensors, self._is_weight))
+            if self._bound is None or stamps(weights) != self._bound or self._sample.changed:
+                self._bind(weights)
+            inputs = [adopted(one) for one in compress(tensors, self._is_input)]
+            results = self._by_function(inputs)
+            if results is None:
+                results = self._by_machine(inputs)
+        if not self._is_strided:
+            return tuple(results)
+        return tuple([in_stride(result, stride) for result, stride in zip(results, self._strides, strict=True)])
 
     def forget(self) -> None:
         """Lays the weights out again at the next call."""
         self._bound = None
+
+    def _by_function(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """None where the library has no such function, or that one leaves the call to the virtual machine."""
+        if self._function is None:
+            return None
+        results = [room.made() for room in self._room]
+        failed = self._function.call(*inputs, *[_as_it_lies(result) for result in results], *self._memory)
+        return None if failed else results
+
+    def _by_machine(self, inputs: Sequence[Any]) -> list[Any]:
+        """Those that share memory are copied while no other call writes into it."""
+        results = [torch.from_dlpack(one) for one in listed(self._main(*inputs, *self._params))]
+        if self._copied is None:
+            again = listed(self._main(*inputs, *self._params))
+            self._copied = shared(results, [*inputs, *self._params, *again])
+        return [result.clone() if copied else result for result, copied in zip(results, self._copied, strict=True)]
 
     def _bind(self, weights: Sequence[Any]) -> None:
         """The aliases keep the memory of weights that were replaced from being given to others: an address means one
@@ -92,35 +100,43 @@ class Runner:
             aliases = [weight.detach() for weight in weights]
         transform = self._machine["main_transform_params"]
         self._params = list(transform([adopted(one) for one in aliases])) if aliases else []
+        self._memory = [] if self._function is None else self._function.memory(self._params)
         self._sample = Sample(aliases)
         self._aliases, self._bound = aliases, stamps(weights)
+
+
+class _Room:
+    """Makes tensors for a result, in row-major order."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self._shape, self._stride = shape, torch.empty(shape, device="meta").stride()
+        self._dtype = getattr(torch, dtype)
+
+    def made(self) -> Any:
+        """What is allocated by its strides takes two thirds of the time of what is allocated by its shape alone."""
+        return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device=_CPU)
 
 
 class Sample:
     """A few elements from the middle of each weight's memory, as they were when it was made.
 
-    What changes weights as a whole, such as an average of a training's weights, changes them there. To look at 161 weights
-    takes some 20 microseconds.
+    What changes weights as a whole, such as an average of a training's weights, changes them there. To look at 24 weights
+    takes a microsecond. The weights are kept, where they lie, by who keeps the sample.
     """
 
     def __init__(self, weights: Sequence[Any]) -> None:
-        places: dict[int, list[Any]] = {}
-        for weight in weights:
-            size = weight.element_size()
-            if size in _WHOLE and weight.numel() and _is_dense(weight):
-                taken = min(SAMPLED, weight.numel())
-                some = weight.as_strided((taken,), (1,), weight.storage_offset() + (weight.numel() - taken) // 2)
-                bits = some.view(_WHOLE[size])  # in which what is no number is equal to itself
-                places.setdefault(size, []).append(bits)
-        self._places = list(places.values())
-        self._kept = self._read()
+        self._places = [_middle(weight) for weight in weights if weight.numel() and _is_dense(weight)]
+        self._kept = list(map(_BYTES, self._places))
 
     @property
     def changed(self) -> bool:
-        return not all(map(torch.equal, self._read(), self._kept))
+        return list(map(_BYTES, self._places)) != self._kept
 
-    def _read(self) -> list[Any]:
-        return [torch.cat(each) for each in self._places]
+
+def _middle(weight: Any) -> Any:
+    taken = min(SAMPLED, weight.numel())
+    start = weight.data_ptr() + (weight.numel() - taken) // 2 * weight.element_size()
+    return (ctypes.c_char * (taken * weight.element_size())).from_address(start)
 
 
 def _is_dense(weight: Any) -> bool:
@@ -130,11 +146,12 @@ def _is_dense(weight: Any) -> bool:
 
 def adopted(tensor: Any) -> Any:
     """TVM's view of a tensor's memory; of a copy where the tensor is strided, not aligned or negated when it is read."""
-    tensor = tensor.detach().resolve_neg()
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    if tensor.data_ptr() % ALIGNMENT:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    if not tensor.is_neg() and tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT:
+        return _as_it_lies(tensor)
+    return _as_it_lies(tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format))
+
+
+def _as_it_lies(tensor: Any) -> Any:
     return tvm_ffi.from_dlpack(tensor, require_alignment=ALIGNMENT, require_contiguous=True)
 
 

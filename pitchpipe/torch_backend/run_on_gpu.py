@@ -15,7 +15,7 @@ import torch
 
 from pitchpipe.deploy.artifact import Manifest
 from pitchpipe.target_kind import kind_of
-from pitchpipe.torch_backend.tensors import copied_out, stamps, unusual_stride
+from pitchpipe.torch_backend.tensors import in_stride, stamps, unusual_stride
 from pitchpipe.torch_operators.arrays import to_tensor
 
 
@@ -51,8 +51,7 @@ class GpuRunner:
             found = self._model(*(tensors[at] for at in self._inputs_at))
         results = found if isinstance(found, tuple) else (found,)
         return tuple(
-            copied_out(self._there(result), False, stride)
-            for result, stride in zip(results, self._strides, strict=True)
+            in_stride(self._there(result), stride) for result, stride in zip(results, self._strides, strict=True)
         )
 
     def _there(self, result: Any) -> Any:

@@ -32,8 +32,8 @@ def unusual_stride(result: Any) -> tuple[int, ...] | None:
     return tuple(result.stride())
 
 
-def copied_out(result: Any, copied: bool, stride: tuple[int, ...] | None) -> Any:
-    """A result with the stride that it must have, in memory of its own where it was `copied`."""
-    if stride is not None:
-        return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device).copy_(result)
-    return result.clone() if copied else result
+def in_stride(result: Any, stride: tuple[int, ...] | None) -> Any:
+    """A result with the stride that it must have, if it is an unusual one."""
+    if stride is None:
+        return result
+    return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device).copy_(result)

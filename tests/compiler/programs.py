@@ -12,6 +12,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.deploy.default_check import Checked, Named
+from tuner.deploy.run_function import with_run_function
 from tuner.graph.prepare import prepare, workload_module
 from tuner.lowering.stack import PIPELINE
 from tuner.target_kinds.cpu import CpuKind
@@ -30,7 +31,8 @@ def leave_unoptimised(patch: pytest.MonkeyPatch) -> None:
 
     def compiled(self: CpuKind, module: Any, target: Target) -> Any:
         with UNOPTIMISED, tvm.transform.PassContext(config=self.pass_config()):
-            return tvm.compile(self.before_codegen(module), target=UNOPTIMISED, tir_pipeline=PIPELINE)
+            whole = with_run_function(module)
+            return tvm.compile(self.before_codegen(whole), target=UNOPTIMISED, tir_pipeline=PIPELINE)
 
     patch.setattr(CpuKind, "compile", compiled)
     patch.setattr(CpuKind, "compile_side_by_side", lambda self, module, target, _ready: compiled(self, module, target))

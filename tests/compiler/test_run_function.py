@@ -12,8 +12,8 @@ import pytest
 
 from pitchpipe.deploy.artifact import CompiledModel, Manifest
 from pitchpipe.errors import InvalidInput
+from pitchpipe.run_function import RUN
 from pitchpipe.target_kind import kind_of
-from pitchpipe.vm import RUN
 from tests.compiler.programs import TARGET
 from tuner.deploy.build import build_here, compile_to_save, schedule_model
 from tuner.ingest import IngestedModel, TensorSpec, container
@@ -59,9 +59,25 @@ def unchanged(emit: Any, x: Any, w: Any) -> Any:
     return relax.Tuple([x, layers(emit, x, w, 1), w, emit(relax.op.reshape(x, (96,))), relax.const(C)])
 
 
+def divided(emit: Any, x: Any, w: Any) -> Any:
+    """Rows of 192 bytes, which become views; of the last ones a reshape is read, and a half of that."""
+    y = layers(emit, x, w, 1)
+    first, last = (emit(relax.op.strided_slice(y, [0], [at], [at + 2])) for at in (0, 2))
+    turned = emit(relax.op.reshape(last, (2, 24)))
+    lower = emit(relax.op.strided_slice(turned, [0], [0], [1]))
+    product = emit(relax.op.matmul(emit(relax.op.concat([lower, first], axis=0)), w))
+    return relax.Tuple([product, emit(relax.op.matmul(last, w)), y, first])
+
+
+def divided_numbers(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, ...]:
+    y = numbers(x, w, 1)
+    return np.concatenate([y[2:3], y[:2]]) @ w, y[2:] @ w, y, y[:2]
+
+
 MODELS: dict[str, tuple[Body, Callable[..., Any]]] = {
     "intermediate results that share memory": (layers, numbers),
     "reshapes between kernels": (reshaped, reshaped_numbers),
+    "parts of intermediate results": (divided, divided_numbers),
     "a constant": (
         lambda emit, x, w: emit(relax.op.matmul(emit(relax.op.add(layers(emit, x, w, 1), relax.const(C))), w)),
         lambda x, w: (numbers(x, w, 1) + C) @ w,

@@ -39,9 +39,14 @@ class View:
     shape: tuple[int, ...]
 
     @property
+    def size_bytes(self) -> int:
+        """Of what is seen."""
+        return _buffer(self.dtype, self.shape).size_bytes
+
+    @property
     def is_whole(self) -> bool:
         """Whether it is all of its memory."""
-        return self.offset == 0 and _buffer(self.dtype, self.shape).size_bytes == self.tensor.buffer.size_bytes
+        return self.offset == 0 and self.size_bytes == self.tensor.buffer.size_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

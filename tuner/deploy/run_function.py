@@ -12,20 +12,21 @@ machine's main,
 `memory` is what main_transform_params gave, then the constants, then pieces of one block of scratch memory. The description
 is JSON: `pieces`, offset and size in bytes of each, as `memory_plan.py` placed them, `results`, shape and type of each, and
 `in_tuple`, whether main returns a tuple. All memory is contiguous and begins at multiples of 64 bytes. Kernels trust their
-arguments, of which they read the address alone, so a piece stands for every tensor that lies there, and a reshape is
-nothing. A result that no kernel writes, or that is two results, is copied.
+arguments, of which they read the address alone, so a piece stands for every tensor that lies there, a reshape is nothing,
+and a part of an intermediate result is one more piece. A result that no kernel writes, that is two results, or of which
+parts are read as tensors of their own, is copied.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
-from pitchpipe.gpu.program import Place
-from pitchpipe.vm import MEMORY, RUN
+from pitchpipe.gpu.program import Buffer, Place
+from pitchpipe.run_function import ALIGNMENT, MEMORY, RUN
 from tuner.deploy.flow import Flow, Step, Tensor, View, read_main
 from tuner.deploy.memory_plan import Lifetime, plan
 from tuner.tvm_compat import SYMBOL_PREFIX, ir, relax, tirx, tvm
@@ -38,8 +39,10 @@ _CPU = 1
 """DLPack's kDLCPU."""
 _NONE, _TENSOR = 0, 7
 """Types of arguments: nothing, and the address of DLPack's tensor (kTVMFFINone, kTVMFFIDLTensorPtr)."""
-Copies = list[tuple[Tensor, Tensor]]
+Copies = list[tuple[View, Tensor]]
 """(source, result)."""
+Key = tuple[int, int]
+"""What a kernel is given: a tensor, by id, and the offset into it in bytes."""
 
 
 def with_run_function(module: Any) -> Any:
@@ -48,10 +51,9 @@ def with_run_function(module: Any) -> Any:
         flow = read_main(module)
     except UnsupportedOperator:
         return module
-    views = [*flow.outputs, *(view for step in flow.run for view in step.arguments)]
-    if not flow.flat or not all(view.is_whole for view in views):
-        return module
     steps = _without_reshapes(flow, module)
+    if not flow.flat or not all(_has_address(view) for view in _views(flow, steps)):
+        return module
     copies = _settle(flow, steps)
     memory = _Memory.of(flow, steps, copies)
     builder = relax.BlockBuilder(module)
@@ -62,19 +64,30 @@ def with_run_function(module: Any) -> Any:
     return found
 
 
+def _views(flow: Flow, steps: Sequence[Step]) -> list[View]:
+    return [*flow.outputs, *(view for step in steps for view in step.arguments)]
+
+
+def _has_address(view: View) -> bool:
+    """Whether there is, or can be, a tensor that begins where the view does. Only scratch memory is divided here."""
+    return view.offset == 0 or (view.tensor.buffer.place is Place.SCRATCH and view.offset % ALIGNMENT == 0)
+
+
 def _without_reshapes(flow: Flow, module: Any) -> list[Step]:
     """The steps that compute something; what a reshape gives is what it was given, in the flow's results as well."""
-    same: dict[int, Tensor] = {}
+    same: dict[int, View] = {}
 
     def seen(view: View) -> View:
-        tensor = same.get(id(view.tensor), view.tensor)
-        return View(tensor=tensor, offset=view.offset, dtype=view.dtype, shape=view.shape)
+        if (source := same.get(id(view.tensor))) is None:
+            return view
+        offset = source.offset + view.offset
+        return View(tensor=source.tensor, offset=offset, dtype=view.dtype, shape=view.shape)
 
     steps = []
     for step in flow.run:
         arguments = tuple(seen(view) for view in step.arguments)
         if len(arguments) == 2 and relax.analysis.has_reshape_pattern(module[step.function]):
-            same[id(arguments[1].tensor)] = arguments[0].tensor
+            same[id(arguments[1].tensor)] = arguments[0]
         else:
             steps.append(Step(function=step.function, arguments=arguments))
     flow.outputs = [seen(view) for view in flow.outputs]
@@ -84,13 +97,14 @@ def _without_reshapes(flow: Flow, module: Any) -> list[Step]:
 def _settle(flow: Flow, steps: Sequence[Step]) -> Copies:
     """Gives results memory of the caller's; the copies that this takes."""
     written = {id(view.tensor) for step in steps for view in step.arguments}
+    divided = {id(view.tensor) for view in _views(flow, steps) if not view.is_whole}
     copies: Copies = []
     for at, view in enumerate(flow.outputs):
-        result = Tensor(buffer=replace(view.tensor.buffer, place=Place.OUTPUT))
-        if id(view.tensor) in written and view.tensor.buffer.place is Place.SCRATCH:
+        result = Tensor(buffer=Buffer(place=Place.OUTPUT, dtype=view.dtype, shape=view.shape))
+        if id(view.tensor) in written - divided and view.tensor.buffer.place is Place.SCRATCH:
             view.tensor.buffer = result.buffer
         else:
-            copies.append((view.tensor, result))
+            copies.append((view, result))
             flow.outputs[at] = View(tensor=result, dtype=view.dtype, shape=view.shape)
     return copies
 
@@ -102,59 +116,67 @@ class _Memory:
     constants: list[Any] = field(default_factory=list)
     pieces: list[tuple[int, int]]
     """Offset and size in bytes of each."""
-    number: dict[int, int] = field(default_factory=dict)
-    """Of a tensor, by id, among weights, constants and pieces."""
+    number: dict[Key, int] = field(default_factory=dict)
+    """Among weights, constants and pieces."""
 
     @staticmethod
     def of(flow: Flow, steps: Sequence[Step], copies: Copies) -> _Memory:
         lifetimes: dict[int, Lifetime] = {}
         constants: dict[int, Tensor] = {}
-        for at, tensor in _touched(steps, copies):
+        scratch: list[View] = []
+        for at, view in _touched(steps, copies):
+            tensor, key = view.tensor, id(view.tensor)
             if tensor.buffer.place is Place.CONSTANT:
-                constants[id(tensor)] = tensor
+                constants[key] = tensor
             elif tensor.buffer.place is Place.SCRATCH:
-                first = lifetimes[id(tensor)].first if id(tensor) in lifetimes else at
-                lifetimes[id(tensor)] = Lifetime(size_bytes=tensor.buffer.size_bytes, first=first, last=at)
-        planned = plan(list(lifetimes.values()))
+                first = lifetimes[key].first if key in lifetimes else at
+                lifetimes[key] = Lifetime(size_bytes=tensor.buffer.size_bytes, first=first, last=at)
+                scratch.append(view)
+        starts = dict(zip(lifetimes, plan(list(lifetimes.values())).offsets, strict=True))
         sizes: dict[int, int] = {}
-        for offset, lifetime in zip(planned.offsets, lifetimes.values(), strict=True):
-            sizes[offset] = max(sizes.get(offset, 1), lifetime.size_bytes)
+        for view in scratch:
+            start = starts[id(view.tensor)] + view.offset
+            sizes[start] = max(sizes.get(start, 1), view.size_bytes)
         found = _Memory(pieces=sorted(sizes.items()))
         for key in (*(id(view.tensor) for view in flow.weights), *constants):
-            found.number.setdefault(key, len(found.number))
+            found.number.setdefault((key, 0), len(found.number))
         found.constants = [relax.const(tensor.value) for tensor in constants.values()]
-        places = {offset: len(found.number) + at for at, (offset, _) in enumerate(found.pieces)}
-        found.number |= {key: places[offset] for key, offset in zip(lifetimes, planned.offsets, strict=True)}
+        places = {start: len(found.number) + at for at, (start, _) in enumerate(found.pieces)}
+        found.number |= {_key(view): places[starts[id(view.tensor)] + view.offset] for view in scratch}
         return found
 
 
-def _touched(steps: Sequence[Step], copies: Copies) -> Iterator[tuple[int, Tensor]]:
-    """Each tensor that is read or written, with the number of the step; copies are made after the last one."""
+def _touched(steps: Sequence[Step], copies: Copies) -> Iterator[tuple[int, View]]:
+    """Each view that is read or written, with the number of the step; copies are made after the last one."""
     for at, step in enumerate(steps):
         for view in step.arguments:
-            yield at, view.tensor
+            yield at, view
     for source, _ in copies:
         yield len(steps), source
+
+
+def _key(view: View) -> Key:
+    return id(view.tensor), view.offset
 
 
 def _function(flow: Flow, steps: Sequence[Step], copies: Copies, memory: _Memory) -> Any:
     inputs, results = ([_handle(f"{name}{at}") for at in range(len(views))] for name, views in _named(flow))
     kept = [_handle(f"memory{at}") for at in range(len(memory.constants) + len(flow.weights) + len(memory.pieces))]
     place = {key: kept[number] for key, number in memory.number.items()}
-    place |= {id(view.tensor): handle for view, handle in zip(flow.inputs, inputs, strict=True)}
-    place |= {id(view.tensor): handle for view, handle in zip(flow.outputs, results, strict=True)}
+    place |= {_key(view): handle for view, handle in zip(flow.inputs, inputs, strict=True)}
+    place |= {_key(view): handle for view, handle in zip(flow.outputs, results, strict=True)}
     body = [statement for view, handle in zip(flow.inputs, inputs, strict=True) for statement in _checks(handle, view)]
     body += _calls(steps, place)
     for source, result in copies:
-        addresses = (_field(place[id(tensor)], _DATA, "handle") for tensor in (result, source))
-        size = tirx.const(source.buffer.size_bytes, "int64")
+        addresses = (_field(place[key], _DATA, "handle") for key in ((id(result), 0), _key(source)))
+        size = tirx.const(result.buffer.size_bytes, "int64")
         body.append(tirx.Evaluate(tirx.call_extern("handle", "memcpy", *addresses, size)))
     body.append(_answer(0))
     function = tirx.PrimFunc([*inputs, *results, *kept], tirx.SeqStmt(body), ir.PrimType("int64"))
     return function.with_attr("global_symbol", RUN)
 
 
-def _calls(steps: Sequence[Step], place: Mapping[int, Any]) -> Iterator[Any]:
+def _calls(steps: Sequence[Step], place: Mapping[Key, Any]) -> Iterator[Any]:
     """Statements that call kernels as their C signature has it: (self, arguments, their count, result) -> 0 if all is well.
 
     One array of arguments serves all calls, and is written where it differs from the one before.
@@ -169,7 +191,7 @@ def _calls(steps: Sequence[Step], place: Mapping[int, Any]) -> Iterator[Any]:
     before: dict[int, Any] = {}
     for number, step in enumerate(steps):
         for at, view in enumerate(step.arguments):
-            if before.get(at) is not (given := place[id(view.tensor)]):
+            if before.get(at) is not (given := place[_key(view)]):
                 before[at] = given
                 yield _set(arguments, at, _ANY_VALUE, given)
         symbol, taken = SYMBOL_PREFIX + step.function, tirx.const(len(step.arguments), "int32")
