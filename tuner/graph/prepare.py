@@ -3,8 +3,8 @@
 `prepare` (before tuning) works in this order, one pass a file of this folder:
 
 1. For a CPU, scatters are decomposed (scatters.py), for a GPU scans and sorts (scans.py). For every target, indices are
-   wrapped and clamped (guard_indices.py), attention is decomposed (decompose_attention.py), constants are folded
-   (fold_constants.py) and the graph is simplified (simplify/).
+   wrapped and clamped (guard_indices.py), attention is decomposed (decompose_attention.py), as are norms of
+   float64 (decompose_norms.py), constants are folded (fold_constants.py) and the graph is simplified (simplify/).
 2. Casts around a softmax of half precision are removed (half_precision.py). Batch norms are folded into convolutions
    (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are constants; here they are arguments.
 3. Products are brought into the layouts in which they are read. For a GPU, splits become slices (split_slices.py,
@@ -21,8 +21,9 @@
    become one tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions (max pools by
-   max_pools.py), which are fused, look-ups too for a GPU (gathers.py), interpolations on a CPU only with what is
-   element-wise (resamplings.py), a long epilogue in parts (long_epilogues.py); reshapes that were not fused become views;
+   max_pools.py, for a CPU norms of images by image_norms.py), which are fused, look-ups too for a GPU (gathers.py),
+   interpolations on a CPU only with what is element-wise (resamplings.py), a long epilogue in parts (long_epilogues.py);
+   reshapes that were not fused become views;
    buffers that hold weights are marked, so that a schedule may change their layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
@@ -32,8 +33,9 @@ rest, once schedules were applied.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
@@ -41,6 +43,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.graph import conv_transpose, max_pools
 from tuner.graph.decompose_attention import decompose_attention
+from tuner.graph.decompose_norms import decompose_norms
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
@@ -67,7 +70,7 @@ KEPT_ATTRIBUTES = frozenset({PRECISION, "tirx.noalias", "layout_free_buffers", "
 Rewrite = Callable[[Any], Any]
 """A pass: module -> module with main rewritten, whose bindings are canonical."""
 
-ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, simplify)
+ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, decompose_norms, simplify)
 """The first passes for every kind of target: others build on them, and without them programs read out of bounds."""
 
 
@@ -83,6 +86,8 @@ class Rewrites:
     """After it."""
     fusion: Sequence[Rewrite] = ()
     """When operators are tensor functions with TVM's patterns, before they are fused."""
+    legalised: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    """How operators become tensor functions, where not as TVM makes them: name -> what `LegalizeOps` takes."""
 
 
 def prepare(
@@ -117,10 +122,10 @@ def prepare(
         *of_kind.layout,
     ]
     lower: list[Rewrite] = [
-        compute_in_float32,
+        partial(compute_in_float32, legalised=of_kind.legalised),
         lift_params,
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(dict(max_pools.LEGALISED)),
+        transform.LegalizeOps({**max_pools.LEGALISED, **of_kind.legalised}),
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
         *of_kind.fusion,
@@ -148,6 +153,7 @@ def prepare(
 
 
 def _name(step: Any) -> str:
+    step = step.func if isinstance(step, partial) else step
     return str(step.info.name if hasattr(step, "info") else getattr(step, "__name__", step))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tuner.graph.decompose_norms import decompose_norms
 from tuner.graph.half_precision import compute_in_float32
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
@@ -151,7 +152,7 @@ def _tried(node: Any) -> str | None:
     try:
         module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph_of(node)))
         constant = not node.all_input_nodes  # preparation evaluates it; there is nothing to lower
-        lowered = module if constant else relax.transform.LegalizeOps()(compute_in_float32(module))
+        lowered = module if constant else relax.transform.LegalizeOps()(compute_in_float32(decompose_norms(module)))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
     found = lowered["main"].ret_ty
