@@ -31,7 +31,7 @@ from tuner.templates.kernel_source import (
     written,
 )
 from tuner.templates.printer import Printer, Tile, Value
-from tuner.templates.rows import Rows, Stage
+from tuner.templates.rows import WEAKEST, Rows, Stage
 from tuner.templates.text import FETCHES
 from tuner.tvm_compat import ir
 
@@ -116,7 +116,7 @@ class RowWriter:
             text = printer.let(f"tl.{stage.kind}({full.text}, axis=1, keep_dims=True)")
         else:
             text = printer.let(f"tl.reduce({full.text}, 1, {function}, keep_dims=True)")
-            text = text if math.isinf(stage.start) else printer.let(f"{function}({text}, {start.text})")
+            text = text if stage.start == WEAKEST[stage.kind] else printer.let(f"{function}({text}, {start.text})")
         self.computed.append((stage.buffer, (), Value(text=text, dtype=value.dtype, axes=frozenset((0,)))))
 
     def _product(self, stage: Stage) -> Value:
