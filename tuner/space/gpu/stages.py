@@ -73,10 +73,10 @@ def axis_loops(schedule: Any, block: Any) -> list[Any] | None:
         found.append(at)
     own = [loop for loop in found if loop is not None]
     others = [loop for loop in loops if not any(loop.same_as(other) for other in own)]
-    return found if all(is_unit(schedule.get(loop)) for loop in others) else None
+    return found if all(_is_unit(schedule.get(loop)) for loop in others) else None
 
 
-def is_unit(loop: Any) -> bool:
+def _is_unit(loop: Any) -> bool:
     """Whether a loop has one iteration."""
     return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
