@@ -20,7 +20,8 @@ def keeping(run_step: Callable[..., Any], kept: Kept) -> Callable[..., Any]:
         if name != "build":
             return run_step(name, model, *arrays, **arguments)
         library = Path(arguments["library"])
-        plan = {key: value for key, value in arguments.items() if key not in ("library", "defaults", "timeout_secs")}
+        aside = ("library", "defaults", "timeout_secs", "meanwhile")
+        plan = {key: value for key, value in arguments.items() if key not in aside}
         linker = [os.environ.get(variable) for variable in ("CXX", "CC", "PATH")]
         key = json_digest([sha256(model), plan, linker])
         if key not in kept:

@@ -18,6 +18,7 @@ from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel, parse_input, read_model
 from pitchpipe.model.reference import Expected, FileSource
 from pitchpipe.processes.child import run_step
+from pitchpipe.processes.launch import start_server
 from pitchpipe.target_kind import HOST
 from pitchpipe.tuning.inside import outside, tune_inside_or_tell
 from pitchpipe.tuning.job import history, submit_or_resume, watched
@@ -62,6 +63,7 @@ def tune(
     whatever else failed; a KeyboardInterrupt leaves the database ready for the next run.
     """
     started = time.monotonic()
+    start_server()
     examples = [parse_input(text) for text in options.inputs]
     model = read_model(options.path, trust=options.trust, example_inputs=examples, precision=options.precision)
     say(f"{model.name}: building it with default schedules")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,15 +60,15 @@ def artifact_folder(cache: Path, key: str) -> Path:
     return cache / "artifacts" / key
 
 
-def compile_only(spec: BuildSpec, cache: Path) -> Path:
+def compile_only(spec: BuildSpec, cache: Path, *, meanwhile: Callable[[], object] | None = None) -> Path:
     """Builds the artifact in a child, unless that was done, and has it tried by nobody; its folder. Raises as `make` does
-    but for the proof run."""
+    but for the proof run. `meanwhile` is called while the child works."""
     folder, model = spec.folder(cache), spec.model
     plan: dict[str, Any] = {"target": spec.target.key, "traces": dict(spec.traces)}
 
     def export(library: Path) -> Manifest:
         places: dict[str, Any] = {"library": str(library), "defaults": str(defaults_folder(cache))}
-        made = run_step("build", model.data, model_format=model.format.value, **plan, **places)
+        made = run_step("build", model.data, model_format=model.format.value, meanwhile=meanwhile, **plan, **places)
         manifest = Manifest.model_validate(made)
         for workload, reason in manifest.refused.items():
             log.warning("%s: workload %s: %s", model.name, workload[:16], reason)
@@ -85,11 +86,13 @@ def make(spec: BuildSpec, cache: Path, *, proof_secs: float = PROOF_SECS, eviden
     """Builds the artifact in a child and has it tried in another, unless both were done; its folder.
 
     Of several processes one works and the others wait. `evidence` asks the model's framework, whose outputs the proof run
-    compares with. Raises InvalidTrace, ArtifactRefused when the proof run fails, WrongResult when it shows other outputs,
-    InvalidInput when the cache cannot be written, PitchpipeError when the compiler or the linker refuses.
+    compares with, while the child builds: that leaves cores idle. Raises InvalidTrace, ArtifactRefused when the proof run
+    fails, WrongResult when it shows other outputs, InvalidInput when the cache cannot be written, PitchpipeError when the
+    compiler or the linker refuses.
     """
-    folder = compile_only(spec, cache)
-    check(prove(folder, timeout_secs=proof_secs, evidence=evidence), folder)
+    asked = None if evidence is None else functools.cache(evidence)
+    folder = compile_only(spec, cache, meanwhile=asked)
+    check(prove(folder, timeout_secs=proof_secs, evidence=asked), folder)
     return folder
 
 

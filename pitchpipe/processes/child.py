@@ -11,7 +11,8 @@ import json
 import math
 import signal
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ def run_step(
     arrays: Mapping[str, Any] | None = None,
     *,
     timeout_secs: float | None = None,
+    meanwhile: Callable[[], object] | None = None,
     **arguments: Any,
 ) -> Any:
     """`step(name)(model, arrays, **arguments)` in a child; the result must be JSON.
 
+    `meanwhile` is called here while the child works; what it raises ends the child and is raised.
     Raises the PitchpipeError the step raised, StepDied when its child died (or it raised any other error), StepTimeout
     past the step's limits of time or after `timeout_secs`, whichever is less.
     """
@@ -59,8 +62,11 @@ def run_step(
                 launches=True,
                 with_torch=name in names(WITH_TORCH),
             )
+        deadline = time.monotonic() + wall_secs
         try:
-            in_time = child.wait(wall_secs)
+            if meanwhile is not None:
+                meanwhile()
+            in_time = child.wait(deadline - time.monotonic())
         finally:
             child.close()  # Also after Ctrl-C, which does not reach it.
         if not in_time:

@@ -208,6 +208,12 @@ def run(function: str, *arguments: Any, timeout_secs: float, environment: Mappin
         return Completed(returncode=child.returncode, stdout=stdout.read(), stderr=stderr.read())
 
 
+def start_server() -> None:
+    """Starts the fork server before its first child is wanted: it imports the compiler meanwhile."""
+    if FORKS:
+        _current()
+
+
 def share() -> list[int]:
     """The descriptor that a process which this one starts hands to `adopt`; none where there are no fork servers.
 

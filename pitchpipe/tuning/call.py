@@ -35,6 +35,7 @@ from pitchpipe.embedded import DEFAULT_SECONDS, Embedded
 from pitchpipe.errors import InvalidInput, PitchpipeError, WrongResult
 from pitchpipe.model.local import arguments_of
 from pitchpipe.places import own_database
+from pitchpipe.processes.launch import start_server
 from pitchpipe.tuning.inside import Inside, outside, tune_inside_or_tell
 from pitchpipe.tuning.job import Ended, history, submit_or_resume, watched_or_ended_early
 from pitchpipe.tuning.progress import Progress, Silent
@@ -93,6 +94,7 @@ def tune(
         wanted = Budget(trials=trials, seconds=DEFAULT_SECONDS if trials is None and seconds is None else seconds)
     except ValidationError as error:
         raise InvalidInput(f"the budget is not valid: {error.errors()[0]['msg']}") from error
+    start_server()
     given = _subjects(model, example_inputs, keywords or {}, batch, fallback, trust=trust, precision=precision)
     for subject in given:
         subject.compare = compare

@@ -84,6 +84,21 @@ def test_a_step_answers_and_its_errors_arrive_as_what_they_are() -> None:
         run_step("test_fail")
 
 
+def test_what_is_done_meanwhile_is_done_while_the_child_works_and_its_error_ends_the_child(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + PATIENCE_SECS
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < deadline, "the child did not begin meanwhile"
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_step("test_hang", meanwhile=interrupt, path=str(path))
+    until_gone(int(path.read_text()))
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_child_that_dies_is_told_of_with_its_signal(number: signal.Signals) -> None:
     with pytest.raises(StepDied, match=f"test_die died: its child was ended by {number.name}"):
