@@ -507,7 +507,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": np.round,
     "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
     "likely": lambda a: a,
-    "max": np.fmax,
-    "min": np.fmin,
+    **dict.fromkeys(("max_or_nan", "__hmax_nan"), np.maximum),
+    **dict.fromkeys(("min_or_nan", "__hmin_nan"), np.minimum),
     "fma": lambda a, b, c: a * b + c,
 }

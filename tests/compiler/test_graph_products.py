@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compiler.graphs import Graph, check, kernels, linear
+from pitchpipe.wire.target import Target
+from tests.compiler.graphs import GPU, Graph, check, kernels, linear
+from tests.compiler.programs import TARGET
 from tuner.graph.prepare import workload_module
 from tuner.graph.reshape_transpose import followed
 from tuner.space.tiles import find_contraction
@@ -141,6 +143,33 @@ def test_the_first_convolution_reads_the_input_as_it_comes() -> None:
         return relax.op.reshape(pooled, [2, 16])
 
     assert kernels(check(graph, make)) == ["conv2d", "conv2d_relu", "mean"]
+
+
+@pytest.mark.parametrize("target", [TARGET, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("convolution", "space", "padded"),
+    [
+        (relax.op.nn.conv1d, (9,), [3, 0]),
+        (relax.op.nn.conv2d, (7, 5), [0, 2, 3, 1]),
+        (relax.op.nn.conv3d, (4, 5, 3), [1, 0, 2, 3, 0, 2]),
+    ],
+)
+def test_zero_padding_that_several_convolutions_read_is_theirs(
+    convolution: Any, space: tuple[int, ...], padded: list[int], target: Target
+) -> None:
+    graph = Graph()
+    ones = (1,) * len(space)
+    x, entry = graph.tensor(2, 4, *space), graph.tensor(8, 4, *ones)
+    first, second = graph.tensor(6, 8, *(2 * one for one in ones)), graph.tensor(6, 8, *(3 * one for one in ones))
+
+    def make(emit: Any) -> Any:
+        y = emit(relax.op.nn.relu(emit(convolution(x, entry))))
+        y = emit(relax.op.nn.pad(y, [0, 0, 0, 0, *padded]))
+        return [emit(convolution(y, first)), emit(convolution(y, second, padding=1, strides=2))]
+
+    names = kernels(check(graph, make, target=target))
+    assert not any("pad" in name for name in names)
+    assert sum("conv" in name for name in names) == 3
 
 
 def test_sums_of_weights_are_made_when_they_are_bound() -> None:

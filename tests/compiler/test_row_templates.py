@@ -15,7 +15,7 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
-from tests.compiler.gpu_cases import arguments_of, functions, on_the_host, one_function
+from tests.compiler.gpu_cases import arguments_of, functions, one_function
 from tests.compiler.test_gpu_default import HOPPER
 from tests.triton_interpreter import run
 from tuner.schedule.trace import apply_trace
@@ -169,15 +169,6 @@ def test_what_is_no_chain_is_refused(make: Any, shapes: list[tuple[int, ...]]) -
     (mod,) = functions(make, *((shape, F) for shape in shapes))
     with pytest.raises(NotRecognised):
         find_rows(mod)
-
-
-def test_a_maximum_of_nothing_but_infinities_is_what_the_workload_begins_with() -> None:
-    (mod,) = functions(lambda b, x: op.max(x, axis=[1]), ((4, 9), F))
-    x = np.full((4, 9), -np.inf, np.float32)
-    x[0, 3] = -7
-    values, wanted = [x, np.zeros(4, np.float32)], [x, np.zeros(4, np.float32)]
-    run(source_of(mod, chosen(4)), values)
-    np.testing.assert_array_equal(values[-1], on_the_host(mod, wanted)[-1])
 
 
 def test_attention_takes_sixteen_rows_at_least() -> None:

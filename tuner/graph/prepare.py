@@ -3,8 +3,8 @@
 `prepare` (before tuning) works in this order, one pass a file of this folder:
 
 1. For a CPU, scatters are decomposed (scatters.py), for a GPU scans and sorts (scans.py). For every target, indices are
-   wrapped and clamped (guard_indices.py), attention is decomposed (decompose_attention.py), as are norms of
-   float64 (decompose_norms.py), constants are folded (fold_constants.py) and the graph is simplified (simplify/).
+   wrapped and clamped (guard_indices.py), attention (decompose_attention.py) and norms of float64 (double_norms.py) are
+   decomposed, constants are folded (fold_constants.py) and the graph is simplified (simplify/).
 2. Casts around a softmax of half precision are removed (half_precision.py). Batch norms are folded into convolutions
    (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are constants; here they are arguments.
 3. Products are brought into the layouts in which they are read. For a GPU, splits become slices (split_slices.py,
@@ -43,7 +43,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.graph import conv_transpose, max_pools
 from tuner.graph.decompose_attention import decompose_attention
-from tuner.graph.decompose_norms import decompose_norms
+from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
@@ -70,7 +70,7 @@ KEPT_ATTRIBUTES = frozenset({PRECISION, "tirx.noalias", "layout_free_buffers", "
 Rewrite = Callable[[Any], Any]
 """A pass: module -> module with main rewritten, whose bindings are canonical."""
 
-ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, decompose_norms, simplify)
+ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, decompose_double_norms, simplify)
 """The first passes for every kind of target: others build on them, and without them programs read out of bounds."""
 
 

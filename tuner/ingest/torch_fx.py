@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tuner.graph.decompose_norms import decompose_norms
+from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.half_precision import compute_in_float32
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
@@ -151,8 +151,9 @@ def _tried(node: Any) -> str | None:
         return f"{name} gives a tuple that is used as a whole"
     try:
         module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph_of(node)))
-        constant = not node.all_input_nodes  # preparation evaluates it; there is nothing to lower
-        lowered = module if constant else relax.transform.LegalizeOps()(compute_in_float32(decompose_norms(module)))
+        lowered, constant = module, not node.all_input_nodes  # the latter is evaluated by preparation
+        if not constant:
+            lowered = relax.transform.LegalizeOps()(compute_in_float32(decompose_double_norms(module)))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
     found = lowered["main"].ret_ty

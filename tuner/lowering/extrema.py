@@ -1,4 +1,5 @@
-"""Maxima and minima that are NaN where an operand is, as in the frameworks, for code generators of CPUs.
+"""Maxima and minima that are NaN where an operand is, as in the frameworks, for code generators of CPUs (for GPUs:
+device_extrema.py).
 
 TVM's max(a, b) is a comparison that gives b where it fails, which loses a NaN in a. A constant comes first, at no cost: so
 NaN stays NaN through rectifiers and clipping. Of two others the second, which in a reduction is the new element, comes first
@@ -34,9 +35,8 @@ def has_exponentials(function: Any) -> bool:
 def keep_nan(function: Any, *, exponentials: bool) -> Any:
     """The tensor function with maxima and minima of floating-point numbers that keep NaN. After bfloat16 was expanded, so
     that it has none; `exponentials` is what `has_exponentials` said of the function as it was."""
-    stores: list[Any] = []
-    structural_walk(function.body, [(tirx.BufferStore, stores.append)])
-    reduced = {store.buffer for store in stores if _updates(store)}
+    stores = _stores(function.body)
+    reduced = extrema_of(function.body)
     summed = any(isinstance(store.value, tirx.Add) and _reads(store.value.a, store.buffer) for store in stores)
     exempt = _subtracted(stores, reduced - set(function.params)) if exponentials and summed else set()
 
@@ -44,14 +44,40 @@ def keep_nan(function: Any, *, exponentials: bool) -> Any:
         value = store.value
         if store.buffer in exempt and (_updates(store) or isinstance(value, tirx.FloatImm)):
             return store
-        if store.buffer in reduced and isinstance(value, tirx.FloatImm) and abs(float(value.value)) in LARGEST:
-            begin = tirx.infinity(str(value.ty.dtype))
-            return tirx.BufferStore(store.buffer, begin if float(value.value) > 0 else -begin, store.indices)
+        if store.buffer in reduced and not (begun := _from_infinity(store)).same_as(store):
+            return begun
         kept = tvm_ffi.structural_map(value, [(each, _kept) for each in _EXTREMA])
         return store if kept.same_as(value) else tirx.BufferStore(store.buffer, kept, store.indices)
 
     body = tvm_ffi.structural_map(function.body, [(tirx.BufferStore, stored)])
     return function if body.same_as(function.body) else function.with_body(body)
+
+
+def extrema_of(body: Any) -> set[Any]:
+    """The buffers of a function that are reduced into by maximum or minimum."""
+    return {store.buffer for store in _stores(body) if _updates(store)}
+
+
+def from_infinity(body: Any, buffers: set[Any]) -> Any:
+    """The function's body with an infinity wherever the largest finite number is stored in one of these buffers."""
+    return tvm_ffi.structural_map(
+        body, [(tirx.BufferStore, lambda store: _from_infinity(store) if store.buffer in buffers else store)]
+    )
+
+
+def _from_infinity(store: Any) -> Any:
+    """The store, of an infinity where it is of the largest finite number."""
+    value = store.value
+    if not isinstance(value, tirx.FloatImm) or abs(float(value.value)) not in LARGEST:
+        return store
+    begin = math.inf if float(value.value) > 0 else -math.inf
+    return tirx.BufferStore(store.buffer, tirx.const(begin, value.ty.dtype), store.indices)
+
+
+def _stores(body: Any) -> list[Any]:
+    stores: list[Any] = []
+    structural_walk(body, [(tirx.BufferStore, stores.append)])
+    return stores
 
 
 def _kept(extreme: Any) -> Any:

@@ -21,6 +21,7 @@ import tuner.schedule.reducers  # noqa: F401  # so that TVM lowers them between 
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar, TensorMap
 from pitchpipe.target_kind import kind_named
 from tuner.lowering.bindings import without_vector_bindings
+from tuner.lowering.device_extrema import KEEP_NAN, begin_with_infinities, defined
 from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
 from tuner.lowering.lane_by_lane import LANE_BY_LANE
@@ -156,7 +157,7 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
 
     pipeline, _, finalize_device = tirx.get_default_tir_pipeline(target)
     with tvm.transform.PassContext(instruments=[Capture()], config=kind_named(target.kind.name).pass_config()):
-        plain = free_of_lanes(without_vector_bindings(expand_powers(mod)))
+        plain = free_of_lanes(without_vector_bindings(begin_with_infinities(expand_powers(mod))))
         lowered = pipeline(tirx.transform.BindTarget(target)(plain))
     if len(captured) != 1:
         raise NotCompiled("TVM's pipeline for CUDA splits host and device in another way than expected")
@@ -165,7 +166,7 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
         for name, function in lowered.functions_items()
         if function.attrs.get("target", target).kind.name == "cuda"
     }
-    device = finalize_device()(LANE_BY_LANE(IRModule(kernels, attrs=lowered.attrs)))
+    device = finalize_device()(LANE_BY_LANE(KEEP_NAN(IRModule(kernels, attrs=lowered.attrs))))
     return captured[0], KNOWN_CONSTANTS(device)
 
 
@@ -175,7 +176,7 @@ def _source(device: Any, target: Any) -> str:
         # Otherwise TVM would compile at once, and hold the result in a module that needs a GPU.
         os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
         try:
-            return str(codegen_build(device, target).inspect_source("cuda"))
+            return defined(str(codegen_build(device, target).inspect_source("cuda")))
         finally:
             del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
 

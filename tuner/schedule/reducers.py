@@ -1,4 +1,5 @@
-"""Reductions of several values at once that TVM does not know: importing this module makes it take them apart.
+"""Reductions that TVM does not know, of several values at once and extrema that begin with an infinity: importing this
+module makes it take them apart.
 
 rfactor and reductions between threads need a reducer that TVM recognises in a block's body (ReducerRegistry). Its own argmax
 and argmin know no NaN.
@@ -6,6 +7,7 @@ and argmin know no NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -53,3 +55,21 @@ def _identity(values: Pair) -> list[Any]:
 
 for _largest, _last in product((True, False), repeat=2):
     register_reducer(f"arg-{_largest}-{_last}", 2, arg_combiner(_largest, _last), _identity)
+
+
+def _extreme(kind: type, a: Pair, b: Pair) -> list[Any]:
+    return [kind(a[0], b[0])]
+
+
+def _least(values: Pair) -> list[Any]:
+    dtype = str(values[0].ty.dtype)
+    return [tirx.const(-math.inf, dtype) if "float" in dtype else tirx.min_value(dtype)]
+
+
+def _greatest(values: Pair) -> list[Any]:
+    dtype = str(values[0].ty.dtype)
+    return [tirx.const(math.inf, dtype) if "float" in dtype else tirx.max_value(dtype)]
+
+
+register_reducer("max", 1, partial(_extreme, tirx.Max), _least)
+register_reducer("min", 1, partial(_extreme, tirx.Min), _greatest)

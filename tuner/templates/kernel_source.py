@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.templates.contraction import Axis
-from tuner.templates.operators import TANH
+from tuner.templates.operators import definitions
 from tuner.templates.printer import NotPrintable, Printer, Value
 
 BOTH = frozenset((0, 1))
@@ -139,7 +139,7 @@ def written(
     if workspace is not None:
         places, names, types = [*places, len(params)], [*names, workspace[0]], [*types, _pointer(workspace[1])]
     body = "\n".join(printer.lines)
-    helpers = (_EARLY if shape.early else "") + (TANH if "_tanh(" in body else "")
+    helpers = (_EARLY if shape.early else "") + definitions(body)
     helpers += _FETCH if "_fetch(" in body else ""
     helpers += _MEET if "_meet(" in body else ""
     text = f"{_HEAD}{helpers}\n\n@triton.jit\ndef {name}({', '.join(names)}):\n{body}\n"

@@ -53,4 +53,17 @@ def _tanh(x):
     small = x * (1.0 + square * (-0.3333333333 + square * (0.1333333333 + square * (-0.0539682540))))
     return tl.where(tl.abs(x) < 0.1, small, tl.where(x < 0.0, -large, large))
 """
-"""The definition that printed statements may call."""
+EXTREMA: Mapping[type, str] = {tirx.Max: "_larger", tirx.Min: "_smaller"}
+"""Functions of two numbers, of which no number is one of no number."""
+_EXTREMUM = """
+@triton.jit
+def {}(a, b):
+    return tl.{}(a, b, propagate_nan=core.PropagateNan.ALL)
+"""
+_NAN = "\nfrom triton.language import core\n"
+
+
+def definitions(body: str) -> str:
+    """What the statements of a body call."""
+    extrema = [_EXTREMUM.format(*one) for one in (("_larger", "maximum"), ("_smaller", "minimum")) if one[0] in body]
+    return (TANH if "_tanh(" in body else "") + (_NAN + "".join(extrema) if extrema else "")

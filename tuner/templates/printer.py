@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pitchpipe.errors import InvalidTrace
-from tuner.templates.operators import FUNCTIONS, HALVES, INFIX, TYPES
+from tuner.templates.operators import EXTREMA, FUNCTIONS, HALVES, INFIX, TYPES
 from tuner.tvm_compat import ir, tirx
 
 
@@ -129,9 +129,8 @@ class Printer:
             case tirx.FloorDiv() | tirx.FloorMod():
                 return self._quotient(node, tile, given)
             case tirx.Max() | tirx.Min():
-                name = "maximum" if isinstance(node, tirx.Max) else "minimum"
                 left, right = (self._wide(self.typed(self.expression(one, tile, given))) for one in (node.a, node.b))
-                found = self.value(f"tl.{name}({left.text}, {right.text})", left.dtype, left, right)
+                found = self.value(f"{EXTREMA[type(node)]}({left.text}, {right.text})", left.dtype, left, right)
                 return self._cast(found, dtype)
             case ir.Call():
                 return self._call(node, dtype, tile, given)

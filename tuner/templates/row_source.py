@@ -31,14 +31,14 @@ from tuner.templates.kernel_source import (
     written,
 )
 from tuner.templates.printer import Printer, Tile, Value
-from tuner.templates.rows import Rows, Stage
+from tuner.templates.rows import WEAKEST, Rows, Stage
 from tuner.templates.text import FETCHES
 from tuner.tvm_compat import ir
 
 LEAST = 16
 """Rows, columns and summed elements of a product of tiles, at least."""
-_WITH_START = {"max": "tl.maximum", "min": "tl.minimum"}
-"""Kind of a reduction whose start may be its result -> how Triton compares the two."""
+_EXTREMA = {"max": "_larger", "min": "_smaller"}
+"""Kind of a reduction -> the function of two numbers by which Triton reduces, where it has none of its own."""
 
 
 def write_rows(found: Rows, arguments: Mapping[str, int]) -> TemplateSource:
@@ -112,9 +112,11 @@ class RowWriter:
         full = Value(text=self._full(value, tile), dtype=value.dtype, axes=BOTH)
         if (beyond := self._columns_inside(stage.columns, 1)) is not None:
             full = printer.value(f"tl.where({beyond.text}, {full.text}, {start.text})", full.dtype, full)
-        text = printer.let(f"tl.{stage.kind}({full.text}, axis=1, keep_dims=True)")
-        if stage.kind in _WITH_START:
-            text = printer.let(f"{_WITH_START[stage.kind]}({text}, {start.text})")
+        if (function := _EXTREMA.get(stage.kind)) is None:
+            text = printer.let(f"tl.{stage.kind}({full.text}, axis=1, keep_dims=True)")
+        else:
+            text = printer.let(f"tl.reduce({full.text}, 1, {function}, keep_dims=True)")
+            text = text if stage.start == WEAKEST[stage.kind] else printer.let(f"{function}({text}, {start.text})")
         self.computed.append((stage.buffer, (), Value(text=text, dtype=value.dtype, axes=frozenset((0,)))))
 
     def _product(self, stage: Stage) -> Value:

@@ -28,6 +28,10 @@ from tuner.templates.contraction import (
 )
 from tuner.tvm_compat import Schedule, ir, structural_walk, tirx, uses
 
+LARGEST = 3.4028234663852886e38
+"""The largest number of float32."""
+WEAKEST = {"max": -math.inf, "min": math.inf}
+"""What changes no result of a reduction of this kind."""
 MAX_STAGES = 8
 MAX_COLUMNS = 1 << 14
 """Of a stage: a block holds all of them."""
@@ -47,7 +51,7 @@ class Stage:
     other: Any
     """Of a product: B, an expression of k and a column."""
     start: float
-    """Of a reduction: what it begins with."""
+    """Of a reduction: what it begins with, an infinity where TVM begins with the largest finite number."""
     buffer: Any
     indices: tuple[Any, ...]
     """Of the element that is written."""
@@ -242,6 +246,9 @@ def _reduction(block: Any, store: Any) -> tuple[Literal["sum", "max", "min"], An
         raise NotRecognised("a reduction that does not begin with a number, or a sum that does not with zero")
     if str(store.buffer.ty.dtype) != "float32":
         raise NotRecognised(f"a reduction in {store.buffer.ty.dtype}")
+    weakest = WEAKEST.get(kind)
+    if weakest is not None and first == math.copysign(LARGEST, weakest):
+        first = weakest
     return kind, value.b, first
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuner.graph.def_use import op_name, static_shape
@@ -129,27 +129,37 @@ class DimensionRules(Rewriter):
         batch = shape[:-2]
         return len(batch) - next((index for index, extent in enumerate(batch) if extent != 1), len(batch))
 
+    def conv1d(self, call: Any) -> Any:
+        """Folds zero padding into a convolution that reads it."""
+        return self._padded(call, relax.op.nn.conv1d, "NCW")
+
     def conv2d(self, call: Any) -> Any:
+        """The same along two axes."""
+        return self._padded(call, relax.op.nn.conv2d, "NCHW")
+
+    def conv3d(self, call: Any) -> Any:
+        """The same along three axes."""
+        return self._padded(call, relax.op.nn.conv3d, "NCDHW")
+
+    def _padded(self, call: Any, convolution: Callable[..., Any], layout: str) -> Any:
         definition = self.definition(call.args[0])
         attrs = call.attrs
         if (
             op_name(definition) != "relax.nn.pad"
-            or attrs.data_layout != "NCHW"
+            or attrs.data_layout != layout
             or definition.attrs.pad_mode != "constant"
         ):
             return None
         width = [int(extent) for extent in definition.attrs.pad_width]
         value = definition.attrs.pad_value
-        if len(width) != 8 or any(width[:4]) or min(width) < 0 or float(getattr(value, "value", value)) != 0.0:
+        if any(width[:4]) or min(width) < 0 or float(getattr(value, "value", value)) != 0.0:
             return None
-        top, bottom, left, right = width[4:]
-        extra = [top, left, bottom, right]
-        padding = [int(old) + new for old, new in zip(attrs.padding, extra, strict=True)]
-        return relax.op.nn.conv2d(
+        extra = [*width[4::2], *width[5::2]]  # before and behind each axis => before each axis, then behind each
+        return convolution(
             definition.args[0],
             call.args[1],
             strides=attrs.strides,
-            padding=padding,
+            padding=[int(old) + new for old, new in zip(attrs.padding, extra, strict=True)],
             dilation=attrs.dilation,
             groups=attrs.groups,
             data_layout=attrs.data_layout,

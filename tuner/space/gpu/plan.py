@@ -33,6 +33,9 @@ def schedule_memory_bound(schedule: Any, limits: Limits) -> None:
     blocks = inline_stages(schedule)
     if not blocks or any(is_opaque(schedule, block) or axis_loops(schedule, block) is None for block in blocks):
         raise NoSchedule("a stage is neither a reduction nor one statement for each element")
+    for block in blocks if len(blocks) > 1 else ():
+        if not schedule.get_loops(block):
+            schedule.add_unit_loop(block)  # TVM's rfactor fails beside a stage without a loop.
     schedule_in_order(schedule, blocks, limits)
 
 

@@ -63,7 +63,7 @@ def writes_result(schedule: Any, block: Any) -> bool:
 
 def axis_loops(schedule: Any, block: Any) -> list[Any] | None:
     """The loop of each axis of a block, None for an axis of one iteration that has none; None in place of the list where
-    some axis is not one loop, or some loop no axis."""
+    some axis is not one loop, or some loop of more than one iteration no axis."""
     loops = list(schedule.get_loops(block))
     found: list[Any] = []
     for axis, value in zip(schedule.get(block).iter_vars, loop_bindings(schedule, block), strict=True):
@@ -71,7 +71,14 @@ def axis_loops(schedule: Any, block: Any) -> list[Any] | None:
         if at is None and int(axis.dom.extent) > 1:
             return None
         found.append(at)
-    return found if len([loop for loop in found if loop is not None]) == len(loops) else None
+    own = [loop for loop in found if loop is not None]
+    others = [loop for loop in loops if not any(loop.same_as(other) for other in own)]
+    return found if all(_is_unit(schedule.get(loop)) for loop in others) else None
+
+
+def _is_unit(loop: Any) -> bool:
+    """Whether a loop has one iteration."""
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
 
 def fused(schedule: Any, block: Any, loops: list[Any]) -> Any:
