@@ -12,6 +12,7 @@ import pytest
 from tests.compiler.gpu_cases import check, one_function
 from tests.compiler.test_gpu_default import HOPPER, trace_of
 from tests.gpu_interpreter import run
+from tuner.graph import image_norms
 from tuner.ingest.aten.reductions import arg_reducer
 from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import te, topi
@@ -82,6 +83,18 @@ def half_group_norm(groups: int) -> Any:
     return make
 
 
+def two_pass(groups: int | None) -> Any:
+    """As `tuner/graph/image_norms.py` makes them: groups of channels in half precision, or a batch norm in training mode."""
+
+    def make(*given: Any) -> list[Any]:
+        if groups is None:
+            return [image_norms.instance_norm(*given, 1, [0, 2, 3], 1e-5)]
+        x, g, s = (topi.cast(each, F) for each in given)
+        return [topi.cast(image_norms.group_norm(x, g, s, groups, 1, [2, 3], 1e-5), H)]
+
+    return make
+
+
 def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
     """A batch norm in training mode."""
     return [topi.nn.instance_norm(x, g, s, 1, [0, 2, 3])]
@@ -96,6 +109,11 @@ def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
         (half_group_norm(2), (1, 4, 192, 190), H, 3),
         (norm_of_batch, (3, 5, 14, 13), F, 1),
         (norm_of_batch, (2, 3, 190, 188), F, 3),
+        (two_pass(8), (2, 16, 28, 28), H, 1),
+        (two_pass(3), (2, 9, 7, 5), H, 1),
+        (two_pass(2), (1, 4, 192, 190), H, 5),
+        (two_pass(None), (3, 5, 14, 13), F, 1),
+        (two_pass(None), (2, 3, 190, 188), F, 5),
     ],
 )
 def test_a_norm_of_images_is_one_kernel_or_divides_long_rows(make: Any, shape: Any, dtype: str, kernels: int) -> None:

@@ -16,15 +16,14 @@ What only moves or compares elements, or finds their places, stays as it is. A b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls
 from tuner.graph.epilogue import BINARY, UNARY
+from tuner.graph.legalise import legalise
 from tuner.tvm_compat import IRModule, PrimFunc, PyExprMutator, Schedule, ir, mutator, relax, tirx, with_function
 
-Legalised = Mapping[str, Callable[[Any, Any], Any]]
 HALF = frozenset(("float16", "bfloat16"))
 SUM = "float32"
 """The type that half precision is computed in."""
@@ -107,24 +106,21 @@ def _without_widening(call: Any, x: Any) -> Replacement:
     return replacement
 
 
-def compute_in_float32(mod: Any, legalised: Legalised = MappingProxyType({})) -> Any:
+def compute_in_float32(mod: Any) -> Any:
     """The module with main's operators on half precision computed in float32. Bindings must be canonical.
 
     No pass that shares common subexpressions may follow: a tensor that two kernels read is cast by each.
-
-    legalised: how operators become tensor functions, where not as TVM makes them (`LegalizeOps`).
     """
     main = mod["main"]
-    widen = _Widen(mod, DefUse(main), legalised)
+    widen = _Widen(mod, DefUse(main))
     main = widen.visit_expr(main)
     return with_function(widen.builder_.get(), "main", main)
 
 
 @mutator
 class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    def __init__(self, mod: Any, def_use: DefUse, legalised: Legalised) -> None:
+    def __init__(self, mod: Any, def_use: DefUse) -> None:
         super().__init__(mod)
-        self.legalised = legalised
         self.def_use = def_use
         self._position = {variable: at for at, variable in enumerate(def_use.values)}
 
@@ -203,7 +199,7 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         arguments = [self.visit_expr(each) for each in call.args]
         tensors = [each for argument in arguments for each in getattr(argument, "fields", (argument,))]
         tensors = [each for each in tensors if isinstance(getattr(each, "ty", None), relax.TensorType)]
-        function = _tensor_function(call, arguments, tensors, dtype, legalised=self.legalised)
+        function = _tensor_function(call, arguments, tensors, dtype)
         name = op_name(call).rpartition(".")[2]
         ty = relax.TensorType(call.ty.shape, dtype)
         return relax.call_tir(self.builder_.add_func(function, name), tensors, ty)
@@ -222,13 +218,7 @@ def summing_in_float32(call: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _tensor_function(
-    call: Any,
-    arguments: Sequence[Any],
-    tensors: Sequence[Any],
-    dtype: str,
-    *,
-    legalised: Legalised = MappingProxyType({}),
-    inlined: bool = True,
+    call: Any, arguments: Sequence[Any], tensors: Sequence[Any], dtype: str, *, inlined: bool = True
 ) -> Any:
     """The operator as a tensor function of `tensors`, which are those among its arguments, that gives the type `dtype`.
 
@@ -251,7 +241,7 @@ def _tensor_function(
             found = builder.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
             result = builder.emit_output(found if dtype == SUM else relax.op.astype(found, dtype))
         builder.emit_func_output(result)
-    lowered = relax.transform.LegalizeOps(dict(legalised))(builder.get())
+    lowered = legalise(builder.get())
     fused = _fused(lowered, variables)
     return _without_casts(fused) if inlined else fused
 

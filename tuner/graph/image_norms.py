@@ -15,30 +15,23 @@ from typing import Any
 from tuner.tvm_compat import te, tirx, topi
 
 
-def _group_norm(builder: Any, call: Any) -> Any:
-    attrs = call.attrs
-    groups, epsilon = int(attrs.num_groups), float(attrs.epsilon)
-
-    def norm(x: Any, gamma: Any, beta: Any) -> Any:
-        shape = [int(extent) for extent in x.shape]
-        at = int(attrs.channel_axis) % len(shape)
-        channels = [groups, shape[at] // groups]
-        axes = [at + 1, *(axis + (axis > at) for axis in (int(each) % len(shape) for each in attrs.axes))]
-        gamma, beta = topi.reshape(gamma, channels), topi.reshape(beta, channels)
-        grouped = topi.reshape(x, [*shape[:at], *channels, *shape[at + 1 :]])
-        return topi.reshape(_normed(grouped, gamma, beta, sorted(axes), (at, at + 1), epsilon), shape)
-
-    return builder.call_te(norm, *call.args, primfunc_name_hint="group_norm")
+def group_norm(
+    x: Any, gamma: Any, beta: Any, groups: int, channel_axis: int, axes: Sequence[int], epsilon: float
+) -> Any:
+    """x normed over `axes` and the channels of each group; gamma and beta have an element for each channel."""
+    shape = [int(extent) for extent in x.shape]
+    at = channel_axis % len(shape)
+    channels = [groups, shape[at] // groups]
+    within = [axis + (axis > at) for axis in (each % len(shape) for each in axes)]
+    gamma, beta = topi.reshape(gamma, channels), topi.reshape(beta, channels)
+    grouped = topi.reshape(x, [*shape[:at], *channels, *shape[at + 1 :]])
+    return topi.reshape(_normed(grouped, gamma, beta, sorted([at + 1, *within]), (at, at + 1), epsilon), shape)
 
 
-def _instance_norm(builder: Any, call: Any) -> Any:
-    attrs = call.attrs
-
-    def norm(x: Any, gamma: Any, beta: Any) -> Any:
-        axes, channel = ([int(axis) % len(x.shape) for axis in each] for each in (attrs.axes, [attrs.channel_axis]))
-        return _normed(x, gamma, beta, sorted(axes), channel, float(attrs.epsilon))
-
-    return builder.call_te(norm, *call.args, primfunc_name_hint="instance_norm")
+def instance_norm(x: Any, gamma: Any, beta: Any, channel_axis: int, axes: Sequence[int], epsilon: float) -> Any:
+    """x normed over `axes`; gamma and beta have an element for each channel."""
+    rank = len(x.shape)
+    return _normed(x, gamma, beta, sorted(axis % rank for axis in axes), [channel_axis % rank], epsilon)
 
 
 def _normed(x: Any, gamma: Any, beta: Any, axes: Sequence[int], channels: Sequence[int], epsilon: float) -> Any:
@@ -73,8 +66,22 @@ def _normed(x: Any, gamma: Any, beta: Any, axes: Sequence[int], channels: Sequen
     return te.compute(shape, element, name="T_norm")
 
 
+def _legalised_group_norm(builder: Any, call: Any) -> Any:
+    groups, channel_axis, axes, epsilon = int(call.attrs.num_groups), *_attributes(call)
+    return builder.call_te(group_norm, *call.args, groups, channel_axis, axes, epsilon)
+
+
+def _legalised_instance_norm(builder: Any, call: Any) -> Any:
+    return builder.call_te(instance_norm, *call.args, *_attributes(call))
+
+
+def _attributes(call: Any) -> tuple[int, list[int], float]:
+    attrs = call.attrs
+    return int(attrs.channel_axis), [int(axis) for axis in attrs.axes], float(attrs.epsilon)
+
+
 LEGALISED: Mapping[str, Callable[[Any, Any], Any]] = {
-    "relax.nn.group_norm": _group_norm,
-    "relax.nn.instance_norm": _instance_norm,
+    "relax.nn.group_norm": _legalised_group_norm,
+    "relax.nn.instance_norm": _legalised_instance_norm,
 }
 """For `relax.transform.LegalizeOps`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from tuner.graph.def_use import op_name, static_shape
 from tuner.graph.fold_constants import constant_value
+from tuner.graph.legalise import legalise
 from tuner.tvm_compat import IRModule, Schedule, ir, relax, sym, tirx, tvm, tvm_ffi
 
 OUT_ELEMWISE_FUSABLE = 4
@@ -72,8 +73,8 @@ def call_of(builder: Any, name: str, operands: Sequence[Any], write: Callable[[A
         with inner.dataflow():
             called = inner.emit_output(relax.Call(group, variables_of))
         inner.emit_func_output(called)
-    passes = (relax.transform.LegalizeOps(), relax.transform.CanonicalizeBindings(), relax.transform.FuseTIR())
-    module = tvm.transform.Sequential(passes)(inner.get())
+    passes = (relax.transform.CanonicalizeBindings(), relax.transform.FuseTIR())
+    module = tvm.transform.Sequential(passes)(legalise(inner.get()))
     (function,) = (each for each in module.functions.values() if isinstance(each, tirx.PrimFunc))
     function = cleaned(function).with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
     return relax.call_tir(builder.add_func(function, name), tuple(operands), result.ty)

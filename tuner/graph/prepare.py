@@ -21,10 +21,10 @@
    become one tensor function with what is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions (max pools by
-   max_pools.py, for a CPU norms of images by image_norms.py), which are fused, look-ups too for a GPU (gathers.py),
+   max_pools.py, norms of images by image_norms.py), which are fused, look-ups too for a GPU (gathers.py),
    interpolations on a CPU only with what is element-wise (resamplings.py), a long epilogue in parts (long_epilogues.py);
-   reshapes that were not fused become views;
-   buffers that hold weights are marked, so that a schedule may change their layout.
+   reshapes that were not fused become views; buffers that hold weights are marked, so that a schedule may change their
+   layout.
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.
@@ -33,20 +33,20 @@ rest, once schedules were applied.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
-from tuner.graph import conv_transpose, max_pools
+from tuner.graph import conv_transpose
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
+from tuner.graph.legalise import legalise
 from tuner.graph.lift_params import lift_params
 from tuner.graph.long_epilogues import end_long_epilogues
 from tuner.graph.precision import PRECISION, marked, take_precision
@@ -86,8 +86,6 @@ class Rewrites:
     """After it."""
     fusion: Sequence[Rewrite] = ()
     """When operators are tensor functions with TVM's patterns, before they are fused."""
-    legalised: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-    """How operators become tensor functions, where not as TVM makes them: name -> what `LegalizeOps` takes."""
 
 
 def prepare(
@@ -122,10 +120,10 @@ def prepare(
         *of_kind.layout,
     ]
     lower: list[Rewrite] = [
-        partial(compute_in_float32, legalised=of_kind.legalised),
+        compute_in_float32,
         lift_params,
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps({**max_pools.LEGALISED, **of_kind.legalised}),
+        legalise,
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
         transform.AnnotateTIROpPattern(),
         *of_kind.fusion,
@@ -153,7 +151,6 @@ def prepare(
 
 
 def _name(step: Any) -> str:
-    step = step.func if isinstance(step, partial) else step
     return str(step.info.name if hasattr(step, "info") else getattr(step, "__name__", step))
 
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.half_precision import compute_in_float32
+from tuner.graph.legalise import legalise
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
 from tuner.ingest.finalize import finalize
@@ -153,7 +154,7 @@ def _tried(node: Any) -> str | None:
         module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph_of(node)))
         lowered, constant = module, not node.all_input_nodes  # the latter is evaluated by preparation
         if not constant:
-            lowered = relax.transform.LegalizeOps()(compute_in_float32(decompose_double_norms(module)))
+            lowered = legalise(compute_in_float32(decompose_double_norms(module)))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
     found = lowered["main"].ret_ty

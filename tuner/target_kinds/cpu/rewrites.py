@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tuner.graph import image_norms
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.merge_matmuls import merge_matmuls
@@ -21,5 +20,4 @@ REWRITES = Rewrites(
     products=(reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
     layout=(simplify, separate_resizes, fold_input_transpose, separate_pools, slice_views),
     fusion=(mark_resamplings,),
-    legalised=image_norms.LEGALISED,
 )
