@@ -25,9 +25,9 @@ def steps_here(patch: pytest.MonkeyPatch) -> None:
     from pitchpipe.torch_backend import cutting
     from tests.compiler.programs import leave_unoptimised
 
-    def run_here(name: str, data: bytes, *, timeout_secs: float | None = None, **arguments: Any) -> Any:
-        del timeout_secs
-        return step(name)(data, {}, **arguments)
+    def run_here(name: str, data: bytes, **arguments: Any) -> Any:
+        of_child = ("timeout_secs", "meanwhile")
+        return step(name)(data, {}, **{key: value for key, value in arguments.items() if key not in of_child})
 
     patch.setattr(cutting, "run_step", run_here)
     patch.setattr(building, "run_step", keeping(run_here, _BUILT_HERE))

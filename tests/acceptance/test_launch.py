@@ -192,9 +192,11 @@ def test_children_end_with_the_process_that_asked_for_them(tmp_path: Path) -> No
     program = """
 import os, sys, threading, time
 from pitchpipe.processes.launch import launch
-thread = threading.Thread(target=lambda: print(launch("time:sleep", 600).pid, flush=True))
+launched = []
+thread = threading.Thread(target=lambda: launched.append(launch("time:sleep", 600)))
 thread.start()
 thread.join()
+print(launched[0].pid, flush=True)
 if os.fork() == 0:
     time.sleep(600)
 print(os.getpid(), flush=True)

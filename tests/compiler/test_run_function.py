@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pitchpipe.errors import InvalidInput
 from pitchpipe.run_function import RUN
 from pitchpipe.target_kind import kind_of
 from tests.compiler.programs import TARGET
+from tuner.deploy import run_function
 from tuner.deploy.build import build_here, compile_to_save, schedule_model
 from tuner.ingest import IngestedModel, TensorSpec, container
 from tuner.tvm_compat import relax, save_ir
@@ -152,6 +155,21 @@ def test_a_straight_line_of_kernels_runs_without_the_virtual_machine(name: str) 
         check(found, right(x, W))
     arrays = [array for found in results for array in _listed(found)]
     assert not any(np.shares_memory(a, b) for a, b in itertools.combinations([*arrays, X, W], 2))
+
+
+def test_threads_compile_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(4)
+    described = run_function._described
+
+    def wait(*given: Any) -> str:
+        together.wait(60)
+        return described(*given)
+
+    monkeypatch.setattr(run_function, "_described", wait)
+    module = schedule_model(ingested(layers), target=TARGET, traces={}).module
+    with ThreadPoolExecutor(together.parties) as threads:
+        found = list(threads.map(run_function.with_run_function, [module] * together.parties))
+    assert all(RUN in {variable.name_hint for variable in each.functions} for each in found)
 
 
 def test_other_weights_are_used_from_the_next_call_on() -> None:

@@ -56,10 +56,8 @@ def with_run_function(module: Any) -> Any:
         return module
     copies = _settle(flow, steps)
     memory = _Memory.of(flow, steps, copies)
-    builder = relax.BlockBuilder(module)
-    with builder.function(MEMORY, []):
-        builder.emit_func_output(relax.Tuple([ir.StringImm(_described(flow, memory)), *memory.constants]))
-    found = builder.get()
+    found = ir.IRModule(dict(module.functions.items()), attrs=module.attrs)
+    found[MEMORY] = _told(flow, memory)
     found[RUN] = _function(flow, steps, copies, memory)
     return found
 
@@ -198,6 +196,13 @@ def _calls(steps: Sequence[Step], place: Mapping[Key, Any]) -> Iterator[Any]:
         status = tirx.Var(f"status{number}", "int32")
         yield tirx.Bind(status, tirx.call_extern("int32", symbol, arguments, arguments, taken, result))
         yield _leave_unless(status, tirx.const(0, "int32"))
+
+
+def _told(flow: Flow, memory: _Memory) -> Any:
+    """Without `BlockBuilder.function`, which is for one thread of a process."""
+    described = relax.Tuple([ir.StringImm(_described(flow, memory)), *memory.constants])
+    function = relax.Function([], relax.BlockBuilder().normalize(relax.SeqExpr([], described)))
+    return function.with_attr("global_symbol", MEMORY)
 
 
 def _described(flow: Flow, memory: _Memory) -> str:
