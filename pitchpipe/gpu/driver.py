@@ -253,15 +253,18 @@ class Driver:
     def free(self, address: int) -> None:
         self.call("cuMemFree_v2", address)
 
-    def create_pool(self, ordinal: int) -> int:
-        """A pool of the device's memory that keeps what is freed."""
+    def create_pool(self, ordinal: int, *, keeps: bool = True) -> int:
+        """A pool of the device's memory. keeps: what is freed, for the next allocation; else the device has it back at the
+        next synchronisation."""
         props = PoolProps(kind=1, place=1, ordinal=ordinal)
         pool = self._handle("cuMemPoolCreate", byref(props))
-        self.call("cuMemPoolSetAttribute", pool, _RELEASE_THRESHOLD, byref(c_uint64(2**64 - 1)))
+        if keeps:
+            self.call("cuMemPoolSetAttribute", pool, _RELEASE_THRESHOLD, byref(c_uint64(2**64 - 1)))
         return pool
 
     def destroy_pool(self, pool: int) -> None:
-        """Its memory goes back to the device with the last allocation."""
+        """Once all that was queued has run: with a free that is still queued, drivers of CUDA 13 crash here, or at the
+        next allocation."""
         self.call("cuMemPoolDestroy", pool)
 
     def allocate_from(self, pool: int, size: int, stream: int) -> int:

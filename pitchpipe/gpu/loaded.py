@@ -82,7 +82,7 @@ class LoadedProgram:
             self.addresses = {at: self._block + offset for at, offset in places.items()}
             self._fill_constants()
         self._staging: dict[int, int] = {}
-        self._pool = 0
+        self._pool = self._passing_pool = 0
         self._launches: Launches | None = None
         self._direct: Launches | None = None
 
@@ -112,11 +112,12 @@ class LoadedProgram:
             driver.wait_for(self.done, self.stream)
             alone = {*program.at(Place.WEIGHT), *self._prepare_alone} - set(self.addresses)
             places, size = _laid_out(program, sorted(alone))
-            # A pool of its own keeps nothing: weights as they were given may be as large as all that stays.
-            pool, block = driver.create_pool(self.ordinal) if places else 0, 0
+            block = 0
             try:
                 if places:
-                    block = driver.allocate_from(pool, size, self.stream)
+                    # Weights as they were given may be as large as all that stays: this pool keeps nothing.
+                    self._passing_pool = self._passing_pool or driver.create_pool(self.ordinal, keeps=False)
+                    block = driver.allocate_from(self._passing_pool, size, self.stream)
                 addresses = self.addresses | {at: block + offset for at, offset in places.items()}
                 for at, data in zip(program.at(Place.CONSTANT), program.constants, strict=True):
                     if at in places:
@@ -128,8 +129,6 @@ class LoadedProgram:
             finally:
                 if block:
                     driver.free_on(block, self.stream)
-                if pool:
-                    driver.destroy_pool(pool)
 
     def synchronize(self) -> None:
         """Waits for what is queued on `stream`."""
@@ -338,8 +337,8 @@ class LoadedProgram:
             self._code.close()
             for address in (self._block, *self._staging.values()):
                 driver.free(address)
-            if self._pool:
-                driver.destroy_pool(self._pool)
+            for pool in filter(None, (self._pool, self._passing_pool)):
+                driver.destroy_pool(pool)
             for event in (self.done, self._arrived):
                 driver.destroy_event(event)
             driver.destroy_stream(self.stream)

@@ -159,8 +159,8 @@ class FakeDriver(Driver):
         self._told("free", address)
         del self._memory[address]
 
-    def create_pool(self, ordinal: int) -> int:
-        self._told("create_pool", ordinal)
+    def create_pool(self, ordinal: int, *, keeps: bool = True) -> int:
+        self._told("create_pool", ordinal, keeps)
         return next(self._numbers)
 
     def destroy_pool(self, pool: int) -> None:

@@ -203,3 +203,29 @@ def test_memory_that_nobody_has_written_is_outside_whatever_it_holds(operators: 
 @pytest.mark.parametrize("name", ["native_batch_norm", "tensor_split"])
 def test_what_torch_export_says_decides_what_is_outside(operators: dict[str, Any], name: str) -> None:
     assert {one.kind for one in exported(calls(operators[name], "float32"), TARGET)} == {"outside"}
+
+
+class Switches(torch.nn.Module):  # type: ignore[misc]
+    """Notes the precision that GPUs have for float32 while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def forward(self, x: Any) -> Any:
+        backends = torch.backends
+        self.seen += [at.fp32_precision for at in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+        return x
+
+
+def test_the_framework_computes_float32_without_tf32_and_switches_are_put_back() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        asked = TorchRunner(Switches(), [torch.zeros(1)])
+        asked(asked.examples)
+        assert asked._module.seen == ["ieee"] * 3
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.backends.cudnn.rnn.fp32_precision == "tf32", "PyTorch's default"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

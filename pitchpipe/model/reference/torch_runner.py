@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class TorchRunner:
         arguments, keywords = self._arguments(arrays)
         types = _Types()
         watching = types if self.computed is None else contextlib.nullcontext()
-        with torch.random.fork_rng(), torch.no_grad(), TiesByPlace(), watching:
+        with torch.random.fork_rng(), torch.no_grad(), without_tf32(), TiesByPlace(), watching:
             torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
             found = self._module(*arguments, **keywords)
         self.computed = self.computed or types.least
@@ -76,6 +76,26 @@ class _Types(TorchDispatchMode):  # type: ignore[misc]  # torch has no types her
             if name in PRECISION:
                 self.least = less_precise(self.least, name)
         return found
+
+
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Products, convolutions and recurrent layers of float32 as IEEE has them, also where PyTorch's switches allow GPUs
+    TF32, as they do by default for the latter two: what is compared with must be the more precise. For the whole process,
+    as those switches are. Older releases have other switches (`allow_tf32`), which cannot be asked once newer ones are set.
+    """
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    newer = hasattr(cuda, "fp32_precision")
+    name, ieee = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
+    switches = (cuda, cudnn.conv, cudnn.rnn) if newer else (cuda, cudnn)
+    before = [getattr(switch, name) for switch in switches]
+    try:
+        for switch in switches:
+            setattr(switch, name, ieee)
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            setattr(switch, name, value)
 
 
 def own_copy(module: Any) -> Any:
