@@ -12,7 +12,6 @@ ours and the library's are compared first. A task that has no equivalent is name
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from cuda_graphs import captured, error_of, timed
 from torch_equivalents import NoEquivalent, equivalents
 
+from pitchpipe.model.local import LocalModel
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
 from tuner.measure.check import inspect
@@ -114,12 +114,10 @@ def kernel_of(task: Task, trace: str) -> Callable[..., Any]:
     return model
 
 
-def tasks_of(module: Any, inputs: Sequence[Any], target: Target) -> list[Task]:
-    """The tasks of a module, as a job makes them."""
+def tasks_of(model: LocalModel, target: Target) -> list[Task]:
+    """The tasks of a model that came from PyTorch, as a job makes them."""
     from tuner.graph.prepare import prepare
     from tuner.ingest import parse_container
-    from tuner.ingest.torch_export import from_torch
     from tuner.tasks import split
 
-    container, *_ = from_torch(copy.deepcopy(module).cpu(), tuple(each.cpu() for each in inputs))
-    return split(prepare(load_ir(parse_container(container).ir), target), target)
+    return split(prepare(load_ir(parse_container(model.data).ir), target), target)
