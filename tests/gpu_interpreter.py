@@ -19,6 +19,7 @@ Tensor cores' fragments belong to a warp: `tvm_load_matrix_sync` and its kin act
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,7 @@ def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> Lowered
     tvm_target = to_tvm_target(target)
     split, device = split_kernels(scheduled, tvm_target)
     lowered = lowered_of(split, device, tvm_target)
+    assert not (stale := stale_operands(lowered.source)), stale
     kernels = {name.name_hint: function for name, function in device.functions_items()}
     flat: list[np.ndarray] = [argument.reshape(-1) for argument in arguments]
     flat += [np.full(size, _UNWRITTEN, dtype=np.uint8) for size in lowered.workspaces]
@@ -64,6 +66,28 @@ def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> Lowered
                 (kernel.variables[param],) = np.frombuffer(number, dtype_of(param.ty.dtype))
         kernel.run(function.body)
     return lowered
+
+
+_KEPT = re.compile(r"\s*\w+ (v_\w*) = (.*);")
+_STORED = re.compile(r"\s*(?:\*\(\w+\*\)\()?(\w+_ptr)\b[^=;]* = ")
+
+
+def stale_operands(source: str) -> list[str]:
+    """Lines of CUDA C++ that use an operand which TVM's generator keeps in a variable `v_`, after a store to where it was
+    read: the interpreter runs what the text was made of, and would not see that."""
+    found: list[str] = []
+    read: dict[str, str] = {}
+    stale: set[str] = set()
+    for line in source.splitlines():
+        if "__global__" in line:
+            read, stale = {}, set()
+        if stale & set(re.findall(r"\bv_\w*", line)):
+            found.append(line)
+        if (kept := _KEPT.match(line)) is not None:
+            read[kept[1]] = kept[2]
+        elif (stored := _STORED.match(line)) is not None:
+            stale |= {name for name, text in read.items() if re.search(rf"\b{stored[1]}\b", text)}
+    return found
 
 
 def dtype_of(name: str) -> Any:

@@ -26,6 +26,7 @@ from tuner.lowering.early_launch import beginning_early, launches_early
 from tuner.lowering.fastmath import expand_powers
 from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.lowering.lane_conditions import free_of_lanes
+from tuner.lowering.named_operands import NAMED_OPERANDS
 from tuner.lowering.special_constants import KNOWN_CONSTANTS
 from tuner.measure.build import parameters
 from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
@@ -167,7 +168,7 @@ def _lower(mod: Any, target: Any) -> tuple[Any, Any]:
         if function.attrs.get("target", target).kind.name == "cuda"
     }
     device = finalize_device()(LANE_BY_LANE(KEEP_NAN(IRModule(kernels, attrs=lowered.attrs))))
-    return captured[0], KNOWN_CONSTANTS(device)
+    return captured[0], NAMED_OPERANDS(KNOWN_CONSTANTS(device))
 
 
 def _source(device: Any, target: Any) -> str:
