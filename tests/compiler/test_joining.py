@@ -34,12 +34,11 @@ op = relax.op
 Make = Callable[[Case], Any]
 
 
-def norm(case: Case) -> Any:
-    """The workload of a norm of a product's result."""
+def norm(case: Case, sequences: int = 0) -> Any:
+    """The workload of a norm of a product's result, or of its rows as so many sequences."""
     width = ((case.columns,), case.dtype)
-    (mod,) = functions(
-        lambda b, x, g, s: op.nn.layer_norm(x, g, s, axes=[-1]), ((case.rows, case.columns), case.dtype), width, width
-    )
+    shape = (sequences, case.rows // sequences, case.columns) if sequences else (case.rows, case.columns)
+    (mod,) = functions(lambda b, x, g, s: op.nn.layer_norm(x, g, s, axes=[-1]), (shape, case.dtype), width, width)
     return mod
 
 
@@ -265,6 +264,18 @@ def test_calls_that_are_no_neighbours_stay_two() -> None:
     flow.run.insert(1, between)
     join_calls(flow, named)
     assert [step.function for step in flow.run] == ["product", "norm", "norm"]
+
+
+def test_a_norm_of_the_rows_of_several_sequences_stays_a_call() -> None:
+    """Its indices are others than those of the product's result, though it is the same tensor."""
+    case = product(rows=128, columns=64)
+    flow, named = flow_of(case, 0)
+    then = marked(norm(case, sequences=2), texts(step=64, early=1)[1].text)["main"]
+    named["norm"] = then.with_attr("global_symbol", "norm")
+    (result, *others), shape = flow.run[1].arguments, tuple(int(extent) for extent in then.params[0].ty.shape)
+    flow.run[1] = replace(flow.run[1], arguments=(replace(result, shape=shape), *others))
+    join_calls(flow, named)
+    assert [step.function for step in flow.run] == ["product", "norm"]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])

@@ -54,6 +54,43 @@ def test_a_row_beyond_the_last_is_zero_whatever_the_last_one_holds() -> None:
     assert (found.numpy()[LAST:] == 0).all()
 
 
+def rows_kept(rows: int, read: Callable[[Any, Any, Any], Any], *, beside: bool = False) -> Any:
+    """C[i, j] of the first rows, of a product that is padded to ROWS; `beside` reads all of them as well."""
+    a, b = te.placeholder((LAST, 16), name="a"), te.placeholder((16, 32), name="b")
+    k = te.reduce_axis((0, 16), name="k")
+    c = te.compute((ROWS, 32), lambda i, j: te.sum(padded(a, i, k) * b[k, j], axis=k), name="c")
+    results = [te.compute((rows, 32), lambda i, j: read(c, i, j), name="d")]
+    if beside:
+        results.append(te.compute((ROWS, 32), lambda i, j: c[i, j] * 2.0, name="e"))
+    return te.create_prim_func([a, b, *results]).with_attr("global_symbol", "main")
+
+
+def test_rows_beyond_the_last_that_nobody_reads_are_no_zeros() -> None:
+    function = rows_kept(LAST, lambda c, i, j: c[i, j] + 1.0)
+    changed = without_branches(function)
+    assert (choices(function.body), choices(changed.body)) == (["prim.if_then_else"], [])
+    a, b = np.random.default_rng(0).normal(size=(2, 16, 32)).astype(np.float32)
+    a = np.ascontiguousarray(a[:LAST, :16])
+    a[-1, 0] = np.nan
+    found = tvm.runtime.tensor(np.full((LAST, 32), -1, np.float32))
+    compiled = compile_module(IRModule({"main": function}), to_tvm_target(TARGET))
+    compiled.get_function("main", query_imports=True)(tvm.runtime.tensor(a), tvm.runtime.tensor(b), found)
+    np.testing.assert_allclose(found.numpy(), a @ b + 1, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        rows_kept(LAST + 1, lambda c, i, j: c[i, j]),
+        rows_kept(LAST, lambda c, i, j: c[i + 1, j]),
+        rows_kept(LAST, lambda c, i, j: c[ROWS - 1 - i, j]),
+        rows_kept(LAST, lambda c, i, j: c[i, j], beside=True),
+    ],
+)
+def test_rows_beyond_the_last_that_somebody_reads_are_zeros(function: Any) -> None:
+    assert choices(without_branches(function).body) == ["select"]
+
+
 @pytest.mark.parametrize(
     "read",
     [

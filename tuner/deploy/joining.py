@@ -50,7 +50,7 @@ class Joiner:
         if len(reads) != 1 or any(view.tensor is written for view in (*step.arguments, *then.arguments[:-1])):
             return None
         view = then.arguments[reads[0]]
-        types = [str(functions[step.function].params[-1].ty), str(functions[then.function].params[reads[0]].ty)]
+        types = [_type(functions[step.function].params[-1]), _type(functions[then.function].params[reads[0]])]
         if not result.is_whole or not view.is_whole or types[0] != types[1]:
             return None
         key = (step.function, then.function, reads[0], self._is_kept(result.tensor, then))
@@ -75,6 +75,10 @@ class Joiner:
             return True
         others = (step for step in self._flow.run if step is not then)
         return any(view.tensor is result for step in others for view in step.arguments[:-1])
+
+
+def _type(param: Any) -> tuple[str, tuple[int, ...]]:
+    return str(param.ty.dtype), tuple(int(extent) for extent in param.ty.shape)
 
 
 def _is_divided(function: Any) -> bool:

@@ -4,6 +4,7 @@ For every element of the reduction a tile loads V vectors of B and R elements of
 multiply-adds, each into an accumulator of its own. So
 
     R * V + V + operands <= registers or accumulators spill and nothing of this helps;
+    R <= registers / 2                for LLVM loads elements of A ahead, and with 16 registers 14 by 1 spilled them;
     R * V >= latency * FMAs a cycle   or an FMA waits for the one before on the same accumulator;
     R * V >= 1.2 * (R + V)            or the loads, of which there are fewer a cycle than FMAs, take longer than the FMAs;
     R large                           because B comes from the L2 cache and each of its vectors serves R FMAs;
@@ -90,7 +91,7 @@ def micro_kernels(product: Product, unit: VectorUnit, cores: int) -> list[MicroK
     for vectors, lanes in _widths(product, unit):
         panels = math.ceil(product.columns / (vectors * lanes))
         fit = max(1, (unit.registers - unit.operands - vectors) // vectors)
-        for height in range(product.step, min(rows, fit, product.max_rows) + 1, product.step):
+        for height in range(product.step, min(rows, fit, unit.registers // 2, product.max_rows) + 1, product.step):
             if rows % height and not product.pads_rows:
                 continue
             tiles = math.ceil(rows / height)
