@@ -63,7 +63,7 @@ class _Readers:
                 index = load.indices[places[0]]
                 if not own and not self._extents.get(index, bound + 1) <= bound:
                     return False
-        return seen == sum(load.source.same_as(buffer) for load in self._loads)
+        return seen == len([load for load in self._loads if load.source.same_as(buffer)])
 
 
 def _selected(call: Any, sums: Any, readers: _Readers) -> Any:
