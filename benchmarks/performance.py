@@ -67,6 +67,13 @@ SECTIONS = (
         more="Here with `--seconds 60` and from empty databases, beside ONNX Runtime and OpenVINO.",
     ),
     Section(
+        file="latency_minute_avx2",
+        title="Whole models after a minute, with AVX2",
+        script="latency",
+        table=tables.latency,
+        more="As above, on processors with 16 vector registers of 8 lanes and half the speed of those above.",
+    ),
+    Section(
         file="untuned",
         title="Whole models that nobody tuned",
         script="untuned",
@@ -102,6 +109,15 @@ SECTIONS = (
         more="Times are those of calls that are queued; `wall` has the wait for each. Rows of c1422b5 and earlier were "
         "compiled with fast mathematics, which is off since. max-autotune was not run beside these; where it last was, it "
         "took 0.85 of the time of reduce-overhead (BERT-base in float16, 448 and 529 µs, in the file as it was at 5b5a4ae).",
+    ),
+    Section(
+        file="latency_cuda_h100",
+        title="Whole models on an H100",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="As above. The rows of batch 8 had 25 s of tuning, so they show that such models are built and right, and not "
+        "how fast they get; two runs went on side by side, each with a GPU and 16 cores. In float32 both sides may use "
+        "TF32; BERT's error there is beyond four times that of eager.",
     ),
     Section(
         file="before_after",
