@@ -220,7 +220,9 @@ def test_shortened_integers_and_their_products_are_right() -> None:
         node("Mul", ["real", "scale"], ["y"]),
     ]
     weights = {"w": np.random.default_rng(0).integers(-100, 100, (40, 40)).astype(np.int8)}
-    agree(model(nodes, {"x": [3, 40]}, ["y"], weights), normal(3, 40))
+    proto, x = model(nodes, {"x": [3, 40]}, ["y"], weights), normal(3, 40)
+    # Not ONNX Runtime, whose sums of two products saturate at 16 bits on processors with AVX2 and without VNNI.
+    assert difference(ours(proto, [x]), [np.asarray(a) for a in ReferenceEvaluator(proto).run(None, {"x": x})]) is None
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pitchpipe.model.local import local_model
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
@@ -72,7 +73,7 @@ def test_every_task_has_an_equivalent_that_computes_what_it_computes(module: Any
     generator = torch.Generator().manual_seed(0)
     half = torch.float16
     example = example.to(half) if example.is_floating_point() else example
-    for task in task_table.tasks_of(module().to(half).eval(), (example,), HOPPER):
+    for task in task_table.tasks_of(local_model(module().to(half).eval(), (example,)), HOPPER):
         inputs = [task_table.drawn(torch, one, generator, "cpu") for one in task.signature.arguments[:-1]]
         made = equivalents(torch, task.signature, inputs)
         found = on_the_host(task, inputs)
