@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.reference
 import pytest
 
 from pitchpipe.model.comparison import Agreement
@@ -289,3 +290,21 @@ def test_inputs_on_which_onnx_runtime_loses_numbers_do_not_count(tmp_path: Path)
     assert len(runner([np.linspace(-9, 9, 8, dtype=np.float32)])) == 1
     with pytest.raises(ArithmeticError, match="no finite number"):
         runner([np.linspace(-30, 9, 8, dtype=np.float32)])
+
+
+def test_products_of_bytes_do_not_saturate(tmp_path: Path) -> None:
+    """On processors with AVX2 and without VNNI, ONNX Runtime's own defaults add two of them in 16 bits."""
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        node("MatMulInteger", ["q", "w", "zero"], ["total"]),
+        node("Cast", ["total"], ["real"], to=onnx.TensorProto.FLOAT),
+        node("Mul", ["real", "scale"], ["y"]),
+    ]
+    weights = np.random.default_rng(0).integers(-128, 128, (40, 40)).astype(np.int8)
+    proto = model(nodes, {"x": [3, 40]}, ["y"], {"w": weights})
+    path = tmp_path / "quantised.onnx"
+    path.write_bytes(proto.SerializeToString())
+    x = np.random.default_rng(1).normal(size=(3, 40)).astype(np.float32)
+    (wanted,) = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})
+    (found,) = OnnxRunner(path, {})([x])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
