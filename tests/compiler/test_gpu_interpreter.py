@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.compiler.gpu_programs import TARGET
-from tests.gpu_interpreter import DivergentBarrier, OutOfBounds, Race, _Kernel, _Memory, run
+from tests.gpu_interpreter import DivergentBarrier, OutOfBounds, Race, _Kernel, _Memory, run, stale_operands
 from tuner.tvm_compat import IRModule, Schedule, te, tirx
 
 
@@ -107,3 +107,13 @@ def test_bits_are_taken_for_another_type_as_they_are() -> None:
     bits = tirx.const(0x3F800000, "int32")
     found = kernel(lambda b, s, t: [store(b, tirx.reinterpret("float32", bits + t * 0), t), BARRIER])
     np.testing.assert_array_equal(found, np.ones(32))
+
+
+def test_an_operand_that_was_read_before_a_store_is_found_in_the_text() -> None:
+    begin = 'extern "C" __global__ void k(float* a_ptr, float* m_ptr) {'
+    read, other = "  float4 v_ = *(float4*)(m_ptr + 0);", "  float4 v__1 = *(float4*)(a_ptr + 4);"
+    store, use, fine = "  *(float4*)(m_ptr + 0) = __1;", "  __2.x = f(v_.x, v__1.x);", "  __2.x = f(v__1.x, v__1.x);"
+    assert stale_operands("\n".join([begin, read, other, store, use])) == [use]
+    assert stale_operands("\n".join([begin, read, other, "  m_ptr[0] = 1.0f;", use])) == [use]
+    assert stale_operands("\n".join([begin, read, other, use, store, fine])) == []
+    assert stale_operands("\n".join([begin, read, store, begin, read, use])) == [], "another kernel"
