@@ -79,7 +79,7 @@ def stale_operands(source: str) -> list[str]:
     read: dict[str, str] = {}
     stale: set[str] = set()
     for line in source.splitlines():
-        if "__global__" in line:
+        if "__global__" in line or "__device__" in line:
             read, stale = {}, set()
         if stale & set(re.findall(r"\bv_\w*", line)):
             found.append(line)

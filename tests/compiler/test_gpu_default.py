@@ -219,6 +219,11 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], int]] = {
         (((33, 768), H), ((33, 768), H), ((768,), H), ((768,), H)),
         1,
     ),
+    "residuals and norm of short rows": (
+        lambda x, r, e, g, s: residual_norm(topi.add(x, r), e, g, s),
+        (((128, 128), H), ((128, 128), H), ((128, 128), H), ((128,), H), ((128,), H)),
+        1,
+    ),
     "mean of few numbers": (lambda x: [topi.divide(topi.sum(x), 65.0)], (((5, 13), F),), 1),
     "mean of many numbers": (lambda x: [topi.divide(topi.sum(x), 1e5)], (((400, 250), F),), 2),
 }
