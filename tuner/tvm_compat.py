@@ -115,6 +115,7 @@ __all__ = [
     "mutator",
     "object_code",
     "onnx_frontend",
+    "pass_layouts_like",
     "register_pipeline",
     "register_reducer",
     "relax",
@@ -229,6 +230,13 @@ def _register_bfloat16(defining: Any, register: Any) -> None:
                 register(f"wmma_load_16x16x16_bf16_{part}_shared_dyn", *made)
         made = defining.get_wmma_sync_intrin(16, 16, 16, "bfloat16", "float32", turned)
         register(f"wmma_sync_16x16x16_bf16bf16f32{end}", *made)
+
+
+def pass_layouts_like(name: str, other: str) -> None:
+    """Has ConvertLayout pass layouts through an operator as through another one of as many operands. Operands of `where`,
+    as of any ternary operator, must then be scalars or have the rank of the result."""
+    attribute = "FRelaxInferLayout"
+    tvm.ir.register_op_attr(name, attribute, tvm.ir.Op.get(other).get_attr(attribute))
 
 
 def register_pipeline(name: str, last: Any) -> None:

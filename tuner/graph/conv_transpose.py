@@ -1,11 +1,18 @@
-"""Transposed convolutions, channels last, decomposed into the sum that computes each output.
+"""Transposed convolutions, channels last, decomposed into what computes each output.
 
     y[n, p, o] = sum over k, i of x[n, (p + pad - k * dilation) / stride, i] * w[k, i, o], where the division is exact
 
 in as many spatial dimensions as there are. TVM lowers them in NCHW alone and inserts zeros between the inputs: every
-output is then a whole window of products, most of them with zeros. Here the zeros are a condition on the remainder of the
-division, which is a constant where a register tile unrolls the window (tuner/space/tiles.py). The window is flipped
-beforehand, in the weights.
+output is then a whole window of products, most of them with zeros. There are two ways without.
+
+*Phases.* With p + pad = stride * q + r and k = r + stride * j the sum is a convolution over q - j with a channel for each
+pair of r and o: one of stride one and a window of window / stride, whose channels are then moved to their places. In one
+dimension they lie there already. (Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016.)
+
+*Conditions.* Where the stride does not divide the window, phases multiply with zeros, and in two dimensions they compute a
+border that is cut off: 8 by 8 outputs of a window of 4 take 25 positions in place of 16. Then the zeros are a condition
+on the remainder of the division, which is a constant where a register tile unrolls the window (tuner/space/tiles.py). The
+window is flipped beforehand, in the weights.
 """
 
 from __future__ import annotations
@@ -18,8 +25,12 @@ from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.graph.half_precision import HALF, SUM
 from tuner.tvm_compat import relax, te, tirx, topi
 
-LAYOUTS = {"relax.nn.conv1d_transpose": ["NWC", "WIO"], "relax.nn.conv2d_transpose": ["NHWC", "HWIO"]}
+_LAYOUT = {1: "NWC", 2: "NHWC"}
+_KERNEL = {1: "WIO", 2: "HWIO"}
+LAYOUTS = {f"relax.nn.conv{rank}d_transpose": [_LAYOUT[rank], _KERNEL[rank]] for rank in _LAYOUT}
 """Operator -> layouts of data and kernel. An operator in other layouts is left as it is."""
+MOST_WASTE = 1.35
+"""Products of phases for each one that is needed, at most."""
 OUT_ELEMWISE_FUSABLE = 4
 """TVM's OpPatternKind kOutEWiseFusable: element-wise consumers may be fused behind the operator."""
 
@@ -33,11 +44,61 @@ def decompose_conv_transpose(mod: Any) -> Any:
             attrs = call.attrs
             known = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == (layout, kernel, layout)
             if known and all(static_shape(argument) is not None for argument in call.args):
-                replacements[call] = _decomposed(call)
+                replacements[call] = _phases(call) if _has_phases(call) else _conditions(call)
     return replace_calls(mod, replacements)
 
 
-def _decomposed(call: Any) -> Replacement:
+def _has_phases(call: Any) -> bool:
+    """Whether phases waste little: in several dimensions only where windows do not overlap."""
+    window = (static_shape(call.args[1]) or [])[:-2]
+    strides = [int(step) for step in call.attrs.strides]
+    waste = math.prod(-(-k // step) * step / k for k, step in zip(window, strides, strict=True))
+    one_by_one = all(int(step) == 1 for step in call.attrs.dilation) and int(call.attrs.groups) == 1
+    apart = len(window) == 1 or all(k <= step for k, step in zip(window, strides, strict=True))
+    return one_by_one and apart and math.prod(strides) > 1 and waste <= MOST_WASTE
+
+
+def _phases(call: Any) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        emit, op = builder.emit, relax.op
+        x, weight = (current(argument) for argument in call.args)
+        batch, *size, inputs = static_shape(x) or []
+        *window, _, outputs = static_shape(weight) or []
+        out = (static_shape(call) or [])[1:-1]
+        strides, rank = [int(step) for step in call.attrs.strides], len(window)
+        before = [int(pad) for pad in call.attrs.padding][:rank]
+        taps = [-(-k // step) for k, step in zip(window, strides, strict=True)]
+        places = [
+            max(length, -(-(extent + pad) // step))
+            for length, extent, pad, step in zip(size, out, before, strides, strict=True)
+        ]
+        whole = [count * step for count, step in zip(taps, strides, strict=True)]
+        behind = [length - k for length, k in zip(whole, window, strict=True)]
+        if any(behind):
+            weight = emit(op.nn.pad(weight, [width for each in (*behind, 0, 0) for width in (0, each)]))
+        split = [extent for pair in zip(taps, strides, strict=True) for extent in pair]
+        weight = emit(op.reshape(weight, [*split, inputs, outputs]))
+        for axis in range(rank):
+            weight = emit(op.flip(weight, 2 * axis))
+        even, odd = list(range(0, 2 * rank, 2)), list(range(1, 2 * rank, 2))
+        weight = emit(op.permute_dims(weight, [*even, 2 * rank, *odd, 2 * rank + 1]))
+        weight = emit(op.reshape(weight, [*taps, inputs, math.prod(strides) * outputs]))
+        padding = [count - 1 for count in taps] + [n - length for n, length in zip(places, size, strict=True)]
+        layouts = {"data_layout": _LAYOUT[rank], "kernel_layout": _KERNEL[rank], "out_layout": _LAYOUT[rank]}
+        convolution = {1: op.nn.conv1d, 2: op.nn.conv2d}[rank]
+        y = emit(convolution(x, weight, padding=padding, out_dtype=str(call.ty.dtype), **layouts))
+        if rank > 1:
+            y = emit(op.reshape(y, [batch, *places, *strides, outputs]))
+            beside = [axis for at in range(rank) for axis in (1 + at, 1 + rank + at)]
+            y = emit(op.permute_dims(y, [0, *beside, 2 * rank + 1]))
+        y = emit(op.reshape(y, [batch, *(n * step for n, step in zip(places, strides, strict=True)), outputs]))
+        ends = [pad + extent for pad, extent in zip(before, out, strict=True)]
+        return op.strided_slice(y, list(range(1, 1 + rank)), before, ends)
+
+    return replacement
+
+
+def _conditions(call: Any) -> Replacement:
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         x, weight = (current(argument) for argument in call.args)
         for axis in range(len(static_shape(weight) or ()) - 2):

@@ -13,8 +13,9 @@
    products (patch_embedding.py), the head split is folded into weights (fold_head_split.py), and matmuls that share an
    input are merged (merge_matmuls.py). For a GPU, attention becomes one tensor function (group_attention.py). Transposes
    are folded into products (fold_transposes.py).
-4. Convolutions get the layout channels last (NHWC with HWIO weights), in which the inner loop is vectorised; transposed
-   convolutions are decomposed (conv_transpose.py). The graph is simplified again, to remove permutations that cancel, and
+4. Convolutions get the layout channels last (channels_last.py), in which the inner loop is vectorised; transposed
+   convolutions are decomposed (conv_transpose.py), and functions of single elements are computed where their operand lies
+   (sink_transposes.py). The graph is simplified again, to remove permutations that cancel, and
    contiguous slices become views (slice_views.py). Resizes go along one axis after another (resizes.py). For a CPU, maxima
    over windows are taken of columns and then of rows (separable_pools.py). For a GPU, sums are made in the layout of their
    operands (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms
@@ -40,7 +41,8 @@ from typing import Any
 from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
-from tuner.graph import conv_transpose
+from tuner.graph.channels_last import channels_last
+from tuner.graph.conv_transpose import decompose_conv_transpose
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.fold_batch_norm import fold_batch_norm
@@ -51,18 +53,12 @@ from tuner.graph.lift_params import lift_params
 from tuner.graph.long_epilogues import end_long_epilogues
 from tuner.graph.precision import PRECISION, marked, take_precision
 from tuner.graph.simplify import simplify
+from tuner.graph.sink_transposes import sink_transposes
 from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
 TRANSFORM = "main_transform_params"
-LAYOUTS = {
-    "relax.nn.conv1d": ["NWC", "WIO"],
-    "relax.nn.conv2d": ["NHWC", "HWIO"],
-    "relax.nn.conv3d": ["NDHWC", "DHWIO"],
-    **conv_transpose.LAYOUTS,
-}
-
 KEPT_ATTRIBUTES = frozenset({PRECISION, "tirx.noalias", "layout_free_buffers", "s_tir", "tirx.is_scheduled"})
 """Attributes of a tensor function that its schedule depends on."""
 
@@ -115,8 +111,9 @@ def prepare(
         fold_batch_norm,
         transform.DecomposeOpsForInference(),
         *of_kind.products,
-        transform.ConvertLayout(LAYOUTS),
-        conv_transpose.decompose_conv_transpose,
+        channels_last,
+        sink_transposes,
+        decompose_conv_transpose,
         *of_kind.layout,
     ]
     lower: list[Rewrite] = [

@@ -30,10 +30,11 @@ class ElementwiseRules(Rewriter):
         x, low, high = call.args
         dtype = str(x.ty.dtype)
         bounds = [float(getattr(bound, "value", bound)) for bound in (low, high)]
-        if "float" not in dtype or not all(math.isfinite(bound) for bound in bounds):
+        if "float" not in dtype or math.isnan(sum(bounds)) or not any(map(math.isfinite, bounds)):
             return self.unary(call)
-        y = self.simplified(relax.op.maximum(x, relax.const(bounds[0], dtype)))
-        return self.simplified(relax.op.minimum(y, relax.const(bounds[1], dtype)))
+        if bounds[0] != -math.inf:
+            x = self.simplified(relax.op.maximum(x, relax.const(bounds[0], dtype)))
+        return x if bounds[1] == math.inf else self.simplified(relax.op.minimum(x, relax.const(bounds[1], dtype)))
 
     def binary(self, call: Any) -> Any:
         left, right = call.args
