@@ -22,7 +22,7 @@ from benchmarks.torch_operator_cases import (  # noqa: E402  # needs torch
 from pitchpipe.errors import UnsupportedOperator  # noqa: E402
 from pitchpipe.model.comparison import difference  # noqa: E402
 from tests.compiler.programs import TARGET  # noqa: E402
-from tuner.ingest.torch_export import from_torch  # noqa: E402
+from tuner.ingest.torch_export import from_exported_program, from_torch  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unoptimised")]
@@ -167,6 +167,18 @@ def test_a_buffer_that_is_only_written_changes_no_result() -> None:
 
 def test_dropout_of_nothing_and_at_inference_is_no_draw() -> None:
     from_torch(Of(lambda x: functional.dropout(functional.dropout(x, 0.0, True), 0.5, False)).eval(), (X,))
+
+
+def test_a_draw_that_nothing_depends_on_is_left_out() -> None:
+    """As models draw whether to leave a layer out, and leave none out in evaluation mode."""
+
+    def drawing(x: Any) -> Any:
+        torch.rand([]) + x.sum()
+        return x * 2
+
+    exported = torch.export.export(Of(drawing).eval(), (X,))
+    assert any("rand" in str(node.target) for node in exported.graph.nodes)
+    from_exported_program(exported)
 
 
 def test_a_wrong_answer_is_told(operators: dict[str, Any]) -> None:

@@ -166,13 +166,23 @@ def from_pt2(path: Path, _example_inputs: Sequence[Any] | None = None) -> Conver
     return from_exported_program(program)
 
 
+def _used(graph: Any) -> list[Any]:
+    """The nodes that a result or an effect depends on, in order. Models draw a number for each layer that they might leave
+    out, in evaluation mode too, and forget it."""
+    used: set[Any] = set()
+    for node in reversed(graph.nodes):
+        if node in used or node.is_impure(impure_random=False):
+            used |= {node, *node.all_input_nodes}
+    return [node for node in graph.nodes if node in used]
+
+
 def from_exported_program(program: Any, *, numbers: bool = False) -> Converted:
     """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch.
 
     Results are the tensors among the program's results, in order; those that are None are left out.
     """
     with quiet(), torch.no_grad():
-        for node in program.graph.nodes:
+        for node in _used(program.graph):
             if node.op == "call_function" and (reason := randomness(node)) is not None:
                 raise UnsupportedOperator(f"operator {operator_name(node)} ({node.name}) {reason}")
         try:
