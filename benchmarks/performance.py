@@ -111,8 +111,16 @@ SECTIONS = (
         "took 0.85 of the time of reduce-overhead (BERT-base in float16, 448 and 529 µs, in the file as it was at 5b5a4ae).",
     ),
     Section(
+        file="latency_cuda_h100_float16",
+        title="Whole models on an H100, half precision",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="As above, after 60 s of tuning; what it takes with export, builds and everything else stands in the table. "
+        "Two runs went on side by side, each with a GPU and 16 cores.",
+    ),
+    Section(
         file="latency_cuda_h100",
-        title="Whole models on an H100",
+        title="Whole models on an H100, float32 and batches",
         script="latency_cuda",
         table=gpu_tables.latency_cuda,
         more="As above. The rows of batch 8 had 25 s of tuning, so they show that such models are built and right, and not "
