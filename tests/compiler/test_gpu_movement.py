@@ -19,7 +19,7 @@ def source_of(mod: Any) -> str:
     """CUDA C++ of the one kernel of a module's default schedule, whose result was compared with the host's."""
     lowered = check(mod, HOPPER).lowered
     assert len(lowered.calls) == 1
-    return str(lowered.source[lowered.source.rindex("__global__") :])
+    return str(lowered.source[lowered.source.rindex("__device__") :])
 
 
 @pytest.mark.filterwarnings("ignore")
