@@ -1,19 +1,23 @@
 """What follows a product is fused with it while an element reads few copies of the product's.
 
 A kernel computes its epilogue on a tile in registers, as one expression, in which a value that is read twice stands twice: a
-chain of n operators that each read the one before twice would take 2^n to write down.
+chain of n operators that each read the one before twice would take 2^n to write down. A slice of a product begins the next
+kernel, and is fused with what follows it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.graph.def_use import DefUse, Replacement, replace_calls
+from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.graph.gathers import OPAQUE, PATTERN
 from tuner.graph.resamplings import OUT_ELEMWISE_FUSABLE
 from tuner.tvm_compat import ir, relax, tirx, tvm_ffi
 
+INJECTIVE = 2
+"""TVM's OpPatternKind kInjective, and below it broadcasts and element-wise operators."""
 MOST_COPIES = 64
 """Of a product's element in one of the epilogue's. An activation has up to eight of its argument."""
 
@@ -22,18 +26,31 @@ def end_long_epilogues(mod: Any) -> Any:
     """The module of tensor functions with annotated patterns, where an operator is fused with nothing whose result would
     hold more copies of a product's than MOST_COPIES: the next kernel begins after it."""
     copies: dict[Any, int] = {}
+    products: set[Any] = set()
     replacements: dict[Any, Replacement] = {}
-    for variable, call in DefUse(mod["main"]).calls("relax.call_tir"):
+    def_use = DefUse(mod["main"])
+    for variable, call in def_use.calls("relax.call_tir"):
         function = mod[call.args[0]]
         pattern = int((function.attrs or {}).get(PATTERN, OPAQUE))
         if pattern >= OUT_ELEMWISE_FUSABLE:
             copies[variable] = int(pattern == OUT_ELEMWISE_FUSABLE)
+            products |= {call} if copies[variable] else set()
         elif any(given := [copies.get(argument, 0) for argument in call.args[1].fields]):
             copies[variable] = _copies(function, given)
-            if copies[variable] > MOST_COPIES:
+            product = def_use.values.get(call.args[1].fields[0])
+            if product in products and pattern <= INJECTIVE and _keeps_a_part(call):
                 copies[variable] = 0
-                replacements[call] = _alone(call, function)
+                replacements[product] = _alone(product, mod[product.args[0]], "")
+            elif copies[variable] > MOST_COPIES:
+                copies[variable] = 0
+                replacements[call] = _alone(call, function, "_alone")
     return replace_calls(mod, replacements)
+
+
+def _keeps_a_part(call: Any) -> bool:
+    """Whether the result has fewer elements than the argument, as a slice: no tile of the product is written whole."""
+    sizes = [math.prod(static_shape(each) or []) for each in (call, *call.args[1].fields)]
+    return len(sizes) == 2 and sizes[0] < sizes[1]
 
 
 def _copies(function: Any, given: Sequence[int]) -> int:
@@ -51,9 +68,11 @@ def _copies(function: Any, given: Sequence[int]) -> int:
     return last
 
 
-def _alone(call: Any, function: Any) -> Replacement:
+def _alone(call: Any, function: Any, suffix: str) -> Replacement:
+    """The call of a function that is fused with nothing, of the same name with the suffix."""
+
     def replacement(builder: Any, current: Any) -> Any:
-        opaque = builder.add_func(function.with_attr(PATTERN, OPAQUE), f"{call.args[0].name_hint}_alone")
+        opaque = builder.add_func(function.with_attr(PATTERN, OPAQUE), f"{call.args[0].name_hint}{suffix}")
         return relax.call_tir(opaque, tuple(current(each) for each in call.args[1].fields), call.ty)
 
     return replacement

@@ -1,0 +1,57 @@
+"""Columns of products with weights fill vectors, whatever their number, and results are what they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402  # needs torch
+
+from tests.compiler.test_torch_layers import check, prepared  # noqa: E402
+
+CASES = {
+    # name: (module, input, columns of the product)
+    "linear": (nn.Linear(64, 21), (9, 64), 24),
+    "linear of three dimensions": (nn.Linear(64, 21), (2, 9, 64), 24),
+    "many columns": (nn.Linear(64, 1001), (9, 64), 1024),
+    "more": (nn.Linear(64, 1030), (1, 64), 1088),
+    "columns that fill vectors": (nn.Linear(64, 24), (9, 64), 24),
+    "short sums": (nn.Linear(40, 21), (9, 40), 21),
+    "convolution": (nn.Conv2d(8, 3, 3, padding=1), (1, 8, 9, 7), 8),
+    "convolution of one dimension": (nn.Conv1d(64, 58, 1), (2, 64, 9), 64),
+    "convolution of groups": (nn.Conv2d(24, 6, 3, groups=2), (1, 24, 9, 7), 6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns_fill_vectors(name: str) -> None:
+    torch.manual_seed(0)
+    layer, shape, columns = CASES[name]
+    module, x = nn.Sequential(layer, nn.GELU()), torch.randn(*shape)
+    mod, *_ = prepared(module, (x,))
+    found = [
+        int(function.params[-1].ty.shape[-1])
+        for variable, function in mod.functions.items()
+        if any(each in variable.name_hint for each in ("matmul", "conv"))
+    ]
+    assert found == [columns]
+    check(module, x)
+
+
+def test_what_reads_a_slice_is_fused_with_the_slice() -> None:
+    kernels = check(nn.Sequential(nn.Linear(64, 21), nn.ReLU()), torch.randn(9, 64))
+    assert sum(kernels.values()) == 2, "a kernel for the product, and one for what is left of it"
+
+
+def test_products_of_two_inputs_stay() -> None:
+    class Product(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x @ x.transpose(-1, -2)
+
+    mod, *_ = prepared(Product(), (torch.randn(21, 64),))
+    (product,) = [function for variable, function in mod.functions.items() if "einsum" in variable.name_hint]
+    assert [int(n) for n in product.params[-1].ty.shape] == [21, 21]
+    check(Product(), torch.randn(21, 64))
