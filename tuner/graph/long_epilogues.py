@@ -38,7 +38,7 @@ def end_long_epilogues(mod: Any) -> Any:
         elif any(given := [copies.get(argument, 0) for argument in call.args[1].fields]):
             copies[variable] = _copies(function, given)
             product = def_use.values.get(call.args[1].fields[0])
-            if product in products and pattern <= INJECTIVE and _keeps_a_part(call):
+            if product is not None and product in products and pattern <= INJECTIVE and _keeps_a_part(call):
                 copies[variable] = 0
                 replacements[product] = _alone(product, mod[product.args[0]], "")
             elif copies[variable] > MOST_COPIES:
@@ -49,8 +49,9 @@ def end_long_epilogues(mod: Any) -> Any:
 
 def _keeps_a_part(call: Any) -> bool:
     """Whether the result has fewer elements than the argument, as a slice: no tile of the product is written whole."""
-    sizes = [math.prod(static_shape(each) or []) for each in (call, *call.args[1].fields)]
-    return len(sizes) == 2 and sizes[0] < sizes[1]
+    shapes = [static_shape(each) for each in (call, *call.args[1].fields)]
+    sizes = [math.prod(shape) for shape in shapes if shape is not None]
+    return len(shapes) == len(sizes) == 2 and sizes[0] < sizes[1]
 
 
 def _copies(function: Any, given: Sequence[int]) -> int:
