@@ -28,6 +28,61 @@ def group_norm(
     return topi.reshape(_normed(grouped, gamma, beta, sorted([at + 1, *within]), (at, at + 1), epsilon), shape)
 
 
+def group_norm_of_channels(x: Any, gamma: Any, beta: Any, groups: int, axes: Sequence[int], epsilon: float) -> Any:
+    """x, whose last axis has the channels, normed over `axes` and the channels of each group.
+
+    The sums over `axes` keep the channels apart, so that neighbours are a vector whatever the size of a group is.
+    """
+    shape = [int(extent) for extent in x.shape]
+    last, size = len(shape) - 1, shape[-1] // groups
+    rows = [axis for axis in range(last) if axis not in axes]
+    batch = [shape[axis] for axis in rows]
+    count = tirx.const(size * math.prod(shape[axis] for axis in axes), x.dtype)
+
+    def of_row(at: Sequence[Any]) -> list[Any]:
+        return [*(at[axis] for axis in rows), at[last]]
+
+    def by_channel(term: Callable[..., Any], name: str) -> Any:
+        return te.compute([*batch, shape[-1]], term, name=name)
+
+    def total(term: Callable[..., Any], name: str) -> Any:
+        """Over the axes, for each channel."""
+        reduced = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in axes}
+
+        def sum_of(*indices: Any) -> Any:
+            at = {**dict(zip([*rows, last], indices, strict=True)), **reduced}
+            return te.sum(term([at[axis] for axis in range(len(shape))]), axis=list(reduced.values()))
+
+        return by_channel(sum_of, name)
+
+    def mean_of_group(totals: Any, name: str) -> Any:
+        member = te.reduce_axis((0, size), name="member")
+        sums = te.compute(
+            [*batch, groups],
+            lambda *at: te.sum(totals(*at[:-1], at[-1] * size + member), axis=member),
+            name=f"{name}_sum",
+        )
+        return te.compute([*batch, groups], lambda *at: sums(*at) / count, name=name)
+
+    def first_of_group(*at: Any) -> Any:
+        of = dict(zip(rows, at, strict=False))
+        return x(*(of.get(axis, 0) for axis in range(last)), at[-1] // size * size)
+
+    first = by_channel(first_of_group, "x_first")
+    shifted_mean = mean_of_group(total(lambda at: x(*at) - first(*of_row(at)), "x_total"), "group_mean")
+    mean = by_channel(lambda *at: shifted_mean(*at[:-1], at[-1] // size), "x_mean")
+
+    def centred(at: Sequence[Any]) -> Any:
+        return x(*at) - first(*of_row(at)) - mean(*of_row(at))
+
+    variance = mean_of_group(total(lambda at: centred(at) * centred(at), "x_squares"), "group_variance")
+    scale = by_channel(
+        lambda *at: tirx.rsqrt(variance(*at[:-1], at[-1] // size) + tirx.const(epsilon, x.dtype)) * gamma(at[-1]),
+        "x_scale",
+    )
+    return te.compute(shape, lambda *at: centred(at) * scale(*of_row(at)) + beta(at[-1]), name="T_norm")
+
+
 def instance_norm(x: Any, gamma: Any, beta: Any, channel_axis: int, axes: Sequence[int], epsilon: float) -> Any:
     """x normed over `axes`; gamma and beta have an element for each channel."""
     rank = len(x.shape)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tuner.space.access import MIN_LANES, spatial_axes, strides
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 CHEAP_OPERATIONS = 8
@@ -46,13 +47,19 @@ def _tried(step: Any, block: Any) -> bool:
 
 
 def _worth_storing(schedule: Any, block: Any, consumers: Sequence[Any]) -> bool:
-    operations = _operations(schedule.get(block).body)
-    if operations <= CHEAP_OPERATIONS:
-        return False
     stored = _instances(schedule, block)
-    if len(consumers) > 1 or any(_instances(schedule, consumer) > stored for consumer in consumers):
+    read_often = any(_instances(schedule, consumer) > stored for consumer in consumers)
+    if _operations(schedule.get(block).body) <= CHEAP_OPERATIONS:
+        return read_often and _gathers(schedule.get(block))
+    if len(consumers) > 1 or read_often:
         return True
     return copied_operations(schedule, block, consumers) > MOST_COPIED
+
+
+def _gathers(definition: Any) -> bool:
+    """Whether a vector along the last axis would have to gather what a stage reads, as each channel its group's mean."""
+    axes = spatial_axes(definition)
+    return bool(axes) and any(None in each for each in strides(definition, definition.reads, axes[-1], MIN_LANES))
 
 
 def copied_operations(schedule: Any, block: Any, consumers: Sequence[Any]) -> int:

@@ -241,7 +241,7 @@ def _split_vector(schedule: Any, stage: Stage, loop: Any, lanes: int) -> list[An
 def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int, accumulators: int) -> Iterator[_Nest]:
     """Splits a reduction over lanes (rfactor): each has a partial result, and these are combined in two steps."""
     block, rank = stage.block, len(schedule.get(stage.block).writes[0].region)
-    fused = len(loops) > 1 and _fills_the_last_dimensions(schedule, stage)
+    fused = len(loops) > 1 and fills_the_last_dimensions(schedule, stage)
     loop = schedule.fuse(*loops) if fused else loops[-1]
     outer = 0 if fused else len(loops) - 1
     extent = math.prod(stage.extents[i] for i in stage.reduction) if fused else stage.extents[stage.reduction[-1]]
@@ -269,7 +269,7 @@ def _spread_reduction(schedule: Any, stage: Stage, loops: list[Any], lanes: int,
     yield _Nest(block=block, parallel=schedule.get_loops(block)[0], vector=None, initialise_at=-1)
 
 
-def _fills_the_last_dimensions(schedule: Any, stage: Stage) -> bool:
+def fills_the_last_dimensions(schedule: Any, stage: Stage) -> bool:
     """Whether every read that the reduction indexes has the reduction's axes, in order, as its last dimensions, so that they
     may be fused."""
     definition = schedule.get(stage.block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.graph.channel_norms import norms_of_channels
 from tuner.graph.even_columns import even_columns
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
@@ -19,6 +20,15 @@ from tuner.graph.slice_views import slice_views
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
     products=(reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
-    layout=(simplify, even_columns, simplify, separate_resizes, fold_input_transpose, separate_pools, slice_views),
+    layout=(
+        simplify,
+        even_columns,
+        simplify,
+        separate_resizes,
+        norms_of_channels,
+        fold_input_transpose,
+        separate_pools,
+        slice_views,
+    ),
     fusion=(mark_resamplings,),
 )
