@@ -47,6 +47,9 @@ FUNCTIONS = {
     "bound from below": lambda x: x.clamp(min=-0.1),
     "bound from above": lambda x: x.clamp(max=0.1),
     "choice by channel": lambda x: torch.where(x.mean(-1, keepdim=True) > 0, x, 0.5),
+    "reflection": lambda x: functional.pad(x, (1,) * (2 * x.ndim - 4), mode="reflect"),
+    "replication and elu": lambda x: functional.elu(functional.pad(x, (2,) * (2 * x.ndim - 4), mode="replicate")),
+    "rows in another order": lambda x: x.index_select(-1, torch.tensor([3, 3, 0, 5, 1, 2])),
     "choice between ranks": lambda x: torch.where(x > 0, x, x.mean()),
 }
 
@@ -60,15 +63,22 @@ def test_nothing_is_transposed_for_what_stands_between_convolutions(name: str, d
     assert sum(count for name, count in kernels.items() if "transpose" in name) <= (2 if dimensions == 1 else 1)
 
 
+def test_padding_by_reflection_copies_an_image_once() -> None:
+    kernels = check(Between(FUNCTIONS["reflection"], 2), torch.randn(1, 4, 9, 7))
+    assert sum(count for name, count in kernels.items() if "take" in name) == 1
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: torch.where(LAST, x, 0.5),
         lambda x: torch.where(LAST, x, functional.elu(x).flip(1)),
         lambda x: torch.where(x > 0, x, x.cumsum(-1)),
+        lambda x: x.index_select(2, torch.tensor([1, 0, 1])) + x.index_select(2, torch.tensor([1, 0, 1]))[..., [0]],
+        lambda x: x[:, :, [5, 0, 2]][:, :, :, [1, 1, -1]][:, [7, 6, 5, 4, 0, 0, 1, 2]][:, :, [2, 1, 1]],
         lambda x: x.transpose(-1, -2).expm1().transpose(-1, -2),
     ],
-    ids=["row", "row and flipped", "scan", "transposed by the model"],
+    ids=["row", "row and flipped", "scan", "rows read twice", "rows of rows", "transposed by the model"],
 )
 def test_what_lies_otherwise_is_right(function: Callable[[Any], Any]) -> None:
     torch.manual_seed(0)

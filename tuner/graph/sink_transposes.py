@@ -1,7 +1,8 @@
-"""Transposes behind the functions of one tensor's elements that follow them: f(transpose(x)) becomes transpose(f(x)).
+"""Transposes behind what works on single elements of one tensor: f(transpose(x)) becomes transpose(f(x)).
 
 TVM's ConvertLayout transposes around every tensor function, since it does not know what one computes. Functions of single
-elements (ELU, `log1p` in softplus and mish) are computed where their operand lies; the transposes then cancel.
+elements (ELU, `log1p` in softplus and mish) are computed where their operand lies, and so are selections of elements along
+an axis (padding by reflection, which PyTorch writes as one for each axis); the transposes then cancel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tuner.graph.def_use import DefUse, Replacement, definition, permutation, replace_calls, static_shape
+from tuner.graph.def_use import DefUse, Replacement, definition, op_name, permutation, replace_calls, static_shape
 from tuner.tvm_compat import ir, relax, structural_walk, te, tirx, tvm_ffi
 
 
@@ -19,16 +20,43 @@ def sink_transposes(mod: Any) -> Any:
     def_use = DefUse(mod["main"])
     moved: set[Any] = set()
     replacements: dict[Any, Replacement] = {}
-    for variable, call in def_use.calls("relax.call_tir"):
-        operands = list(call.args[1].fields) if isinstance(call.args[1], relax.Tuple) else []
-        if len(operands) != 1 or def_use.from_weights(operands[0]) or static_shape(call) != static_shape(operands[0]):
+    for variable, call in def_use.values.items():
+        if op_name(call) == "relax.take":
+            operands = [call.args[0]]
+        elif op_name(call) == "relax.call_tir" and isinstance(call.args[1], relax.Tuple):
+            operands = list(call.args[1].fields)
+        else:
+            continue
+        if len(operands) != 1 or def_use.from_weights(operands[0]) or static_shape(call) is None:
             continue
         if operands[0] not in moved and not permutation(def_use.definition(operands[0])):
             continue
-        if (element := _element(mod[call.args[0]])) is not None:
+        if (replacement := _take(call) if op_name(call) == "relax.take" else _function(mod, call)) is not None:
             moved.add(variable)
-            replacements[call] = _sunk(call, element)
+            replacements[call] = replacement
     return replace_calls(mod, replacements)
+
+
+def _function(mod: Any, call: Any) -> Replacement | None:
+    if static_shape(call) != static_shape(call.args[1].fields[0]):
+        return None
+    element = _element(mod[call.args[0]])
+    return None if element is None else _sunk(call, element)
+
+
+def _take(call: Any) -> Replacement | None:
+    indices = static_shape(call.args[1])
+    if call.attrs.axis is None or indices is None or len(indices) != 1:
+        return None
+
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        transposed = definition(current(call.args[0]), builder.lookup_binding)
+        axes = permutation(transposed)
+        axis = axes[int(call.attrs.axis) % len(axes)]
+        taken = relax.op.take(transposed.args[0], current(call.args[1]), axis=axis, mode=str(call.attrs.mode))
+        return relax.op.permute_dims(builder.emit(taken), axes)
+
+    return replacement
 
 
 def _element(function: Any) -> Callable[[Any], Any] | None:

@@ -7,6 +7,7 @@ from tuner.graph.even_columns import even_columns
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.merge_takes import merge_takes
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, Rewrites
 from tuner.graph.reassociate import reassociate
@@ -25,6 +26,7 @@ REWRITES = Rewrites(
         even_columns,
         simplify,
         separate_resizes,
+        merge_takes,
         norms_of_channels,
         fold_input_transpose,
         separate_pools,
