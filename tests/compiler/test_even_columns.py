@@ -46,6 +46,39 @@ def test_what_reads_a_slice_is_fused_with_the_slice() -> None:
     assert sum(kernels.values()) == 2, "a kernel for the product, and one for what is left of it"
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_slice_by_the_model_is_not_fused_into_a_product(bias: bool) -> None:
+    """Tiles of a causal convolution were written beyond the end of what it keeps."""
+
+    class Causal(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv1d(16, 16, 3, padding=2, dilation=1, bias=bias)
+
+        def forward(self, x: Any) -> Any:
+            return x + torch.relu(self.convolution(x)[..., : x.shape[-1]] * 2)
+
+    torch.manual_seed(0)
+    kernels = check(Causal(), torch.randn(4, 16, 37))
+    assert not any("conv" in name and "slice" in name for name in kernels), kernels
+
+
+def test_a_product_whose_parts_are_read_keeps_its_bias() -> None:
+    layer = nn.Linear(64, 48)
+
+    class Gated(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            return y[:, :24] * y[:, 24:].sigmoid()
+
+    kernels = check(Gated(), torch.randn(9, 64))
+    assert any("matmul" in name and "add" in name for name in kernels), kernels
+
+
 def test_products_of_two_inputs_stay() -> None:
     class Product(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:

@@ -20,17 +20,24 @@ def dense_tanh(builder: Any, x: Any, w: Any, b: Any) -> Any:
     return builder.emit(relax.op.tanh(dense_add(builder, x, w, b)))
 
 
-def bounded() -> Workload:
-    return workload(dense_tanh, (ROWS, REDUCTION), (REDUCTION, COLUMNS), (COLUMNS,))
+def dense_clamped(builder: Any, x: Any, w: Any, b: Any) -> Any:
+    return builder.emit(relax.op.clip(dense_add(builder, x, w, b), 0, 6))
 
 
-def summed(bench: Bench, name: str, order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+BOUNDS = {dense_tanh: np.tanh, dense_clamped: lambda x: np.clip(x, 0, 6)}
+
+
+def bounded(function: Any = dense_tanh) -> Workload:
+    return workload(function, (ROWS, REDUCTION), (REDUCTION, COLUMNS), (COLUMNS,))
+
+
+def summed(bench: Bench, name: str, order: np.ndarray[Any, Any], function: Any = dense_tanh) -> np.ndarray[Any, Any]:
     """The bounded product on the set, its terms of `order` summed one after another."""
     x, w, b = (tensor.numpy() for tensor in bench.inputs[name])
     total = np.zeros((ROWS, COLUMNS), np.float32)
     for k in order:
         total += x[:, k, None] * w[None, k, :]
-    return np.tanh(total + b)
+    return np.asarray(BOUNDS[function](total + b))
 
 
 def opened(found: Workload) -> tuple[Bench, Any]:
@@ -40,22 +47,24 @@ def opened(found: Workload) -> tuple[Bench, Any]:
     return bench, bench.reference_program()
 
 
-def test_another_order_of_summation_passes_before_tanh_too() -> None:
-    bench, reference = opened(bounded())
+@pytest.mark.parametrize("function", BOUNDS)
+def test_another_order_of_summation_passes_before_a_bound_too(function: Any) -> None:
+    bench, reference = opened(bounded(function))
     order = np.random.default_rng(1).permutation(REDUCTION)
     for name in SETS:
         outputs, changes = bench.run_reference(reference, name)
-        found = [summed(bench, name, order)]
+        found = [summed(bench, name, order, function)]
         assert ReferenceOutputs(bench.properties, name, outputs, changes).compare(found)[0], name
         if name == "edges":
             assert not ReferenceOutputs(bench.properties, name, outputs).compare(found)[0], "what it is there for"
 
 
+@pytest.mark.parametrize("function", BOUNDS)
 @pytest.mark.parametrize("name", SETS)
-def test_a_missing_term_before_tanh_is_found_on_every_set(name: str) -> None:
-    bench, reference = opened(bounded())
+def test_a_missing_term_before_a_bound_is_found_on_every_set(name: str, function: Any) -> None:
+    bench, reference = opened(bounded(function))
     expected = ReferenceOutputs(bench.properties, name, *bench.run_reference(reference, name))
-    assert not expected.compare([summed(bench, name, np.arange(REDUCTION - 1))])[0]
+    assert not expected.compare([summed(bench, name, np.arange(REDUCTION - 1), function)])[0]
 
 
 def test_inputs_are_afterwards_as_they_were() -> None:

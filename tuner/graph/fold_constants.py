@@ -94,14 +94,14 @@ def folded(call: Any, shape: list[int], dtype: str) -> Any:
     elif name == "relax.gather_elements" and known and _are_inside([known[0].shape[int(call.attrs.axis)]], known[1:]):
         found = np.take_along_axis(known[0], known[1], axis=int(call.attrs.axis))
     elif name == "relax.strided_slice" and known:
-        found = known[0][_slices(known[0].ndim, operands[1:])]
+        found = known[0][slices(known[0].ndim, operands[1:])]
     if found is None or np.size(found) != math.prod(shape):
         return None
     # ascontiguousarray turns a scalar into a vector, so the shape is set last.
     return relax.const(np.ascontiguousarray(np.asarray(found).astype(dtype)).reshape(shape), dtype)
 
 
-def _slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:
+def slices(rank: int, bounds: Sequence[Any]) -> tuple[slice, ...]:
     """A slice for every axis, from the axes, begins, ends and, perhaps, strides of strided_slice."""
     axes, begins, ends, *strides = ([int(value.value) for value in argument.fields] for argument in bounds)
     found = [slice(None)] * rank

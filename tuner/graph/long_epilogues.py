@@ -26,7 +26,7 @@ def end_long_epilogues(mod: Any) -> Any:
     """The module of tensor functions with annotated patterns, where an operator is fused with nothing whose result would
     hold more copies of a product's than MOST_COPIES: the next kernel begins after it."""
     copies: dict[Any, int] = {}
-    products: set[Any] = set()
+    products: dict[Any, Any] = {}  # variable -> the product at the beginning of its kernel
     replacements: dict[Any, Replacement] = {}
     def_use = DefUse(mod["main"])
     for variable, call in def_use.calls("relax.call_tir"):
@@ -34,21 +34,26 @@ def end_long_epilogues(mod: Any) -> Any:
         pattern = int((function.attrs or {}).get(PATTERN, OPAQUE))
         if pattern >= OUT_ELEMWISE_FUSABLE:
             copies[variable] = int(pattern == OUT_ELEMWISE_FUSABLE)
-            products |= {call} if copies[variable] else set()
+            products |= {variable: call} if copies[variable] else {}
         elif any(given := [copies.get(argument, 0) for argument in call.args[1].fields]):
             copies[variable] = _copies(function, given)
-            product = def_use.values.get(call.args[1].fields[0])
-            if product is not None and product in products and pattern <= INJECTIVE and _keeps_a_part(call):
+            product = next((products[each] for each in call.args[1].fields if each in products), None)
+            if product is not None and pattern <= INJECTIVE and _keeps_a_part(def_use, call):
                 copies[variable] = 0
                 replacements[product] = _alone(product, mod[product.args[0]], "")
             elif copies[variable] > MOST_COPIES:
                 copies[variable] = 0
                 replacements[call] = _alone(call, function, "_alone")
+            elif product is not None:
+                products[variable] = product
     return replace_calls(mod, replacements)
 
 
-def _keeps_a_part(call: Any) -> bool:
-    """Whether the result has fewer elements than the argument, as a slice: no tile of the product is written whole."""
+def _keeps_a_part(def_use: DefUse, call: Any) -> bool:
+    """Whether the result has fewer elements than the argument, which nothing else reads, as a slice: then no tile of the
+    product is written whole."""
+    if not def_use.has_one_use(call.args[1].fields[0]):
+        return False
     shapes = [static_shape(each) for each in (call, *call.args[1].fields)]
     sizes = [math.prod(shape) for shape in shapes if shape is not None]
     return len(shapes) == len(sizes) == 2 and sizes[0] < sizes[1]

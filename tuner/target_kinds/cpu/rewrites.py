@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.graph.channel_norms import norms_of_channels
+from tuner.graph.crop_convolutions import crop_convolutions
 from tuner.graph.even_columns import even_columns
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
@@ -20,7 +21,7 @@ from tuner.graph.slice_views import slice_views
 
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
-    products=(reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
+    products=(crop_convolutions, reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
     layout=(
         simplify,
         even_columns,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.graph.align_layouts import align_layouts
 from tuner.graph.constant_takes import constant_takes
+from tuner.graph.crop_convolutions import crop_convolutions
 from tuner.graph.even_biases import even_biases
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
@@ -26,7 +27,16 @@ from tuner.graph.split_slices import split_slices
 REWRITES = Rewrites(
     always=(decompose_scans, *ALWAYS),
     products=(
-        *(split_slices, constant_takes, shared_weights, simplify, split_projections, simplify, even_biases),
+        *(
+            crop_convolutions,
+            split_slices,
+            constant_takes,
+            shared_weights,
+            simplify,
+            split_projections,
+            simplify,
+            even_biases,
+        ),
         *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),
     ),
     layout=(
