@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.graph.channel_norms import norms_of_channels
+from tuner.graph.constant_takes import constant_takes
 from tuner.graph.crop_convolutions import crop_convolutions
 from tuner.graph.even_columns import even_columns
 from tuner.graph.fold_head_split import fold_head_split
@@ -18,10 +19,24 @@ from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
+from tuner.graph.split_projections import split_projections
+from tuner.graph.split_slices import split_slices
 
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
-    products=(crop_convolutions, reassociate, patch_embedding, fold_head_split, merge_matmuls, fold_transposes),
+    products=(
+        crop_convolutions,
+        split_slices,
+        constant_takes,
+        simplify,
+        split_projections,
+        simplify,
+        reassociate,
+        patch_embedding,
+        fold_head_split,
+        merge_matmuls,
+        fold_transposes,
+    ),
     layout=(
         simplify,
         even_columns,
