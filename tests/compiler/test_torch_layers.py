@@ -98,6 +98,18 @@ def test_a_transposed_convolution_is_the_sum_of_its_taps(kind: str) -> None:
     assert ("add_relu" in product) is (kind not in PHASES), "phases are moved to their places first"
 
 
+@pytest.mark.parametrize("window", [2, (1, 2, 3), 3])
+def test_transposed_convolutions_of_volumes_are_right(window: Any) -> None:
+    """Those whose windows lie side by side are convolutions, whose results are moved."""
+    torch.manual_seed(0)
+    stride = 2 if window == 3 else window
+    network = nn.Sequential(
+        nn.Conv3d(3, 16, 1), nn.ReLU(), nn.ConvTranspose3d(16, 12, window, stride), nn.Conv3d(12, 4, 1)
+    )
+    kernels = check(network, torch.randn(2, 3, 3, 5, 4))
+    assert any("transpose" in name and "conv" in name for name in kernels) is (window == 3)
+
+
 @pytest.mark.parametrize("dimensions", [1, 3])
 def test_convolutions_of_all_ranks_have_their_channels_last(dimensions: int) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,8 +81,11 @@ def convolution(
     if not transposed and not is_float(dtype):
         found = _plain(to, x, weight, stride, padding, dilation, groups)
     elif transposed and not _has_transposed(rank, dtype, stride, output_padding):
-        x, weight = to.cast(x, wide(dtype)), to.cast(weight, wide(dtype))
-        found = to.cast(_transposed(to, x, weight, stride, padding, dilation, groups), dtype)
+        if is_float(dtype) and groups == 1 and _are_apart(shape_of(weight), stride, padding, dilation, output_padding):
+            found = _side_by_side(to, x, weight)
+        else:
+            x, weight = to.cast(x, wide(dtype)), to.cast(weight, wide(dtype))
+            found = to.cast(_transposed(to, x, weight, stride, padding, dilation, groups), dtype)
     else:
         make, layout, kernel_layout = (TRANSPOSED if transposed else PLAIN)[rank]
         more = {"output_padding": list(output_padding)} if transposed else {}
@@ -148,6 +152,28 @@ def _has_transposed(rank: int, dtype: str, stride: Sequence[int], output_padding
         and rank in TRANSPOSED
         and all(more < step for more, step in zip(output_padding, stride, strict=True))
     )
+
+
+def _are_apart(
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> bool:
+    """Whether windows of three dimensions lie one beside the other, as in the decoders of U-Nets of volumes."""
+    plain = set(padding) == {0} == set(output_padding) and set(dilation) == {1}
+    return len(kernel) == 5 and plain and list(kernel[2:]) == list(stride)
+
+
+def _side_by_side(to: Emitter, x: Any, weight: Any) -> Any:
+    """Each place of the window is a convolution of one tap, and its results are moved there; weight [c, o, ...]."""
+    images, inputs, *size = shape_of(x)
+    _, outputs, *window = shape_of(weight)
+    taps = to.reshape(to.permute(weight, [2, 3, 4, 1, 0]), [math.prod(window) * outputs, inputs, 1, 1, 1])
+    y = to.emit(op.nn.conv3d(x, taps, data_layout="NCDHW", kernel_layout="OIDHW", out_dtype=to.dtype))
+    y = to.permute(to.reshape(y, [images, *window, outputs, *size]), [0, 4, 5, 1, 6, 2, 7, 3])
+    return to.reshape(y, to.shape)
 
 
 def _transposed(
