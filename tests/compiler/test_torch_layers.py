@@ -65,10 +65,6 @@ TRANSPOSED = {
     "stride and padding": (2, {"kernel_size": 4, "stride": 2, "padding": 1}),
     "stride and padding of two": (2, {"kernel_size": 4, "stride": 2, "padding": 2}),
     "stride of three": (2, {"kernel_size": (6, 3), "stride": 3, "padding": (2, 1), "output_padding": (1, 2)}),
-    "as many taps for each output": (
-        2,
-        {"kernel_size": 4, "stride": 2, "padding": 1, "output_padding": 0, "bias": False},
-    ),
     "output padding": (2, {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1}),
     "dilation": (2, {"kernel_size": 3, "stride": 2, "padding": 2, "dilation": 2}),
     "stride of one": (2, {"kernel_size": 3, "padding": 1}),

@@ -79,18 +79,23 @@ def _padding(sliced: list[Any], convolution: Any, bias: Any) -> list[int] | None
 
 def _cropped(convolution: Any, bias: Any, padding: list[int]) -> Replacement:
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
-        attrs = convolution.attrs
-        y = CONVOLUTIONS[str(convolution.op.name)](
-            *(current(argument) for argument in convolution.args),
-            strides=attrs.strides,
-            padding=padding,
-            dilation=attrs.dilation,
-            groups=attrs.groups,
-            data_layout=attrs.data_layout,
-            kernel_layout=attrs.kernel_layout,
-            out_layout=attrs.out_layout,
-            out_dtype=attrs.out_dtype or None,
-        )
+        y = padded(convolution, [current(argument) for argument in convolution.args], padding)
         return y if bias is None else relax.op.add(builder.emit(y), current(bias))
 
     return replacement
+
+
+def padded(convolution: Any, arguments: list[Any], padding: list[int]) -> Any:
+    """The convolution of the arguments with other padding."""
+    attrs = convolution.attrs
+    return CONVOLUTIONS[str(convolution.op.name)](
+        *arguments,
+        strides=attrs.strides,
+        padding=padding,
+        dilation=attrs.dilation,
+        groups=attrs.groups,
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_layout=attrs.out_layout,
+        out_dtype=attrs.out_dtype or None,
+    )

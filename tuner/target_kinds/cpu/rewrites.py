@@ -21,6 +21,7 @@ from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
 from tuner.graph.split_projections import split_projections
 from tuner.graph.split_slices import split_slices
+from tuner.target_kinds.cpu.even_positions import even_positions
 
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
@@ -40,6 +41,7 @@ REWRITES = Rewrites(
     layout=(
         simplify,
         even_columns,
+        even_positions,
         simplify,
         separate_resizes,
         merge_takes,
