@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402  # needs torch
 from torch.nn import functional  # noqa: E402
 
-from tests.compiler.test_torch_layers import check  # noqa: E402
+from tests.compiler.test_torch_layers import check, prepared  # noqa: E402
 
 WIDTH, HEADS = 96, 3
 
@@ -69,3 +69,15 @@ def test_no_kernel_cuts_a_packed_projection_apart(name: str) -> None:
     kernels = check(module.eval(), *inputs)
     assert not any(part in kernel for kernel in kernels for part in ("take", "split", "slice")), kernels
     assert sum(kernels.values()) <= most, kernels
+
+
+def test_the_weights_of_a_batch_are_read_once() -> None:
+    """PyTorch's attention permutes its input, and exports its dense layer as a product with a copy of the weights per row."""
+    torch.manual_seed(0)
+    module = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True).eval()
+    mod, *_ = prepared(module, (torch.randn(4, 17, WIDTH),))
+    products = [f for variable, f in mod.functions.items() if "matmul" in variable.name_hint]
+    assert products
+    for product in products:
+        assert len(product.params[1].ty.shape) == 2, "weights, one for all rows"
+    check(module, torch.randn(4, 17, WIDTH))

@@ -17,6 +17,7 @@ from tuner.graph.resamplings import mark_resamplings
 from tuner.graph.resizes import separate_resizes
 from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
+from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
 from tuner.graph.split_projections import split_projections
@@ -29,6 +30,7 @@ REWRITES = Rewrites(
         crop_convolutions,
         split_slices,
         constant_takes,
+        shared_weights,
         simplify,
         split_projections,
         simplify,
