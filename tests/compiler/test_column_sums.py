@@ -160,3 +160,26 @@ class _Given(nn.Module):  # type: ignore[misc]
 
     def forward(self, _: Any) -> Any:
         return self.result
+
+
+class Extrema(nn.Module):  # type: ignore[misc]
+    """Of columns so long that each core takes a part of the rows."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.tensors = [x]
+
+    def forward(self, x: Any) -> Any:
+        return *x.max(1), *x.min(1), x.argmax(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("special", [None, float("nan"), float("inf"), -float("inf")])
+def test_of_equal_extrema_the_first_is_taken_and_nan_stays_where_rows_are_divided(special: float | None) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 3, (1, 4096, 64)).float()
+    if special is not None:
+        x[0, [1000, 3000], 5] = special
+    module = Extrema(x)
+    for found, expected in zip(through_load(module, programs.TARGET), module(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), expected.numpy())

@@ -18,9 +18,10 @@ TYPES = ("float32", "float64")
 
 def norms_of_channels(mod: Any) -> Any:
     """The module with such norms of main as calls of tensor functions. Bindings must be canonical."""
+    def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for name in ("relax.nn.group_norm", "relax.nn.instance_norm"):
-        for _, call in DefUse(mod["main"]).calls(name):
+        for _, call in def_use.calls(name):
             shape = static_shape(call)
             if shape is None or str(call.ty.dtype) not in TYPES:
                 continue

@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tuner.graph.convolutions import CONVOLUTIONS, padded
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
 from tuner.graph.fold_constants import slices
 from tuner.tvm_compat import relax
-
-CONVOLUTIONS: dict[str, Callable[..., Any]] = {
-    "relax.nn.conv1d": relax.op.nn.conv1d,
-    "relax.nn.conv2d": relax.op.nn.conv2d,
-    "relax.nn.conv3d": relax.op.nn.conv3d,
-}
 
 
 def crop_convolutions(mod: Any) -> Any:
@@ -83,19 +78,3 @@ def _cropped(convolution: Any, bias: Any, padding: list[int]) -> Replacement:
         return y if bias is None else relax.op.add(builder.emit(y), current(bias))
 
     return replacement
-
-
-def padded(convolution: Any, arguments: list[Any], padding: list[int]) -> Any:
-    """The convolution of the arguments with other padding."""
-    attrs = convolution.attrs
-    return CONVOLUTIONS[str(convolution.op.name)](
-        *arguments,
-        strides=attrs.strides,
-        padding=padding,
-        dilation=attrs.dilation,
-        groups=attrs.groups,
-        data_layout=attrs.data_layout,
-        kernel_layout=attrs.kernel_layout,
-        out_layout=attrs.out_layout,
-        out_dtype=attrs.out_dtype or None,
-    )

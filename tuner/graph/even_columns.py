@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.graph.channels_last import LAYOUTS
+from tuner.graph.convolutions import CONVOLUTIONS
 from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.tvm_compat import relax
 
@@ -21,14 +22,13 @@ WIDER = ((1024, 64), (256, 32))
 """(columns, elements): from so many columns on they become a multiple of more elements, which several vectors divide."""
 SHORTEST = 48
 """Terms of a sum from which on wider vectors save more than the slice costs."""
-_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
 
 def even_columns(mod: Any) -> Any:
     """The module with such columns in main. Convolutions are channels last, and bindings canonical."""
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
-    for name in ("relax.matmul", *_CONVOLUTIONS):
+    for name in ("relax.matmul", *CONVOLUTIONS):
         for _, call in def_use.calls(name):
             weight = static_shape(call.args[1])
             if weight is None or static_shape(call) is None or def_use.from_weights(call.args[0]):

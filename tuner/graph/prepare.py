@@ -43,7 +43,9 @@ from pitchpipe.errors import UnsupportedOperator
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.graph.channels_last import channels_last
+from tuner.graph.constant_takes import constant_takes
 from tuner.graph.conv_transpose import decompose_conv_transpose
+from tuner.graph.crop_convolutions import crop_convolutions
 from tuner.graph.decompose_attention import decompose_attention
 from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.fold_batch_norm import fold_batch_norm
@@ -53,9 +55,12 @@ from tuner.graph.legalise import legalise
 from tuner.graph.lift_params import lift_params
 from tuner.graph.long_epilogues import end_long_epilogues
 from tuner.graph.precision import PRECISION, marked, take_precision
+from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_transposes import sink_transposes
 from tuner.graph.slice_views import bind_outputs_in_dataflow
+from tuner.graph.split_projections import split_projections
+from tuner.graph.split_slices import split_slices
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
@@ -69,6 +74,11 @@ Rewrite = Callable[[Any], Any]
 
 ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, decompose_double_norms, simplify)
 """The first passes for every kind of target: others build on them, and without them programs read out of bounds."""
+PARTS: Sequence[Rewrite] = (
+    *(crop_convolutions, split_slices, constant_takes, shared_weights),
+    *(simplify, split_projections, simplify),
+)
+"""The first passes over products for every kind of target: nothing is computed that is dropped, or cut apart afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)

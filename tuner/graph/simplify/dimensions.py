@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from tuner.graph.convolutions import padded
 from tuner.graph.def_use import op_name, static_shape
 from tuner.graph.simplify.rewriter import Rewriter
 from tuner.tvm_compat import relax
@@ -131,17 +132,17 @@ class DimensionRules(Rewriter):
 
     def conv1d(self, call: Any) -> Any:
         """Folds zero padding into a convolution that reads it."""
-        return self._padded(call, relax.op.nn.conv1d, "NCW")
+        return self._padded(call, "NCW")
 
     def conv2d(self, call: Any) -> Any:
         """The same along two axes."""
-        return self._padded(call, relax.op.nn.conv2d, "NCHW")
+        return self._padded(call, "NCHW")
 
     def conv3d(self, call: Any) -> Any:
         """The same along three axes."""
-        return self._padded(call, relax.op.nn.conv3d, "NCDHW")
+        return self._padded(call, "NCDHW")
 
-    def _padded(self, call: Any, convolution: Callable[..., Any], layout: str) -> Any:
+    def _padded(self, call: Any, layout: str) -> Any:
         definition = self.definition(call.args[0])
         attrs = call.attrs
         if (
@@ -155,15 +156,5 @@ class DimensionRules(Rewriter):
         if any(width[:4]) or min(width) < 0 or float(getattr(value, "value", value)) != 0.0:
             return None
         extra = [*width[4::2], *width[5::2]]  # before and behind each axis => before each axis, then behind each
-        return convolution(
-            definition.args[0],
-            call.args[1],
-            strides=attrs.strides,
-            padding=[int(old) + new for old, new in zip(attrs.padding, extra, strict=True)],
-            dilation=attrs.dilation,
-            groups=attrs.groups,
-            data_layout=attrs.data_layout,
-            kernel_layout=attrs.kernel_layout,
-            out_layout=attrs.out_layout,
-            out_dtype=attrs.out_dtype or None,
-        )
+        padding = [int(old) + new for old, new in zip(attrs.padding, extra, strict=True)]
+        return padded(call, [definition.args[0], call.args[1]], padding)

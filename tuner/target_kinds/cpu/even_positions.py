@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.graph.channels_last import LAYOUTS
-from tuner.graph.crop_convolutions import CONVOLUTIONS, padded
+from tuner.graph.convolutions import CONVOLUTIONS, padded
 from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.space.micro_kernel import Product, micro_kernels
 from tuner.space.processor import VectorUnit

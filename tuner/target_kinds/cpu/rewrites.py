@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 from tuner.graph.channel_norms import norms_of_channels
-from tuner.graph.constant_takes import constant_takes
-from tuner.graph.crop_convolutions import crop_convolutions
 from tuner.graph.even_columns import even_columns
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.merge_takes import merge_takes
 from tuner.graph.patch_embedding import patch_embedding
-from tuner.graph.prepare import ALWAYS, Rewrites
+from tuner.graph.prepare import ALWAYS, PARTS, Rewrites
 from tuner.graph.reassociate import reassociate
 from tuner.graph.resamplings import mark_resamplings
 from tuner.graph.resizes import separate_resizes
 from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
-from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
-from tuner.graph.split_projections import split_projections
-from tuner.graph.split_slices import split_slices
 from tuner.target_kinds.cpu.even_positions import even_positions
 
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
     products=(
-        crop_convolutions,
-        split_slices,
-        constant_takes,
-        shared_weights,
-        simplify,
-        split_projections,
-        simplify,
+        *PARTS,
         reassociate,
         patch_embedding,
         fold_head_split,

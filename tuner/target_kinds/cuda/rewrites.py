@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from tuner.graph.align_layouts import align_layouts
-from tuner.graph.constant_takes import constant_takes
-from tuner.graph.crop_convolutions import crop_convolutions
 from tuner.graph.even_biases import even_biases
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
@@ -13,30 +11,19 @@ from tuner.graph.group_attention import group_attention
 from tuner.graph.group_rows import group_rows
 from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.patch_embedding import patch_embedding
-from tuner.graph.prepare import ALWAYS, Rewrites
+from tuner.graph.prepare import ALWAYS, PARTS, Rewrites
 from tuner.graph.reassociate import reassociate
 from tuner.graph.resizes import separate_resizes
 from tuner.graph.scans import decompose_scans
-from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
-from tuner.graph.split_projections import split_projections
-from tuner.graph.split_slices import split_slices
 
 REWRITES = Rewrites(
     always=(decompose_scans, *ALWAYS),
     products=(
-        *(
-            crop_convolutions,
-            split_slices,
-            constant_takes,
-            shared_weights,
-            simplify,
-            split_projections,
-            simplify,
-            even_biases,
-        ),
+        *PARTS,
+        even_biases,
         *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),
     ),
     layout=(
