@@ -103,6 +103,10 @@ RIGHT: dict[str, Of] = {
     "a slope that only training draws": Of(lambda x: functional.rrelu(x, 0.1, 0.4) * 2, X),
     "one number in half precision": Of(lambda x: x + torch.full_like(x.bfloat16(), 0.5).float(), X),
     "extrema and their places": Of(lambda x: (*x.max(1), *x.min(0), x.argmax()), X),
+    "extrema without their places": Of(
+        lambda x: (x.max(1)[0], x.min(0, keepdim=True)[0], (x > 0).max(-1)[0], (9 * x).long().min(1)[0]), X
+    ),
+    "the extremum of a scalar": Of(lambda x: x.abs().sum().max(0)[0], X),
 }
 
 

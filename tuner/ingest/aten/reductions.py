@@ -207,7 +207,9 @@ converter("argmin.default")(_argument(False))
 
 
 def _with_places(largest: bool) -> Callable[..., Any]:
-    def convert(to: Emitter, x: Any, dim: int, **_: Any) -> Any:
+    def convert(to: Emitter, x: Any, dim: int, keepdim: bool = False) -> Any:
+        if not to.reads(1):
+            return (amax if largest else amin)(to, x, dim, None, keepdim), None
         have = dtype_of(x)
         x = _working(to, x)
         shape = shape_of(x) or [1]
