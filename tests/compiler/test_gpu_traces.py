@@ -6,7 +6,8 @@ import pytest
 
 from tests.compiler.gpu_programs import convolution, product, relu_of_product, schedules, workload
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace
-from tuner.tvm_compat import CUDA_INTRINSICS, load_ir, tvm, tvm_ffi
+from tuner.tensor_intrinsics import CUDA_INTRINSICS
+from tuner.tvm_compat import load_ir, tvm, tvm_ffi
 
 CASES = {
     "fp16 product": lambda: product(256, 256, 256),

@@ -106,6 +106,9 @@ RIGHT: dict[str, Of] = {
     "extrema without their places": Of(
         lambda x: (x.max(1)[0], x.min(0, keepdim=True)[0], (x > 0).max(-1)[0], (9 * x).long().min(1)[0]), X
     ),
+    "extrema of half precision and of nothing, without places": Of(
+        lambda x: (x.half().max(1)[0].float(), x.bfloat16().min(0)[0].float(), x[:0].max(1)[0].sum()), X
+    ),
     "the extremum of a scalar": Of(lambda x: x.abs().sum().max(0)[0], X),
 }
 

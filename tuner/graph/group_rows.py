@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.graph.convolutions import CONVOLUTIONS
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
 from tuner.graph.epilogue import BINARY, ELEMENTWISE, PRODUCTS
 from tuner.graph.fold_constants import constant_value
@@ -26,7 +27,7 @@ REDUCTIONS = frozenset(f"relax.{name}" for name in ("max", "mean", "min", "sum",
 NORMS = frozenset(f"relax.nn.{name}" for name in ("layer_norm", "log_softmax", "rms_norm", "softmax"))
 NORMS_OF_IMAGES = frozenset(("relax.nn.group_norm", "relax.nn.instance_norm"))
 """Norms whose rows are taken to be whole images."""
-ANCHORS = PRODUCTS | frozenset(("relax.call_tir", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"))
+ANCHORS = PRODUCTS.union(CONVOLUTIONS, ("relax.call_tir",))
 """What element-wise operators are fused behind."""
 MAX_CALLS = 48
 """Calls of a group, at most."""

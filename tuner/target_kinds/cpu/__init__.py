@@ -142,7 +142,7 @@ class CpuKind(TargetKind):
         return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}, stack {stack.VERSION}"
 
     def load_intrinsics(self) -> None:
-        from tuner.tvm_compat import load_intrinsics_of
+        from tuner.tensor_intrinsics import load_intrinsics_of
 
         load_intrinsics_of("arm_cpu" if platform.machine() in ("aarch64", "arm64") else "x86")
 

@@ -133,7 +133,7 @@ class CudaKind(TargetKind):
         return f"{own}, Triton {compiler.version()}" if compiler.available() else own
 
     def load_intrinsics(self) -> None:
-        from tuner.tvm_compat import load_cuda_intrinsics
+        from tuner.tensor_intrinsics import load_cuda_intrinsics
 
         load_cuda_intrinsics()
 

@@ -22,7 +22,8 @@ from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_products
 from tuner.space.gpu.recurrence import recurrent_kernels
 from tuner.space.refusals import tell_refused
-from tuner.tvm_compat import Schedule, dlight, load_cuda_intrinsics, load_ir, to_tvm_target, tvm_ffi
+from tuner.tensor_intrinsics import load_cuda_intrinsics
+from tuner.tvm_compat import Schedule, dlight, load_ir, to_tvm_target, tvm_ffi
 
 KEPT = 1024
 """Traces kept per process: a task asks for its default and for its baseline, which are one, and choosing takes 0.1 s."""
