@@ -68,3 +68,19 @@ def test_a_schedule_that_does_not_apply_is_left_out_and_the_reason_kept() -> Non
         assert manifest["tuned"] == tuned
         assert sorted([*manifest["tuned"], *manifest["untuned"]]) == sorted(task.workload.digest for task in tasks)
         np.testing.assert_allclose(run(executable, manifest, stripped.weights, x), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_calls_that_lay_out_one_weight_alike_share_its_copy() -> None:
+    w = np.random.default_rng(0).normal(0, 0.06, (256, 256)).astype(np.float32)
+    nodes = [node("MatMul", [f"x{n}", "w"], [f"x{n + 1}"]) for n in range(3)]
+    stripped = strip_onnx(model(nodes, {"x0": [8, 256]}, ["x3"], {"w": w}).SerializeToString())
+    asked = {"model_format": "onnx", "target": TARGET.key}
+    (task,) = split(prepare(load_ir(read_onnx(stripped.data, IngestLimits()).ir), TARGET), TARGET)
+    traces = {task.workload.digest: default_trace(task.workload, TARGET)}
+    manifest, executable = build_here(stripped.data, traces=traces, **asked)
+    assert manifest["tuned"] == [task.workload.digest]
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    (laid_out,) = machine["main_transform_params"]([tvm.runtime.tensor(w)])
+    assert laid_out.shape != w.shape, "the schedule lays its weight out"
+    x = np.random.default_rng(1).normal(size=(8, 256)).astype(np.float32)
+    np.testing.assert_allclose(run(executable, manifest, {"w": w}, x), x @ w @ w @ w, rtol=1e-3, atol=1e-3)

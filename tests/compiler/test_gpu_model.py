@@ -211,6 +211,20 @@ def test_equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
+def test_kernels_of_functions_with_long_names_are_told_apart() -> None:
+    nodes = [
+        *(node("Sin" if n % 2 else "Cos", [f"{way}{n}"], [f"{way}{n + 1}"]) for way in "ab" for n in range(80)),
+        node("Exp", ["a80"], ["a"]),
+        node("Neg", ["b80"], ["b"]),
+    ]
+    data = strip_onnx(model(nodes, {"a0": [16], "b0": [16]}, ["a", "b"], {}).SerializeToString()).data
+    module = schedule_model(read_onnx(data, IngestLimits()), TARGET, {}).module
+    assert sum(len(variable.name_hint) > 512 for variable in module.functions) == 2
+    names = [kernel.name for kernel in compile_gpu_model(module, TARGET).kernels]
+    assert len(set(names)) == len(names) == 2
+
+
+@pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
 def test_a_function_that_the_device_compiler_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ingested = read_onnx(strip_onnx(perceptron().SerializeToString()).data, IngestLimits())
     module = schedule_model(ingested, TARGET, {}).module

@@ -31,7 +31,9 @@ def finish(prepared: Any, target: Target) -> Any:
         private = function.without_attr("global_symbol") if isinstance(function, PrimFunc) else function
         functions[variable] = private
     first = functions.pop(prepared.get_global_var(TRANSFORM))
-    mod = lift_params(transform.SplitLayoutRewritePreproc()(IRModule(functions)))
+    mod = transform.SplitLayoutRewritePreproc()(IRModule(functions))
+    # Calls that lay out one weight in one way, as each step of an unrolled recurrence makes, share its copy.
+    mod = lift_params(transform.EliminateCommonSubexpr()(mod))
     mod = transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
     _schedule_rest(mod, target)
     return mod

@@ -41,6 +41,9 @@ from tuner.measure.gpu_lowered import KernelCall, Lowered
 from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, PrimFunc, te, to_tvm_target, tvm_ffi
 
+_SYMBOL_LENGTH = 120
+"""Of what kernels' names begin with. A function that many operators were fused into has a name of any length, and a program
+takes none beyond 512 characters."""
 _lowering = threading.Lock()
 """TVM's code generator is told by the environment not to compile at once (tuner/measure/gpu_code.py)."""
 
@@ -144,10 +147,12 @@ def _lowered(functions: Mapping[str, Any], target: Target) -> dict[str, Lowered]
         if first_of[name] == name:
             others.append((plain, name))
             plain_of[name] = plain
+    place_of = {name: place for place, name in enumerate(plain_of)}
 
     def one(name: str) -> Lowered:
+        symbol = name if len(name) <= _SYMBOL_LENGTH else f"{name[:_SYMBOL_LENGTH]}_{place_of[name]}"
         try:
-            return lower(IRModule({name: plain_of[name].with_attr("global_symbol", name)}), tvm_target, name)
+            return lower(IRModule({symbol: plain_of[name].with_attr("global_symbol", symbol)}), tvm_target, symbol)
         except Exception as error:  # NotCompiled, or whatever TVM's C++ side met
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
             raise FunctionRefused(f"{name} cannot be run by a GPU alone: {reason}", function=name) from error

@@ -87,7 +87,7 @@ def cleaned(function: Any) -> Any:
     while any(_inlined(schedule, block) for block in schedule.get_child_blocks(root)):
         pass
     found = schedule.mod["main"].without_attr("global_symbol")
-    body = tvm_ffi.structural_map(found.body, (tvm.s_tir.SBlock, _with_short_indices))
+    body = tvm_ffi.structural_map(found.body, (tvm.s_tir.SBlock, with_short_indices))
     return tirx.PrimFunc(found.params, body, found.ret_type, attrs=found.attrs)
 
 
@@ -132,7 +132,7 @@ def _loads(value: Any) -> bool:
     return bool(found)
 
 
-def _with_short_indices(stage: Any) -> Any:
+def with_short_indices(stage: Any) -> Any:
     """The stage with its divisions and remainders simplified, by the extents of its axes."""
     analyzer = sym.Analyzer()
     for axis in stage.iter_vars:

@@ -93,6 +93,8 @@ class Rewrites:
     """After it."""
     fusion: Sequence[Rewrite] = ()
     """When operators are tensor functions with TVM's patterns, before they are fused."""
+    fused: Sequence[Rewrite] = ()
+    """When they are fused."""
 
 
 def prepare(
@@ -142,6 +144,7 @@ def prepare(
         bind_outputs_in_dataflow,
         transform.RewriteDataflowReshape(),
         transform.DeadCodeElimination([MAIN, TRANSFORM]),
+        *of_kind.fused,
         transform.AttachAttrLayoutFreeBuffers(),
     ]
     with to_tvm_target(target), tvm.transform.PassContext(opt_level=3):

@@ -138,14 +138,15 @@ class _Reader:
         indices = [substituted(substituted(index, at), units) for index in write.indices]
         value = substituted(substituted(write.value, at), units)
         kinds = self._kinds(left, right)
-        fastest = next((v for index in reversed(indices) for v in kinds if uses(index, v)), None)
+        results = _offset(write.buffer, indices)
+        apart = {v: abs(_stride(results, v)) for v in kinds}
+        fastest = min((v for v in kinds if apart[v]), key=lambda v: apart[v], default=None)
         if fastest is not None and kinds[fastest] == "s":
             raise NotRecognised("neighbouring results are of different products, as in a depthwise convolution")
         if fastest is not None and kinds[fastest] == "i":  # Then what was A is B.
             left, right = right, left
             kinds = {v: {"i": "j", "j": "i"}.get(kind, kind) for v, kind in kinds.items()}
         extents = {axis.var: int(axis.dom.extent) for axis in self._main.iter_vars}
-        results = _offset(write.buffer, indices)
 
         def axes(kind: str, place: Any) -> tuple[Axis, ...]:
             own = sorted((v for v, found in kinds.items() if found == kind), key=lambda v: -abs(_stride(place, v)))

@@ -35,6 +35,8 @@ from tuner.tvm_compat import tirx
 
 FEW = 16
 """Rows or columns below which a product is bound by memory, and rows.py has the better kernel."""
+FEW_OF_BATCH = 4
+"""The same of columns in a batch of products, such as the groups of a convolution."""
 UNROLL = 512
 
 
@@ -122,7 +124,8 @@ def product_of(definition: Any) -> Product:
     for axis in definition.iter_vars:
         if axis.var in kinds:
             extent[kinds[axis.var]] *= int(axis.dom.extent)
-    if extent["i"] < FEW or extent["j"] < FEW or extent["k"] < PLAIN_STEP:
+    few_columns = FEW if extent["s"] == 1 else FEW_OF_BATCH
+    if extent["i"] < FEW or extent["j"] < few_columns or extent["k"] < PLAIN_STEP:
         raise NoSchedule("too small for tiles")
     *_, run = (int(axis.dom.extent) for axis in definition.iter_vars if kinds.get(axis.var) == "k")
     return Product(**extent, run=run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.graph.align_layouts import align_layouts
+from tuner.graph.batch_groups import batch_groups
 from tuner.graph.even_biases import even_biases
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
@@ -37,4 +38,5 @@ REWRITES = Rewrites(
         group_rows,
     ),
     fusion=(mark_gathers,),
+    fused=(batch_groups,),
 )

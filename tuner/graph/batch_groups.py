@@ -1,0 +1,72 @@
+"""Grouped convolutions as batches of products.
+
+The channels c of a grouped convolution's result are one axis, and of its data only their group depends on them:
+data[.., c // J * K + k] for groups of J columns and K channels. So the axis is one of data, weights and results, as a
+batch's is, and neighbours along it share their data, as columns do. Divided into c // J and c % J it is an axis of each
+kind, and what schedules batches of products on matrix units takes the convolution for one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.graph.one_function import with_short_indices
+from tuner.tvm_compat import IRModule, PrimFunc, Schedule, structural_walk, tirx, tvm, tvm_ffi
+
+
+def batch_groups(mod: Any) -> Any:
+    """The module of fused tensor functions with that axis divided."""
+    for variable, function in list(mod.functions.items()):
+        if isinstance(function, PrimFunc) and (divided := _divided(function)) is not None:
+            mod.update_func(variable, divided)
+    return mod
+
+
+def _divided(function: Any) -> Any | None:
+    """The function with its grouped convolutions divided; None where it has none."""
+    schedule = Schedule(IRModule({"main": function}), error_render_level="none")
+    found = False
+    for block in schedule.get_child_blocks(schedule.get_sblock("root", "main")):
+        if (groups := _grouped(schedule.get(block))) is None:
+            continue
+        axis, dimension, columns = groups
+        if not schedule.get_consumers(block):
+            schedule.cache_write(block, 0, "global")
+        definition = schedule.get(block)
+        schedule.transform_block_layout(block, _dividing(len(definition.iter_vars), axis, columns))
+        schedule.transform_layout(block, ("write", 0), _dividing(len(definition.writes[0].region), dimension, columns))
+        found = True
+    if not found:
+        return None
+    made = schedule.mod["main"]
+    body = tvm_ffi.structural_map(made.body, (tvm.s_tir.SBlock, with_short_indices))
+    return tirx.PrimFunc(made.params, body, made.ret_type, attrs=function.attrs)
+
+
+def _grouped(definition: Any) -> tuple[int, int, int] | None:
+    """Of a product of data and weights in groups: the place of the axis of its columns, the dimension of the result that
+    they index, and the columns of a group. None for any other stage."""
+    if definition.init is None or len(definition.reads) != 2:
+        return None
+    written = [dim.min for dim in definition.writes[0].region]
+    found: set[tuple[int, int, int]] = set()
+    for place, axis in enumerate(definition.iter_vars):
+        dimension = next((at for at, index in enumerate(written) if index.same_as(axis.var)), None)
+
+        def look(quotient: Any, place: int = place, axis: Any = axis, dimension: int | None = dimension) -> None:
+            if dimension is not None and quotient.a.same_as(axis.var) and isinstance(quotient.b, tirx.IntImm):
+                columns = int(quotient.b)
+                if columns > 1 and int(axis.dom.extent) % columns == 0:
+                    found.add((place, dimension, columns))
+
+        for read in definition.reads:
+            for dim in read.region:
+                structural_walk(dim.min, (tirx.FloorDiv, look))
+    return found.pop() if len(found) == 1 else None
+
+
+def _dividing(rank: int, place: int, columns: int) -> Any:
+    """The map of so many indices that divides one of them in two, the second of `columns` values."""
+    indices = [tirx.Var(f"x{number}", "int64") for number in range(rank)]
+    at = indices[place]
+    return tirx.IndexMap(indices, [*indices[:place], at // columns, at % columns, *indices[place + 1 :]], None)
