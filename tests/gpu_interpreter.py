@@ -6,7 +6,8 @@ condition leaves out are masked. So a barrier needs no waiting, and what is wron
 touched an element of shared memory since the last one:
 
 * `OutOfBounds`: an access outside of its buffer, which the GPU would do or fault on;
-* `Race`: two threads of a block touch an element without a barrier between, and one of them writes;
+* `Race`: two threads of a block touch an element without a barrier between, and one of them writes; or two blocks, or
+  two threads in one statement, write different values to an element of a tensor;
 * `DivergentBarrier`: a barrier that some threads of a block do not reach;
 * values that are read before they are written are no numbers, and so are integers a large one.
 
@@ -39,7 +40,7 @@ class OutOfBounds(AssertionError):
 
 
 class Race(AssertionError):
-    """Two threads touch an element of shared memory without a barrier between, and one of them writes."""
+    """Two threads touch an element, and one of them writes: in shared memory without a barrier between."""
 
 
 class DivergentBarrier(AssertionError):
@@ -94,6 +95,11 @@ def dtype_of(name: str) -> Any:
     """NumPy's type of the elements of TVM's type, of which vectors have several."""
     name = str(name).split("x")[0] if not str(name).startswith("x") else str(name)
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype("uint8" if name == "handle" else name)
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Where values differ; what is no number is alike."""
+    return (one != other) & ~((one != one) & (other != other))
 
 
 @dataclass
@@ -259,7 +265,22 @@ class _Kernel:
             if others.any():
                 raise Race("an element of shared memory is written before a barrier after another thread used it")
             memory.writer[rows, columns] = who
+        elif memory.scope == "global":
+            self._note(memory, columns, who, value)
         (memory.data if memory.data.ndim == 2 else memory.data[None])[rows, columns] = value
+
+    def _note(self, memory: _Memory, at: np.ndarray, who: np.ndarray, value: np.ndarray) -> None:
+        """Remembers which block writes elements of a tensor. Others may write the same value, and so may threads of the block,
+        which take a statement together."""
+        if not memory.writer.size:
+            memory.writer = np.full(memory.data.shape, -1)
+        before = memory.writer[at]
+        value = value.astype(memory.data.dtype)
+        others = [(before >= 0) & (before != self.block_of[who]) & _differ(memory.data[at], value)]
+        memory.writer[at], memory.data[at] = self.block_of[who], value
+        others.append(_differ(memory.data[at], value))  # written twice by this statement
+        if any(one.any() for one in others):
+            raise Race("two threads of a launch write an element of a tensor, and not the same value")
 
     # -- values: a scalar, [threads], or [threads, lanes]
 

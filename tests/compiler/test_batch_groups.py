@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.compiler import gpu_cases
-from tests.compiler.gpu_cases import arguments_of, functions, on_the_host
+from tests.compiler.gpu_cases import arguments_of, functions, on_the_host, one_function
 from tests.compiler.graphs import GPU
 from tests.triton_interpreter import run
 from tuner.graph.batch_groups import batch_groups
@@ -19,7 +19,7 @@ from tuner.templates.contraction import find_contraction
 from tuner.templates.kernels import source_of
 from tuner.templates.space import contraction_space
 from tuner.templates.text import checked, parse
-from tuner.tvm_compat import IRModule, load_ir, relax
+from tuner.tvm_compat import IRModule, load_ir, relax, te
 
 torch = pytest.importorskip("torch")
 
@@ -121,3 +121,17 @@ def test_what_has_no_groups_stays_as_it_is() -> None:
         (mod,) = functions(make, ((1, 9, 9, 8), "float32"), (weights, "float32"))
         before = mod["main"]
         assert batch_groups(IRModule({"main": before}))["main"].same_as(before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_stage_that_reads_by_quotients_is_kept_from_padding(dtype: str) -> None:
+    """24 columns of each of four products side by side, which tiles of 32 pad."""
+
+    def make(x: Any, w: Any) -> list[Any]:
+        k = te.reduce_axis((0, 40), "k")
+        sums = te.compute(
+            (4, 80, 24), lambda s, i, j: te.sum((x[s, i, k] * w[s, k, j]).astype("float32"), axis=k), name="sums"
+        )
+        return [te.compute((80, 96), lambda i, c: sums[c // 24, i, c % 24].astype(dtype), name="beside")]
+
+    gpu_cases.check(one_function(make, ((4, 80, 40), dtype), ((4, 40, 24), dtype)), GPU)

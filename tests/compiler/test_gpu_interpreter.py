@@ -66,6 +66,19 @@ def test_a_barrier_too_few_is_a_race() -> None:
     np.testing.assert_array_equal(kernel(lambda *given: body(*given, BARRIER)), np.arange(32)[::-1])
 
 
+def test_two_values_for_one_element_are_a_race() -> None:
+    def body(same: bool) -> Any:
+        def stores(given: Any, _shared: Any, thread: Any) -> list[Any]:
+            value = tirx.const(1.0, "float32") if same else thread.astype("float32")
+            return [store(given, value, thread // 2), BARRIER]
+
+        return stores
+
+    np.testing.assert_array_equal(kernel(body(True))[:17], [1.0] * 16 + [0.0])
+    with pytest.raises(Race, match="not the same value"):
+        kernel(body(False))
+
+
 def test_an_access_past_the_end_is_found() -> None:
     with pytest.raises(OutOfBounds):
         kernel(lambda b, s, t: [store(b, tirx.const(1.0, "float32"), t + 1), BARRIER])

@@ -23,31 +23,45 @@ def batch_groups(mod: Any) -> Any:
 
 
 def _divided(function: Any) -> Any | None:
-    """The function with its grouped convolutions divided; None where it has none."""
+    """The function with its grouped convolutions divided, and with them the stages that follow; None where it has none.
+
+    A stage of c would be computed wrongly where a padded product writes: TVM 0.27 keeps c below its end, not c % J below J.
+    """
     schedule = Schedule(IRModule({"main": function}), error_render_level="none")
-    found = False
-    for block in schedule.get_child_blocks(schedule.get_sblock("root", "main")):
-        if (groups := _grouped(schedule.get(block))) is None:
-            continue
-        axis, dimension, columns = groups
-        if not schedule.get_consumers(block):
-            schedule.cache_write(block, 0, "global")
-        definition = schedule.get(block)
-        schedule.transform_block_layout(block, _dividing(len(definition.iter_vars), axis, columns))
-        schedule.transform_layout(block, ("write", 0), _dividing(len(definition.writes[0].region), dimension, columns))
-        found = True
-    if not found:
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root", "main"))
+    products = [block for block in blocks if _is_convolution(schedule.get(block))]
+    if not products:
         return None
+    for product in products:
+        if not schedule.get_consumers(product):
+            schedule.cache_write(product, 0, "global")
+    stages = list(products)
+    for stage in stages:
+        definition, readers = schedule.get(stage), schedule.get_consumers(stage)
+        if (found := _grouped(definition)) is None:
+            continue
+        axis, dimension, columns = found
+        schedule.transform_block_layout(stage, _dividing(len(definition.iter_vars), axis, columns))
+        if readers:
+            schedule.transform_layout(
+                stage, ("write", 0), _dividing(len(definition.writes[0].region), dimension, columns)
+            )
+            stages += [reader for reader in readers if reader not in stages]
     made = schedule.mod["main"]
     body = tvm_ffi.structural_map(made.body, (tvm.s_tir.SBlock, with_short_indices))
     return tirx.PrimFunc(made.params, body, made.ret_type, attrs=function.attrs)
 
 
+def _is_convolution(definition: Any) -> bool:
+    """Whether it is a product in groups of its columns; heads of attention that share keys are groups of another axis."""
+    if definition.init is None or len(definition.reads) != 2 or (found := _grouped(definition)) is None:
+        return False
+    return found[1] == len(definition.writes[0].region) - 1
+
+
 def _grouped(definition: Any) -> tuple[int, int, int] | None:
-    """Of a product of data and weights in groups: the place of the axis of its columns, the dimension of the result that
-    they index, and the columns of a group. None for any other stage."""
-    if definition.init is None or len(definition.reads) != 2:
-        return None
+    """The place of the axis c by whose quotient c // J a stage reads, the dimension that c is of its result, and J; None
+    where there is no such axis, or more than one."""
     written = [dim.min for dim in definition.writes[0].region]
     found: set[tuple[int, int, int]] = set()
     for place, axis in enumerate(definition.iter_vars):

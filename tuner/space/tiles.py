@@ -148,8 +148,8 @@ def _choices(found: Contraction, unit: VectorUnit, cores: int, padded: bool) -> 
     may_stay = pack and found.weight_axes[-1] == found.vector and not product.pads_columns
     packs = pack and not (may_stay and offered and rows <= FEW_TILES * offered[0].rows)
     blocked = next((kernel for kernel in offered if _outgrows_cache(found, product, kernel, cores)), None)
-    # In one dimension each chunk would pad all of the input.
-    in_chunk = (True, False) if found.rows[:-1] else (False, True)
+    # In one dimension each chunk would pad all of the input; dilated, rows that it never reads.
+    in_chunk = (True, False) if found.rows[:-1] and not found.dilated else (False, True)
     for kernel in offered:
         pads = in_chunk if padded and found.window else (False,)
         choices = [_Choice(kernel=kernel, pack=packs, pad_in_chunk=pad_in_chunk) for pad_in_chunk in pads]

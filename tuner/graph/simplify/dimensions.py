@@ -39,6 +39,8 @@ class DimensionRules(Rewriter):
         if op_name(definition) == "relax.permute_dims" and definition.attrs.axes:
             inner = [int(axis) for axis in definition.attrs.axes]
             return self.permuted(definition.args[0], [inner[axis] for axis in axes])
+        if axes == [0, 2, 3, 1] and _resizes_a_pixel(definition):
+            return self._resized_channels_last(definition)
         moved = self.moved(call)
         if moved is not call:
             return moved
@@ -46,6 +48,25 @@ class DimensionRules(Rewriter):
         if count == 0 or axes[:count] != list(range(count)):
             return None
         return self.reshaped(self.permuted(x, [axis - count for axis in axes[count:]]), static_shape(call) or ())
+
+    def _resized_channels_last(self, resize: Any) -> Any:
+        """A pixel's resize with its channels last; before it they are turned by a reshape."""
+        batch, channels = (static_shape(resize.args[0]) or [0, 0])[:2]
+        attrs = resize.attrs
+        y = relax.op.image.resize2d(
+            self.reshaped(resize.args[0], [batch, 1, 1, channels]),
+            resize.args[1],
+            roi=[float(edge) for edge in attrs.roi],
+            layout="NHWC",
+            method=str(attrs.method),
+            coordinate_transformation_mode=str(attrs.coordinate_transformation_mode),
+            rounding_method=str(attrs.rounding_method),
+            cubic_alpha=float(attrs.cubic_alpha),
+            cubic_exclude=int(attrs.cubic_exclude),
+            extrapolation_value=float(attrs.extrapolation_value),
+            out_dtype=str(resize.ty.dtype),
+        )
+        return self.emit(y)
 
     def softmax(self, call: Any) -> Any:
         x, count = self.squeezed(call.args[0])
@@ -158,3 +179,10 @@ class DimensionRules(Rewriter):
         extra = [*width[4::2], *width[5::2]]  # before and behind each axis => before each axis, then behind each
         padding = [int(old) + new for old, new in zip(attrs.padding, extra, strict=True)]
         return padded(call, [definition.args[0], call.args[1]], padding)
+
+
+def _resizes_a_pixel(call: Any) -> bool:
+    """Whether it is a resize, channels first, of an image of one pixel, such as a global average that joins a pyramid."""
+    if op_name(call) != "relax.image.resize2d" or str(call.attrs.layout) != "NCHW":
+        return False
+    return (static_shape(call.args[0]) or [])[2:] == [1, 1]

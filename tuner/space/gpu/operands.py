@@ -7,6 +7,7 @@ into these four, so that a convolution is a product whose A is gathered while it
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -49,6 +50,20 @@ def stages_after(schedule: Any, block: Any) -> list[Any]:
         if len(users) != 1 or is_reduction(schedule, users[0]) or len(schedule.get_producers(users[0])) != 1:
             return found
         found.append(users[0])
+
+
+def follows_in_order(schedule: Any, block: Any) -> bool:
+    """Whether the stages after a block read each of its results at the place of an axis for each dimension.
+
+    Where one reads at c // 24 and c % 24, TVM 0.27 computes it wherever c is below its end: beyond the 24th column of a
+    product whose columns are padded, too, in the place of another product's.
+    """
+    for before, stage in itertools.pairwise([block, *stages_after(schedule, block)]):
+        written = schedule.get(before).writes[0].source
+        for read in schedule.get(stage).reads:
+            if read.source.same_as(written) and not all(isinstance(d.min, tirx.Var | tirx.IntImm) for d in read.region):
+                return False
+    return True
 
 
 def normal_form(schedule: Any, main: Any, i: int, j: int, k: int, *, rows_first: bool) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.operands import (
+    follows_in_order,
     inline_following,
     into_shared,
     kinds_of,
@@ -136,6 +137,10 @@ def product_of(definition: Any) -> Product:
 
 def _tiled(schedule: Any, main: Any, tile: Tile) -> Callable[[], None]:
     """Makes the product, with what comes before it and, unless a second kernel follows, after it, one kernel."""
+    found = product_of(schedule.get(main))
+    is_padded = bool(found.i % tile.i or found.j % tile.j)
+    if is_padded and not follows_in_order(schedule, main):
+        raise NoSchedule("padding beside what follows in another order")
     if tile.warps[0]:
         transposed = normal_form(schedule, main, tile.i, tile.j, tile.k, rows_first=True)
         return tiled_for_tensor_cores(schedule, main, tile, transposed)
