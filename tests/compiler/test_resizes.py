@@ -16,7 +16,9 @@ from tests.compiler.programs import TARGET  # noqa: E402
 from tests.compiler.test_graph import expected, ingest_here, run  # noqa: E402
 from tests.compiler.test_torch_operators import Of  # noqa: E402
 from tuner.deploy.finish import finish  # noqa: E402
-from tuner.graph.prepare import prepare  # noqa: E402
+from tuner.graph.prepare import calls, prepare  # noqa: E402
+from tuner.ingest import parse_container  # noqa: E402
+from tuner.ingest.torch_export import from_torch  # noqa: E402
 from tuner.tvm_compat import load_ir, relax  # noqa: E402
 
 op = relax.op
@@ -133,3 +135,26 @@ def test_weights_are_as_exact_as_the_image() -> None:
     module = Of(lambda x: [interpolate(x, sizes, mode="trilinear"), interpolate(x[0, 0], 9, mode="linear")], x)
     for found, wanted in zip(through_load(module.eval(), TARGET), module(x), strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_a_pixel_that_joins_a_pyramid_stays_channels_last(mode: str) -> None:
+    torch.manual_seed(0)
+    first, pooled, last = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 1), torch.nn.Conv2d(16, 4, 1)
+
+    def pyramid(x: Any) -> Any:
+        y = first(x)
+        average = torch.relu(pooled(y.mean((2, 3), keepdim=True)))
+        return last(torch.cat([y, interpolate(average, size=y.shape[-2:], mode=mode)], 1))
+
+    module = Of(pyramid, torch.randn(2, 3, 9, 11))
+    module.layers = torch.nn.ModuleList([first, pooled, last])
+    with torch.no_grad():
+        wanted = module(*module.tensors)
+    found = through_load(module.eval(), TARGET)
+    np.testing.assert_allclose(
+        found[0] if isinstance(found, tuple | list) else found, wanted.numpy(), rtol=1e-4, atol=1e-5
+    )
+    data, _ = from_torch(module, module.tensors)
+    prepared = prepare(load_ir(parse_container(data).ir), TARGET)
+    assert not [name for name in calls(prepared) if "transpose" in name and "concat" in name]
