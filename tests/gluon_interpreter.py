@@ -1,8 +1,8 @@
 """What kernels in Gluon call, for Triton's interpreter, which knows Triton alone: tiles in shared memory that are copied by
 the tensor memory accelerator, barriers that count the bytes, and products of tiles.
 
-It is strict about the order: who reads a tile whose copy was not waited for, or has a tile copied over one that was not yet
-multiplied, fails.
+It is strict about the order: who reads a tile whose copy was not waited for, or has a tile copied over one whose product was
+not waited for, fails.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import triton.language as tl
 
 from tuner.templates.kernel_source import KernelSource, Matrix
 
+_LAYOUT = r"(?:sums|lines|asked|shared_out)\d*"
 _REWRITTEN = (
     (re.compile(r"^from triton\.experimental.*\n|^import triton\.experimental.*\n", re.MULTILINE), ""),
-    (re.compile(r"^    (?:layout\d|sums|lines|asked|shared_out): tl\.constexpr = .*\n", re.MULTILINE), ""),
-    (
-        re.compile(r", layout=(?:sums|lines|asked|shared_out|tl\.SliceLayout\(\d, (?:sums|lines|asked|shared_out)\))"),
-        "",
-    ),
+    (re.compile(rf"^    (?:layout\d|{_LAYOUT}): tl\.constexpr = .*\n", re.MULTILINE), ""),
+    (re.compile(rf", layout=(?:{_LAYOUT}|tl\.SliceLayout\(\d, {_LAYOUT}\))"), ""),
     (re.compile(r"@gluon\.jit"), "@triton.jit"),
     (re.compile(r"tl\.allocate_shared_memory\(tl\.\w+, \[(\d+), .*\)"), r"GLUON.Slots(\1)"),
     (re.compile(r"tma\.async_copy_global_to_shared\(m(\d), "), r"GLUON.copy(m\1, MATRICES[\1], "),
     (re.compile(r"mbarrier\.(\w+)\("), r"GLUON.\1("),
-    (re.compile(r"tl\.convert_layout\(total, lines\)"), "total"),
+    (re.compile(r"tl\.convert_layout\((total\d*), lines\d*\)"), r"\1"),
     (re.compile(r"warpgroup_mma\(|warpgroup_mma_wait\("), lambda found: f"GLUON.{found[0]}"),
 )
 """What changes in a kernel's text."""
@@ -57,18 +55,18 @@ class Slot:
     def __init__(self) -> None:
         self.value: Any = None
         self.read = True
-        self.turned = False
         self.pending = 0
         """Bytes that a barrier waits for."""
         self.completed = 0
         self.waited = 0
         self.barrier: Slot | None = None
+        self.turns: Slot | None = None
+        """The tile that this one is, turned."""
 
     def permute(self, order: tuple[int, int]) -> Slot:
         assert tuple(_number(at) for at in order) == (1, 0)
         other = Slot()
-        other.__dict__ = {**self.__dict__, "turned": not self.turned}
-        self.read = True
+        other.turns = self
         return other
 
 
@@ -94,7 +92,7 @@ def copy(pointer: Any, matrix: Matrix, at: Any, barrier: Slot, slot: Slot, pred:
     """Reads a tile of a matrix; zeros beyond its ends."""
     if not _number(pred):
         return
-    assert slot.read, "a tile is copied over one that was not multiplied"
+    assert slot.read, "a tile is copied over one whose product was not waited for"
     rows = _number(at[0]) + tl.arange(0, matrix.tile[0])[:, None]
     columns = _number(at[1]) + tl.arange(0, matrix.tile[1])[None, :]
     inside = (rows < matrix.rows) & (columns < matrix.columns)
@@ -105,20 +103,29 @@ def copy(pointer: Any, matrix: Matrix, at: Any, barrier: Slot, slot: Slot, pred:
     barrier.completed += barrier.pending == 0
 
 
+_RUNNING: list[tuple[Slot, Slot]] = []
+"""Operands of products that were not waited for, the oldest first."""
+
+
 def warpgroup_mma(a: Slot, b: Slot, total: Any, is_async: bool) -> Any:
+    _RUNNING.append((a.turns or a, b.turns or b))
     return tl.dot(_multiplied(a), _multiplied(b), total)
 
 
-def warpgroup_mma_wait(outstanding: int, deps: Any) -> Any:
-    return deps[0]
+def warpgroup_mma_wait(outstanding: Any, deps: Any) -> Any:
+    done = max(0, len(_RUNNING) - _number(outstanding))
+    ended, _RUNNING[:] = _RUNNING[:done], _RUNNING[done:]
+    for slot in {id(slot): slot for pair in ended for slot in pair}.values():
+        slot.read = not any(slot in pair for pair in _RUNNING)
+    return deps[0] if len(deps) == 1 else tuple(deps)
 
 
 def _multiplied(slot: Slot) -> Any:
-    assert slot.barrier is not None
-    assert slot.barrier.waited == slot.barrier.completed, "a tile is read before it was waited for"
-    slot.read = True
-    value = slot.value.to(tl.float32)  # The interpreter multiplies bfloat16 as if it were whole numbers.
-    return tl.trans(value) if slot.turned else value
+    tile = slot.turns or slot
+    assert tile.barrier is not None
+    assert tile.barrier.waited == tile.barrier.completed, "a tile is read before it was waited for"
+    value = tile.value.to(tl.float32)  # The interpreter multiplies bfloat16 as if it were whole numbers.
+    return value if tile is slot else tl.trans(value)
 
 
 def _number(value: Any) -> int:

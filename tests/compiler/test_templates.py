@@ -33,7 +33,7 @@ from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contra
 from tuner.templates.kernel_source import LINE_BYTES
 from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
 from tuner.templates.matrices import operand_matrices
-from tuner.templates.source import CLUSTERS
+from tuner.templates.source import CLUSTERS, divided, may_be_clusters
 from tuner.templates.space import contraction_space, shared_bytes
 from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, Chosen, checked, parse
 from tuner.tvm_compat import IRModule, load_ir, relax, te, to_tvm_target
@@ -63,7 +63,7 @@ def fitting(length: int, step: int, wanted: int) -> int:
 @given(
     case=template_cases.cases(),
     rows=st.sampled_from((16, 32, 64)),
-    columns=st.sampled_from((16, 32, 64)),
+    columns=st.sampled_from((16, 32, 64, 96)),
     step=st.sampled_from((16, 32, 64)),
     parts=st.sampled_from((1, 1, 2, 4, 5)),
     group=st.sampled_from((0, 4)),
@@ -71,7 +71,7 @@ def fitting(length: int, step: int, wanted: int) -> int:
 )
 def test_products_compute_what_numpy_does(case: Case, cluster: bool, **arguments: int) -> None:
     arguments["parts"] = fitting(case.length, arguments["step"], arguments["parts"])
-    arguments["cluster"] = int(cluster and arguments["parts"] in CLUSTERS)
+    arguments["cluster"] = int(cluster and may_be_clusters(arguments))
     mod = template_cases.module(case)
     values = template_cases.arguments(case, mod)
     wanted = template_cases.expected(case, values)
@@ -87,7 +87,7 @@ def test_products_compute_what_numpy_does(case: Case, cluster: bool, **arguments
 @given(
     case=template_cases.cases(matrices=True),
     rows=st.sampled_from((64, 128)),
-    columns=st.sampled_from((16, 32, 64, 128)),
+    columns=st.sampled_from((16, 32, 64, 128, 96)),
     step=st.sampled_from((32, 64)),
     parts=st.sampled_from((1, 1, 2, 3)),
     stages=st.sampled_from((2, 3, 8)),
@@ -95,9 +95,9 @@ def test_products_compute_what_numpy_does(case: Case, cluster: bool, **arguments
 )
 def test_products_of_matrices_compute_what_numpy_does(case: Case, cluster: bool, **arguments: int) -> None:
     mod = template_cases.module(case)
-    parts = fitting(case.length, arguments["step"], arguments.pop("parts"))
-    arguments["cluster"] = int(cluster and parts in CLUSTERS)
-    text = checked(CONTRACTION_TMA, {**ARGUMENTS, **arguments, "parts": parts})
+    parts = arguments["parts"] = fitting(case.length, arguments["step"], arguments["parts"])
+    arguments["cluster"] = int(cluster and may_be_clusters(arguments))
+    text = checked(CONTRACTION_TMA, {**ARGUMENTS, **arguments})
     operands = operand_matrices(find_contraction(mod))
     assert operands is not None
     values = template_cases.arguments(case, mod)
@@ -111,6 +111,35 @@ def test_products_of_matrices_compute_what_numpy_does(case: Case, cluster: bool,
     tolerance = max(TOLERANCE[case.dtype], TOLERANCE["float16"] if halved else 0)
     scale = max(1e-3, float(np.abs(wanted).max()))
     np.testing.assert_allclose(values[-1].astype(wanted.dtype), wanted, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("template", "rows", "columns"), [(CONTRACTION, 64, 192), (CONTRACTION_TMA, 256, 192)])
+def test_a_tile_of_192_columns_is_two_of_tritons(template: str, rows: int, columns: int, parts: int) -> None:
+    told: dict[str, Any] = {"batch": 1, "rows": 300, "columns": 330, "length": 128, "dtype": "float16"}
+    case = Case(**told, turned=(False, True), steps=template_cases.STEPS[:1], relu_first=False)
+    mod = template_cases.module(case)
+    values = template_cases.arguments(case, mod)
+    wanted = template_cases.expected(case, values)
+    arguments = {**ARGUMENTS, "rows": rows, "columns": columns, "parts": parts, "warps": 8, "stages": 2}
+    source = source_of(mod, checked(template, arguments))
+    assert source.kernels[0].grid[0] == -(-300 // rows) * 2
+    run(source, values)
+    np.testing.assert_allclose(
+        values[-1].astype(wanted.dtype), wanted, rtol=0, atol=TOLERANCE["float16"] * np.abs(wanted).max()
+    )
+    early = source_of(mod, checked(template, {**arguments, "early": 1}))
+    assert compiler.to_ptx(early.kernels[0], "sm_90a").ptx
+    with pytest.raises(InvalidTrace, match="192 columns, are no cluster"):
+        source_of(mod, checked(template, {**arguments, "parts": 2, "cluster": 1}))
+
+
+@pytest.mark.parametrize(("columns", "counts"), [(16, [16]), (96, [64, 32]), (192, [128, 64]), (256, [256])])
+def test_a_tiles_columns_are_divided_into_powers_of_two(columns: int, counts: list[int]) -> None:
+    pieces = divided(columns)
+    assert [piece.count for piece in pieces] == counts
+    assert [piece.first for piece in pieces] == [sum(counts[:at]) for at in range(len(counts))]
+    assert len({piece.name for piece in pieces}) == len(pieces)
 
 
 @pytest.mark.parametrize("turned", [False, True])

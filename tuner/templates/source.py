@@ -8,11 +8,15 @@
 Where k is divided, blocks write their sums to a workspace, and these are added in the order of their parts, so that results
 do not depend on which block is first. A second kernel does that and what follows, or the blocks of a tile's parts are a
 cluster: they wait for each other, and each does it for some rows of the tile.
+
+Triton's tiles have sides that are powers of two. A block whose tile has 96 or 192 columns computes two of these, side by
+side, from one tile of A.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
@@ -43,6 +47,33 @@ CLUSTERS = (2, 4, 8)
 """Parts whose blocks may be a cluster: as many as every device takes, among which rows are divided evenly."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Columns of a block's tile that are a tile of Triton's: a power of two of them."""
+
+    name: str
+    """Of the variable that holds their places."""
+    first: int
+    count: int
+    among: int
+    """Columns of the block's tile."""
+
+
+def divided(columns: int) -> tuple[Columns, ...]:
+    """The columns of a block's tile in as few of Triton's tiles as there may be, the widest first."""
+    found, first = list[Columns](), 0
+    for count in (1 << bit for bit in reversed(range(columns.bit_length())) if columns >> bit & 1):
+        name = f"column{len(found) or ''}"
+        found.append(Columns(name=name, first=first, count=count, among=columns))
+        first += count
+    return tuple(found)
+
+
+def may_be_clusters(arguments: Mapping[str, int]) -> bool:
+    """Whether the blocks of a tile's parts can share out its rows among them."""
+    return arguments["parts"] in CLUSTERS and len(divided(arguments["columns"])) == 1
+
+
 def write_contraction(found: Contraction, arguments: Mapping[str, int]) -> TemplateSource:
     """The kernels of a contraction for the arguments of `contraction-1`.
 
@@ -57,6 +88,7 @@ class Writer:
     def __init__(self, found: Contraction, arguments: Mapping[str, int]) -> None:
         self.found, self.arguments = found, arguments
         self.rows, self.columns, self.step = (arguments[name] for name in ("rows", "columns", "step"))
+        self.pieces = divided(self.columns)
         self.parts, self.early = arguments["parts"], bool(arguments["early"])
         self.m, self.n, self.k = found.extent("i"), found.extent("j"), found.extent("k")
         self.steps = -(-self.k // (self.step * self.parts))
@@ -66,8 +98,8 @@ class Writer:
         if self.parts * found.extent("sij") > MAX_ELEMENTS:
             raise InvalidTrace("the parts have more elements than 32 bits count")
         self.cluster = bool(arguments["cluster"])
-        if self.cluster and self.parts not in CLUSTERS:
-            raise InvalidTrace(f"the blocks of {self.parts} parts are no cluster")
+        if self.cluster and not may_be_clusters(arguments):
+            raise InvalidTrace(f"the blocks of {self.parts} parts, of {self.columns} columns, are no cluster")
 
     def source(self) -> TemplateSource:
         """The product, and what adds the parts of its sums where they are divided."""
@@ -86,26 +118,36 @@ class Writer:
         if self.arguments["early"] == FETCHES:
             self._fetch(printer, 0, "tile_column", across)
             self._fetch(printer, 1, "tile_row", down)
-        outer = self.outer(printer, self.rows, self.columns)
-        tile = Tile(
-            shape=(self.rows, self.columns), variables=outer, inside=self.inside(printer, self.rows, self.columns)
-        )
+        tiles = [
+            Tile(
+                shape=(self.rows, piece.count),
+                variables=self.outer(printer, self.rows, piece),
+                inside=self.inside(printer, self.rows, piece),
+            )
+            for piece in self.pieces
+        ]
         if self.arguments["early"] == FETCHES:
-            self.weights_ahead(printer, tile)
+            for tile in tiles:
+                self.weights_ahead(printer, tile)
         wait(printer, self.early)
         dtype = self.found.sum_dtype
-        total = printer.let(f"tl.zeros(({self.rows}, {self.columns}), tl.{dtype})")
+        totals = [f"total{number or ''}" for number in range(len(tiles))]
+        for total, tile in zip(totals, tiles, strict=True):
+            printer.line(f"{total} = tl.zeros({tile.shape}, tl.{dtype})")
         printer.line(f"for step in range(0, {self.steps}):")
         body = printer.nested()
         turn = body.let(f"part * {self.steps} + step" if self.parts > 1 else "step")
-        a = self._operand(body, self.found.a, outer, turn, 0)
-        b = self._operand(body, self.found.b, outer, turn, 1)
+        a = self._operand(body, self.found.a, tiles[0], turn, 0)
         precision = ""
         if self.found.dtype == "float32":
             precision = f', input_precision="{"tf32" if self.found.tf32 else "ieee"}"'
-        body.line(f"{total} = tl.dot({a}, {b}, {total}{precision}, out_dtype=tl.{dtype})")
+        for total, tile in zip(totals, tiles, strict=True):
+            b = self._operand(body, self.found.b, tile, turn, 1)
+            body.line(f"{total} = tl.dot({a}, {b}, {total}{precision}, out_dtype=tl.{dtype})")
         printer.lines += body.lines
-        return self.finished(printer, Value(text=total, dtype=dtype, axes=BOTH), tile)
+        for piece, total, tile in zip(self.pieces, totals, tiles, strict=True):
+            self.end(printer, piece, Value(text=total, dtype=dtype, axes=BOTH), tile)
+        return self.kernel(printer)
 
     def weights_ahead(self, printer: Printer, tile: Tile) -> None:
         """Reads the weights that follow the sums, or asks for them where that is done in another tile."""
@@ -114,20 +156,21 @@ class Writer:
         elif self.cluster:
             ask_ahead(printer, self.found.value, self.found.weights, tile)
 
-    def finished(
-        self, printer: Printer, total: Value, tile: Tile, matrices: tuple[Matrix, ...] = (), layout: str = ""
-    ) -> KernelSource:
-        """The product's kernel, whose sums are done: what follows them, or their way to the workspace.
+    def end(self, printer: Printer, columns: Columns, total: Value, tile: Tile, layout: str = "") -> None:
+        """What follows the sums of a tile, or their way to the workspace.
 
         layout: in Gluon, of the rows that a block of a cluster finishes.
         """
         if self.parts == 1:
             self._finish(printer, total, tile)
-        else:
-            target, mask = self._part_address(tile, "part")
-            printer.line(f"tl.store({target}, {total.text}{mask})")
-            if self.cluster:
-                self._share_out(printer, layout)
+            return
+        target, mask = self._part_address(tile, columns, "part")
+        printer.line(f"tl.store({target}, {total.text}{mask})")
+        if self.cluster:
+            self._share_out(printer, layout)
+
+    def kernel(self, printer: Printer, matrices: tuple[Matrix, ...] = ()) -> KernelSource:
+        """The product's kernel, of whose statements none is missing."""
         shape = Shape(
             grid=(-(-self.m // self.rows) * -(-self.n // self.columns), self.parts, self.found.extent("s")),
             warps=self.arguments["warps"],
@@ -148,13 +191,14 @@ class Writer:
             layout, everywhere = "shared_out", "whole"
         printer = printer.afresh()
         printer.line(f"tile_row = tile_row * {self.parts} + part")
+        (columns,) = self.pieces
         tile = Tile(
-            shape=(rows, self.columns),
-            variables=self.outer(printer, rows, self.columns, layout),
-            inside=self.inside(printer, self.rows, self.columns),
+            shape=(rows, columns.count),
+            variables=self.outer(printer, rows, columns, layout),
+            inside=self.inside(printer, self.rows, columns),
             everywhere=everywhere,
         )
-        self._finish(printer, self._sum(printer, tile, layout, ', cache_modifier=".cg"'), tile)
+        self._finish(printer, self._sum(printer, columns, tile, layout, ', cache_modifier=".cg"'), tile)
 
     def place(self, printer: Printer, down: int, across: int) -> None:
         """The tile of a block: blocks that run at the same time share operands."""
@@ -172,15 +216,16 @@ class Writer:
             printer.line("part = tl.program_id(1)")
         printer.line("batch = tl.program_id(2)")
 
-    def outer(self, printer: Printer, rows: int, columns: int, layout: str = "") -> dict[Any, Value]:
+    def outer(self, printer: Printer, rows: int, columns: Columns, layout: str = "") -> dict[Any, Value]:
         """The values of the axes s, i and j in a tile. layout: of the tile, in Gluon."""
         down, across = (f", layout=tl.SliceLayout({axis}, {layout})" if layout else "" for axis in (1, 0))
         printer.line(f"row = tile_row * {rows} + tl.arange(0, {rows}{down})[:, None]")
-        printer.line(f"column = tile_column * {columns} + tl.arange(0, {columns}{across})[None, :]")
+        first = f"tile_column * {columns.among}" + (f" + {columns.first}" if columns.first else "")
+        printer.line(f"{columns.name} = {first} + tl.arange(0, {columns.count}{across})[None, :]")
         return {
             **unravelled(printer, self.found.s, number("batch")),
             **unravelled(printer, self.found.i, number("row", 0)),
-            **unravelled(printer, self.found.j, number("column", 1)),
+            **unravelled(printer, self.found.j, number(columns.name, 1)),
         }
 
     def _fetch(self, printer: Printer, which: int, own: str, turns: int) -> None:
@@ -203,7 +248,7 @@ class Writer:
             body: Printer, start: str, count: int, end: int, kind: Sequence[Axis], axis: int
         ) -> dict[Any, Value]:
             apart = every.get(id(kind), 1)
-            lanes = f"tl.arange(0, {max(1, count // apart)}){('[:, None]', '[None, :]')[axis]} * {apart}"
+            lanes = f"tl.arange(0, {power_of_two(max(1, count // apart))}){('[:, None]', '[None, :]')[axis]} * {apart}"
             flat = body.value(f"tl.minimum({start} + {lanes}, {end - 1})", "int32", number("", axis))
             return unravelled(body, kind, flat)
 
@@ -221,27 +266,23 @@ class Writer:
         body.line(f"_fetch({pointers})")
         printer.lines += body.lines
 
-    def inside(self, printer: Printer, rows: int, columns: int) -> tuple[Value, ...]:
+    def inside(self, printer: Printer, rows: int, columns: Columns) -> tuple[Value, ...]:
         """Where a tile's elements are those of the result."""
         inside = []
         if self.m % rows:
             inside.append(printer.value(f"row < {self.m}", "bool", number("row", 0)))
-        if self.n % columns:
-            inside.append(printer.value(f"column < {self.n}", "bool", number("column", 1)))
+        if self.n % columns.among:
+            inside.append(printer.value(f"{columns.name} < {self.n}", "bool", number(columns.name, 1)))
         return tuple(inside)
 
-    def _operand(self, printer: Printer, expression: Any, outer: Mapping[Any, Value], turn: str, which: int) -> str:
-        """The part of A (0) or B (1) in a step of that number."""
+    def _operand(self, printer: Printer, expression: Any, tile: Tile, turn: str, which: int) -> str:
+        """The part of A (0) or B (1) that a tile of the result needs in a step of that number."""
         axis = 1 - which
         """Along which k varies."""
         steps = f"tl.arange(0, {self.step}){'[None, :]' if axis == 1 else '[:, None]'}"
-        shape = (self.rows, self.step) if which == 0 else (self.step, self.columns)
-        variables = {**outer, **self._summed(printer, turn, steps, axis)}
-        inside = []
-        if which == 0 and self.m % self.rows:
-            inside.append(printer.value(f"row < {self.m}", "bool", number("row", 0)))
-        if which == 1 and self.n % self.columns:
-            inside.append(printer.value(f"column < {self.n}", "bool", number("column", 1)))
+        shape = (self.rows, self.step) if which == 0 else (self.step, tile.shape[1])
+        variables = {**tile.variables, **self._summed(printer, turn, steps, axis)}
+        inside = [one for one in tile.inside if one.axes == {which}]
         beyond = self.steps * self.parts * self.step != self.k
         if beyond:
             flat = printer.let(f"{turn} * {self.step} + {steps}")
@@ -277,41 +318,44 @@ class Writer:
         printer.read.add(place)
         printer.store(self.found.output, f"p{place}", self.found.indices, value, tile)
 
-    def _part_address(self, tile: Tile, part: str) -> tuple[str, str]:
+    def _part_address(self, tile: Tile, columns: Columns, part: str) -> tuple[str, str]:
         """(pointers to the sums of a part, the text of the mask)."""
         batches = self.found.extent("s")
         start = f"({part} * {batches} + batch) * {self.m * self.n}"
         names = [one.text for one in tile.inside]
         mask = f", mask={' & '.join(names)}" if names else ""
-        target = f"parts + {start} + (row * {self.n} + column)"
+        target = f"parts + {start} + (row * {self.n} + {columns.name})"
         return target, mask
 
     def sum_of_parts(self) -> KernelSource:
-        columns = min(power_of_two(self.n), 128)
-        rows = min(power_of_two(self.m), SUM_ELEMENTS // columns)
+        (columns,) = divided(min(power_of_two(self.n), 128))
+        rows = min(power_of_two(self.m), SUM_ELEMENTS // columns.count)
         printer = Printer(self.found.params)
-        down, across = -(-self.m // rows), -(-self.n // columns)
+        down, across = -(-self.m // rows), -(-self.n // columns.count)
         begin(printer, self.early)
         printer.line("block = tl.program_id(0)")
         printer.line(f"tile_row = block // {across}")
         printer.line(f"tile_column = block % {across}")
         printer.line("batch = tl.program_id(2)")
-        outer = self.outer(printer, rows, columns)
-        tile = Tile(shape=(rows, columns), variables=outer, inside=self.inside(printer, rows, columns))
+        tile = Tile(
+            shape=(rows, columns.count),
+            variables=self.outer(printer, rows, columns),
+            inside=self.inside(printer, rows, columns),
+        )
         if self.arguments["early"]:
             read_ahead(printer, self.found.value, self.found.weights, tile)
         wait(printer, self.early)
-        self._finish(printer, self._sum(printer, tile), tile)
+        self._finish(printer, self._sum(printer, columns, tile), tile)
         grid = (down * across, 1, self.found.extent("s"))
         return self._kernel(printer, "sum_of_parts", Shape(grid=grid, warps=SUM_WARPS, stages=1, early=self.early))
 
-    def _sum(self, printer: Printer, tile: Tile, layout: str = "", modifier: str = "") -> Value:
+    def _sum(self, printer: Printer, columns: Columns, tile: Tile, layout: str = "", modifier: str = "") -> Value:
         """The sums of all parts of a tile, which are in the workspace. modifier: of the loads."""
         dtype = self.found.sum_dtype
         placed = f", layout={layout}" if layout else ""
         total = printer.let(f"tl.zeros({tile.shape}, tl.{dtype}{placed})")
         printer.line(f"for each in tl.static_range({self.parts}):")
-        target, mask = self._part_address(tile, "each")
+        target, mask = self._part_address(tile, columns, "each")
         printer.line(f"    {total} += tl.load({target}{mask}{', other=0' if mask else ''}{modifier})")
         return Value(text=total, dtype=dtype, axes=BOTH)
 

@@ -24,7 +24,7 @@ from pitchpipe.wire.target import Target
 from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Contraction
 from tuner.templates.kernel_source import EARLIEST
 from tuner.templates.matrices import OperandMatrix, operand_matrices
-from tuner.templates.source import CLUSTERS
+from tuner.templates.source import may_be_clusters
 from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, TEMPLATES, checked
 
 MULTIPROCESSORS = 132
@@ -83,7 +83,7 @@ def contraction_space(found: Contraction, target: Target) -> list[Ranked]:
     if capability(target) == TMA_CAPABILITY and (operands := operand_matrices(found)) is not None:
         points += [(CONTRACTION_TMA, arguments) for arguments in _tma_points(found, operands, limit)]
     if capability(target) >= EARLIEST:
-        points += [(template, one | {"cluster": 1}) for template, one in points if one["parts"] in CLUSTERS]
+        points += [(template, one | {"cluster": 1}) for template, one in points if may_be_clusters(one)]
     ranked = sorted(
         ((estimate_secs(found, template, arguments), template, arguments) for template, arguments in points),
         key=lambda one: (*one[:2], *one[2].values()),

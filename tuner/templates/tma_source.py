@@ -23,7 +23,7 @@ from tuner.templates.contraction import Contraction
 from tuner.templates.kernel_source import BOTH, KernelSource, Matrix, TemplateSource, begin, wait
 from tuner.templates.matrices import ITEM_BYTES, OperandMatrix, operand_matrices
 from tuner.templates.printer import Printer, Tile, Value
-from tuner.templates.source import Writer
+from tuner.templates.source import Columns, Writer
 
 MOST_COLUMNS = 256
 """Of the tile that one instruction multiplies."""
@@ -60,6 +60,8 @@ class _TmaWriter(Writer):
         self.operands = operands
         self.stages = min(arguments["stages"], self.steps)
         self.warps = arguments["warps"]
+        self.copied = (0, *(1 for _ in self.pieces))
+        """Of which operand a step copies a tile: of A, and one for each of Triton's tiles of B."""
         if self.rows < LEAST_ROWS * self.warps:
             raise InvalidTrace(f"{self.warps} warps do not share {self.rows} rows")
         whole = self.steps * self.parts * self.step == self.k
@@ -73,12 +75,12 @@ class _TmaWriter(Writer):
         printer = Printer(self.found.params)
         begin(printer, self.early)
         self.place(printer, -(-self.m // self.rows), -(-self.n // self.columns))
-        matrices = tuple(self._matrix(which) for which in (0, 1))
+        matrices = (self._matrix(0, self.rows), *(self._matrix(1, piece.count) for piece in self.pieces))
         kind = f"tl.{self.found.dtype}"
-        for which, matrix in enumerate(matrices):
-            printer.line(f"layout{which}: tl.constexpr = tl.{matrix.layout}")
+        for number, matrix in enumerate(matrices):
+            printer.line(f"layout{number}: tl.constexpr = tl.{matrix.layout}")
             shape = [self.stages, *matrix.tile]
-            printer.line(f"tiles{which} = tl.allocate_shared_memory({kind}, {shape}, layout{which})")
+            printer.line(f"tiles{number} = tl.allocate_shared_memory({kind}, {shape}, layout{number})")
         printer.line(f"ready = tl.allocate_shared_memory(tl.int64, [{self.stages}, 1], mbarrier.MBarrierLayout())")
         stages = f"for stage in tl.static_range({self.stages}):"
         weights = [
@@ -88,36 +90,40 @@ class _TmaWriter(Writer):
         _lines(printer, stages, ["mbarrier.init(ready.index(stage), count=1)"])
         expected = f"mbarrier.expect(ready.index(stage), {self._stage_bytes})"
         _lines(printer, stages, [expected, *self._copies(weights, "stage", "stage")])
-        layout = f"tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{self.warps}, 1], "
-        layout += f"instr_shape=[16, {min(self.columns, MOST_COLUMNS)}, 16])"
-        printer.line(f"sums: tl.constexpr = {layout}")
+        for piece in self.pieces:
+            layout = f"tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{self.warps}, 1], "
+            layout += f"instr_shape=[16, {min(piece.count, MOST_COLUMNS)}, 16])"
+            printer.line(f"{_sums(piece)}: tl.constexpr = {layout}")
         if self.early:
             self._follow_ahead(printer)
         wait(printer, self.early)
         _lines(printer, stages, list(self._copies(others, "stage", "stage")))
-        printer.line(f"total = tl.zeros(({self.rows}, {self.columns}), tl.float32, layout=sums)")
+        for piece in self.pieces:
+            zeros = f"tl.zeros(({self.rows}, {piece.count}), tl.float32, layout={_sums(piece)})"
+            printer.line(f"{_total(piece)} = {zeros}")
         self._multiply(printer)
-        printer.line("total = warpgroup_mma_wait(0, deps=(total,))")
-        layout = "sums"
-        if self.rows * self.columns >= LARGE_TILE:
-            layout = "lines"
-            printer.line(f"lines: tl.constexpr = {self._in_lines(VECTOR)}")
-            printer.line("total = tl.convert_layout(total, lines)")
-        return self.finished(
-            printer,
-            Value(text="total", dtype="float32", axes=BOTH),
-            self._tile(printer, layout),
-            matrices,
-            self._in_lines(FOUR),
-        )
+        printer.line(self._multiplied(0))
+        for piece in self.pieces:
+            self._end_piece(printer.afresh() if piece.first else printer, piece)
+        return self.kernel(printer, matrices)
 
-    def _tile(self, printer: Printer, layout: str) -> Tile:
-        """The block's tile of the result in a layout."""
-        printer.line(f"everywhere = tl.full(({self.rows}, {self.columns}), True, tl.int1, layout={layout})")
+    def _end_piece(self, printer: Printer, piece: Columns) -> None:
+        """What follows the sums of one of Triton's tiles."""
+        layout, total = _sums(piece), _total(piece)
+        if self.rows * piece.count >= LARGE_TILE:
+            layout = f"lines{piece.first or ''}"
+            printer.line(f"{layout}: tl.constexpr = {self._in_lines(VECTOR, piece)}")
+            printer.line(f"{total} = tl.convert_layout({total}, {layout})")
+        value = Value(text=total, dtype="float32", axes=BOTH)
+        self.end(printer, piece, value, self._tile(printer, layout, piece), self._in_lines(FOUR, piece))
+
+    def _tile(self, printer: Printer, layout: str, piece: Columns) -> Tile:
+        """One of Triton's tiles of the result in a layout."""
+        printer.line(f"everywhere = tl.full(({self.rows}, {piece.count}), True, tl.int1, layout={layout})")
         return Tile(
-            shape=(self.rows, self.columns),
-            variables=self.outer(printer, self.rows, self.columns, layout),
-            inside=self.inside(printer, self.rows, self.columns),
+            shape=(self.rows, piece.count),
+            variables=self.outer(printer, self.rows, piece, layout),
+            inside=self.inside(printer, self.rows, piece),
             everywhere="everywhere",
         )
 
@@ -127,15 +133,17 @@ class _TmaWriter(Writer):
         if next(weights_in(value, weights), None) is None or (self.parts > 1 and not self.cluster):
             return
         if self.parts == 1 and self.columns <= MOST_AHEAD and self.rows * self.columns < LARGE_TILE:
-            read_ahead(printer, value, weights, self._tile(printer, "sums"), axes=1)
-        else:
-            printer.line(f"asked: tl.constexpr = {self._in_lines(VECTOR)}")
-            printer = printer.afresh()
-            ask_ahead(printer, value, weights, self._tile(printer, "asked"))
+            read_ahead(printer, value, weights, self._tile(printer, "sums", self.pieces[0]), axes=1)
+            return
+        for piece in self.pieces:
+            asked = f"asked{piece.first or ''}"
+            printer.line(f"{asked}: tl.constexpr = {self._in_lines(VECTOR, piece)}")
+            afresh = printer.afresh()
+            ask_ahead(afresh, value, weights, self._tile(afresh, asked, piece))
 
-    def _in_lines(self, vector: int) -> str:
+    def _in_lines(self, vector: int, piece: Columns) -> str:
         """A layout in which neighbouring threads have neighbouring elements of a row, so many each."""
-        across = min(32, self.columns // vector)
+        across = min(32, piece.count // vector)
         return f"tl.BlockedLayout([1, {vector}], [{32 // across}, {across}], [{self.warps}, 1], [1, 0])"
 
     @property
@@ -144,20 +152,25 @@ class _TmaWriter(Writer):
 
     def _multiply(self, printer: Printer) -> None:
         """All steps of the block."""
+        turned = (not self.operands[0].summed_last, self.operands[1].summed_last)
         tiles = [
-            f"tiles{which}.index({{slot}})" + ("" if straight else ".permute((1, 0))")
-            for which, straight in ((0, self.operands[0].summed_last), (1, not self.operands[1].summed_last))
+            f"tiles{number}.index({{slot}})" + (".permute((1, 0))" if turned[which] else "")
+            for number, which in enumerate(self.copied)
         ]
-        product = "total = warpgroup_mma(" + ", ".join(tiles) + ", total, is_async=True)"
+        products = [
+            f"{_total(piece)} = warpgroup_mma({tiles[0]}, {b}, {_total(piece)}, is_async=True)"
+            for piece, b in zip(self.pieces, tiles[1:], strict=True)
+        ]
         if self.stages == self.steps:
             ready = "mbarrier.wait(ready.index(step), 0)"
-            _lines(printer, f"for step in tl.static_range({self.steps}):", [ready, product.format(slot="step")])
+            body = [ready, *(one.format(slot="step") for one in products)]
+            _lines(printer, f"for step in tl.static_range({self.steps}):", body)
             return
         body = [
             f"slot = step % {self.stages}",
             f"mbarrier.wait(ready.index(slot), step // {self.stages} & 1)",
-            product.format(slot="slot"),
-            "total = warpgroup_mma_wait(1, deps=(total,))",
+            *(one.format(slot="slot") for one in products),
+            self._multiplied(len(self.pieces)),
             f"later = step + {self.stages - 1}",
             f"free = later % {self.stages}",
             f"more = (step > 0) & (later < {self.steps})",
@@ -166,26 +179,36 @@ class _TmaWriter(Writer):
         ]
         _lines(printer, f"for step in range({self.steps}):", body)
 
+    def _multiplied(self, running: int) -> str:
+        """The statement behind which all products but so many of the last ones are done."""
+        totals = ", ".join(map(_total, self.pieces))
+        return f"{totals} = warpgroup_mma_wait({running}, deps=({totals},))"
+
     def _copies(self, operands: Sequence[int], slot: str, step: str, more: str = "") -> Iterator[str]:
         """What has a step's tiles of A (0) and B (1) copied to a slot."""
         turn = f"(part * {self.steps} + {step})" if self.parts > 1 else step
         summed = f"{turn} * {self.step}"
-        for which in operands:
+        for number, which in enumerate(self.copied):
+            if which not in operands:
+                continue
             operand = self.operands[which]
             own = f"{('tile_row', 'tile_column')[which]} * {(self.rows, self.columns)[which]}"
+            if which == 1 and (first := self.pieces[number - 1].first):
+                own = f"({own} + {first})"
             begun = [("batch", operand.batch)]
             if operand.span != (self.m, self.n)[which]:
                 begun.append((f"{own} // {operand.span}", operand.spans))
                 own = f"{own} % {operand.span}"
             row, column = (own, summed) if operand.summed_last else (summed, own)
-            for number, steps in begun:
-                row += f" + {number} * {steps.rows}" if steps.rows else ""
-                column += f" + {number} * {steps.columns}" if steps.columns else ""
-            place = f"ready.index({slot}), tiles{which}.index({slot})"
-            yield f"tma.async_copy_global_to_shared(m{which}, [{row}, {column}], {place}{more})"
+            for nth, steps in begun:
+                row += f" + {nth} * {steps.rows}" if steps.rows else ""
+                column += f" + {nth} * {steps.columns}" if steps.columns else ""
+            place = f"ready.index({slot}), tiles{number}.index({slot})"
+            yield f"tma.async_copy_global_to_shared(m{number}, [{row}, {column}], {place}{more})"
 
-    def _matrix(self, which: int) -> Matrix:
-        operand, own = self.operands[which], (self.rows, self.columns)[which]
+    def _matrix(self, which: int, own: int) -> Matrix:
+        """Operand A (0) or B (1), of which tiles with so many places along its own axes are copied."""
+        operand = self.operands[which]
         tile = (own, self.step) if operand.summed_last else (self.step, own)
         swizzle = next(one for one in SWIZZLES if one <= tile[1] * ITEM_BYTES)
         return Matrix(
@@ -203,3 +226,12 @@ def _lines(printer: Printer, head: str, body: Sequence[str]) -> None:
     """A loop, unless it has nothing to do."""
     for text in [head, *(f"    {one}" for one in body)] if body else []:
         printer.line(text)
+
+
+def _sums(piece: Columns) -> str:
+    """The name of its layout."""
+    return f"sums{piece.first or ''}"
+
+
+def _total(piece: Columns) -> str:
+    return f"total{piece.first or ''}"
