@@ -111,6 +111,20 @@ def test_matmuls_that_read_one_tensor_are_merged_with_the_common_part_of_their_e
     assert "matmul_add" in kernels(prepared)
 
 
+def test_a_long_computation_of_weights_is_followed_once_for_each_of_its_parts() -> None:
+    graph = Graph()
+    x, first, second = graph.tensor(6, 16), graph.tensor(16, 16), graph.tensor(16, 16)
+
+    def make(emit: Any) -> Any:
+        weights = [first, second]
+        for _ in range(30):  # Of which each reads both: as a tree, 2^30 calls.
+            total = emit(relax.op.add(*weights))
+            weights = [emit(relax.op.tanh(total)), emit(relax.op.multiply(total, relax.const(0.25, "float32")))]
+        return [emit(relax.op.matmul(x, weight)) for weight in weights]
+
+    assert sum("matmul" in name for name in kernels(check(graph, make))) == 1
+
+
 def test_matmuls_whose_parts_would_not_be_aligned_in_memory_are_not_merged() -> None:
     graph = Graph()
     x, weights = graph.tensor(3, 32), [graph.tensor(32, 5) for _ in range(2)]

@@ -56,7 +56,7 @@ class _Mergeable:
         rows, columns, out = (static_shape(each) for each in (x, weight, call))
         if rows is None or columns is None or out is None or min(len(rows), len(columns)) < 2:
             return None
-        if def_use.from_weights(x) or not _movable(def_use, weight) or math.prod(out) * item_bytes(call) % ALIGNMENT:
+        if def_use.from_weights(x) or not def_use.from_weights(weight) or math.prod(out) * item_bytes(call) % ALIGNMENT:
             return None
         chain, signatures = [call], [tuple[Any, ...]()]
         while def_use.has_one_use(variable):
@@ -79,14 +79,7 @@ def _signature(def_use: DefUse, user: Any, variable: Any) -> Any:
         return None
     if step.operand is None:
         return (op_name(call), str(call.attrs), str(call.ty.dtype))
-    return (op_name(call), tuple(static_shape(step.operand) or ())) if _movable(def_use, step.operand) else None
-
-
-def _movable(def_use: DefUse, expr: Any) -> bool:
-    """Whether an expression depends on weights alone, in all its operands, and so can be computed at any place."""
-    if not def_use.from_weights(expr):
-        return False
-    return all(_movable(def_use, argument) for argument in _operands(def_use.definition(expr)))
+    return (op_name(call), tuple(static_shape(step.operand) or ())) if def_use.from_weights(step.operand) else None
 
 
 def _operands(definition: Any) -> Sequence[Any]:
@@ -106,6 +99,8 @@ class _Merged:
         while len({each.signatures[: self.length] for each in group}) > 1:
             self.length -= 1
         self.result: Any = None
+        self.emitted: dict[Any, Any] = {}
+        """Variable of weights -> what computes it again."""
 
     def part(self, index: int) -> Replacement:
         def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
@@ -148,14 +143,20 @@ class _Merged:
         return emit(relax.op.concat(parts, axis=0))
 
     def _again(self, emit: Emit, expr: Any) -> Any:
-        """An expression of weights, emitted again: the binding that computes it may come later than this place."""
+        """An expression of weights, emitted again, each part once: the binding that computes it may come later than this
+        place."""
+        if expr in self.emitted:
+            return self.emitted[expr]
         definition = self.def_use.definition(expr)
         arguments = [self._again(emit, argument) for argument in _operands(definition)]
         if isinstance(definition, relax.Tuple):
             return relax.Tuple(arguments)
         if not isinstance(definition, relax.Call):
             return definition
-        return emit(relax.Call(definition.op, arguments, definition.attrs, definition.ty_args))
+        made = emit(relax.Call(definition.op, arguments, definition.attrs, definition.ty_args))
+        if isinstance(expr, relax.Var):
+            self.emitted[expr] = made
+        return made
 
 
 def _same_constant(one: Any, other: Any) -> bool:
