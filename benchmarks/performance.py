@@ -123,8 +123,15 @@ SECTIONS = (
         title="Whole models on an H100, beside every mode of PyTorch's compiler",
         script="latency_cuda",
         table=gpu_tables.latency_cuda,
-        more="As above, max-autotune among the peers. Three runs of one model each, put together; up to four went on "
-        "side by side, each with a GPU and 16 cores. Commits stand in the rows.",
+        more="As above, max-autotune among the peers. Runs of one model each, put together; up to four went on side by "
+        "side, each with a GPU and 16 cores. Commits stand in the rows.",
+    ),
+    Section(
+        file="latency_cuda_h200_modes",
+        title="Whole models on an H200, beside every mode of PyTorch's compiler",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="As above; four runs side by side, each with a GPU and 16 cores.",
     ),
     Section(
         file="latency_cuda_h100",
