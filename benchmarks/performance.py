@@ -134,6 +134,15 @@ SECTIONS = (
         more="As above; four runs side by side, each with a GPU and 16 cores.",
     ),
     Section(
+        file="latency_cuda_h200_columns",
+        title="Tiles of 96 and 192 columns, on an H200",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="Each model tuned twice side by side, once with `COLUMNS = POWERS` in `tuner/templates/text.py`. The products "
+        "of queries, keys and values gain; of the whole models only ViT does, as some 200 trials find other things each "
+        "time.",
+    ),
+    Section(
         file="latency_cuda_h100",
         title="Whole models on an H100, float32 and batches",
         script="latency_cuda",

@@ -143,8 +143,7 @@ class _Merged:
         return emit(relax.op.concat(parts, axis=0))
 
     def _again(self, emit: Emit, expr: Any) -> Any:
-        """An expression of weights, emitted again, each part once: the binding that computes it may come later than this
-        place."""
+        """An expression of weights, emitted again, each variable of it once: its binding may come later than this place."""
         if expr in self.emitted:
             return self.emitted[expr]
         definition = self.def_use.definition(expr)
@@ -154,8 +153,7 @@ class _Merged:
         if not isinstance(definition, relax.Call):
             return definition
         made = emit(relax.Call(definition.op, arguments, definition.attrs, definition.ty_args))
-        if isinstance(expr, relax.Var):
-            self.emitted[expr] = made
+        self.emitted[expr] = made
         return made
 
 

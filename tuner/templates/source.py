@@ -51,20 +51,23 @@ CLUSTERS = (2, 4, 8)
 class Columns:
     """Columns of a block's tile that are a tile of Triton's: a power of two of them."""
 
-    name: str
-    """Of the variable that holds their places."""
+    number: int
+    """Of that tile among those of the block."""
     first: int
     count: int
     among: int
     """Columns of the block's tile."""
+
+    def named(self, what: str) -> str:
+        """What the variable is called that holds this tile's own."""
+        return f"{what}{self.number or ''}"
 
 
 def divided(columns: int) -> tuple[Columns, ...]:
     """The columns of a block's tile in as few of Triton's tiles as there may be, the widest first."""
     found, first = list[Columns](), 0
     for count in (1 << bit for bit in reversed(range(columns.bit_length())) if columns >> bit & 1):
-        name = f"column{len(found) or ''}"
-        found.append(Columns(name=name, first=first, count=count, among=columns))
+        found.append(Columns(number=len(found), first=first, count=count, among=columns))
         first += count
     return tuple(found)
 
@@ -116,8 +119,9 @@ class Writer:
         begin(printer, self.early)
         self.place(printer, down, across)
         if self.arguments["early"] == FETCHES:
-            self._fetch(printer, 0, "tile_column", across)
-            self._fetch(printer, 1, "tile_row", down)
+            self._fetch(printer, 0, "tile_column", across, f"tile_row * {self.rows}", self.rows)
+            for piece in self.pieces:
+                self._fetch(printer, 1, "tile_row", down, _first(piece), piece.count)
         tiles = [
             Tile(
                 shape=(self.rows, piece.count),
@@ -131,7 +135,7 @@ class Writer:
                 self.weights_ahead(printer, tile)
         wait(printer, self.early)
         dtype = self.found.sum_dtype
-        totals = [f"total{number or ''}" for number in range(len(tiles))]
+        totals = [piece.named("total") for piece in self.pieces]
         for total, tile in zip(totals, tiles, strict=True):
             printer.line(f"{total} = tl.zeros({tile.shape}, tl.{dtype})")
         printer.line(f"for step in range(0, {self.steps}):")
@@ -220,24 +224,25 @@ class Writer:
         """The values of the axes s, i and j in a tile. layout: of the tile, in Gluon."""
         down, across = (f", layout=tl.SliceLayout({axis}, {layout})" if layout else "" for axis in (1, 0))
         printer.line(f"row = tile_row * {rows} + tl.arange(0, {rows}{down})[:, None]")
-        first = f"tile_column * {columns.among}" + (f" + {columns.first}" if columns.first else "")
-        printer.line(f"{columns.name} = {first} + tl.arange(0, {columns.count}{across})[None, :]")
+        column = columns.named("column")
+        printer.line(f"{column} = {_first(columns)} + tl.arange(0, {columns.count}{across})[None, :]")
         return {
             **unravelled(printer, self.found.s, number("batch")),
             **unravelled(printer, self.found.i, number("row", 0)),
-            **unravelled(printer, self.found.j, number(columns.name, 1)),
+            **unravelled(printer, self.found.j, number(column, 1)),
         }
 
-    def _fetch(self, printer: Printer, which: int, own: str, turns: int) -> None:
+    def _fetch(self, printer: Printer, which: int, own: str, turns: int, first: str, side: int) -> None:
         """Asks the L2 cache for the weights that A (0) or B (1) reads in this block, if any: for one element of each line,
         and for the last one in place of those beyond the end. The blocks that read the same ones take the steps in turn.
 
-        own: the name of a block's number among these. turns: how many there are.
+        own: the name of a block's number among these. turns: how many there are. first: the first row or column for which
+        they are read. side: how many.
         """
         load = self.found.weights_in((self.found.a, self.found.b)[which])
         if load is None:
             return
-        side, extent, axes = ((self.rows, self.m, self.found.i), (self.columns, self.n, self.found.j))[which]
+        extent, axes = ((self.m, self.found.i), (self.n, self.found.j))[which]
         fastest = [one for one in (axes, self.found.k) if one and stride_of(load, one[-1].variable) == 1]
         if not fastest or str(load.source.ty.dtype) not in ITEM_BYTES:
             return
@@ -248,12 +253,11 @@ class Writer:
             body: Printer, start: str, count: int, end: int, kind: Sequence[Axis], axis: int
         ) -> dict[Any, Value]:
             apart = every.get(id(kind), 1)
-            lanes = f"tl.arange(0, {power_of_two(max(1, count // apart))}){('[:, None]', '[None, :]')[axis]} * {apart}"
+            lanes = f"tl.arange(0, {max(1, count // apart)}){('[:, None]', '[None, :]')[axis]} * {apart}"
             flat = body.value(f"tl.minimum({start} + {lanes}, {end - 1})", "int32", number("", axis))
             return unravelled(body, kind, flat)
 
-        tile = ("tile_row", "tile_column")[which]
-        outer = places(printer, f"{tile} * {side}", side, extent, axes, which)
+        outer = places(printer, first, side, extent, axes, which)
         outer |= unravelled(printer, self.found.s, number("batch"))
         printer.line(f"for turn in range(0, {-(-self.steps // turns)}):")
         body = printer.nested()
@@ -272,7 +276,8 @@ class Writer:
         if self.m % rows:
             inside.append(printer.value(f"row < {self.m}", "bool", number("row", 0)))
         if self.n % columns.among:
-            inside.append(printer.value(f"{columns.name} < {self.n}", "bool", number(columns.name, 1)))
+            column = columns.named("column")
+            inside.append(printer.value(f"{column} < {self.n}", "bool", number(column, 1)))
         return tuple(inside)
 
     def _operand(self, printer: Printer, expression: Any, tile: Tile, turn: str, which: int) -> str:
@@ -324,7 +329,7 @@ class Writer:
         start = f"({part} * {batches} + batch) * {self.m * self.n}"
         names = [one.text for one in tile.inside]
         mask = f", mask={' & '.join(names)}" if names else ""
-        target = f"parts + {start} + (row * {self.n} + {columns.name})"
+        target = f"parts + {start} + (row * {self.n} + {columns.named('column')})"
         return target, mask
 
     def sum_of_parts(self) -> KernelSource:
@@ -362,3 +367,8 @@ class Writer:
     def _kernel(self, printer: Printer, name: str, shape: Shape, matrices: tuple[Matrix, ...] = ()) -> KernelSource:
         workspace = ("parts", self.found.sum_dtype) if self.parts > 1 else None
         return written(printer, self.found.params, name, shape, workspace, matrices)
+
+
+def _first(columns: Columns) -> str:
+    """The place of the first one in the result."""
+    return f"tile_column * {columns.among}" + (f" + {columns.first}" if columns.first else "")

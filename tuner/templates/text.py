@@ -22,8 +22,7 @@ MAX_BYTES = 4096
 POWERS = tuple(1 << exponent for exponent in range(4, 9))
 """16 to 256: sides of tiles."""
 COLUMNS = (*POWERS, 96, 192)
-"""Of tiles: two powers of two side by side as well. A result whose tiles are then as many as the device computes at a time
-takes three quarters of what it takes in two turns."""
+"""Of tiles: beside powers of two, sums of two of them, so that fewer blocks wait for a device's last ones."""
 CONTRACTION, CONTRACTION_TMA, ROWS = "contraction-1", "contraction-tma-1", "rows-1"
 FETCHES = 2
 """Value of `early`: and weights are asked for until the launch before has ended."""

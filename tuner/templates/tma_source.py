@@ -60,8 +60,8 @@ class _TmaWriter(Writer):
         self.operands = operands
         self.stages = min(arguments["stages"], self.steps)
         self.warps = arguments["warps"]
-        self.copied = (0, *(1 for _ in self.pieces))
-        """Of which operand a step copies a tile: of A, and one for each of Triton's tiles of B."""
+        self.copied = ((0, 0, self.rows), *((1, piece.first, piece.count) for piece in self.pieces))
+        """What a step copies: of A (0) and B (1), from a place of the block's tile on, so many places along its own axes."""
         if self.rows < LEAST_ROWS * self.warps:
             raise InvalidTrace(f"{self.warps} warps do not share {self.rows} rows")
         whole = self.steps * self.parts * self.step == self.k
@@ -75,7 +75,7 @@ class _TmaWriter(Writer):
         printer = Printer(self.found.params)
         begin(printer, self.early)
         self.place(printer, -(-self.m // self.rows), -(-self.n // self.columns))
-        matrices = (self._matrix(0, self.rows), *(self._matrix(1, piece.count) for piece in self.pieces))
+        matrices = tuple(self._matrix(which, own) for which, _, own in self.copied)
         kind = f"tl.{self.found.dtype}"
         for number, matrix in enumerate(matrices):
             printer.line(f"layout{number}: tl.constexpr = tl.{matrix.layout}")
@@ -93,14 +93,14 @@ class _TmaWriter(Writer):
         for piece in self.pieces:
             layout = f"tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{self.warps}, 1], "
             layout += f"instr_shape=[16, {min(piece.count, MOST_COLUMNS)}, 16])"
-            printer.line(f"{_sums(piece)}: tl.constexpr = {layout}")
+            printer.line(f"{piece.named('sums')}: tl.constexpr = {layout}")
         if self.early:
             self._follow_ahead(printer)
         wait(printer, self.early)
         _lines(printer, stages, list(self._copies(others, "stage", "stage")))
         for piece in self.pieces:
-            zeros = f"tl.zeros(({self.rows}, {piece.count}), tl.float32, layout={_sums(piece)})"
-            printer.line(f"{_total(piece)} = {zeros}")
+            zeros = f"tl.zeros(({self.rows}, {piece.count}), tl.float32, layout={piece.named('sums')})"
+            printer.line(f"{piece.named('total')} = {zeros}")
         self._multiply(printer)
         printer.line(self._multiplied(0))
         for piece in self.pieces:
@@ -109,9 +109,9 @@ class _TmaWriter(Writer):
 
     def _end_piece(self, printer: Printer, piece: Columns) -> None:
         """What follows the sums of one of Triton's tiles."""
-        layout, total = _sums(piece), _total(piece)
+        layout, total = piece.named("sums"), piece.named("total")
         if self.rows * piece.count >= LARGE_TILE:
-            layout = f"lines{piece.first or ''}"
+            layout = piece.named("lines")
             printer.line(f"{layout}: tl.constexpr = {self._in_lines(VECTOR, piece)}")
             printer.line(f"{total} = tl.convert_layout({total}, {layout})")
         value = Value(text=total, dtype="float32", axes=BOTH)
@@ -136,7 +136,7 @@ class _TmaWriter(Writer):
             read_ahead(printer, value, weights, self._tile(printer, "sums", self.pieces[0]), axes=1)
             return
         for piece in self.pieces:
-            asked = f"asked{piece.first or ''}"
+            asked = piece.named("asked")
             printer.line(f"{asked}: tl.constexpr = {self._in_lines(VECTOR, piece)}")
             afresh = printer.afresh()
             ask_ahead(afresh, value, weights, self._tile(afresh, asked, piece))
@@ -155,11 +155,12 @@ class _TmaWriter(Writer):
         turned = (not self.operands[0].summed_last, self.operands[1].summed_last)
         tiles = [
             f"tiles{number}.index({{slot}})" + (".permute((1, 0))" if turned[which] else "")
-            for number, which in enumerate(self.copied)
+            for number, (which, _, _) in enumerate(self.copied)
         ]
+        totals = [piece.named("total") for piece in self.pieces]
         products = [
-            f"{_total(piece)} = warpgroup_mma({tiles[0]}, {b}, {_total(piece)}, is_async=True)"
-            for piece, b in zip(self.pieces, tiles[1:], strict=True)
+            f"{total} = warpgroup_mma({tiles[0]}, {b}, {total}, is_async=True)"
+            for total, b in zip(totals, tiles[1:], strict=True)
         ]
         if self.stages == self.steps:
             ready = "mbarrier.wait(ready.index(step), 0)"
@@ -181,20 +182,19 @@ class _TmaWriter(Writer):
 
     def _multiplied(self, running: int) -> str:
         """The statement behind which all products but so many of the last ones are done."""
-        totals = ", ".join(map(_total, self.pieces))
+        totals = ", ".join(piece.named("total") for piece in self.pieces)
         return f"{totals} = warpgroup_mma_wait({running}, deps=({totals},))"
 
     def _copies(self, operands: Sequence[int], slot: str, step: str, more: str = "") -> Iterator[str]:
         """What has a step's tiles of A (0) and B (1) copied to a slot."""
         turn = f"(part * {self.steps} + {step})" if self.parts > 1 else step
         summed = f"{turn} * {self.step}"
-        for number, which in enumerate(self.copied):
+        for number, (which, first, _) in enumerate(self.copied):
             if which not in operands:
                 continue
             operand = self.operands[which]
             own = f"{('tile_row', 'tile_column')[which]} * {(self.rows, self.columns)[which]}"
-            if which == 1 and (first := self.pieces[number - 1].first):
-                own = f"({own} + {first})"
+            own = f"({own} + {first})" if first else own
             begun = [("batch", operand.batch)]
             if operand.span != (self.m, self.n)[which]:
                 begun.append((f"{own} // {operand.span}", operand.spans))
@@ -226,12 +226,3 @@ def _lines(printer: Printer, head: str, body: Sequence[str]) -> None:
     """A loop, unless it has nothing to do."""
     for text in [head, *(f"    {one}" for one in body)] if body else []:
         printer.line(text)
-
-
-def _sums(piece: Columns) -> str:
-    """The name of its layout."""
-    return f"sums{piece.first or ''}"
-
-
-def _total(piece: Columns) -> str:
-    return f"total{piece.first or ''}"
