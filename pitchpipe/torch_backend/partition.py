@@ -1,8 +1,9 @@
 """Cutting an ATen graph into what is compiled and what stays with PyTorch.
 
 A partition is a connected or unconnected set of operators, without a path that leaves it and comes back. One without a
-product, a convolution or a few operators to fuse is not worth crossing over for, nor is one of weights alone. Views at a
-partition's end stay outside: there PyTorch makes them for nothing, with the strides that the program expects.
+product, a convolution or a few operators to fuse is not worth crossing over for, nor is one of weights alone. Views that
+are wanted outside a partition are made outside: there PyTorch makes them for nothing, with the strides that the program
+expects and in the memory that it expects them to share.
 """
 
 from __future__ import annotations
@@ -23,12 +24,6 @@ PREFIX = "pitchpipe_"
 FEWEST = 4
 """Operators that compute in a partition without a heavy one."""
 HEAVY = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul", "pitchpipe::recurrent_layer"})
-VIEWS = frozenset(
-    {
-        *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "alias", "detach"),
-        *("unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "unbind"),
-    }
-)
 
 
 @dataclass(kw_only=True)
@@ -90,6 +85,7 @@ def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
     nodes = {node.name: node for node in module.graph.nodes}
     for at, names in enumerate(partitions):
         inside = dict.fromkeys(nodes[name] for name in names)
+        _make_views_outside(module.graph, inside)
         order = torchs.topo_sort(list(inside))
         inner, given, results = torchs.fuse_as_graphmodule(module, order, f"{PREFIX}{at}", inside)
         module.add_submodule(f"{PREFIX}{at}", inner)
@@ -98,6 +94,21 @@ def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
     if partitions:
         fx.passes.tools_common.stable_topological_sort(module)
         module.recompile()
+
+
+def _make_views_outside(graph: Any, inside: Collection[Any]) -> None:
+    """Views in a partition that are used outside it are made there once more, of what they are views of."""
+    made: dict[Any, Any] = {}
+    for node in [one for one in graph.nodes if one in inside and _is_view(one)]:
+        arguments, keywords = fx.map_arg((node.args, node.kwargs), lambda one: made.get(one, one))
+        with graph.inserting_after(node):
+            made[node] = graph.create_node(node.op, node.target, arguments, keywords, name=f"outside_{node.name}")
+        made[node].meta = dict(node.meta)
+        for user in [one for one in node.users if one not in inside]:
+            user.replace_input_with(node, made[node])
+    for copied in reversed(made.values()):
+        if not copied.users:
+            graph.erase_node(copied)
 
 
 def _call_instead(graph: Any, name: str, given: Sequence[Any], results: Sequence[Any], *, behind: Any) -> None:
@@ -135,15 +146,20 @@ class _Known(OperatorSupportBase):  # type: ignore[misc]
 
 def computes(node: Any) -> bool:
     """Whether it is more than a view."""
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    return name_of(node) not in VIEWS
+    return bool(node.op == "call_function" and node.target is not operator.getitem and not _is_view(node))
+
+
+def _is_view(node: Any) -> bool:
+    """Whether its value lies in the memory of its first argument; of a view that has several values, whether one does."""
+    if node.target is operator.getitem:
+        return _is_view(node.args[0])
+    return node.op == "call_function" and (getattr(node.target, "is_view", False) or name_of(node) == "_unsafe_view")
 
 
 def _without_last_views(nodes: dict[Any, int | None]) -> dict[Any, int | None]:
     kept = dict(nodes)
     for node in reversed(list(nodes)):  # in the graph's order, so users come first
-        if name_of(node) in VIEWS and not any(user in kept for user in node.users):
+        if _is_view(node) and not any(user in kept for user in node.users):
             del kept[node]
     return kept
 

@@ -39,7 +39,7 @@ class Rehearsal:
         _seed()
         given, leaves = self._given()
         results = list(run(*given))
-        facts = [_fact(one, given) for one in results]
+        facts = [_fact(one, given, results[:at]) for at, one in enumerate(results)]
         gradients = self._gradients(results, leaves) if self._stepping else []
         written = [given[at] for at in sorted(self._mutated) if isinstance(given[at], torch.Tensor)]
         found = [one.detach() if isinstance(one, torch.Tensor) else one for one in (*results, *gradients, *written)]
@@ -94,12 +94,14 @@ def _address(one: Any) -> int | None:
     return one.untyped_storage().data_ptr() or None
 
 
-def _fact(one: Any, given: Sequence[Any]) -> str:
-    """What a caller could tell about a result besides its values."""
+def _fact(one: Any, given: Sequence[Any], before: Sequence[Any]) -> str:
+    """What a caller could tell about a result besides its values. before: the results that come before it."""
     if not isinstance(one, torch.Tensor):
         return repr(one)
     strides = [s if extent > 1 else 1 for s, extent in zip(one.stride(), one.shape, strict=True)] if one.numel() else []
     address = _address(one)
-    shares = next((at for at, other in enumerate(given) if address is not None and _address(other) == address), None)
-    shared = "" if shares is None else f", in the memory of argument {shares}"
+    shared = ""
+    for what, others in (("argument", given), ("result", before)):
+        places = [at for at, other in enumerate(others) if address is not None and _address(other) == address]
+        shared += f", in the memory of {what} {places[0]}" if places else ""
     return f"of strides {strides}, {'with' if one.requires_grad else 'without'} gradient{shared}"

@@ -426,6 +426,22 @@ def test_strides_of_cut_results_are_eagers() -> None:
             check_equal(fast(x), program(x))
 
 
+def test_results_share_memory_as_eagers_do() -> None:
+    def program(x: Any) -> Any:
+        for _ in range(4):
+            x = f.silu(x) * 1.1 + 0.1
+        turned = x.permute(0, 2, 1)
+        return x, turned, turned.mean(1)
+
+    run = compiled(program)
+    x = torch.randn(2, 6, 5)
+    check_equal(run(x), program(x))
+    assert torch_backend.reports()[0].runs == "pitchpipe"
+    base, view, _ = run(x)
+    base.zero_()
+    assert not view.any()
+
+
 def test_sizes_of_one_and_none_are_right() -> None:
     model = mlp()
     fast = compiled(model, dynamic=True)

@@ -222,6 +222,8 @@ def test_a_rehearsal_leaves_nothing_and_tells_what_was_written() -> None:
     assert torch.equal(first.tensors[2], torch.ones(3)), "the state after the run is an outcome"
     assert paired_benchmark.difference(first.tensors, second.tensors) is None, "each run has the same random numbers"
     assert "in the memory of argument 0" in first.facts[1]
+    assert "of result" not in "".join(first.facts)
+    assert "in the memory of result 0" in rehearsal(lambda x, _: (y := x * 2, y.t())).facts[1]
     with pytest.raises(Shared):
         Rehearsal([state[1:], state], {1}, stepping=False)
 

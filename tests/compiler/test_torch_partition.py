@@ -41,3 +41,27 @@ def test_a_graph_is_cut_while_another_thread_captures_a_program() -> None:
     assert not any("custom" in node.meta for node in found.module.graph.nodes)
     for one, right in zip(found.module(x, w), program(x, w), strict=True):
         assert torch.equal(one, right)
+
+
+def test_views_that_are_wanted_outside_are_made_outside() -> None:
+    """There they share the memory of what they are views of, whatever inside reads them too."""
+
+    def program(x: Any, w: Any) -> Any:
+        y = x @ w
+        left, right = y.split(2, 1)
+        turned = left.t().unsqueeze(0)
+        return y, turned, right, turned.exp() * right.exp().sum(), x.t(), x.t() @ x
+
+    x, w = torch.randn(3, 4), torch.randn(4, 4)
+    captured = make_fx(program)(x, w)
+    found = split(captured, {"w_1"}, lambda _node: None)
+    (inner,) = [found.module.get_submodule(name) for name in found.nodes]
+    assert len(inner.graph.output_node().args[0]) == 3, "of what computes alone"
+    results = found.module(x, w)
+    for one, right in zip(results, program(x, w), strict=True):
+        assert torch.equal(one, right)
+        assert one.stride() == right.stride()
+    results[0].zero_()
+    assert not results[1].any()
+    assert not results[2].any()
+    assert results[4].data_ptr() == x.data_ptr()
