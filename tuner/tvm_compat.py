@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import os
 import sys
 import types
@@ -280,6 +281,24 @@ def uses(expression: Any, variable: Any) -> bool:
 def loop_bindings(schedule: Any, block: Any) -> list[Any]:
     """What each axis of a block is bound to, in the order of its `iter_vars`."""
     return list(_block_realize(schedule, block).iter_values)
+
+
+def inline_into_producer(schedule: Any, stage: Any) -> None:
+    """reverse_compute_inline: computes a stage where the stage that it reads is computed, which then writes its result.
+
+    TVM takes the loops of the stage that is read for those of the result. A slice that begins at the first element would be
+    written to beyond its end: it has fewer elements than there are iterations. Raises ValueError for such a stage, and
+    whatever TVM raises where it cannot substitute.
+    """
+    size = _elements(schedule.get(stage))
+    if any(_elements(schedule.get(producer)) != size for producer in schedule.get_producers(stage)):
+        raise ValueError("a stage with another number of elements than its producer cannot be computed there")
+    schedule.reverse_compute_inline(stage)
+
+
+def _elements(definition: Any) -> int:
+    """That a stage writes."""
+    return math.prod(int(axis.dom.extent) for axis in definition.iter_vars if axis.iter_type != axis.CommReduce)
 
 
 def register_reducer(name: str, count: int, combine: Any, identity: Any) -> None:

@@ -18,11 +18,11 @@ from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tests.compiler.programs import TARGET, conv, dense
+from tests.compiler.programs import TARGET, conv, dense, workload
 from tests.compiler.test_deploy import OF_ANOTHER_BLOCK, run, three_products
 from tuner.deploy import default_check, defaults
 from tuner.deploy.build import build_here, schedule_model
-from tuner.deploy.default_check import Checked, Named
+from tuner.deploy.default_check import Answer, Checked, Named
 from tuner.deploy.defaults import checked_defaults, remembered_defaults
 from tuner.deploy.forks import Lost, in_forks
 from tuner.ingest import IngestedModel, IngestLimits
@@ -30,7 +30,7 @@ from tuner.ingest.onnx_reader import read_onnx
 from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.check import ReferenceOutputs
 from tuner.space.default import default_trace
-from tuner.tvm_compat import IRModule, tirx, tvm_ffi
+from tuner.tvm_compat import IRModule, relax, tirx, tvm_ffi
 
 
 def named(workloads: Sequence[Workload]) -> list[Named]:
@@ -198,6 +198,25 @@ def test_a_workload_on_which_the_reference_gives_nothing_finite_runs_the_baselin
     monkeypatch.setattr(default_check, "mostly_finite", lambda _: False)
     found = checked_defaults(named([dense()]), TARGET, tmp_path)
     assert "no finite output" in (found[dense().digest].fault or "")
+
+
+def between_roots(_builder: Any, x: Any, y: Any, _z: Any) -> Any:
+    one = relax.const(1.0)
+    return relax.op.sqrt(x * y * (one - x) * (one - y)) / relax.op.sqrt(x * (one - y))
+
+
+def gates(_builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """Of a linear recurrence, whose coefficient is a power."""
+    one = relax.const(1.0)
+    return relax.op.sqrt(one - relax.op.exp(x * y)) * relax.op.sqrt(one - relax.op.exp(y * z))
+
+
+@pytest.mark.parametrize("function", [between_roots, gates])
+def test_roots_that_are_real_of_few_inputs_are_checked(function: Any) -> None:
+    (asked,) = named([workload(function, (40, 64), (40, 64), (40, 64), inputs=3)])
+    (answer,) = Answer.decode_all(default_check.check_defaults([asked], TARGET))
+    assert answer.checked.fault is None
+    assert answer.checked.trace != BASELINE_TRACE
 
 
 def test_forks_answer_each_piece_though_a_thread_pool_runs_here() -> None:

@@ -11,7 +11,7 @@ from tests.compiler.programs import TARGET, unchecked
 from tests.compiler.test_torch_layers import Of, check, prepared
 from tuner.deploy.build import schedule_model
 from tuner.graph.long_epilogues import MOST_COPIES
-from tuner.tvm_compat import ir, structural_walk, tirx
+from tuner.tvm_compat import IRModule, Schedule, inline_into_producer, ir, structural_walk, te, tirx
 
 torch = pytest.importorskip("torch")
 
@@ -58,3 +58,25 @@ def test_an_activation_behind_another_stays_in_the_kernel_of_the_product() -> No
     layer, functional = torch.nn.Linear(64, 64), torch.nn.functional
     kernels = check(Of(lambda x: functional.silu(functional.gelu(layer(x)))), torch.rand(48, 64))
     assert len(kernels) == 1
+
+
+def test_what_keeps_a_part_of_a_combination_of_two_products_begins_the_next_kernel() -> None:
+    """As the end of a convolution by Fourier transforms, where products of real and imaginary parts are subtracted."""
+    a, b = torch.randn(65, 128), torch.randn(65, 128)
+    module = Of(lambda x, y: torch.nn.functional.gelu(((x @ a - y @ b) * 0.5)[..., :64]))
+    kernels = check(module, torch.rand(2, 32, 65), torch.rand(2, 32, 65))
+    assert all("strided_slice" not in name or "matmul" not in name for name in kernels)
+
+
+def test_a_stage_of_fewer_elements_is_not_computed_where_its_producer_is() -> None:
+    """TVM would write beyond its end."""
+    x = te.placeholder((8,), name="x")
+    y = te.compute((8,), lambda i: x[i] + 1.0, name="y")
+    for extent in (8, 4):
+        z = te.compute((extent,), lambda i: y[i] * 2.0, name="z")
+        schedule = Schedule(IRModule({"main": te.create_prim_func([x, z])}))
+        if extent == 8:
+            inline_into_producer(schedule, schedule.get_sblock("z"))
+        else:
+            with pytest.raises(ValueError, match="another number of elements"):
+                inline_into_producer(schedule, schedule.get_sblock("z"))

@@ -22,6 +22,7 @@ def properties(dtype: str = "float32", reduction: int = 4608, **changes: object)
         "bits": bits,
         "reduction_bits": bits,
         "exact": True,
+        "steep": False,
         "floats": dtype != "int32",
         "index_bound": None,
     }

@@ -82,6 +82,33 @@ def test_nothing_is_added_behind_a_sum_alone(name: str) -> None:
     assert bench.run_reference(reference, name)[1] == []
 
 
+def root_of_mean(builder: Any, y: Any, x: Any, _z: Any) -> Any:
+    """As in an RMS norm, whose squares are another workload's."""
+    mean = builder.emit(relax.op.mean(y, [1], keepdims=True))
+    return relax.op.multiply(x, builder.emit(relax.op.rsqrt(relax.op.add(mean, relax.const(1e-6)))))
+
+
+def between_extremes(_builder: Any, low: Any, x: Any, high: Any) -> Any:
+    one = relax.const(1.0)
+    return relax.op.divide(one, relax.op.add(relax.op.divide(x - low, high - low), relax.const(0.1)))
+
+
+@pytest.mark.parametrize("function", [root_of_mean, between_extremes])
+def test_what_a_steep_function_magnifies_passes_and_what_is_wrong_does_not(function: Any) -> None:
+    """Inputs changed by rounding errors are another order of summation, or a product that is added unrounded."""
+    shapes = ((80, 64), (80, 64), (1, 1)) if function is root_of_mean else ((64, 1), (64, 96), (64, 1))
+    bench, reference = opened(workload(function, *shapes, inputs=2))
+    expected = bench.run_reference(reference, "random")
+    changed = bench.inputs["random"][0]
+    before = changed.numpy().copy()
+    signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), before.shape)
+    for error, right in ((bench.properties.relative_error, True), (1e-2, False)):
+        changed.copyfrom(before * (1 + np.float32(error) * signs))
+        found, _ = bench.run_reference(reference, "random")
+        assert ReferenceOutputs(bench.properties, "random", *expected).compare(found)[0] == right
+        assert not ReferenceOutputs(bench.properties, "random", expected[0]).compare(found)[0], "what it is there for"
+
+
 def test_changes_travel_with_the_outputs_of_a_fork() -> None:
     bench, reference = opened(bounded())
     buffer = memoryview(bytearray(bench.reference_bytes()))

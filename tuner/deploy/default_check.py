@@ -20,6 +20,7 @@ from pitchpipe.wire.task import Workload
 from tuner.measure.build import CpuProgram, apply, compile_module, generate, with_packings
 from tuner.measure.candidate import Bench, Running, WrongOutput
 from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite, verdict
+from tuner.measure.input_sets import RANGES
 from tuner.schedule.packing import Packing
 from tuner.tvm_compat import IRModule, load_object_code, object_code, tvm
 
@@ -158,8 +159,8 @@ def _check(bench: Bench, scheduled: CpuProgram, reference: CpuProgram) -> None:
     """
     results = []
     for name in SETS:
-        for positive in (False, True):
-            bench.fill(name, positive=positive)
+        for within in RANGES:
+            bench.fill(name, within)
             expected, changes = bench.run_reference(reference, name)
             if mostly_finite(expected):
                 outputs = ReferenceOutputs(bench.properties, name, expected, changes)

@@ -26,7 +26,7 @@ def end_long_epilogues(mod: Any) -> Any:
     """The module of tensor functions with annotated patterns, where an operator is fused with nothing whose result would
     hold more copies of a product's than MOST_COPIES: the next kernel begins after it."""
     copies: dict[Any, int] = {}
-    products: dict[Any, Any] = {}  # variable -> the product at the beginning of its kernel
+    products: dict[Any, list[Any]] = {}  # variable -> the products that may be at the beginning of its kernel
     replacements: dict[Any, Replacement] = {}
     def_use = DefUse(mod["main"])
     for variable, call in def_use.calls("relax.call_tir"):
@@ -34,18 +34,18 @@ def end_long_epilogues(mod: Any) -> Any:
         pattern = int((function.attrs or {}).get(PATTERN, OPAQUE))
         if pattern >= OUT_ELEMWISE_FUSABLE:
             copies[variable] = int(pattern == OUT_ELEMWISE_FUSABLE)
-            products |= {variable: call} if copies[variable] else {}
+            products |= {variable: [call]} if copies[variable] else {}
         elif any(given := [copies.get(argument, 0) for argument in call.args[1].fields]):
             copies[variable] = _copies(function, given)
-            product = next((products[each] for each in call.args[1].fields if each in products), None)
-            if product is not None and pattern <= INJECTIVE and _keeps_a_part(def_use, call):
+            before = [product for each in call.args[1].fields for product in products.get(each, ())]
+            if before and pattern <= INJECTIVE and _keeps_a_part(def_use, call):
                 copies[variable] = 0
-                replacements[product] = _alone(product, mod[product.args[0]], "")
+                replacements |= {product: _alone(product, mod[product.args[0]], "") for product in before}
             elif copies[variable] > MOST_COPIES:
                 copies[variable] = 0
                 replacements[call] = _alone(call, function, "_alone")
-            elif product is not None:
-                products[variable] = product
+            elif before:
+                products[variable] = list(dict.fromkeys(before))
     return replace_calls(mod, replacements)
 
 

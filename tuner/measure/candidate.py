@@ -31,9 +31,9 @@ from tuner.measure.check import (
     size_bytes,
     verdict,
 )
-from tuner.measure.conditioning import CHANGE_TYPE, changes_of, may_magnify
+from tuner.measure.conditioning import CHANGE_TYPE, changes_of
 from tuner.measure.guards import Guards
-from tuner.measure.input_sets import make_inputs
+from tuner.measure.input_sets import RANGES, make_inputs
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
@@ -80,19 +80,14 @@ class Bench:
         self.tvm_target = to_tvm_target(target)
         self.properties: WorkloadProperties = inspect(self.mod)
         self.seed = seed
-        self.positive = dict.fromkeys(SETS, False)
         self.inputs: dict[str, list[Any]] = {}
         self.reference_outputs: dict[str, ReferenceOutputs] = {}
 
-    def fill(self, name: str, *, positive: bool = False) -> None:
-        """Allocates and fills the inputs of a set; with `positive`, floats are positive."""
-        self.positive[name] = positive
-        self.inputs[name] = [
-            _tensor(array, self.properties.params[i])
-            for i, array in zip(
-                self.properties.inputs, make_inputs(self.properties, name, self.seed, positive=positive), strict=True
-            )
-        ]
+    def fill(self, name: str, within: str = RANGES[0]) -> None:
+        """Allocates and fills the inputs of a set; `within` is one of RANGES."""
+        arrays = make_inputs(self.properties, name, self.seed, within)
+        types = [self.properties.params[i] for i in self.properties.inputs]
+        self.inputs[name] = [_tensor(array, found) for array, found in zip(arrays, types, strict=True)]
 
     @property
     def output_types(self) -> tuple[TensorType, ...]:
@@ -157,10 +152,10 @@ class Bench:
         """The program's outputs on the set and, where they matter, their changes: what `ReferenceOutputs` compares with."""
         running = Running(self, program)
         outputs = [np.array(array) for array in running.outputs_on(name)]
-        if not mostly_finite(outputs) or not may_magnify(self.properties, name, outputs):
+        if not mostly_finite(outputs):
             return outputs, []
         again = partial(running.outputs_on, name)
-        return outputs, changes_of(self.properties, outputs, self.inputs[name], again, self.seed)
+        return outputs, changes_of(self.properties, name, outputs, self.inputs[name], again, self.seed)
 
     def set_reference_outputs(self, name: str, buffer: memoryview) -> None:
         """Reads the outputs that `compute_reference_outputs` wrote into `buffer`."""

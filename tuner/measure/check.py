@@ -9,7 +9,7 @@ Three input sets:
     edges       zeros of both signs, ones, large and small magnitudes
 
 Integer parameters that index another buffer stay inside it. A set on which most of the baseline's outputs are not finite (a
-root or a logarithm of negatives) is drawn again with positive values. tuner/measure/input_sets.py draws them.
+root or a logarithm of negatives) is drawn again with other signs and sizes. tuner/measure/input_sets.py draws them.
 
 Tolerance. Let r be a reference output, that is one of the baseline, s the root mean square of its finite elements, u(t) the
 unit roundoff of type t (docs/comparison.md has the table), K the sum over reduction blocks of their lengths, t_a the least
@@ -21,7 +21,7 @@ writes. An element may differ by
 Rounding errors of a sum of K terms in any order grow like u * sqrt(K) relative to the sum's typical size when they
 are independent (Higham & Mary, "A new approach to probabilistic rounding error analysis", 2019); s stands for that
 size where r_i itself has cancelled. 16 leaves room for chains of operations and for the extremes of many elements. To it
-is added how far rounding errors may carry where a function follows the sums (tuner/measure/conditioning.py).
+is added how far rounding errors may carry where a function magnifies them (tuner/measure/conditioning.py).
 Where the structured set's outcome is exact (no operation but + - * min max and select; every r_i an integer well below 2^p,
 p the bits of the significand) tol_i is at most 0.25.
 
@@ -54,6 +54,7 @@ _FACTOR = 16.0
 _PART = 1 << 15
 """Elements compared at a time, so that intermediate results fit the cache and no pages are allocated for them."""
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
+_STEEP_CALLS = frozenset(f"tirx.{name}" for name in ("sqrt", "rsqrt", "pow", "log", "log2", "log10", "log1p"))
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 TF32_BITS = 11
@@ -83,6 +84,8 @@ class WorkloadProperties:
     does."""
     exact: bool
     """Whether only exact operations occur (+ - * min max, choices)."""
+    steep: bool
+    """Whether a quotient, a root, a logarithm or a power occurs: its relative error may be many times its operand's."""
     floats: bool
     """Whether any float takes part."""
     state_weights: int | None = None
@@ -109,11 +112,12 @@ def inspect(mod: Any) -> WorkloadProperties:
     written: set[int] = set()
     bits, reduction_bits, reduction = 53, 53, 0
     exact, floats, bound = True, any("float" in param.dtype for param in params), None
+    steep = False
     extents: dict[Any, int] = {}
     equalities: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal bits, reduction_bits, reduction, exact, floats, bound
+        nonlocal bits, reduction_bits, reduction, exact, floats, bound, steep
         kind = type(node).__name__
         if kind == "SBlock":
             extents.update((v.var, int(v.dom.extent)) for v in node.iter_vars)
@@ -136,8 +140,10 @@ def inspect(mod: Any) -> WorkloadProperties:
             equalities.append(node)
         elif kind in _INEXACT_NODES:
             exact = exact and "float" not in str(node.ty)
+            steep = steep or (kind == "Div" and type(node.b).__name__ != "FloatImm")
         elif kind == "Call":
             exact = exact and getattr(node.op, "name", "") in _EXACT_CALLS
+            steep = steep or getattr(node.op, "name", "") in _STEEP_CALLS
 
     structural_walk(function.body, [(object, visit)])
     for equality in equalities:
@@ -156,6 +162,7 @@ def inspect(mod: Any) -> WorkloadProperties:
         bits=bits,
         reduction_bits=reduction_bits,
         exact=exact,
+        steep=steep,
         floats=floats,
         state_weights=None if layer is None else STATE_WEIGHTS,
         index_bound=bound,

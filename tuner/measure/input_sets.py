@@ -17,16 +17,24 @@ from tuner.schedule.tensor_type import TensorType
 
 GAIN = 0.5
 """Of a step of a recurrent layer."""
+RANGES = ("all", "positive", "unit", "opposed")
+"""Of the floats of a set, in the order in which they are drawn, until outputs are finite: as the set has them; positive
+ones, for roots and logarithms; ones between 0 and 1, for roots of 1 - x^2; positive and negative ones by turns, parameter
+by parameter, for roots of 1 - exp(x y)."""
 
 
 def make_inputs(
-    properties: WorkloadProperties, name: str, seed: int, *, positive: bool = False
+    properties: WorkloadProperties, name: str, seed: int, within: str = RANGES[0]
 ) -> list[np.ndarray[Any, Any]]:
-    """The arrays of the input set `name`, in the order of `properties.inputs`. Equal arguments give equal arrays."""
+    """The arrays of the input set `name`, in the order of `properties.inputs`. Equal arguments give equal arrays.
+
+    within: one of RANGES.
+    """
     number, made = SETS.index(name), []
     for i in properties.inputs:
         rng = np.random.default_rng([seed, number, i])
-        array = _array(properties, properties.params[i], name, rng, positive=positive)
+        array = _array(properties, properties.params[i], name, rng, within)
+        array = -array if within == "opposed" and i % 2 and array.dtype.kind not in "iub" else array
         made.append(_damped(array) if i == properties.state_weights else array)
     return made
 
@@ -39,7 +47,7 @@ def _damped(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _array(
-    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator, *, positive: bool
+    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator, within: str
 ) -> np.ndarray[Any, Any]:
     dtype = numpy_dtype(param.dtype)
     bits = significand_bits(param.dtype)
@@ -53,8 +61,10 @@ def _array(
         big, small = (256.0, 2.0**-12) if bits >= 24 else (8.0, 2.0**-6) if bits >= 8 else (2.0, 0.5)
         choices = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.0, small, -small, big, -big], np.float32)
         values = choices[rng.integers(len(choices), size=param.shape, dtype=np.int8)]
-    if positive:
+    if within != "all":
         values = np.abs(values) + np.float32(0.5 if name != "structured" else 1.0)
+    if within == "unit":
+        values /= 1 + values
     return np.asarray(values, dtype)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tuner.space.access import MIN_LANES, spatial_axes, strides
-from tuner.tvm_compat import ir, tirx, tvm_ffi
+from tuner.tvm_compat import inline_into_producer, ir, tirx, tvm_ffi
 
 CHEAP_OPERATIONS = 8
 """Cost, in additions, of a stage that is cheaper to compute again at each use than to store and load."""
@@ -26,7 +27,7 @@ def inline_producers(schedule: Any) -> None:
             continue
         # A reshape at the end of a chain hides the row axes of the stage before it, so it is inlined into that stage.
         turns = reduces and block is blocks[-2] and _is_copy(schedule, blocks[-1])
-        if turns and _tried(schedule.reverse_compute_inline, blocks[-1]):
+        if turns and _tried(partial(inline_into_producer, schedule), blocks[-1]):
             gone = blocks[-1]
             continue
         if not _worth_storing(schedule, block, consumers):

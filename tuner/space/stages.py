@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tuner.space.contraction import Contraction
-from tuner.tvm_compat import Schedule, Trace, ir, structural_walk
+from tuner.tvm_compat import Schedule, Trace, inline_into_producer, ir, structural_walk
 
 VECTORS_PER_SEC, WEIGHT_BYTES_PER_SEC = 5e9, 40e9
 """What a core does with a short product: multiply-adds of vectors, and B from the L2 cache or the next."""
@@ -89,7 +89,7 @@ def inline_epilogue(schedule: Any, block: Any) -> Any:
     last = last_consumer(schedule, block)
     result = schedule.cache_write(block, 0, "global")
     if last is not None:
-        schedule.reverse_compute_inline(last)
+        inline_into_producer(schedule, last)
     return result
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
-from tuner.tvm_compat import Schedule, ir, structural_walk, sym, tirx, tvm_ffi, uses
+from tuner.tvm_compat import Schedule, inline_into_producer, ir, structural_walk, sym, tirx, tvm_ffi, uses
 
 MAX_ELEMENTS = (1 << 31) - 1
 """Of a tensor: kernels compute indices in 32 bits."""
@@ -113,7 +113,7 @@ def _isolated(schedule: Any) -> tuple[Any, Any]:
         raise NotRecognised("the sums are read by more than one stage")
     last = schedule.cache_write(main, 0, "local")
     if after:
-        schedule.reverse_compute_inline(after[0])
+        inline_into_producer(schedule, after[0])
     if len(list(schedule.get_child_blocks(schedule.get_sblock("root")))) != 2:
         raise NotRecognised("the workload has more than one result")
     return main, last

@@ -26,7 +26,7 @@ from tuner.templates.contraction import (
     store_of,
     substituted,
 )
-from tuner.tvm_compat import Schedule, ir, structural_walk, tirx, uses
+from tuner.tvm_compat import Schedule, inline_into_producer, ir, structural_walk, tirx, uses
 
 LARGEST = 3.4028234663852886e38
 """The largest number of float32."""
@@ -113,7 +113,7 @@ def _isolated(schedule: Any) -> list[Any]:
     if len(after) <= 1 and len(children()) == len(reductions) + len(after):
         copied = schedule.cache_write(last, 0, "local")
         if after and not _reads_another(schedule, after[0], reductions[:-1]):
-            schedule.reverse_compute_inline(after[0])
+            inline_into_producer(schedule, after[0])
         elif after:
             schedule.compute_inline(copied)
     blocks = children()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tuner.space.inlining import copied_operations, is_reduction, root_blocks
-from tuner.tvm_compat import ir, loop_bindings, tirx
+from tuner.tvm_compat import inline_into_producer, ir, loop_bindings, tirx
 
 MOST_COPIED = 512
 """Cost, in additions, of all copies of a stage that are still cheaper than a kernel of its own. Chains of stages that each
@@ -97,7 +98,7 @@ def _joined_to_producer(schedule: Any, last: Any) -> bool:
         and len(producers) == 1
         and not is_reduction(schedule, producers[0])
         and len(schedule.get_consumers(producers[0])) == 1
-        and _tried(schedule.reverse_compute_inline, last)
+        and _tried(partial(inline_into_producer, schedule), last)
     )
 
 

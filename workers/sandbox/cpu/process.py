@@ -28,6 +28,7 @@ from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
 from tuner.measure.heartbeat import HeartbeatProgram
+from tuner.measure.input_sets import RANGES
 from tuner.tvm_compat import import_object_loader
 from workers.sandbox.builders import BuiltCandidate, Parts
 from workers.sandbox.channel import Channel, Closed
@@ -156,12 +157,11 @@ class TaskProcess:
         size = max(1, bench.reference_bytes())
         buffers = {name: mmap.mmap(-1, size) for name in SETS}
         with quiet.computing(self.abandoned):
-            for name in SETS:
-                bench.fill(name)
-            silent = self._compute_reference_outputs(bench, buffers, SETS)
-            for name in silent:
-                bench.fill(name, positive=True)
-            silent = self._compute_reference_outputs(bench, buffers, silent)
+            silent: Sequence[str] = SETS
+            for within in RANGES:
+                for name in silent:
+                    bench.fill(name, within)
+                silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
             raise Unusable(kind=FailureKind.RUN_ERROR, detail="the reference program gives no finite output")
         for name in SETS:
