@@ -7,8 +7,9 @@
    decomposed, constants are folded (fold_constants.py) and the graph is simplified (simplify/).
 2. Casts around a softmax of half precision are removed (half_precision.py). Batch norms are folded into convolutions
    (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are constants; here they are arguments.
-3. Products are brought into the layouts in which they are read. For a GPU, splits become slices (split_slices.py,
-   constant_takes.py), and projections are brought into a form in which they can be merged (shared_weights.py,
+3. Products are brought into the layouts in which they are read. Splits become slices (split_slices.py,
+   constant_takes.py), which are taken before what computes the elements that they drop (hoist_slices.py,
+   crop_convolutions.py), and projections are brought into a form in which they can be merged (shared_weights.py,
    split_projections.py, even_biases.py). Sums with weights are reassociated (reassociate.py), patch embeddings become
    products (patch_embedding.py), the head split is folded into weights (fold_head_split.py), and matmuls that share an
    input are merged (merge_matmuls.py). For a GPU, attention becomes one tensor function (group_attention.py). Transposes
@@ -51,6 +52,7 @@ from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.fold_batch_norm import fold_batch_norm
 from tuner.graph.guard_indices import guard_indices
 from tuner.graph.half_precision import compute_in_float32, fold_casts
+from tuner.graph.hoist_slices import hoist_slices
 from tuner.graph.legalise import legalise
 from tuner.graph.lift_params import lift_params
 from tuner.graph.long_epilogues import end_long_epilogues
@@ -75,7 +77,7 @@ Rewrite = Callable[[Any], Any]
 ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, decompose_double_norms, simplify)
 """The first passes for every kind of target: others build on them, and without them programs read out of bounds."""
 PARTS: Sequence[Rewrite] = (
-    *(crop_convolutions, split_slices, constant_takes, shared_weights),
+    *(split_slices, constant_takes, hoist_slices, crop_convolutions, shared_weights),
     *(simplify, split_projections, simplify),
 )
 """The first passes over products for every kind of target: nothing is computed that is dropped, or cut apart afterwards."""
