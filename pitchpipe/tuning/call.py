@@ -18,7 +18,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +229,8 @@ def _run_jobs(works: Sequence[_Work], budget: Budget, seed: int, client: Client 
             try:
                 found, work.inside = tune_inside_or_tell(service, model, work.target, work.cache, budget, shown.say)
             except KeyboardInterrupt:
-                return  # what was confirmed stands
+                work.ended = replace(ended, interrupted=True)  # what was confirmed stands
+                return
             work.schedules = found or work.schedules
 
 

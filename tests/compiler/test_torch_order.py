@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from benchmarks.torch_operator_cases import calls, database, exported, name_of, outside, through_load  # noqa: E402
 from pitchpipe.errors import UnsupportedOperator, UnsupportedShape  # noqa: E402
 from pitchpipe.model.comparison import difference  # noqa: E402
+from pitchpipe.model.reference import torch_runner  # noqa: E402
 from pitchpipe.model.reference.torch_runner import TorchRunner  # noqa: E402
 from pitchpipe.torch_operators.arrays import to_array  # noqa: E402
 from pitchpipe.torch_operators.ties import TiesByPlace  # noqa: E402
@@ -229,3 +230,37 @@ def test_the_framework_computes_float32_without_tf32_and_switches_are_put_back()
         assert torch.backends.cudnn.rnn.fp32_precision == "tf32", "PyTorch's default"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+class Indexing(torch.nn.Module):  # type: ignore[misc]
+    """Notes what it was run with."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.table, self.how, self.seen = torch.nn.Embedding(4, 3), how, list[float]()
+
+    def forward(self, x: Any, ids: Any) -> Any:
+        found = self.table({"inputs": ids, "computed": (x * 3).long()}.get(self.how, torch.zeros(2, dtype=torch.long)))
+        self.seen.append(float(x.max()))
+        return found * x[:, None]
+
+
+@pytest.mark.parametrize("how", ["inputs", "computed", "constants"])
+def test_on_a_gpu_nothing_is_run_whose_computed_indices_are_out_of_range(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There that would end what the caller has on it; a CPU stands in for the GPU, and raises."""
+    monkeypatch.setattr(torch_runner, "ASSERTING", {"cpu"})
+    run = TorchRunner(Indexing(how), [torch.ones(2), torch.ones(2, dtype=torch.long)])
+    run(run.examples)
+    large = [run.examples[0] * 9, run.examples[1]]
+    if how == "computed":
+        with pytest.raises(IndexError):
+            run(large)
+        assert run._module.seen == [1.0]
+        run([run.examples[0] * 0.5, run.examples[1]])
+        assert run._module.seen == [1.0, 0.5]
+    else:
+        run(large)
+        assert run._module.seen == [1.0, 9.0], "once, as it is"
+    assert run._module.table.weight.requires_grad

@@ -27,11 +27,13 @@ def _divided(function: Any) -> Any | None:
 
     A stage of c would be computed wrongly where a padded product writes: TVM 0.27 keeps c below its end, not c % J below J.
     """
+    every: list[Any] = []
+    structural_walk(function.body, (tvm.s_tir.SBlock, every.append))
+    if not any(_is_convolution(block) for block in every):
+        return None
     schedule = Schedule(IRModule({"main": function}), error_render_level="none")
     blocks = schedule.get_child_blocks(schedule.get_sblock("root", "main"))
     products = [block for block in blocks if _is_convolution(schedule.get(block))]
-    if not products:
-        return None
     for product in products:
         if not schedule.get_consumers(product):
             schedule.cache_write(product, 0, "global")

@@ -11,15 +11,40 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pitchpipe.model.comparison import PRECISION, less_precise
 from pitchpipe.model.reference.expected import CannotRun, ModelFile
 from pitchpipe.torch_operators.arrays import to_array, to_tensor
 from pitchpipe.torch_operators.ties import TiesByPlace
 
+_NOTHING = contextlib.nullcontext()
+ASSERTING = frozenset(("cuda",))
+"""Devices on which an index out of range ends the process's context, so that nothing runs there any more."""
+INDEXING = frozenset(
+    (
+        *("embedding", "_embedding_bag", "_embedding_bag_forward_only", "gather", "index", "index_add", "index_copy"),
+        *("index_fill", "index_put", "index_select", "put", "scatter", "scatter_add", "scatter_reduce", "take"),
+        *(
+            "_index_put_impl_",
+            "_unsafe_index",
+            "max_unpool2d",
+            "max_unpool3d",
+            "nll_loss_forward",
+            "nll_loss2d_forward",
+        ),
+    )
+)
+"""Operators whose indices must be in range, without the underscore of those that write in place."""
+
 
 class TorchRunner:
-    """A callable of PyTorch on a copy of its module: buffers, attributes, random numbers and inputs stay the caller's."""
+    """A callable of PyTorch on a copy of its module: buffers, attributes, random numbers and inputs stay the caller's.
+
+    On a GPU an index out of range ends the caller's process, not the call. So a module that indexes by what it has computed
+    from its inputs runs on a GPU with the caller's examples alone until it has run on a CPU with others, where such an index
+    raises an error.
+    """
 
     steps: tuple[float, ...] = ()
     computed: str | None = None
@@ -31,6 +56,8 @@ class TorchRunner:
         self._leaves, self._spec = pytree.tree_flatten((tuple(arguments), dict(keywords or {})))
         self._tensors = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
         self.examples = [to_array(self._leaves[at]).copy() for at in self._tensors]
+        self._asserts = any(self._leaves[at].device.type in ASSERTING for at in self._tensors)
+        self._ran = self._indexes = False
 
     def peer(self, arrays: Sequence[np.ndarray], threads: int) -> tuple[str, Callable[[], object]]:
         """Eager mode, as a program runs it for inference."""
@@ -53,28 +80,63 @@ class TorchRunner:
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         arguments, keywords = self._arguments(arrays)
-        types = _Types()
-        watching = types if self.computed is None else contextlib.nullcontext()
-        with torch.random.fork_rng(), torch.no_grad(), without_tf32(), TiesByPlace(), watching:
+        if self._ran and self._asserts and self._indexes:
+            self._on_cpu(arguments, keywords)
+        watching = _Watching(
+            [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
+        )
+        with (
+            torch.random.fork_rng(),
+            torch.no_grad(),
+            without_tf32(),
+            TiesByPlace(),
+            _NOTHING if self._ran else watching,
+        ):
             torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
             found = self._module(*arguments, **keywords)
-        self.computed = self.computed or types.least
+        if not self._ran:
+            self.computed, self._indexes, self._ran = watching.least, watching.indexes, True
         return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
+    def _on_cpu(self, arguments: Any, keywords: Any) -> None:
+        """Raises what the module raises there, and TypeError where it cannot be moved."""
+        if not isinstance(self._module, torch.nn.Module):
+            raise TypeError("a function that computes indices is not run on a GPU with inputs that are drawn")
+        there = {
+            id(each): torch.nn.Parameter(each.detach().cpu(), each.requires_grad) for each in self._module.parameters()
+        }
+        module = copy.deepcopy(self._module, there).cpu()
+        given, named = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.cpu(), (arguments, keywords))
+        with torch.random.fork_rng(), torch.no_grad(), torch.device("cpu"):
+            module(*given, **named)
 
-class _Types(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
-    """Notes the least precise floating-point type of all tensors that operators give."""
 
-    def __init__(self) -> None:
+class _Watching(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+    """Notes of all tensors that operators give the least precise floating-point type, and whether anything is indexed by
+    what was computed from the inputs."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
         super().__init__()
         self.least: str | None = None
+        self.indexes = False
+        self._inputs = WeakTensorKeyDictionary(dict.fromkeys(inputs, True))
+        self._computed = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        name = function._schema.name.partition("::")[2].rstrip("_")
+        whole = (leaf for leaf in given if not leaf.is_floating_point())
+        self.indexes = self.indexes or (name in INDEXING and any(leaf in self._computed for leaf in whole))
         found = function(*args, **(kwargs or {}))
+        from_inputs = any(leaf in self._inputs or leaf in self._computed for leaf in given)
         for leaf in pytree.tree_leaves(found):
-            name = str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, torch.Tensor) else ""
-            if name in PRECISION:
-                self.least = less_precise(self.least, name)
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            if dtype in PRECISION:
+                self.least = less_precise(self.least, dtype)
+            if from_inputs and leaf not in self._inputs:
+                self._computed[leaf] = True
         return found
 
 

@@ -182,7 +182,7 @@ def tvm_array(value: Any, dtype: str) -> Any:
 
         return np.asarray(value, np.float32).astype(ml_dtypes.bfloat16)
     if isinstance(value, (bool, int, float)):
-        return torch.tensor(value, dtype=getattr(torch, dtype)).numpy()
+        return torch.tensor(value, dtype=getattr(torch, dtype), device="cpu").numpy()
     return np.asarray(value).astype(dtype)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tuner.space.gpu.limits import NoSchedule
 from tuner.space.gpu.vectors import step as distance
 from tuner.space.inlining import is_reduction
-from tuner.tvm_compat import inline_into_producer, tirx, tvm, uses
+from tuner.tvm_compat import tirx, tvm, uses
 
 
 def _reduced(axis: Any) -> bool:
@@ -133,7 +133,7 @@ def may_be_vector(definition: Any, lanes: int) -> bool:
 def inline_following(schedule: Any, block: Any) -> None:
     """Computes the element-wise stages after a block where it writes its result."""
     for stage in stages_after(schedule, block):
-        inline_into_producer(schedule, stage)
+        schedule.reverse_compute_inline(stage)
 
 
 def _before(schedule: Any, block: Any) -> Iterator[Any]:
