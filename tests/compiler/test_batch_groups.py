@@ -135,3 +135,23 @@ def test_a_stage_that_reads_by_quotients_is_kept_from_padding(dtype: str) -> Non
         return [te.compute((80, 96), lambda i, c: sums[c // 24, i, c % 24].astype(dtype), name="beside")]
 
     gpu_cases.check(one_function(make, ((4, 80, 40), dtype), ((4, 40, 24), dtype)), GPU)
+
+
+class Opaque(nn.Module):  # type: ignore[misc]
+    """Operators of which the compiler makes tensor functions without a block around all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        y, _ = self.layer(x)
+        values, places = y.topk(3, 1)
+        return y.scatter_add(1, places, values).sort(1).values.cumsum(1)
+
+
+def test_functions_that_are_no_blocks_stay() -> None:
+    with torch.no_grad():
+        data, _ = from_torch(Opaque().eval(), (torch.randn(2, 6, 8),))
+    prepared = prepare(load_ir(parse_container(data).ir), GPU)
+    assert any("scatter" in variable.name_hint for variable in prepared.functions)
