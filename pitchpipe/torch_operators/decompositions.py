@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
 from pitchpipe.torch_operators import attention, encoder, gpu_operators
 from pitchpipe.torch_operators.recurrent import whole_layers
@@ -39,6 +40,8 @@ RESIZES = frozenset(
 """Operators that resize images."""
 WHOLE = RESIZES | {aten.roll.default}
 """What stays whole: of a resize torch makes look-ups of every neighbour."""
+COMPOSED = (aten.dist.default, aten.lcm.default, aten.ldexp.Tensor, aten.var_mean.correction)
+"""Operators that torch.export leaves whole, and torch takes apart."""
 
 
 @cache
@@ -47,6 +50,8 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = torch.export.default_decompositions().materialize()
     return {
         **{operator: function for operator, function in found.items() if operator not in WHOLE},
+        **{operator: decomposition_table[operator] for operator in COMPOSED},
+        **_further(),
         **whole_layers(),
         **attention.DECOMPOSITIONS,
         **encoder.DECOMPOSITIONS,
@@ -56,8 +61,7 @@ def inference_decompositions() -> dict[Any, Callable[..., Any]]:
     }
 
 
-@cache
-def further_decompositions() -> dict[Any, Callable[..., Any]]:
+def _further() -> dict[Any, Callable[..., Any]]:
     """By operator: what PyTorch has no decomposition for, and no converter is there for (tuner/ingest/aten)."""
     found: dict[Any, Callable[..., Any]] = {
         aten.addbmm.default: sum_of_products,

@@ -100,7 +100,7 @@ def encoder_layer(
             x = x + block(functional.layer_norm(x, (embed_dim,), weight, bias, eps))
         else:
             x = functional.layer_norm(x + block(x), (embed_dim,), weight, bias, eps)
-    return x
+    return x.contiguous()
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -442,6 +442,25 @@ def test_results_share_memory_as_eagers_do() -> None:
     assert not view.any()
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.where(x @ x.mT > 0, torch.full_like(x @ x.mT, float("inf")), 0.0),
+        lambda x: sum(torch.var_mean(torch.relu(x @ x.mT), 1, unbiased=False)),
+        lambda x: torch.ldexp(torch.relu(x @ x.mT), x.round().int()[:, :1]),
+        nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).eval(),
+    ],
+    ids=["infinities", "variance and mean", "ldexp", "encoder of a view"],
+)
+def test_operators_of_inference_are_compiled(program: Any) -> None:
+    run, x = compiled(program), torch.randn(6, 6, 6).transpose(0, 1)
+    with torch.no_grad():
+        check_equal([run(x)], [program(x)])
+        report = torch_backend.explain(program, (x,), options=OPTIONS).programs[0]
+    assert report.runs == "pitchpipe"
+    assert not any(graph.left for graph in report.graphs)
+
+
 def test_sizes_of_one_and_none_are_right() -> None:
     model = mlp()
     fast = compiled(model, dynamic=True)

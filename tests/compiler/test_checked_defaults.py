@@ -212,7 +212,7 @@ def gates(_builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [between_roots, gates])
-def test_roots_that_are_real_of_few_inputs_are_checked(function: Any) -> None:
+def test_what_is_finite_for_few_inputs_is_checked(function: Any) -> None:
     (asked,) = named([workload(function, (40, 64), (40, 64), (40, 64), inputs=3)])
     (answer,) = Answer.decode_all(default_check.check_defaults([asked], TARGET))
     assert answer.checked.fault is None

@@ -8,7 +8,7 @@ import pytest
 from tests.compiler.programs import conv, dense
 from tests.hostile import program
 from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, poison, verdict
-from tuner.measure.input_sets import make_inputs
+from tuner.measure.input_sets import RANGES, make_inputs
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, load_ir, te, tvm
 
@@ -102,6 +102,15 @@ def test_the_same_seed_gives_the_same_inputs_and_another_seed_others() -> None:
     first, again, other = (make_inputs(properties(), "random", seed)[0] for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+def test_where_outputs_are_not_finite_other_numbers_are_drawn() -> None:
+    """As for a mask of whole numbers that is multiplied by the largest number."""
+    found = {within: make_inputs(properties(), "edges", 1, within)[0] for within in RANGES}
+    assert (found["positive"] > 0).all()
+    assert ((found["unit"] > 0) & (found["unit"] < 1)).all()
+    whole = make_inputs(properties("int32"), "edges", 1, "unit")[0]
+    assert set(whole.reshape(-1).tolist()) == {0, 1}
 
 
 def test_the_facts_of_a_convolution_are_read_from_its_program() -> None:

@@ -37,6 +37,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "times zero": lambda x: x * 0,
     "by zero": lambda x: (x / 0, x / -0.0),
     "sign": torch.sign,
+    "most of booleans": lambda x: ((x > 0).float().amax(0), (x > 0).float().amin(1)),
 }
 
 

@@ -70,6 +70,43 @@ def test_parameters_and_buffers_are_named_as_in_the_state_dict() -> None:
     assert set(weights) == state | {"shift"}
 
 
+class Named(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """Weights with names of attributes of torch.fx.GraphModule and of arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = torch.nn.Linear(4, 4)
+        self.register_buffer("code", torch.rand(4))
+        self.register_buffer("mask", torch.rand(4))
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        return self.graph(x * self.code) + mask * self.mask
+
+
+def test_any_name_of_a_weight_will_do() -> None:
+    module, inputs = Named().eval(), (torch.randn(3, 4), torch.randn(3, 4))
+    data, weights = from_torch(module, inputs)
+    assert set(weights) == set(module.state_dict())
+    ingested = ingest(data, ModelFormat.RELAX)
+    assert not {spec.name for spec in ingested.inputs} & set(weights)
+    (found,) = run(
+        finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, [x.numpy() for x in inputs]
+    )
+    with torch.no_grad():
+        np.testing.assert_allclose(found, module(*inputs).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_distributions_are_exported_without_a_look_at_their_parameters() -> None:
+    class Likely(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            normal = torch.distributions.Normal(x, torch.nn.functional.softplus(x))
+            return normal.log_prob(x + 1), torch.distributions.Categorical(logits=x).entropy()
+
+    from_torch(Likely().eval(), (torch.randn(3, 4),))
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+
+
 def test_the_weights_are_not_in_what_is_sent() -> None:
     (first, inputs), (second, _) = example(), example()
     torch.nn.init.normal_(second.conv.weight)

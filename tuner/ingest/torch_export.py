@@ -31,7 +31,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from pitchpipe.errors import InvalidInput, InvalidModel, PitchpipeError, UnsupportedOperator, UnsupportedShape
 from pitchpipe.model.strip import KEPT_INTEGERS
 from pitchpipe.torch_operators.arrays import to_array
-from pitchpipe.torch_operators.decompositions import further_decompositions, inference_decompositions
+from pitchpipe.torch_operators.decompositions import inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
 from tuner.ingest.finalize import check_static, finalize
@@ -65,11 +65,31 @@ def from_torch(
         raise InvalidModel("the module is in training mode: call module.eval() first")
     # Of views of one tensor torch's decompositions take every extent for a variable.
     examples = tuple(each.clone() if getattr(each, "_base", None) is not None else each for each in example_inputs)
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), _unvalidated():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = module_of_torchscript(module, examples)
-        program = _exported(module, examples, dict(keywords or {}))
-    return from_exported_program(program, numbers=numbers)
+        within = "" if isinstance(module, _Inside) or not _has_attributes_of_graphs(module) else _Inside.PREFIX
+        program = _exported(_Inside(module) if within else module, examples, dict(keywords or {}))
+    return from_exported_program(program, numbers=numbers, within=within)
+
+
+class _Inside(torch.nn.Module):  # type: ignore[misc]
+    """A module within another, for torch's passes, which keep weights as attributes of a torch.fx.GraphModule."""
+
+    PREFIX = "inner."
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.inner(*arguments, **keywords)
+
+
+def _has_attributes_of_graphs(module: Any) -> bool:
+    """Whether a weight, or a submodule with weights, is named as an attribute of every GraphModule: code, graph, meta."""
+    taken = {*dir(torch.fx.GraphModule), "meta"} - set(dir(torch.nn.Module))
+    return not taken.isdisjoint(name.partition(".")[0] for name in module.state_dict())
 
 
 def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -157,6 +177,17 @@ def quiet() -> Iterator[None]:
         notes.setLevel(level)
 
 
+@contextlib.contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Distributions do not look at the values of their parameters, which are not known while a module is exported."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+
+
 def from_pt2(path: Path, _example_inputs: Sequence[Any] | None = None) -> Converted:
     """The `relax` format of a saved exported program. Loading one can run code: the caller trusts it."""
     try:
@@ -176,8 +207,9 @@ def _used(graph: Any) -> list[Any]:
     return [node for node in graph.nodes if node in used]
 
 
-def from_exported_program(program: Any, *, numbers: bool = False) -> Converted:
-    """The `relax` format of a torch.export.ExportedProgram, and its weights by name; see from_torch.
+def from_exported_program(program: Any, *, numbers: bool = False, within: str = "") -> Converted:
+    """The `relax` format of a torch.export.ExportedProgram, and its weights by name, without `within` at its beginning; see
+    from_torch.
 
     Results are the tensors among the program's results, in order; those that are None are left out.
     """
@@ -200,9 +232,12 @@ def from_exported_program(program: Any, *, numbers: bool = False) -> Converted:
         if numbers:
             results = [result for result in results if isinstance(result, torch.fx.Node)]
         module = import_graph(program.graph, [*inputs, *names], bound, results)
+    weights = {name.removeprefix(within): values for name, values in weights.items()}
     variables, specs = list(module["main"].params), []
     for variable in variables:
-        name = names.get(variable.name, variable.name)
+        name = names[variable.name].removeprefix(within) if variable.name in names else variable.name
+        while variable.name not in names and name in weights:
+            name += "_"  # an input, named as a weight
         shape = tuple(int(extent) for extent in variable.ty.shape.values)
         check_static(name, shape, DEFAULT_LIMITS)
         specs.append(TensorSpec(name=name, shape=shape, dtype=str(variable.ty.dtype)))
@@ -211,10 +246,9 @@ def from_exported_program(program: Any, *, numbers: bool = False) -> Converted:
 
 @cache
 def export_decompositions() -> dict[Any, Any]:
-    """Of inference, and further ones of what has no converter: PyTorch's own, and ours in
-    pitchpipe/torch_operators/decompositions.py."""
+    """Of inference, and PyTorch's further ones of what has no converter."""
     found = dict(inference_decompositions())
-    for target, decomposition in {**decomposition_table, **further_decompositions()}.items():
+    for target, decomposition in decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload) and not has_converter(target):
             found.setdefault(target, decomposition)
     found.pop(torch.ops.aten.take.default, None)  # PyTorch's asks the index for its value

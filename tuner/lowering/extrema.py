@@ -92,6 +92,10 @@ def _of(kind: Any, a: Any, b: Any) -> Any:
         if float(b.value) == (-math.inf if kind is tirx.Max else math.inf):  # what pools are padded with
             return a
         return b if math.isnan(b.value) else kind(b, a)
+    if isinstance(b, tirx.Cast) and "float" not in str(
+        b.value.ty.dtype
+    ):  # never NaN; LLVM code asks no vector of booleans
+        return kind(b, a)
     if isinstance(a, ir.TensorLoad) and isinstance(b, ir.Call) and getattr(b.op, "name", "") == _CHOICE:
         # Padding: one branch in place of two. It takes a twice, so in a chain of maxima code would double with each.
         condition, chosen, other = b.args

@@ -19,8 +19,8 @@ GAIN = 0.5
 """Of a step of a recurrent layer."""
 RANGES = ("all", "positive", "unit", "opposed")
 """Of the floats of a set, in the order in which they are drawn, until outputs are finite: as the set has them; positive
-ones, for roots and logarithms; ones between 0 and 1, for roots of 1 - x^2; positive and negative ones by turns, parameter
-by parameter, for roots of 1 - exp(x y)."""
+ones, for roots and logarithms; ones between 0 and 1, for roots of 1 - x^2, and whole numbers that are 0 or 1, for masks
+times the largest number; positive and negative ones by turns, parameter by parameter, for roots of 1 - exp(x y)."""
 
 
 def make_inputs(
@@ -52,6 +52,8 @@ def _array(
     dtype = numpy_dtype(param.dtype)
     bits = significand_bits(param.dtype)
     if bits is None:
+        if within == "unit" and properties.index_bound is None:
+            return rng.integers(0, 2, size=param.shape).astype(dtype)
         return _integers(properties, param, name, rng).astype(dtype)
     if name == "random":
         values = _uniform(param.shape, np.dtype(np.float64 if bits > 24 else np.float32), rng)

@@ -303,7 +303,8 @@ def full(to: Emitter, fill_value: Any = None, value: Any = None, **_: Any) -> An
     if not to.shape:
         return to.tensor(number, to.dtype)
     one = to.tensor(number, to.dtype)
-    if to.dtype == "bfloat16":  # TVM has no tensor function for `full` of this type
+    infinite = isinstance(number, float) and not math.isfinite(number)
+    if to.dtype == "bfloat16" or infinite:  # TVM has no tensor function for `full` of these
         return to.emit(op.broadcast_to(one, relax.ShapeExpr(to.shape)))
     return to.emit(op.full(relax.ShapeExpr(to.shape), one, to.dtype))
 
