@@ -54,7 +54,7 @@ def attention(
     weights = torch.softmax(scores, -1)
     if dropout_p:
         weights = torch.nn.functional.dropout(weights, dropout_p)
-    read = weights @ value
+    read = weights.to(value.dtype) @ value  # half precision may have a mask of single precision
     return (read if hidden is None else torch.where(hidden, 0.0, read)), weights
 
 

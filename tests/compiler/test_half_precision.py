@@ -325,3 +325,17 @@ def test_negative_single_and_extreme_numbers_give_what_eager_gives(dtype: Any, v
     for ours, theirs in zip(found, Sums()(x), strict=True):
         expected = to_array(theirs).astype(np.float64)
         assert np.allclose(ours.astype(np.float64), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_a_mask_of_single_precision_is_added_to_scores_of_half_precision() -> None:
+    class Masked(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any, mask: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    inputs = (torch.randn(1, 2, 10, 8).half(), torch.full((10, 10), -torch.inf).triu(1))
+    model = parse_container(from_torch(Masked().eval(), inputs)[0])
+    (found,) = _Runner(schedule_model(model, TARGET, {}, defaults=unchecked), model, []).outputs(
+        list(map(to_array, inputs))
+    )
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, Masked()(*inputs).numpy(), rtol=5e-3, atol=5e-3)
