@@ -194,9 +194,13 @@ def test_ctrl_c_keeps_what_was_measured_and_gives_the_best_so_far(embedded: Clie
             time.sleep(0.1)
 
     watcher = threading.Thread(target=interrupt)
-    watcher.start()
-    fast = pitchpipe.tune(network, trials=100_000, client=embedded, progress=False)
-    watcher.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        watcher.start()
+        fast = pitchpipe.tune(network, trials=100_000, client=embedded, progress=False)
+        watcher.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     report = fast.report
     assert report.interrupted
     assert 0 < report.trials < 100_000

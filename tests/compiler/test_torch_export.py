@@ -102,9 +102,14 @@ def test_distributions_are_exported_without_a_look_at_their_parameters() -> None
             normal = torch.distributions.Normal(x, torch.nn.functional.softplus(x))
             return normal.log_prob(x + 1), torch.distributions.Categorical(logits=x).entropy()
 
-    from_torch(Likely().eval(), (torch.randn(3, 4),))
-    with pytest.raises(ValueError, match="constraint"):
-        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+    before = torch.distributions.Distribution._validate_args
+    try:
+        torch.distributions.Distribution.set_default_validate_args(True)
+        from_torch(Likely().eval(), (torch.randn(3, 4),))
+        with pytest.raises(ValueError, match="constraint"):
+            torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def test_the_weights_are_not_in_what_is_sent() -> None:

@@ -1,8 +1,9 @@
 """What CUDA C++ has no vectors for, computed lane by lane between vectors that are loaded and stored.
 
 TVM 0.27 writes code that no compiler takes for a vector of booleans where it chooses between values or is kept in memory,
-and for eight lanes of float32 that are constants or results of functions. Its loads and stores of other vectors are right.
-So a statement with such a vector becomes loads into registers, a statement for each lane, and a store:
+for eight lanes of float32 that are constants or results of functions, and for the complement of whole numbers. Its loads
+and stores of other vectors are right. So a statement with such a vector becomes loads into registers, a statement for each
+lane, and a store:
 
     B[i:i + n] = f(A[i:i + n], c)
     =>
@@ -85,6 +86,7 @@ class _Apart:
             *((kind, lambda node: found.append(node) if _is_boolean(node) else None) for kind in _PAIRS),
             (tirx.Broadcast, lambda node: found.append(node) if _is_wide(node) or _is_boolean(node) else None),
             (ir.Call, lambda node: found.append(node) if _is_wide(node) or _is_boolean(node) else None),
+            (tirx.BitwiseNot, lambda node: found.append(node) if _count(node) > 1 else None),
             (ir.TensorLoad, lambda node: found.append(node) if _count(node) > 1 and _is_boolean(node) else None),
             (ir.Var, lambda node: found.append(node) if node in self._known else None),
         ]

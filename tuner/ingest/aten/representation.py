@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tuner.ingest.aten.emitter import Emitter, converter, elementwise, wide
 from tuner.tvm_compat import tirx
 
@@ -61,14 +63,16 @@ def nextafter(to: Emitter, x: Any, other: Any) -> Any:
     """
     dtype = wide(to.dtype) if to.dtype == "bfloat16" else to.dtype
     whole, _, _ = FORMATS[dtype]
-    unit = tirx.const(1 << 16 if to.dtype == "bfloat16" else 1, whole)
+    step = 1 << 16 if to.dtype == "bfloat16" else 1
+    unit, least = tirx.const(step, whole), tirx.const(float(np.array(step, whole).view(dtype)), dtype)
+    if dtype == "float64":  # TVM's JSON has no number so small
+        least = tirx.reinterpret(dtype, unit)
 
     def body(a: Any, b: Any) -> Any:
         bits = tirx.reinterpret(whole, a)
         zero = tirx.const(0, dtype)
         away = tirx.any(tirx.all(a < b, a > zero), tirx.all(a > b, a < zero))
         moved = tirx.reinterpret(dtype, tirx.Select(away, bits + unit, bits - unit))
-        least = tirx.reinterpret(dtype, unit)
         from_zero = tirx.Select(b > zero, least, -least)
         same = tirx.any(a == b, tirx.isnan(b))
         return tirx.if_then_else(same, b, tirx.if_then_else(tirx.isnan(a), a, tirx.Select(a == zero, from_zero, moved)))

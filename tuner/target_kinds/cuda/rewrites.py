@@ -19,6 +19,7 @@ from tuner.graph.scans import decompose_scans
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
+from tuner.target_kinds.cuda.serial import serial_functions
 
 REWRITES = Rewrites(
     always=(decompose_scans, *ALWAYS),
@@ -38,5 +39,5 @@ REWRITES = Rewrites(
         group_rows,
     ),
     fusion=(mark_gathers,),
-    fused=(batch_groups,),
+    fused=(batch_groups, serial_functions),
 )

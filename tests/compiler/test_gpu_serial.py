@@ -1,0 +1,78 @@
+"""Functions that no schedule applies to, on a GPU: kernels in which what can be is divided among threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.compiler.gpu_cases import arguments_of, on_the_host  # noqa: E402  # needs torch
+from tests.compiler.graphs import GPU  # noqa: E402
+from tests.compiler.programs import TARGET  # noqa: E402
+from tests.compiler.test_gpu_model import here  # noqa: E402
+from tests.compiler.test_torch_layers import Of  # noqa: E402
+from tests.gpu_interpreter import run  # noqa: E402
+from tuner.deploy.build import schedule_model  # noqa: E402
+from tuner.graph.prepare import prepare, workload_module  # noqa: E402
+from tuner.ingest import parse_container  # noqa: E402
+from tuner.ingest.torch_export import from_torch  # noqa: E402
+from tuner.target_kinds.cuda.serial import serial_functions  # noqa: E402
+from tuner.tvm_compat import IRModule, PrimFunc, load_ir  # noqa: E402
+
+WHOLE = torch.arange(1, 204).reshape(7, 29)
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, int]] = {
+    # name: (function, arguments, name of the tensor function, its threads)
+    "elements that iterate": (torch.gcd, (WHOLE, WHOLE.flip(1)), "gcd", 256),
+    "a factorisation": (torch.linalg.inv, (torch.rand(2, 5, 5),), "lu_factor", 2),
+    "a solution": (torch.linalg.inv, (torch.rand(2, 5, 5),), "lu_solve", 2),
+    "a power series": (torch.matrix_exp, (torch.rand(3, 4, 4),), "matrix_exp", 3),
+    "one matrix": (torch.matrix_exp, (torch.rand(4, 4),), "matrix_exp", 1),
+}
+
+
+def functions(function: Callable[..., Any], inputs: tuple[Any, ...], target: Any) -> dict[str, Any]:
+    data, _ = from_torch(Of(function).eval(), inputs)
+    prepared = prepare(load_ir(parse_container(data).ir), target)
+    return {v.name_hint: each for v, each in prepared.functions.items() if isinstance(each, PrimFunc)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_it_computes_what_the_host_does(name: str) -> None:
+    function, inputs, wanted, threads = CASES[name]
+    (plain,) = [each for name, each in functions(function, inputs, TARGET).items() if name.startswith(wanted)]
+    (kernel,) = [each for name, each in functions(function, inputs, GPU).items() if name.startswith(wanted)]
+    given = arguments_of(workload_module(plain), 0)
+    expected, found = on_the_host(workload_module(plain), given), [each.copy() for each in given]
+    (call,) = run(workload_module(kernel), GPU, found).calls
+    assert call.grid[0] * call.block[0] == threads
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_other_functions_stay() -> None:
+    plain = functions(lambda x: (x @ x).softmax(1).relu(), (torch.rand(8, 8),), TARGET)
+    made = serial_functions(IRModule(plain))
+    assert all(made[name].same_as(function) for name, function in plain.items())
+
+
+@pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: torch.linalg.solve(x + 4 * torch.eye(5), x), (torch.rand(2, 5, 5),)),
+        (torch.bitwise_not, (WHOLE[:, :28].contiguous(),)),
+        (lambda x: torch.nextafter(x, x + 1), (torch.rand(7, 32),)),
+    ],
+    ids=["linear equations", "complements", "next numbers"],
+)
+def test_it_becomes_machine_code(function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    from tuner.deploy.gpu_model import compile_gpu_model
+
+    data, _ = from_torch(Of(function).eval(), inputs)
+    program = compile_gpu_model(schedule_model(parse_container(data), GPU, {}).module, GPU)
+    assert program.kernels
