@@ -80,7 +80,9 @@ def _given(call: Any, demand: Demand) -> Sequence[Demand]:
 
 def _kept(call: Any) -> Demand:
     """What a slice keeps; ALL of one that goes backwards, or keeps nothing."""
-    shape = static_shape(call.args[0]) or []
+    shape = static_shape(call.args[0])
+    if shape is None:
+        return ALL
     parts = [range(extent)[part] for extent, part in zip(shape, slices(len(shape), call.args[1:]), strict=True)]
     found = {axis: part for axis, part in enumerate(parts) if len(part) < shape[axis]}
     return ALL if any(part.step < 1 or not part for part in found.values()) else found
