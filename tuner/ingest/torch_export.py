@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 Converted = tuple[bytes, dict[str, "np.ndarray"]]
-_WRITTEN_ASIDE = "fake tensor in the exported program constant"
 _UNKNOWN_RESULT = "in output, which is not a known type"
 ADVICE = {
     _UNKNOWN_RESULT: "the module returns an object of a class that it does not know; return a tuple"
     " or a dict, or a dataclass",
     "classes.quantized.": "it cannot take packed weights apart; quantise by torchao or pt2e, or give an ONNX file with"
     " QuantizeLinear and DequantizeLinear",
+    "fake tensor in the exported program constant": "the module writes through .data, which it loses; write into the tensor",
 }
 """What torch.export says, in part, and what to do about it."""
 
@@ -95,8 +95,7 @@ def _has_attributes_of_graphs(module: Any) -> bool:
 
 def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """As torch.export gives it; where it cannot follow a question that the module asks of its constants, as it does when
-    they are answered; where the module writes through `.data`, as its strict mode does, which reads the module's source.
-    Dataclasses among the results are registered with it."""
+    they are answered. Dataclasses among the results are registered with it."""
     try:
         return torch.export.export(module, examples, keywords)
     except Exception as error:  # torch.export raises many kinds, user errors among them
@@ -105,12 +104,10 @@ def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) 
                 module(*copy.deepcopy(examples), **copy.deepcopy(keywords))
             ):
                 return _exported(module, examples, keywords)
-        with contextlib.suppress(Exception):
-            if _WRITTEN_ASIDE in str(error):
-                return torch.export.export(module, examples, keywords, strict=True)
-        with contextlib.suppress(Exception), constants_known(module):
-            return torch.export.export(module, examples, keywords)
         advice = next((told for sign, told in ADVICE.items() if sign in str(error)), None)
+        with contextlib.suppress(Exception), constants_known(module):
+            if advice is None:
+                return torch.export.export(module, examples, keywords)
         raise InvalidModel(f"torch.export failed{_place(error)}: {advice or _first_line(error)}") from error
 
 
