@@ -158,6 +158,13 @@ SECTIONS = (
         table=tables.before_after,
         more="Tuned for 110 s each by the code after.",
     ),
+    Section(
+        file="before_after_classifiers",
+        title="Models that give less than they compute, before and after slices were hoisted",
+        script="before_after",
+        table=tables.before_after,
+        more="The models of `--models benchmarks/classifiers.py`, not tuned: default builds on both sides (ADR 0084).",
+    ),
     Section(file="torch_backend", title="torch.compile", script="torch_backend", table=tables.torch_backend),
     Section(file="operators", title="MetaSchedule's own workloads", script="operators", table=tables.operators),
     Section(
