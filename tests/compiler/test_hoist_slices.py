@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,9 +13,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402  # needs torch
 from torch.nn import functional as f  # noqa: E402
 
+from tests.compiler.models import model, node  # noqa: E402
+from tests.compiler.programs import TARGET  # noqa: E402
+from tests.compiler.test_graph import expected, ingest_here, run  # noqa: E402
 from tests.compiler.test_torch_layers import Of, check, prepared  # noqa: E402
-from tuner.graph.prepare import call_counts  # noqa: E402
+from tuner.deploy.finish import finish  # noqa: E402
+from tuner.graph.prepare import call_counts, prepare  # noqa: E402
 from tuner.tasks import workload_functions  # noqa: E402
+from tuner.tvm_compat import load_ir  # noqa: E402
 from tuner.workload.compulsory import least_flops  # noqa: E402
 
 
@@ -71,6 +77,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], float]] = {
     "behind a permutation": (lambda x: (x @ W + B).permute(2, 0, 1)[:, :, 3], (3, 8, 24), 1 / 8),
     "behind a mean": (lambda x: (x @ W + B).sin().mean(1)[:2], (8, 3, 24), 1 / 4),
     "behind a concatenation": (lambda x: torch.cat([x @ W, x @ W.sin()], -1)[:, 2:8], (1, 24, 24), 1 / 4),
+    "a slice of a slice": (lambda x: (x @ W + B)[..., 4:12][..., 2:6], (3, 8, 24), 1 / 4),
     "behind a norm": (lambda x: f.layer_norm(x @ W + B, (16,), B, B)[:, 0], (3, 8, 24), 1 / 8),
 }
 
@@ -107,3 +114,26 @@ def test_of_the_last_layer_of_a_classifier_keys_and_values_remain(at: int, causa
     check(model, x)
     layer = flops(Block(causal=causal), x)
     assert flops(model, x) < 1.6 * layer, "two layers and a head"
+
+
+def test_a_slice_that_turns_an_axis_round_turns_it_round() -> None:
+    """Which PyTorch has not and ONNX has, beside an axis of which a part is kept."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "w": rng.normal(size=(24, 16)).astype(np.float32),
+        "starts": np.array([7, 2]),
+        "ends": np.array([-100, 6]),
+        "axes": np.array([1, 2]),
+        "steps": np.array([-1, 1]),
+    }
+    nodes = [
+        node("MatMul", ["x", "w"], ["y"]),
+        node("Relu", ["y"], ["z"]),
+        node("Slice", ["z", "starts", "ends", "axes", "steps"], ["kept"]),
+    ]
+    proto = model(nodes, {"x": [3, 8, 24]}, ["kept"], constants)
+    inputs = [rng.normal(size=(3, 8, 24)).astype(np.float32)]
+    ingested, weights = ingest_here(proto)
+    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, weights, inputs)
+    (right,) = expected(proto, inputs)
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)

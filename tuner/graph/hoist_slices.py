@@ -84,8 +84,9 @@ def _kept(call: Any) -> Demand:
     if shape is None:
         return ALL
     parts = [range(extent)[part] for extent, part in zip(shape, slices(len(shape), call.args[1:]), strict=True)]
-    found = {axis: part for axis, part in enumerate(parts) if len(part) < shape[axis]}
-    return ALL if any(part.step < 1 or not part for part in found.values()) else found
+    if any(part.step < 1 or not part for part in parts):
+        return ALL
+    return {axis: part for axis, part in enumerate(parts) if len(part) < shape[axis]}
 
 
 def _part(call: Any, demand: Demand, found: Mapping[Any, Demand]) -> Replacement:
