@@ -20,6 +20,7 @@ from tuner.tvm_compat import load_ir
 
 torch = pytest.importorskip("torch")
 
+from tuner.ingest.aten.emitter import tvm_array  # noqa: E402
 from tuner.ingest.local import convert_local  # noqa: E402
 from tuner.ingest.torch_export import from_pt2, from_torch  # noqa: E402  # needs torch
 
@@ -110,6 +111,11 @@ def test_distributions_are_exported_without_a_look_at_their_parameters() -> None
             torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
     finally:
         torch.distributions.Distribution.set_default_validate_args(before)
+
+
+def test_constants_are_arrays_whatever_the_default_device_is() -> None:
+    with torch.device("meta"):
+        assert tvm_array(2.5, "float32") == np.float32(2.5)
 
 
 def test_what_is_written_through_data_is_named() -> None:

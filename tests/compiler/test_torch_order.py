@@ -262,6 +262,12 @@ class Indexing(torch.nn.Module):  # type: ignore[misc]
         return found * x[:, None]
 
 
+def test_every_operator_that_indexes_is_one_of_torchs() -> None:
+    """In place or not: a name that no operator has would never be met."""
+    names = {name.partition("::")[2].partition(".")[0].rstrip("_") for name in torch._C._dispatch_get_all_op_names()}
+    assert names >= torch_runner.INDEXING
+
+
 @pytest.mark.parametrize("how", ["inputs", "computed", "constants"])
 def test_on_a_gpu_nothing_is_run_whose_computed_indices_are_out_of_range(
     how: str, monkeypatch: pytest.MonkeyPatch

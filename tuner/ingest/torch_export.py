@@ -69,7 +69,7 @@ def from_torch(
     with quiet(), torch.no_grad(), _unvalidated():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = module_of_torchscript(module, examples)
-        within = "" if isinstance(module, _Inside) or not _has_attributes_of_graphs(module) else _Inside.PREFIX
+        within = _Inside.PREFIX if _has_attributes_of_graphs(module) else ""
         program = _exported(_Inside(module) if within else module, examples, dict(keywords or {}))
     return from_exported_program(program, numbers=numbers, within=within)
 
@@ -90,7 +90,9 @@ class _Inside(torch.nn.Module):  # type: ignore[misc]
 def _has_attributes_of_graphs(module: Any) -> bool:
     """Whether a weight, or a submodule with weights, is named as an attribute of every GraphModule: code, graph, meta."""
     taken = {*dir(torch.fx.GraphModule), "meta"} - set(dir(torch.nn.Module))
-    return not taken.isdisjoint(name.partition(".")[0] for name in module.state_dict())
+    return not taken.isdisjoint(
+        name.partition(".")[0] for name, _ in (*module.named_parameters(), *module.named_buffers())
+    )
 
 
 def _exported(module: Any, examples: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

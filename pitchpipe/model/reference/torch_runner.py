@@ -18,21 +18,22 @@ from pitchpipe.model.reference.expected import CannotRun, ModelFile
 from pitchpipe.torch_operators.arrays import to_array, to_tensor
 from pitchpipe.torch_operators.ties import TiesByPlace
 
-_NOTHING = contextlib.nullcontext()
 ASSERTING = frozenset(("cuda",))
 """Devices on which an index out of range ends the process's context, so that nothing runs there any more."""
 INDEXING = frozenset(
     (
         *("embedding", "_embedding_bag", "_embedding_bag_forward_only", "gather", "index", "index_add", "index_copy"),
-        *("index_fill", "index_put", "index_select", "put", "scatter", "scatter_add", "scatter_reduce", "take"),
         *(
-            "_index_put_impl_",
-            "_unsafe_index",
+            "index_fill",
+            "index_put",
+            "_index_put_impl",
+            "index_select",
+            "masked_scatter",
             "max_unpool2d",
             "max_unpool3d",
-            "nll_loss_forward",
-            "nll_loss2d_forward",
         ),
+        *("nll_loss_forward", "nll_loss2d_forward", "put", "scatter", "scatter_add", "scatter_reduce", "take"),
+        *("_unsafe_index", "_unsafe_index_put"),
     )
 )
 """Operators whose indices must be in range, without the underscore of those that write in place."""
@@ -56,7 +57,10 @@ class TorchRunner:
         self._leaves, self._spec = pytree.tree_flatten((tuple(arguments), dict(keywords or {})))
         self._tensors = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
         self.examples = [to_array(self._leaves[at]).copy() for at in self._tensors]
-        self._asserts = any(self._leaves[at].device.type in ASSERTING for at in self._tensors)
+        held = module.parameters() if isinstance(module, torch.nn.Module) else ()
+        self._asserts = any(
+            one.device.type in ASSERTING for one in (*map(self._leaves.__getitem__, self._tensors), *held)
+        )
         self._ran = self._indexes = False
 
     def peer(self, arrays: Sequence[np.ndarray], threads: int) -> tuple[str, Callable[[], object]]:
@@ -82,19 +86,12 @@ class TorchRunner:
         arguments, keywords = self._arguments(arrays)
         if self._ran and self._asserts and self._indexes:
             self._on_cpu(arguments, keywords)
-        watching = _Watching(
-            [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
-        )
-        with (
-            torch.random.fork_rng(),
-            torch.no_grad(),
-            without_tf32(),
-            TiesByPlace(),
-            _NOTHING if self._ran else watching,
-        ):
+        tensors = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
+        watching = contextlib.nullcontext() if self._ran else _Watching(tensors)
+        with torch.random.fork_rng(), torch.no_grad(), without_tf32(), TiesByPlace(), watching:
             torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
             found = self._module(*arguments, **keywords)
-        if not self._ran:
+        if isinstance(watching, _Watching):
             self.computed, self._indexes, self._ran = watching.least, watching.indexes, True
         return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 

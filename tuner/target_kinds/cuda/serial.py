@@ -45,7 +45,7 @@ def _only_block(function: Any) -> Any | None:
         for block in blocks
         for buffer in block.alloc_buffers
     )
-    return min(blocks, key=lambda block: block.name_hint == "root") if kept <= LOCAL_BYTES else None
+    return next(block for block in blocks if not block.same_as(function.body.block)) if kept <= LOCAL_BYTES else None
 
 
 def _kernel(function: Any, stage: Any) -> Any:
