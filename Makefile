@@ -2,7 +2,8 @@
 #
 #   make demo         tune a ResNet-18 on this machine and compare it with the default build and ONNX Runtime
 #   make check        lint, and the tests that need no compiler, no PyTorch and no database: before every commit, under a minute
-#   make test         the whole suite, and its slowest tests; T=tests/unit/test_budget.py runs a part of it
+#   make test         the suite without its long tests, under eight minutes; T=tests/unit/test_budget.py runs a part of the whole
+#   make test-all     the whole suite, and its slowest tests: before a release, and what CI runs
 #   make lint         ruff, mypy, import-linter, hadolint
 #   make help         this text
 #   make bench        the benchmarks, each in a small way (hours in full: QUICK=); `make bench-setup` first installs the peers
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo check test lint bench bench-setup format lock clean
+.PHONY: help setup demo check test test-all lint bench bench-setup format lock clean
 
 VENV ?= .venv
 PYTHON ?=
@@ -62,12 +63,17 @@ check: lint
 
 # The tests of a file run one after another in one process, where they share what they compile (tests/conftest.py); acceptance
 # tests, which are the longest, come first. One process more than there are cores: those tests wait as much as they compute.
+SUITE := $(BIN)/python -m pytest -n $$(($(TVM_NUM_THREADS) + 1)) --dist loadfile --no-loadscope-reorder --durations=20
+
 test: setup $(VENV)/.torch
 ifeq ($(strip $(T)),)
-	$(BIN)/python -m pytest -n $$(($(TVM_NUM_THREADS) + 1)) --dist loadfile --no-loadscope-reorder --durations=20
+	$(SUITE) -m 'not long'
 else
 	$(BIN)/python -m pytest $(T)
 endif
+
+test-all: setup $(VENV)/.torch
+	$(SUITE)
 
 lint: setup
 	$(BIN)/ruff check .

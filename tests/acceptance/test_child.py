@@ -105,6 +105,7 @@ def test_a_child_that_dies_is_told_of_with_its_signal(number: signal.Signals) ->
         run_step("test_die", number=int(number))
 
 
+@pytest.mark.long
 def test_a_step_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     with pytest.raises(StepTimeout, match="test_hang took longer than 3 s"):

@@ -82,6 +82,7 @@ def job(embedded: Client, onnx: Path) -> str:
     return view.id
 
 
+@pytest.mark.long
 def test_watching_a_finished_job_ends_at_once_with_nothing_but_json_on_stdout(run: Run, job: str) -> None:
     plain = run("jobs", "watch", job)
     assert (plain.code, plain.out) == (0, "")
@@ -134,6 +135,7 @@ def test_schedules_are_looked_up_by_job_by_model_and_by_file(run: Run, job: str,
     assert "same_arch" in run("schedules", "lookup", job).out
 
 
+@pytest.mark.long
 def test_exported_schedules_are_loaded_by_stock_tvm_and_imported_elsewhere(
     run: Run, job: str, tmp_path: Path, this_target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

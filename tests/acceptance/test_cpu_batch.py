@@ -191,6 +191,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
     made.nursery.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("purpose", [Purpose.SEARCH, Purpose.CONFIRM])
 def test_a_report_that_makes_no_sense_ends_its_candidate_and_no_other(host: Host, purpose: Purpose) -> None:
     names = ["fine 0", *HOSTILE, "fine 1", "another"]

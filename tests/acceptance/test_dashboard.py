@@ -170,6 +170,7 @@ def test_a_job_is_submitted_watched_over_a_lost_server_looked_into_and_pinned(
     expect(page.get_by_role("link", name=job)).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_page_whose_first_connections_fail_shows_what_happens_without_being_loaded_again(
     page: Page, fleet: Fleet, texts: dict[str, str], tmp_path: Path
 ) -> None:
@@ -272,6 +273,7 @@ def test_the_documentation_of_the_api_works_without_other_hosts(page: Page) -> N
     expect(page.get_by_text("/v1/schedules/lookup").first).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_database_of_this_machine_is_shown_by_a_link_that_signs_in_once(browser: Browser, tmp_path: Path) -> None:
     database = tmp_path / "own.db"
     environment = os.environ | {"PITCHPIPE_DATABASE_URL": f"sqlite:///{database}"}

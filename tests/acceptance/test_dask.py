@@ -176,6 +176,7 @@ def test_a_job_is_tuned_by_a_coordinator_whose_steps_run_on_the_cluster(
     assert dask.submit(pow, 2, 3).result(PATIENCE_SECS) == 8  # the cluster outlives whoever used it
 
 
+@pytest.mark.long
 def test_a_scheduler_that_was_away_is_found_again(
     cluster: str, processes: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

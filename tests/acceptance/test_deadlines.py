@@ -99,6 +99,7 @@ def submit(client: Client, data: bytes, target: Target) -> JobView:
     return client.submit(JobRequest(model=model.id, targets=(target,), budget=Budget(trials=4)))
 
 
+@pytest.mark.long
 def test_a_split_that_passes_its_limit_fails_its_job_and_holds_up_nobody(
     service: Service, this_target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

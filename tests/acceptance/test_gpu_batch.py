@@ -243,6 +243,7 @@ def test_one_runner_times_a_batch_and_is_kept_for_the_next(host: Host) -> None:
     assert host.started == 1
 
 
+@pytest.mark.long
 def test_each_candidate_fails_for_its_own_fault_only(host: Host) -> None:
     host.config = HURRIED
     results = host.measure(

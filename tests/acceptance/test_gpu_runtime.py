@@ -400,6 +400,7 @@ def test_clusters_early_launches_zeros_scalars_and_tensor_maps_reach_the_device(
         assert torch.equal(part.view(8, 16), x[8:16, 16:32])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_driver_the_fallback_runs_and_says_why(tmp_path: Path) -> None:
     if not _compiles():

@@ -28,6 +28,7 @@ def usually(secs: float) -> Drift:
     return drift
 
 
+@pytest.mark.long
 def test_a_batch_on_a_device_that_is_slower_than_usual_is_repeated_and_marked_and_then_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 KINDS = ["segfault", "fork_bomb", "forged_report"]
 
 
+@pytest.mark.long
 def test_the_worker_survives_hostile_candidates_and_nothing_is_left_of_them() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "isolation.py"
     run = subprocess.run(

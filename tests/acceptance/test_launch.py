@@ -160,6 +160,7 @@ def test_forks_share_a_compiler_and_its_one_import() -> None:
     assert psutil.Process(first["parent"]).num_threads() == 1
 
 
+@pytest.mark.long
 def test_a_server_imports_pytorch_for_the_first_child_that_needs_it() -> None:
     pytest.importorskip("torch")
     launching._drop(launching._current())

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 NOTEBOOK = Path(__file__).parents[2] / "examples/tune.ipynb"
 
 
+@pytest.mark.long
 def test_the_notebook_tunes_a_module_and_shows_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))

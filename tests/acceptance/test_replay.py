@@ -104,6 +104,7 @@ def test_what_differs_from_the_recorded_circumstances_is_told(run: Run, tmp_path
     assert f"built for {here.mcpu} on {here.num_cores} core" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("misdeed", "kind", "told"),
     [

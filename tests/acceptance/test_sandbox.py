@@ -143,6 +143,7 @@ def forks(command: list[str], since: float) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "number"), [("zygote", signal.SIGKILL), ("task process", signal.SIGKILL), ("zygote", signal.SIGSTOP)]
 )
@@ -164,6 +165,7 @@ def test_a_batch_survives_the_end_of_what_measures_it(
     assert sum(isinstance(result, Timed) for result in results.values()) == 2
 
 
+@pytest.mark.long
 def test_a_child_that_is_killed_while_it_waits_is_given_back_and_the_others_go_on() -> None:
     workload = hostile(CPU["sleep_for_ever"])
     bad, (baseline, split) = parallel(workload), harmless(workload)
@@ -201,6 +203,7 @@ def test_a_cancelled_batch_stops_and_the_next_one_runs(sandbox: Sandbox) -> None
     assert len(measure(sandbox, workload, harmless(workload))) == 2
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_the_daemon_is_killed(tmp_path: Path) -> None:
     script = """
         from pitchpipe.wire.measure import MeasureConfig

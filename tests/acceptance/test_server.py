@@ -150,6 +150,7 @@ def metrics(server: Running) -> str:
     return httpx2.get(f"http://127.0.0.1:{server.port}/metrics").text
 
 
+@pytest.mark.long
 def test_events_go_on_where_they_were_after_the_server_was_killed(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_events_go_on_where_they_were_after_the_server_was_killed(
     assert seen == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_long_poll_gets_work_that_comes_meanwhile(start: Callable[..., Running]) -> None:
     server = start()
     job, client = server.job(), server.client()
@@ -194,6 +196,7 @@ def test_a_long_poll_gets_work_that_comes_meanwhile(start: Callable[..., Running
     assert len(grant.candidates) == len(CANDIDATES)
 
 
+@pytest.mark.long
 def test_a_long_poll_whose_client_is_gone_takes_no_work(start: Callable[..., Running]) -> None:
     server = start()
     job, client = server.job(), server.client()
@@ -255,6 +258,7 @@ def test_more_than_it_can_do_is_shed_with_a_time_to_come_back_and_probes_still_a
     assert list(client.jobs()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rest", ["time.sleep(600)", "os._exit(0)"], ids=["killed later", "gone at once"])
 def test_an_embedded_server_ends_with_its_parent(tmp_path: Path, rest: str) -> None:
     port_file = tmp_path / "port"

@@ -179,6 +179,7 @@ def test_a_training_step_has_eagers_gradients_and_statistics(warm: None) -> None
         assert torch.allclose(twin.state_dict()[name], value, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch reads by itself
 def test_compiled_autograd_works(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp().train(), torch.randn(4, 8)

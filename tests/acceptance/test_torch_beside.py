@@ -86,6 +86,7 @@ def test_calls_run_eagerly_until_the_build_is_there_and_compiled_afterwards() ->
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "Dynamo captures nothing again"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1000)
 def test_a_training_step_begins_eagerly_and_goes_on_compiled() -> None:
     model, x = small().train(), torch.randn(4, 32)
@@ -152,6 +153,7 @@ print(*(child.pid for child in running()), flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_program_that_ends_leaves_no_child_and_no_file(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

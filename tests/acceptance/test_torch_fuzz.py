@@ -111,6 +111,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     torch_backend.recompile()
 
 
+@pytest.mark.long
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -63,6 +63,7 @@ def layers(x: Any, weight: Any) -> Any:
     return y @ weight, y.t() * 2, y, y.clone(), x.clone(), weight.clone(), torch.arange(8.0)
 
 
+@pytest.mark.long
 def test_every_type_and_shape_is_right() -> None:
     def program(*tensors: Any) -> Any:
         return [~one if one.dtype is torch.bool else one * 2 - 1 for one in tensors]

@@ -85,6 +85,7 @@ def test_a_training_step_with_dropout_draws_what_eager_draws() -> None:
     assert any("draws random numbers" in reason for graph in report.graphs for reason in graph.left), report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "draws",
     [
@@ -177,6 +178,7 @@ def test_half_precision_is_right(kind: Any) -> None:
     assert found.dtype is kind
 
 
+@pytest.mark.long
 def test_a_graph_can_be_run_backwards_twice() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)), torch.randn(2, 8)
     loss = compiled(model)(x).sum()
@@ -321,6 +323,7 @@ def test_attention_in_inference_is_one_partition_with_what_is_around_it(causal: 
     assert not graph.left, graph
 
 
+@pytest.mark.long
 def test_attention_in_training_has_eagers_gradients() -> None:
     weight = torch.randn(3, 16, 16)
 
@@ -347,6 +350,7 @@ def mlp() -> Any:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.Softmax(-1)).eval()
 
 
+@pytest.mark.long
 def test_each_bucket_competes_at_the_callers_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     original = rehearsal.Rehearsal.__call__
@@ -442,6 +446,7 @@ def test_results_share_memory_as_eagers_do() -> None:
     assert not view.any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program",
     [
@@ -471,6 +476,7 @@ def test_sizes_of_one_and_none_are_right() -> None:
             assert fast(x).shape == (size, 8)
 
 
+@pytest.mark.long
 def test_a_training_step_with_a_size_that_varies_is_right() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     fast = compiled(model, dynamic=True)

@@ -190,6 +190,7 @@ def have_tuned(service: Client) -> Callable[[str], None]:
     return tune
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("name", CASES)
 def test_tuned_schedules_are_found_and_judged_through_a_late_network(
@@ -204,6 +205,7 @@ def test_tuned_schedules_are_found_and_judged_through_a_late_network(
     assert {one.runs for one in reports} <= {"pitchpipe", "eager"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mood", ["truncated", "failing"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_network_that_fails_costs_the_schedules_and_nothing_else(
@@ -237,6 +239,7 @@ def test_a_network_that_breaks_after_its_probe_leaves_eager(
     assert {one.runs for one in torch_backend.reports()} == {"eager"}
 
 
+@pytest.mark.long
 def test_what_the_service_said_earlier_is_used_while_it_fails(
     service: Client, have_tuned: Callable[[str], None]
 ) -> None:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 
+@pytest.mark.long
 def test_a_trusted_archive_is_converted_here_and_tuned(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8)).eval()
     torch.export.save(torch.export.export(module, (torch.randn(32, 64),)), tmp_path / "mlp.pt2")

@@ -90,6 +90,7 @@ def interrupt(model: Path, database: Path, how: signal.Signals, *options: str) -
     wait_until_nobody_serves(database)
 
 
+@pytest.mark.long
 def test_what_was_measured_once_is_reused_by_later_runs_and_by_those_after_an_interruption(model, tmp_path):
     database = tmp_path / "p.db"
     first = run(model, database, "--trials", str(FIRST), "--seed", "3")

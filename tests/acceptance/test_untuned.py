@@ -93,6 +93,7 @@ def _absent(*_: Any, **__: Any) -> Any:
     raise NotFound("as if it had not been built")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", ["attention", "recurrent", "half precision"])
 def test_so_do_models_of_other_kinds(made: str, tmp_path: Path, this_target: Target) -> None:
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pitchpipe.embedded import Embedded
 from pitchpipe.sdk import submit
@@ -65,6 +66,7 @@ def stale(database: Path, label: str) -> int:
     return count(database, f"best WHERE toolchain = '{label}'")
 
 
+@pytest.mark.long
 def test_an_upgrade_that_is_killed_goes_on_with_what_is_left_and_tune_replays_what_it_needs(
     tmp_path: Path, this_target: Target
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_wrong_import_is_not_loaded_now_or_later(default: Schedules, cache: Pa
         load(model, default, cache=cache)
 
 
+@pytest.mark.long
 def test_a_machine_without_a_linker_compares_in_its_own_process(
     default: Schedules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_load_safely_runs_the_fallback_for_a_wrong_import_and_says_so_once(defau
     assert "output 0" in told[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["module", "file"])
 def test_load_safely_compares_what_it_builds_beside_the_program(default: Schedules, tmp_path: Path, kind: str) -> None:
     model = local_model(*made()) if kind == "module" else local_model(models.tiny_network().SerializeToString())

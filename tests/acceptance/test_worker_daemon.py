@@ -38,6 +38,7 @@ def make_batch(rows: int, count: int) -> tuple[Workload, list[Candidate]]:
     return workload, [proposal.candidate for proposal in propose(request)]
 
 
+@pytest.mark.long
 def test_a_terminated_worker_reports_what_it_measured_and_hands_back_the_rest(fleet: Fleet) -> None:
     workload, candidates = make_batch(64, 64)
     job = fleet.submit(workload, TARGET, candidates)

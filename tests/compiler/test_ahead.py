@@ -58,6 +58,7 @@ def bits(source: TemplateSource, mod: Any) -> np.ndarray:
     return values[-1].view(np.uint8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("template", [CONTRACTION, CONTRACTION_TMA])
 @pytest.mark.parametrize(
     "changed",

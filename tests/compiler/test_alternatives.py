@@ -85,6 +85,7 @@ def shown(program: Program, at: Sequence[int]) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 def test_every_variant_launches_what_the_model_with_its_schedules_does(
     model: IngestedModel, texts: dict[str, list[str]], built: Alternatives
 ) -> None:
@@ -112,6 +113,7 @@ def test_an_alternative_that_is_none_is_left_out_and_said(texts: dict[str, list[
     assert not any(3 in call.schedules for call in built.calls)
 
 
+@pytest.mark.long
 def test_an_alternative_that_the_compiler_refuses_costs_no_other(
     model: IngestedModel, texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_an_alternative_that_the_compiler_refuses_costs_no_other(
     assert {n for call in built.calls if call.workload == digest for n in call.schedules} == {0, 1}
 
 
+@pytest.mark.long
 def test_a_default_schedule_stands_beside_templates(model: IngestedModel, texts: dict[str, list[str]]) -> None:
     digest, points = next(iter(texts.items()))
     default = kind_of(HOPPER).default_trace(workloads_of(model.ir, HOPPER)[digest], HOPPER)

@@ -59,6 +59,7 @@ def workloads(name: str, dtype: Any) -> list[Any]:
     return [workload_module(function) for _, function, _ in workload_functions(prepared)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "single"])
 @pytest.mark.parametrize("name", MODULES)
 def test_default_schedules_compute_what_the_host_does(name: str, dtype: Any) -> None:
@@ -85,6 +86,7 @@ def test_templates_take_groups_for_a_batch(name: str, extents: tuple[int, ...]) 
     assert extents in [tuple(one.extent(kind) for kind in "sijk") for one in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("channels", "outputs", "groups"), [(32, 48, 2), (64, 32, 4), (16, 64, 2)])
 def test_templates_compute_what_the_host_does(channels: int, outputs: int, groups: int) -> None:
     def make(b: Any, x: Any, w: Any, bias: Any) -> Any:

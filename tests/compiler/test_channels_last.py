@@ -54,6 +54,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dimensions", [1, 2])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_nothing_is_transposed_for_what_stands_between_convolutions(name: str, dimensions: int) -> None:

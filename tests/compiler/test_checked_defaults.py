@@ -98,6 +98,7 @@ def wrong(mod: Any) -> Any:
     return IRModule({"main": function.with_body(tvm_ffi.structural_map(function.body, (tirx.Mul, halved)))})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("misdeed", "told", "kept"),
     [

@@ -61,6 +61,7 @@ def test_a_cluster_adds_as_a_second_kernel_does_to_the_bit(template: str, parts:
     assert (found[0] == found[1]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize(
     ("right", "wrong"),

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["tuner.ingest.onnx_reader", "tuner.deploy.build", "workers.sandbox.sandbox"])
 def test_a_part_that_compiles_loads_no_torch_whichever_is_imported_first(module: str) -> None:
     code = f"import {module}, sys; print(sorted(n for n in ('torch', 'scipy') if sys.modules.get(n)))"

@@ -42,6 +42,7 @@ class Sliced(nn.Module):  # type: ignore[misc]
         return torch.relu(self.layer(x)[self.part])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_slice_becomes_less_padding(name: str) -> None:
     torch.manual_seed(0)

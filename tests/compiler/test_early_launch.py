@@ -30,6 +30,7 @@ def instructions(code: bytes, folder: Path) -> list[list[str]]:
     return [_INSTRUCTION.findall(part) for part in text.split(".section\t.text.")[1:]]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",

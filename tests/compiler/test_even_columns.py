@@ -26,6 +26,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_columns_fill_vectors(name: str) -> None:
     torch.manual_seed(0)

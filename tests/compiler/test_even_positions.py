@@ -50,6 +50,7 @@ def test_rows_of_a_prime_length_are_computed_longer(name: str) -> None:
     assert not any("conv" in name and "slice" in name for name in kernels), kernels
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_rows_stay(name: str) -> None:
     torch.manual_seed(0)

@@ -99,6 +99,7 @@ print(hashlib.sha256(DeviceCompiler(TARGET.arch).compile(lowered.source)).hexdig
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(compiler() is None, reason="needs NVRTC or nvcc")
 def test_every_process_compiles_the_same_machine_code() -> None:
     """Of kernels with several scalars, too, whose order TVM might take from a hash table."""

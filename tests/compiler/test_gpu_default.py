@@ -250,6 +250,7 @@ ATTENTIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_is_one_kernel_where_tensor_cores_compute_it_and_a_block_has_room_for_its_scores(name: str) -> None:
@@ -260,6 +261,7 @@ def test_attention_is_one_kernel_where_tensor_cores_compute_it_and_a_block_has_r
     assert ("wmma_sync" in default.trace) is tensor_cores
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
@@ -301,6 +303,7 @@ def in_single(make: Callable[..., Any]) -> Callable[..., Any]:
     return lambda b, x: op.astype(b.emit(make(b, b.emit(op.astype(x, F)))), str(x.ty.dtype))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
@@ -325,6 +328,7 @@ def compilers() -> dict[str, DeviceCompiler]:
         return {}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not compilers(), reason="needs NVRTC or nvcc")
 def test_defaults_compile_for_each_architecture() -> None:

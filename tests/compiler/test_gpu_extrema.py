@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], np.ndarray], t
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", CASES)

@@ -210,6 +210,7 @@ def test_equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert program.buffers[scratch].size_bytes == 2 * 16 * 16 * 4, "two buffers in turn"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
 def test_kernels_of_functions_with_long_names_are_told_apart() -> None:
     nodes = [

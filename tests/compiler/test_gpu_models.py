@@ -79,6 +79,7 @@ def half_bert() -> bytes:
     return data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_layer_of_bert_is_seven_calls(attention: str) -> None:
     one, two = (checked(lambda layers=layers: text_model("Bert", layers, attention)) for layers in (1, 2))
@@ -87,6 +88,7 @@ def test_a_layer_of_bert_is_seven_calls(attention: str) -> None:
     assert all(kernels.kernels(two[name]) == 1 for name in call_counts(two))
 
 
+@pytest.mark.long
 def test_a_layer_of_llama_is_ten_calls() -> None:
     def model(layers: int) -> Any:
         return text_model("Llama", layers, "eager", num_key_value_heads=4, use_cache=False, pad_token_id=0)
@@ -96,6 +98,7 @@ def test_a_layer_of_llama_is_ten_calls() -> None:
     assert calls(two) - calls(one) == 10
 
 
+@pytest.mark.long
 def test_a_layer_of_a_vision_transformer_is_seven_calls() -> None:
     transformers = pytest.importorskip("transformers")
 
@@ -140,6 +143,7 @@ def test_a_network_computes_what_eager_does(name: str) -> None:
     checked(BUILDERS[name])
 
 
+@pytest.mark.long
 def test_relative_positions_are_added_to_the_scores_as_eager_does() -> None:
     pytest.importorskip("transformers")
     prepared = checked(BUILDERS["t5"])

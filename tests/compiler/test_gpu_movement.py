@@ -22,6 +22,7 @@ def source_of(mod: Any) -> str:
     return str(lowered.source[lowered.source.rindex("__device__") :])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("order", "shape", "dtype", "words"),

@@ -55,6 +55,7 @@ def with_ties(shape: Sequence[int], dtype: str) -> np.ndarray:
     return x
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("shape", "axis", "kernels"),
@@ -100,6 +101,7 @@ def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
     return [topi.nn.instance_norm(x, g, s, 1, [0, 2, 3])]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "shape", "dtype", "kernels"),

@@ -40,6 +40,7 @@ def functions(function: Callable[..., Any], inputs: tuple[Any, ...], target: Any
     return {v.name_hint: each for v, each in prepared.functions.items() if isinstance(each, PrimFunc)}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_what_the_host_does(name: str) -> None:

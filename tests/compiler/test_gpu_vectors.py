@@ -100,6 +100,7 @@ def is_right_and_compiles(mod: Any) -> None:
         assert compiler.compile(source)[:4] == b"\x7fELF"
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", CASES)

@@ -79,6 +79,7 @@ SUMS: dict[str, tuple[Callable[..., Any], list[list[int]]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("kind", SUMS)
@@ -112,6 +113,7 @@ STAGED: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], np.ndarray]]]
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", STAGED)
 def test_norms_and_reductions_are_one_function_that_rounds_once(kind: str, dtype: str) -> None:
@@ -233,6 +235,7 @@ def test_a_module_in_half_precision_is_as_near_to_float32_as_eager_is(way: str) 
         assert np.abs(ours - best).max() <= 1.5 * np.abs(theirs - best).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["half", "bfloat16"])
 def test_half_precision_needs_as_many_kernels_as_float32(way: str) -> None:
     """But one: in bfloat16 a group norm is cast before and after it, since TVM has none of that type."""
@@ -313,6 +316,7 @@ class Sums(torch.nn.Module):  # type: ignore[misc,name-defined]
         return x.sum(), x.mean(0), x.var(-1, unbiased=False), norm, x.softmax(-1), x.clamp(-2, -1), x @ x.T
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "values", [[[-1.5, -2.5, -1.0], [-3.0, -1.25, -2.0]], [[0.5]], [[0.0, -0.0, 1e-7, -6e4]]], ids=str

@@ -107,6 +107,7 @@ def test_what_is_needed_is_computed(name: str) -> None:
         check(Of(lambda x, at=at: function(x)[at]), x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("causal", [False, True])
 def test_of_the_last_layer_of_a_classifier_keys_and_values_remain(at: int, causal: bool) -> None:

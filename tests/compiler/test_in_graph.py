@@ -96,6 +96,7 @@ def tuned(
     )
 
 
+@pytest.mark.long
 def test_the_schedules_with_fewer_kernels_win(
     model: bytes, by_kernels: dict[str, tuple[str, str]], device: Any
 ) -> None:
@@ -109,6 +110,7 @@ def test_the_schedules_with_fewer_kernels_win(
     assert [one["changed"] for one in found["rounds"]] == [len(by_kernels), 0]
 
 
+@pytest.mark.long
 def test_what_runs_its_default_schedule_gets_another_if_the_model_is_faster_with_it(
     model: bytes, by_kernels: dict[str, tuple[str, str]], device: Any
 ) -> None:
@@ -121,6 +123,7 @@ def test_what_runs_its_default_schedule_gets_another_if_the_model_is_faster_with
     assert tuned(model, divided, unserved=unserved)["choice"] == {}
 
 
+@pytest.mark.long
 def test_what_fresh_processes_do_not_confirm_is_not_chosen(
     model: bytes, by_kernels: dict[str, tuple[str, str]], device: Any
 ) -> None:
@@ -130,6 +133,7 @@ def test_what_fresh_processes_do_not_confirm_is_not_chosen(
     assert found["rounds"][0]["gain"] > 0
 
 
+@pytest.mark.long
 def test_without_time_nothing_is_changed(model: bytes, by_kernels: dict[str, tuple[str, str]], device: Any) -> None:
     found = tuned(model, by_kernels, seconds=0.0)
     assert (found["choice"], found["rounds"], found["trials"]) == ({}, [], 0)

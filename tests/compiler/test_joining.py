@@ -116,6 +116,7 @@ def compared(case: Case, make: Make, chosen: tuple[Any, Any], *, keeps: bool, ed
     return bool(same and np.array_equal(bits(joined[-1]), bits(others[-1])))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("template", [CONTRACTION, CONTRACTION_TMA])
 @pytest.mark.parametrize("make", [norm, whole])
 @pytest.mark.parametrize("keeps", [False, True])
@@ -123,6 +124,7 @@ def test_a_chain_adds_the_parts_of_a_product_to_the_same_bits(template: str, mak
     assert compared(product(), make, texts(template), keeps=keeps)
 
 
+@pytest.mark.long
 @SLOW
 @given(
     rows=st.integers(2, 40),
@@ -141,6 +143,7 @@ def test_any_epilogue_is_the_same_there(
     assert compared(case, whole, chosen, keeps=keeps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

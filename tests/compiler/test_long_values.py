@@ -65,6 +65,7 @@ def graph(name: str, x: Any) -> Any:
     return prepare(load_ir(parse_container(data).ir), TARGET)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_of_twelve_computes_what_pytorch_computes(name: str) -> None:
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32))

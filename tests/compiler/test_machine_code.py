@@ -55,6 +55,7 @@ def gelu_norm(builder: Any, x: Any) -> Any:
     return relax.op.power(relax.op.exp(relax.op.tan(x)), x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "made",
     [conv(), conv(28, 32, 32), dense(), workload(gelu_norm, (64, 64))],

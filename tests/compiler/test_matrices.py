@@ -70,6 +70,7 @@ def operators() -> dict[str, Any]:
     return {name_of(operator): operator for operator in database()}
 
 
+@pytest.mark.long
 @groups(DATABASE, size=5)
 def test_an_operator_of_torchs_database_gives_what_pytorch_gives(
     operators: dict[str, Any], names: Sequence[str]
@@ -77,12 +78,14 @@ def test_an_operator_of_torchs_database_gives_what_pytorch_gives(
     check(operators, names, "float32")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_eigenvectors_have_the_signs_that_pytorch_gives_them(rows: int) -> None:
     a = drawn(6, rows, rows, seed=rows)
     assert differs(Of(*((lambda x, uplo=uplo: linalg.eigh(x, uplo), (a,)) for uplo in "LU"))) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 4), (3, 3), (5, 4), (9, 6), (4, 5)])
 def test_singular_vectors_have_the_signs_that_pytorch_gives_them(rows: int, columns: int) -> None:
     a = drawn(6, rows, columns, seed=rows + columns)
@@ -126,6 +129,7 @@ def _low_rank(x: Any, rank: int) -> Any:
     return (u[..., :rank] * s[..., None, :rank]) @ vt[..., :rank, :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LARGE)
 def test_sizes_and_batches_of_any_kind_give_what_pytorch_gives(kind: str) -> None:
     assert differs(LARGE[kind]) is None
@@ -146,11 +150,13 @@ EDGES: dict[str, Of] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", EDGES)
 def test_a_matrix_without_a_factorisation_gives_what_pytorch_gives(kind: str) -> None:
     assert differs(EDGES[kind]) is None
 
 
+@pytest.mark.long
 def test_numbers_that_are_none_come_to_an_end_and_stay_in_their_matrix() -> None:
     a = symmetric(2, 9, 9)
     kinds = (linalg.eigh, linalg.svd, linalg.matrix_exp, linalg.lu, linalg.qr, linalg.inv, linalg.ldl_factor)

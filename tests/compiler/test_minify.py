@@ -54,6 +54,7 @@ def shown(finding: Finding) -> str:
     return ended.stdout
 
 
+@pytest.mark.long
 def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file(findings: Findings) -> None:
     found = findings["onnx, wrong converter"]
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Ceil", "round up")
@@ -66,6 +67,7 @@ def test_an_operator_that_the_import_translates_wrongly_is_found_in_an_onnx_file
     assert again.returncode == 0, again.stdout + again.stderr
 
 
+@pytest.mark.long
 def test_a_rewrite_that_changes_a_result_is_named(findings: Findings) -> None:
     found = findings["onnx, wrong rewrite"]
     assert (found.kind, found.operator, found.node) == (FindingKind.WRONG, "Neg", "turn")
@@ -73,6 +75,7 @@ def test_a_rewrite_that_changes_a_result_is_named(findings: Findings) -> None:
     assert "differs" in shown(found)
 
 
+@pytest.mark.long
 def test_an_operator_that_the_import_translates_wrongly_is_found_in_a_program_of_pytorch(findings: Findings) -> None:
     found = findings["torch, wrong converter"]
     assert (found.kind, found.operator, found.cause) == (FindingKind.WRONG, "aten.ceil.default", "the import")
@@ -93,6 +96,7 @@ def test_the_operator_that_ends_the_process_is_found(findings: Findings) -> None
     assert f"it ended with -{signal.SIGABRT.value}" in shown(found)
 
 
+@pytest.mark.long
 def test_of_a_task_the_instruction_of_the_trace_that_breaks_it_is_found(findings: Findings) -> None:
     wrong, crash, right = (findings[f"task, {kind}"] for kind in ("wrong", "crash", "right"))
     assert (wrong.kind, crash.kind) == (FindingKind.WRONG, FindingKind.RUN_CRASH)

@@ -61,6 +61,7 @@ def test_a_network_computes_what_eager_does(name: str) -> None:
     check(OWN[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_an_architecture_of_transformers_computes_what_eager_does(name: str) -> None:
     pytest.importorskip("transformers")

@@ -6,12 +6,14 @@ import json
 import math
 
 import numpy as np
+import pytest
 
 from tests.compiler import programs
 from tuner.schedule.trace import encode_trace
 from tuner.space import space_of
 
 
+@pytest.mark.long
 def test_equal_traces_have_equal_neighbours_wherever_they_lie_in_memory() -> None:
     space = space_of(programs.conv(), programs.TARGET)
     kept = []

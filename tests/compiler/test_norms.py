@@ -42,6 +42,7 @@ def found_and_expected(x: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return found, expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, -300.0, 1000.0])
 def test_norms_of_elements_that_differ_by_little_are_pytorchs_in_float64(dtype: Any, offset: float) -> None:

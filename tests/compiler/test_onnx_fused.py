@@ -221,6 +221,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_of_onnx_runtime_is_right(name: str) -> None:
     operator, operands, outputs, attributes = CASES[name]

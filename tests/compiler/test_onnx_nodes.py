@@ -58,6 +58,7 @@ def _rows(cases: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in onnx_nodes.outcomes([cases[name] for name in names])}
 
 
+@pytest.mark.long
 def test_what_was_served_wrong_is_right_now_or_refused_by_name(cases: dict[str, Any]) -> None:
     rows = _rows(cases, [name for name in ONCE_WRONG if name in cases])
     found = {name: (row["status"], row["detail"]) for name, row in rows.items()}
@@ -68,6 +69,7 @@ def test_what_was_served_wrong_is_right_now_or_refused_by_name(cases: dict[str, 
     )
 
 
+@pytest.mark.long
 def test_a_sample_of_what_was_recorded_as_right_stays_right(cases: dict[str, Any]) -> None:
     recorded = {row["name"]: row["status"] for row in json.loads(RECORDED.read_text())["rows"]}
     assert "wrong" not in recorded.values()

@@ -60,6 +60,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_no_kernel_cuts_a_packed_projection_apart(name: str) -> None:

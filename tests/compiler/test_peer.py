@@ -48,6 +48,7 @@ def test_onnx_runtime_is_the_peer_of_an_onnx_file_and_is_stopped_between_its_tur
     assert peer._process.returncode is not None
 
 
+@pytest.mark.long
 def test_eager_mode_is_the_peer_of_an_exported_module(tmp_path: Path) -> None:
     path = tmp_path / "small.pt2"
     torch.export.save(torch.export.export(torch.nn.Linear(8, 4).eval(), (torch.randn(2, 8),)), path)

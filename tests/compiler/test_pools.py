@@ -42,6 +42,7 @@ def images() -> list[Any]:
     return [plain - 10, mixed, torch.full_like(plain, -INF), torch.full_like(plain, NAN)]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize("window", WINDOWS, ids=str)

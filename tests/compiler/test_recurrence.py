@@ -176,6 +176,7 @@ def test_the_layers_of_torch_come_out_right_and_whole(torch_layers: list[object]
         assert largest_error(runner.outputs([x.numpy()]), expected) < 1e-5, layer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
 def test_a_captured_layer_stays_whole_and_torch_gets_its_own_programs_back(cell: str) -> None:
     torch = pytest.importorskip("torch")

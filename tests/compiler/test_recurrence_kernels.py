@@ -52,6 +52,7 @@ def workload_of(layer: Recurrence) -> Workload:
     return Workload(digest=workload_digest(module), ir=save_ir(module))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     layer=st.builds(
@@ -77,6 +78,7 @@ def test_kernels_compute_what_the_equations_say(layer: Recurrence, kernels: Kern
     assert all(call.programmatic for call in lowered.calls)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cell", GATES)
 def test_every_sketch_is_a_trace_that_gives_the_layer_in_machine_code(cell: str, dtype: str) -> None:
@@ -108,6 +110,7 @@ def compared(layer: Recurrence, *, held: bool, lost: bool = False) -> dict[str, 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cell", GATES)
 def test_right_kernels_pass_the_check_of_a_long_sequence(cell: str, dtype: str) -> None:
@@ -148,6 +151,7 @@ def test_what_is_no_recurrent_layer_is_refused() -> None:
         in_kernels(rewritten, Kernels(rows=1, units=8, parts=4, held=True))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
@@ -175,6 +179,7 @@ def test_layers_of_torch_stay_whole_on_a_gpu_in_every_type(cell: str, dtype: str
     assert error < 3 * TOLERANCE[dtype], "weights are rounded, too"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")
 def test_a_longer_sequence_needs_more_launches_and_no_more_kernels() -> None:
     torch = pytest.importorskip("torch")

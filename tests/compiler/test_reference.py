@@ -50,6 +50,7 @@ def without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
+@pytest.mark.long
 def test_an_onnx_file_agrees_with_onnx_runtime(tmp_path: Path) -> None:
     path = tmp_path / "small.onnx"
     path.write_bytes(models.small_network().SerializeToString())
@@ -59,6 +60,7 @@ def test_an_onnx_file_agrees_with_onnx_runtime(tmp_path: Path) -> None:
     assert (found.difference, found.tolerance) == (None, 1e-3)
 
 
+@pytest.mark.long
 def test_without_onnx_runtime_it_agrees_with_the_reference_of_onnx(tmp_path: Path, without_onnx_runtime: None) -> None:
     expected, found = compared(local_model(models.small_network().SerializeToString()), tmp_path)
     assert expected.reference == f"onnx.reference {onnx.__version__}"
@@ -254,6 +256,7 @@ def test_the_package_imports_no_framework() -> None:
     assert {"torch", "tvm", "jax", "onnx", "onnxruntime", "numpy"}.isdisjoint(loaded)
 
 
+@pytest.mark.long
 def test_quantised_outputs_may_be_one_step_off(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     pytest.importorskip("tflite")

@@ -40,6 +40,7 @@ MODES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_resize_is_pytorchs_alone_and_between_convolutions(mode: dict[str, Any]) -> None:
     torch.manual_seed(0)

@@ -90,6 +90,7 @@ def innermost(mod: Any) -> list[Any]:
     return [loop for loop in loops_of(mod) if int(loop.extent) > short and str(loop.body).count("for ") == 0]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*CHAINS, *UNEVEN])
 def test_a_chain_computes_what_the_baseline_computes(name: str) -> None:

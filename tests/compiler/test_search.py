@@ -82,6 +82,7 @@ def test_proposals_are_distinct_valid_candidates_with_features(first: list[Propo
         assert np.isfinite(unpack_features(proposal.features)).all()
 
 
+@pytest.mark.long
 def test_the_same_request_gives_the_same_proposals(
     first: list[Proposal], model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_another_process_gives_the_same_proposals(first: list[Proposal], model: 
     assert child.stdout.decode().split() == [p.candidate.digest for p in propose(guided)]
 
 
+@pytest.mark.long
 def test_nothing_seen_is_proposed_again(first: list[Proposal], model: bytes) -> None:
     seen = frozenset(p.candidate.digest for p in first)
     again = propose(request(programs.conv(), n=24, seen=seen))
@@ -251,6 +253,7 @@ def searched_best(workload: Workload, trials: int, batch: int, seed: int) -> flo
     return min(secs for _, secs in measured)
 
 
+@pytest.mark.long
 def test_the_search_is_no_worse_than_random(monkeypatch: pytest.MonkeyPatch) -> None:
     # MetaSchedule's space alone: in a space shaped by the hardware most candidates are good, and random is hard to beat.
     monkeypatch.setattr(CpuKind, "design_spaces", lambda _: ())

@@ -99,6 +99,7 @@ def check(workload: Workload) -> str:
     return trace
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_fixed_schedule_computes_the_same(name: str) -> None:

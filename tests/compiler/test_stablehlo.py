@@ -79,6 +79,7 @@ NETWORKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_computes_what_jax_computes(name: str) -> None:
     function, inputs = NETWORKS[name]
@@ -195,6 +196,7 @@ FAMILIES: dict[str, Any] = {
 WIDE = values(3, 3, 6, 6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operators_that_index_and_repeat_mean_what_they_mean_to_jax(name: str) -> None:
     inputs = (

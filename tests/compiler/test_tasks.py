@@ -46,6 +46,7 @@ def resnet18_tasks(resnet18: bytes) -> list[Task]:
     return split_ingested(ingest_bytes(resnet18, ModelFormat.ONNX), ModelFormat.ONNX, [TARGET])
 
 
+@pytest.mark.long
 def test_resnet18_has_its_known_number_of_operations(resnet18_tasks: list[Task]) -> None:
     # He et al. (2015), table 1: 1.8e9 multiply-adds.
     assert sum(task.weight * task.flops for task in resnet18_tasks) == pytest.approx(3.64e9, rel=0.01)

@@ -57,6 +57,7 @@ def test_a_deployed_model_launches_the_kernels_of_templates(model: IngestedModel
     assert decode(encode(program)) == program
 
 
+@pytest.mark.long
 def test_a_schedule_that_the_compiler_refuses_costs_no_other(
     model: IngestedModel, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_schedule_that_the_compiler_refuses_costs_no_other(
     assert found.refused[broken].endswith("a register is missing")
 
 
+@pytest.mark.long
 def test_calls_whose_joined_kernel_the_compiler_refuses_stay_apart(
     model: IngestedModel, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def searched(wanted: ProposeRequest, secs_of: Callable[[Mapping[str, int]], floa
     return min(secs for secs in measured.values() if secs is not None)
 
 
+@pytest.mark.long
 def test_what_was_measured_corrects_the_estimate(workload: Workload) -> None:
     points = [parse(one.text).arguments for one in kind_of(HOPPER).templates(workload, HOPPER)]
     times = sorted(map(hidden, points))

@@ -59,6 +59,7 @@ def fitting(length: int, step: int, wanted: int) -> int:
     return parts
 
 
+@pytest.mark.long
 @SLOW
 @given(
     case=template_cases.cases(),
@@ -113,6 +114,7 @@ def test_products_of_matrices_compute_what_numpy_does(case: Case, cluster: bool,
     np.testing.assert_allclose(values[-1].astype(wanted.dtype), wanted, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("template", "rows", "columns"), [(CONTRACTION, 64, 192), (CONTRACTION_TMA, 256, 192)])
 def test_a_tile_of_192_columns_is_two_of_tritons(template: str, rows: int, columns: int, parts: int) -> None:
@@ -216,6 +218,7 @@ def convolved(x: Any, w: Any, stride: int, dilation: int, padding: int) -> np.nd
     return found
 
 
+@pytest.mark.long
 @SLOW
 @given(
     size=st.integers(5, 11),
@@ -304,6 +307,7 @@ def test_a_template_is_not_compiled_for_a_processor() -> None:
 # -- machine code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("name", ["128x3072x768, GELU", "attention, values", "3x3 14x14x256, residual"])
 def test_a_template_compiles_for_every_architecture_to_the_same_code_each_time(arch: str, name: str) -> None:
@@ -342,6 +346,7 @@ def test_threads_compile_kernels_of_one_text() -> None:
         sys.setswitchinterval(before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["128x3072x768, GELU", "1x1 14x14x1024", "attention, scores"])
 @pytest.mark.parametrize(("step", "stages", "parts"), [(64, 16, 1), (32, 3, 1), (32, 2, 2)])
 def test_matrices_are_copied_by_the_accelerator(name: str, step: int, stages: int, parts: int) -> None:
@@ -400,6 +405,7 @@ def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
     assert "tf32" in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["128x768x3072, residual", "3x3 14x14x256, residual", "197x768x768, residual"])
 def test_no_point_of_the_space_needs_more_shared_memory_than_was_predicted(name: str) -> None:
     mod = load_ir(TEN[name]().ir)

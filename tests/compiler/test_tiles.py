@@ -241,6 +241,7 @@ def test_the_tiles_for_neon_keep_their_accumulators_in_registers(kind: str) -> N
         assert not re.search(r"\tst[rp]\tq.*\[sp", inner)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_no_multiply_add_is_under_a_condition(kind: str) -> None:
     target = to_tvm_target(TARGET)

@@ -59,6 +59,7 @@ def test_a_layer_of_an_encoder(mask: str) -> None:
         agree(aten._transformer_encoder_layer_fwd.default, drawn(2, 5, 8), *given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_captured_encoder_is_taken_apart(dynamic: bool) -> None:
     from torch._dynamo.backends.common import aot_autograd

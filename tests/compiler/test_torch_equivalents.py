@@ -64,6 +64,7 @@ def on_the_host(task: Task, inputs: list[Any]) -> Any:
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "example"),
     [(Images, torch.randn(1, 3, 64, 64)), (Rows, torch.randint(0, 1000, (1, 16)))],

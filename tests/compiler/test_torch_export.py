@@ -193,6 +193,7 @@ def scripted(kind: str, module: Any, inputs: tuple[Any, ...]) -> Any:
     return torch.jit.freeze(script) if kind == "frozen" else script
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["traced", "scripted", "frozen"])
 def test_torchscript_computes_the_same_after_its_journey(kind: str) -> None:
     module, inputs = example()

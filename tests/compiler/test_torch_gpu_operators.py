@@ -63,6 +63,7 @@ def test_what_drops_out_stays_whole() -> None:
     assert rule("_scaled_dot_product_flash_attention_for_cpu")(q, q, q, 0.5) is NotImplemented
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("eps", [None, 1e-3])

@@ -89,6 +89,7 @@ PHASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TRANSPOSED)
 def test_a_transposed_convolution_is_the_sum_of_its_taps(kind: str) -> None:
     torch.manual_seed(0)

@@ -61,16 +61,19 @@ def check(operators: dict[str, Any], names: Sequence[str], dtype: str) -> None:
     assert [(name, one) for (name, _), one in pairs if one.kind not in ("right", "outside")] == []
 
 
+@pytest.mark.long
 @groups([*ONCE_WRONG, *ONCE_REFUSED])
 def test_an_operator_gives_what_pytorch_gives(operators: dict[str, Any], names: Sequence[str]) -> None:
     check(operators, names, "float32")
 
 
+@pytest.mark.long
 @groups(WHOLE)
 def test_whole_numbers_are_promoted_as_in_pytorch(operators: dict[str, Any], names: Sequence[str]) -> None:
     check(operators, names, "int64")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @groups(HALF)
 def test_half_precision_is_summed_in_float32(operators: dict[str, Any], names: Sequence[str], dtype: str) -> None:

@@ -43,6 +43,7 @@ def equal(a: Any, r: Any) -> bool:
     return np.array_equal(*wide, equal_nan=True) and np.array_equal(*signs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "bool"])
 def test_a_stable_sort_keeps_ties_in_order_and_puts_what_is_no_number_last(dtype: str) -> None:
     kind = getattr(torch, dtype)
@@ -159,6 +160,7 @@ RIGHT: dict[str, Of] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RIGHT)
 def test_an_operator_gives_what_pytorch_gives(kind: str) -> None:
     found = gives(RIGHT[kind])
@@ -201,6 +203,7 @@ def test_memory_that_nobody_has_written_is_outside_whatever_it_holds(operators: 
     assert outside(calls(operators["zeros_like"], "float16")[0])[0] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["native_batch_norm", "tensor_split"])
 def test_what_torch_export_says_decides_what_is_outside(operators: dict[str, Any], name: str) -> None:
     assert {one.kind for one in exported(calls(operators[name], "float32"), TARGET)} == {"outside"}

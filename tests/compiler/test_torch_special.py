@@ -141,10 +141,12 @@ GAMMA_X = (
 )
 
 
+@pytest.mark.long
 def test_incomplete_gamma_functions_in_all_their_regions() -> None:
     check(all_of(torch.igamma, torch.igammac), torch.tensor(GAMMA_A)[:, None].clone(), torch.tensor(GAMMA_X))
 
 
+@pytest.mark.long
 def test_a_small_incomplete_gamma_function_has_right_digits() -> None:
     a = torch.tensor([2.0, 5.0, 8.0, 10.0])[:, None].clone()
     check(

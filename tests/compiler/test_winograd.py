@@ -91,6 +91,7 @@ def assert_same(mod: Any, candidates: list[Any], target: Target = TARGET) -> Non
             assert right, f"candidate {number} errs by {error:g} on the {name} inputs, tolerance {tolerance:g}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(
     "proto",
@@ -142,6 +143,7 @@ def candidates_of(workload: Workload, target: Target) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("target", "built"), [(TARGET, range(8)), (AVX2, (0, 7))], ids=["here", "AVX2"])
 def test_candidates_compute_what_the_direct_program_computes(target: Target, built: Sequence[int]) -> None:
     workload = workload_of(network(11, 14, 32, 64))
@@ -166,6 +168,7 @@ EPILOGUES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_an_epilogue_may_read_the_result_of_the_convolution_more_than_once(name: str) -> None:
     rng = np.random.default_rng(2)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from pitchpipe.errors import PitchpipeError
 from service.blobs import Blobs
 from service.db import Database
@@ -19,6 +21,7 @@ from service.wake import Wake
 CASES = Path(__file__).with_name("openapi_cases.py")
 
 
+@pytest.mark.long
 def test_the_service_answers_as_its_document_says() -> None:
     options = ["-q", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -124,6 +124,7 @@ def test_expiry_and_a_late_report_race_and_one_of_them_wins(database: Database) 
     assert scene.trials() == (10, 0)
 
 
+@pytest.mark.long
 def test_everything_at_once_ends_without_deadlock(database: Database) -> None:
     """Claims, reports, expiry, cancellations and new jobs: whatever waits for whatever, all of it ends."""
     scene = Scene(database)

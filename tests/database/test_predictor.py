@@ -209,6 +209,7 @@ def test_a_rival_that_this_code_cannot_read_is_replaced(database: Database) -> N
     assert "version 1 cannot be read" in registry.versions()[1].reason
 
 
+@pytest.mark.long
 def test_a_version_of_shuffled_seconds_gives_way_to_what_learned_from_them(database: Database) -> None:
     registry = Registry(database, AtOnce())
     given = made_up(each=30)
