@@ -104,5 +104,20 @@ def memory_bound_cuda(result: dict[str, Any]) -> Lines:
     )
 
 
+def template_trials(result: dict[str, Any]) -> Lines:
+    """Regrets as a geometric mean over workloads, and of the worst one."""
+    yield from table(
+        result["rows"],
+        {
+            "points ordered by": lambda row: row["order"],
+            **{
+                f"regret after {n} (worst)": lambda row, n=n: f"{row[f'regret_{n}']:.3f} ({row[f'worst_{n}']:.2f})"
+                for n in (1, 4, 8, 16, 32)
+            },
+            "pairwise": lambda row: f"{row['pairwise']:.3f}",
+        },
+    )
+
+
 def _interval_of_best(row: Row) -> Any:
     return row["peers"][row["best_peer"]]["queued_over_ours_interval"]

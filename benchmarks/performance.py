@@ -186,6 +186,13 @@ SECTIONS = (
         table=tables.learning,
         more="The set is described in [replay-set.md](replay-set.md); its times are of the machine that it names.",
     ),
+    Section(
+        file="template_trials",
+        title="Points of templates, before a task's first trial",
+        script="template_trials",
+        table=gpu_tables.template_trials,
+        more="Best of the first n points over the best of all measured ones, networks held out (ADR 0087).",
+    ),
     Section(file="lookup", title="Look-ups", script="lookup", table=tables.lookup),
     Section(
         file="dashboard_load", title="Pages of the dashboard", script="dashboard_load", table=tables.dashboard_load

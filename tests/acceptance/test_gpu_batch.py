@@ -30,11 +30,13 @@ from pitchpipe.wire.measure import (
     Stop,
     Timed,
 )
+from pitchpipe.wire.target import Target
 from tuner.measure import timing
 from tuner.measure.candidate import WrongOutput
 from tuner.measure.cuda_driver import CudaError
 from workers.sandbox import builders
 from workers.sandbox.builders import KEPT_PROGRAMS, BuiltCandidate, Parts
+from workers.sandbox.cpu import process
 from workers.sandbox.gpu import children as gpu_children
 from workers.sandbox.gpu.children import BEAT, INBOX_BYTES, REQUEST, SAMPLE, TRIAL, WARM, WARM_BRIEFLY, request
 from workers.sandbox.gpu.confirm import ConfirmRun
@@ -52,6 +54,7 @@ from workers.sandbox.messages import (
     Started,
     Warmed,
 )
+from workers.sandbox.messages import Open as OpenTask
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
 WORKLOAD = "0" * 64
@@ -456,3 +459,14 @@ def test_what_a_program_does_on_the_gpu_becomes_a_report_of_its_kind(
         assert isinstance(again, Fault)
         assert (again.kind, again.spent) == (kind, spent)
         assert str(raises).splitlines()[-1] in again.detail
+
+
+def test_the_outputs_to_compare_with_may_use_all_cores_for_as_long_as_they_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one core's seconds a product of 34 GFLOP was ended on sixteen, after four seconds of twenty."""
+    monkeypatch.setattr(process, "usable_cores", lambda: 16)
+    target, config = Target.parse({"kind": "cuda", "arch": "sm_90a"}), MeasureConfig()
+    opened = OpenTask(ir="", target=target, config=config, parallel_builds=1, confined=True)
+    task: Any = SimpleNamespace(_opened=opened)
+    assert process.TaskProcess.limits(task, config).cpu_secs >= 16 * config.run_timeout_secs

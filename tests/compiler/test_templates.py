@@ -33,9 +33,9 @@ from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contra
 from tuner.templates.kernel_source import LINE_BYTES
 from tuner.templates.kernels import compile_function, ptx_of, source_of, template_of
 from tuner.templates.matrices import operand_matrices
+from tuner.templates.points import points_of, shared_bytes
 from tuner.templates.source import CLUSTERS, divided, may_be_clusters
-from tuner.templates.space import contraction_space, shared_bytes
-from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, Chosen, checked, parse
+from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, Chosen, checked
 from tuner.tvm_compat import IRModule, load_ir, relax, te, to_tvm_target
 
 op = relax.op
@@ -410,11 +410,10 @@ def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
 def test_no_point_of_the_space_needs_more_shared_memory_than_was_predicted(name: str) -> None:
     mod = load_ir(TEN[name]().ir)
     found = find_contraction(mod)
-    points = contraction_space(found, HOPPER)
-    for at in np.random.default_rng(1).choice(len(points), size=6, replace=False):
-        arguments = parse(points[int(at)].text)
-        compiled = compiler.to_ptx(source_of(mod, arguments).kernels[0], "sm_90a")
-        assert compiled.shared_bytes <= shared_bytes(found, arguments.template, arguments.arguments)
+    for points in points_of(found, HOPPER):
+        for at in map(int, np.random.default_rng(1).choice(len(points), size=4, replace=False)):
+            compiled = compiler.to_ptx(source_of(mod, checked(points.template, points.at(at))).kernels[0], "sm_90a")
+            assert compiled.shared_bytes <= shared_bytes(found, points)[at]
 
 
 def test_a_candidate_is_a_program_with_its_launches() -> None:

@@ -31,7 +31,7 @@ from tuner.templates.text import TEMPLATES, is_template, parse
 
 SHARE = 0.75
 """Of a round's proposals, for templates where there are any: the others are MetaSchedule's, until they are far behind."""
-LEAST_TRACES = 12
+LEAST_TRACES = 4
 """Traces with a time after which they are judged."""
 FAR_BEHIND = 1.25
 """How many times the best template's time the best of them takes where no more are tried."""

@@ -16,10 +16,7 @@ from collections.abc import Iterator
 
 from pitchpipe.wire.target import Target
 from tuner.templates.contraction import ITEM_BYTES
-from tuner.templates.kernel_source import EARLIEST
-from tuner.templates.row_source import LEAST, width
-from tuner.templates.rows import Rows
-from tuner.templates.space import (
+from tuner.templates.estimate import (
     BANDWIDTH,
     BLOCKS,
     EARLY_SAVES_SECS,
@@ -29,11 +26,13 @@ from tuner.templates.space import (
     MULTIPROCESSORS,
     NARROW,
     RESERVED_BYTES,
-    SHARED_BYTES,
     WARPS,
-    Ranked,
-    capability,
 )
+from tuner.templates.kernel_source import EARLIEST
+from tuner.templates.points import SHARED_BYTES, capability
+from tuner.templates.row_source import LEAST, width
+from tuner.templates.rows import Rows
+from tuner.templates.space import Ranked
 from tuner.templates.text import FETCHES, ROWS, TEMPLATES, checked
 
 MAX_ELEMENTS = 64

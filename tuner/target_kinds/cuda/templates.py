@@ -13,9 +13,10 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.templates.contraction import find_contraction
 from tuner.templates.kernels import source_of
+from tuner.templates.points import capability
 from tuner.templates.row_space import row_space
 from tuner.templates.rows import find_rows
-from tuner.templates.space import Ranked, capability, contraction_space
+from tuner.templates.space import Ranked, contraction_space
 from tuner.templates.text import parse
 from tuner.tvm_compat import load_ir
 

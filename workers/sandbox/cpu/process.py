@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement
@@ -274,7 +275,8 @@ class TaskProcess:
         return isinstance(self._channel.receive(0.0), Cancel)
 
     def limits(self, config: MeasureConfig) -> Limits:
-        cores = self._opened.target.num_cores or 1
+        # A GPU's target names no cores, and the outputs to compare with are computed on all of the host's.
+        cores = self._opened.target.num_cores or usable_cores()
         return Limits(
             memory_bytes=config.memory_limit_bytes,
             cpu_secs=config.build_timeout_secs + (config.run_timeout_secs + 1) * cores * 2,
