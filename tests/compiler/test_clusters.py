@@ -139,5 +139,5 @@ def test_devices_without_clusters_are_offered_none() -> None:
 
 def test_the_first_points_of_a_long_sum_are_of_both_kinds() -> None:
     workload = TEN["128x768x3072, residual"]()
-    first = [parse(one.text).arguments for one in kind_of(HOPPER).templates(workload, HOPPER)[:12]]
+    first = [parse(one.text).arguments for one in kind_of(HOPPER).templates(workload, HOPPER)[:24]]
     assert {one["cluster"] for one in first if one["parts"] > 1} == {0, 1}
