@@ -127,6 +127,13 @@ SECTIONS = (
         "side, each with a GPU and 16 cores. Commits stand in the rows.",
     ),
     Section(
+        file="latency_cuda_h100_batch8",
+        title="Batches of eight on an H100, points of templates ordered by experience",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="A minute of tuning from an empty database (ADR 0087). Of PyTorch's modes the one that was best before.",
+    ),
+    Section(
         file="latency_cuda_h200_modes",
         title="Whole models on an H200, beside every mode of PyTorch's compiler",
         script="latency_cuda",
