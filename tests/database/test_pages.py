@@ -719,6 +719,29 @@ def test_a_watched_job_sends_what_changed_and_resumes_after_a_loss(site: Site) -
     assert browser.get("/jobs/job_none/live").status_code == 404
 
 
+def test_another_replica_shows_the_same_to_who_signed_in_here_and_goes_on_with_a_watched_job(site: Site) -> None:
+    browser = site.browser("user")
+    app = create_app(site.settings, site.database, Blobs("memory:///"), Wake())
+    replica = TestClient(app, cookies=dict(browser.cookies), follow_redirects=False)
+    watched = f"/jobs/{site.scene.job}"
+    page = browser.get(watched).text
+    assert replica.get(watched).text == page
+    live = re.search(r'hx-sse:connect="([^"]+)"', page)
+    assert live is not None
+    with site.database.transaction() as session:
+        seen = events.append(
+            session, site.scene.job, EventKind.PROGRESS, Progress(trials=4, best_secs=7e-4).model_dump()
+        )
+        events.append(session, site.scene.job, EventKind.PROGRESS, Progress(trials=5, best_secs=5e-4).model_dump())
+        jobs.cancel(session, site.scene.project, site.scene.job)
+    resumed = replica.get(live[1].replace("&amp;", "&"), headers={"last-event-id": str(seen)}).text
+    assert resumed.count("event: point") == 1
+    assert "0.0005" in resumed
+    assert "0.0007" not in resumed
+    assert replica.post("/sign-out", data={"csrf": csrf(page)}).status_code == 303
+    assert browser.get(watched).status_code == 303
+
+
 def test_a_cost_model_is_rolled_back_and_promoted_and_its_candidates_are_plotted(site: Site) -> None:
     browser = site.browser("user")
     page = browser.get(f"/cost-models/{site.cost_model}").text
