@@ -53,6 +53,12 @@ def write(path: str) -> None:
     Path(path).write_text("here")
 
 
+def wait_for(path: str) -> None:
+    """Ends once the file is there."""
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
 def leave_a_descendant(path: str) -> None:
     """Ends while a child of its own still runs, which holds whatever it held."""
     if (child := os.fork()) == 0:

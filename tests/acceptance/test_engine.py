@@ -147,7 +147,7 @@ def test_steps_that_hang_leave_room_for_another_project(monkeypatch: pytest.Monk
             future.result(PATIENCE_SECS)
 
 
-def test_projects_take_turns_whatever_each_has_queued(local: LocalEngine) -> None:
+def test_projects_take_turns_whatever_each_has_queued(local: LocalEngine, tmp_path: Path) -> None:
     order: list[str] = []
     lock = threading.Lock()
 
@@ -155,13 +155,14 @@ def test_projects_take_turns_whatever_each_has_queued(local: LocalEngine) -> Non
         with lock:
             order.append(project)
 
-    def submit(project: str) -> Future[float]:
-        future = on_behalf(local, project, "job").submit(bad_steps.nap, 0.05)
+    def submit(project: str) -> Future[int]:
+        future = on_behalf(local, project, "job").submit(pow, 2, 2)
         future.add_done_callback(lambda _: tell(project))
         return future
 
-    first = local.submit(bad_steps.nap, 0.5)  # all of the others are queued by its end
+    first = local.submit(bad_steps.wait_for, str(tmp_path / "all are queued"))
     queued = [submit("a") for _ in range(4)] + [submit("b") for _ in range(2)]
+    (tmp_path / "all are queued").touch()
     for future in [first, *queued]:
         future.result(PATIENCE_SECS)
     assert sorted(order[:4]) == ["a", "a", "b", "b"]

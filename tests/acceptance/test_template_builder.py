@@ -57,7 +57,8 @@ def test_a_confined_builder_makes_programs_of_templates_beside_traces(host: Host
     workload = dense(64, 96, 128)
     points = [one.text for one in kind_of(HOPPER).templates(workload, HOPPER)[:2]]
     trace = kind_of(HOPPER).default_trace(workload, HOPPER)
-    wrong = points[0].replace("contraction-1", "contraction-0")
+    wrong = points[0].replace('-1"', '-0"')
+    assert wrong != points[0]
     candidates = [Candidate.of(workload.digest, text) for text in (*points, trace, wrong)]
     failures: list[tuple[Candidate, FailureKind, str]] = []
     host.bench = Bench(workload.ir, HOPPER, 0)
