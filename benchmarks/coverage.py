@@ -54,7 +54,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.ids import json_digest
 from workers.device import detect_target
 
-FAMILIES = ("text", "vision", "audio", "recurrent", "images", "layers")
+FAMILIES = ("text", "vision", "audio", "recurrent", "images", "layers", "networks")
 QUICK = ("bert", "lstm_last_step", "gru_bidirectional", "resnet", "unet", "mamba")
 REFUSED = (UnsupportedOperator, UnsupportedShape, InvalidModel)
 
