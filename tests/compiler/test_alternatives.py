@@ -37,7 +37,8 @@ def model() -> IngestedModel:
 
 
 def divides(text: str) -> bool:
-    return parse(text).arguments.get("parts", 1) > 1
+    arguments = parse(text).arguments
+    return arguments.get("parts", 1) > 1 and not arguments["cluster"]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,11 @@ def test_every_variant_launches_what_the_model_with_its_schedules_does(
         traces = {digest: points[choice.get(digest, 0)] for digest, points in texts.items()}
         alone = compile_scheduled(schedule_model(model, HOPPER, traces))
         assert shown(built.program, built.launches(choice)) == shown(alone, range(len(alone.run)))
-    assert len(built.launches(everywhere)) == len(built.launches({})), "norms add the parts"
+    whole = len(built.launches({}))
+    divided = [digest for digest, points in texts.items() if divides(points[1])]
+    more = [len(built.launches({digest: 1})) - whole for digest in divided]
+    assert sorted(more) == [0, 0, 1, 1], "norms add the parts of what they follow, a kernel those of other products"
+    assert len(built.launches(everywhere)) == whole + sum(more)
 
 
 def test_the_program_is_one_that_can_be_handed_over(built: Alternatives) -> None:
