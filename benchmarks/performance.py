@@ -198,7 +198,8 @@ SECTIONS = (
         title="Points of templates, before a task's first trial",
         script="template_trials",
         table=gpu_tables.template_trials,
-        more="Best of the first n points over the best of all measured ones, networks held out (ADR 0087).",
+        more="Best of the first n points over the best of all measured ones; networks, and workloads of the extents of "
+        "theirs, held out (ADR 0087).",
     ),
     Section(file="lookup", title="Look-ups", script="lookup", table=tables.lookup),
     Section(

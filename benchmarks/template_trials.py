@@ -4,13 +4,15 @@
     python benchmarks/template_trials.py --measure set.json --seconds 500 --to rows.jsonl       # on an H100 or H200
     python benchmarks/template_trials.py --add rows.jsonl --of set.json                # to the data, a Parquet file
     python benchmarks/template_trials.py --learn                  # writes tuner/templates/contraction_weights.json
-    python benchmarks/template_trials.py --json                   # how good it is: needs neither a GPU nor a compiler
+    python benchmarks/template_trials.py --json                   # how good it is; no GPU
 
-For each network in turn the correction is learned from all other networks, and the measured points of its workloads are
-ordered by it, and by the analytic estimate alone. `regret_n` is the best time of the first n over the best of all of a
-workload's points, as a geometric mean, `worst_n` that of the worst workload, `pairwise` the share of pairs that differ by
-2 % or more and are in the right order. Points were drawn from the whole space and from the best of both orders, so the best
-of them is not the best of the space.
+For each network in turn the correction is learned from all other networks, workloads of the same extents as one of its own
+left out, and the measured points of its workloads are ordered by it, and by the analytic estimate alone. `regret_n` is the
+best time of the first n over the best of all of a workload's points, as a geometric mean, `worst_n` that of the worst
+workload, `pairwise` the share of pairs in the right order.
+
+Points were drawn from the best by the order that was shipped then, and from the whole space; those of the first commit of
+the data were the best by the estimate and its better third. So the best of them is not the best of the space.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from environment import environment, parser, show  # noqa: E402
+from rounds import geometric_mean  # noqa: E402
 
+from tuner.search.marks import pairwise  # noqa: E402
 from tuner.templates.estimate import estimate_secs  # noqa: E402
-from tuner.templates.experience import FILE, features, learn  # noqa: E402
+from tuner.templates.experience import FILE, described, features, learn  # noqa: E402
 from tuner.templates.points import Points  # noqa: E402
 from tuner.templates.text import parse  # noqa: E402
 
@@ -41,7 +45,6 @@ WEIGHTS = ROOT / "tuner" / "templates" / FILE
 RIDGE = 10.0
 AFTER = (1, 4, 8, 16, 32)
 """Trials after which the regret is told."""
-DIFFER = 0.02
 BEST, ANYWHERE = 32, 24
 """Points of a workload: the best by the order that is shipped, and any."""
 TASKS = 3
@@ -143,6 +146,7 @@ def measure(path: Path, to: Path, seconds: float) -> None:
     from workers.sandbox.sandbox import Sandbox
 
     entries, ends = json.loads(path.read_text()), time.monotonic() + seconds
+    here = environment(gpu=True)
     done = {json.loads(line)["workload"] for line in to.read_text().splitlines()} if to.exists() else set()
     order = [digest for digest in sorted(entries) if digest not in done]
     np.random.default_rng(2).shuffle(order)
@@ -155,6 +159,7 @@ def measure(path: Path, to: Path, seconds: float) -> None:
             candidates = [Candidate.of(digest, text) for text in texts.values()]
             for result in sandbox.measure(workload, candidates, MeasureConfig()):
                 row: dict[str, Any] = {"workload": digest, "point": texts[result.candidate]}
+                row |= {"device": here["gpu"]["model"], "commit": here["commit"]}
                 if isinstance(result, Timed):
                     row["seconds"] = float(np.median(result.run_secs))
                 else:
@@ -173,8 +178,7 @@ def add(rows: Path, of: Path) -> None:
     told = ("network", "model", "name", "dtype", "s", "i", "j", "k")
     found = [
         {name: entries[row["workload"]][name] for name in told}
-        | {"workload": row["workload"], "point": row["point"]}
-        | {"seconds": row.get("seconds"), "failure": row.get("failure")}
+        | {name: row.get(name) for name in ("workload", "point", "seconds", "failure", "device", "commit")}
         for row in map(json.loads, rows.read_text().splitlines())
     ]
     table = pa.Table.from_pylist(found)
@@ -185,14 +189,14 @@ def add(rows: Path, of: Path) -> None:
 
 
 def workloads() -> Iterator[dict[str, Any]]:
-    """Of each measured workload: its network, and its points' features, estimates and times, the failed ones left out."""
+    """Of each measured workload: its network and extents, and its points' features, estimates and times; no failed ones."""
     import pyarrow.parquet as pq
 
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in pq.read_table(DATA).to_pylist():
         if row["seconds"] is not None:
             rows.setdefault(row["workload"], []).append(row)
-    for digest, own in rows.items():
+    for own in rows.values():
         first = own[0]
         # Of a contraction the estimate and the features need its extents and its type alone.
         axes = {"s": [first["s"]], "i": [first["i"]], "j": [first["j"]], "k": first["k"]}
@@ -215,9 +219,10 @@ def workloads() -> Iterator[dict[str, Any]]:
             estimates.append(estimate_secs(found, points))
             told.append(features(found, points, estimates[-1]))
         yield {
-            "workload": digest,
             "network": first["network"],
-            "name": first["name"],
+            "device": first["device"],
+            "extents": (first["s"], first["i"], first["j"], *first["k"]),
+            "names": list(described(found, points, estimates[-1])),
             "secs": np.concatenate(secs),
             "estimates": np.concatenate(estimates),
             "features": np.vstack(told),
@@ -237,11 +242,9 @@ def marks(orders: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
         order = np.argsort(scores, kind="stable")
         for n in AFTER:
             regrets[n].append(float(secs[order[:n]].min() / secs.min()))
-        i, j = np.triu_indices(len(secs), 1)
-        differ = np.abs(np.log(secs[i] / secs[j])) > DIFFER
-        right.append(float(np.mean(((scores[i] < scores[j]) == (secs[i] < secs[j]))[differ])))
+        right.append(pairwise(1 / secs, -scores))
     return {
-        **{f"regret_{n}": float(np.exp(np.mean(np.log(found)))) for n, found in regrets.items()},
+        **{f"regret_{n}": geometric_mean(found) for n, found in regrets.items()},
         **{f"worst_{n}": max(found) for n, found in regrets.items()},
         "pairwise": float(np.mean(right)),
     }
@@ -270,19 +273,21 @@ def main() -> None:
     every = list(workloads())
     if options.learn:
         model = {name: [float(f"{one:.7g}") for one in values] for name, values in vars(learned(every)).items()}
-        WEIGHTS.write_text(json.dumps({"workloads": len(every), "points": _points(every), "model": model}) + "\n")
+        told = {"workloads": len(every), "points": _points(every), "features": every[0]["names"], "model": model}
+        WEIGHTS.write_text(json.dumps(told) + "\n")
         return
     alone, corrected = list[tuple[Floats, Floats]](), list[tuple[Floats, Floats]]()
     names = sorted({one["network"] for one in every})
     for name in names[: QUICK_NETWORKS if options.quick else None]:
-        model = learned([one for one in every if one["network"] != name])
-        for one in every:
-            if one["network"] == name:
-                alone.append((one["secs"], one["estimates"]))
-                scores = np.log(one["estimates"]) + model.corrections(one["features"])
-                corrected.append((one["secs"], scores))
+        own = [one for one in every if one["network"] == name]
+        alike = {one["extents"] for one in own}
+        model = learned([one for one in every if one["network"] != name and one["extents"] not in alike])
+        for one in own:
+            alone.append((one["secs"], np.log(one["estimates"])))
+            corrected.append((one["secs"], np.log(one["estimates"]) + model.corrections(one["features"])))
     rows = [{"order": "estimate", **marks(alone)}, {"order": "estimate and experience", **marks(corrected)}]
-    found = environment(networks=len(names), workloads=len(every), points=_points(every))
+    devices = sorted({one["device"] for one in every})
+    found = environment(networks=len(names), workloads=len(every), points=_points(every), devices=devices)
     show({"environment": found, "rows": rows, "summary": {"regret_8": rows[1]["regret_8"]}}, options.json)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests.compiler.half_workloads import TEN
 from tests.compiler.test_gpu_default import HOPPER
 from tuner.templates.contraction import Contraction, find_contraction
 from tuner.templates.estimate import estimate_secs
-from tuner.templates.experience import FEATURES, factors, features, learn, shipped, with_products
+from tuner.templates.experience import FILE, described, factors, features, learn, shipped, with_products
 from tuner.templates.points import Points, points_of
 from tuner.templates.space import LISTED, contraction_space, expected_secs
 from tuner.templates.text import CONTRACTION, parse
@@ -35,16 +37,19 @@ def pointers(name: str) -> tuple[Contraction, Points, NDArray[np.float64]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_features_have_names_and_are_finite(name: str) -> None:
     found, points, told = pointers(name)
-    assert told.shape == (len(points), len(FEATURES))
+    names = list(described(found, points, estimate_secs(found, points)))
+    assert told.shape == (len(points), len(names))
     assert np.isfinite(told).all()
-    assert (told[:, FEATURES.index("rows")] == np.log2(points["rows"])).all()
+    assert (told[:, names.index("rows")] == np.log2(points["rows"])).all()
     assert (factors(found, HOPPER, points, estimate_secs(found, points)) > 0).all()
 
 
 def test_what_is_shipped_was_learned_from_these_features() -> None:
-    weights = shipped()
-    assert len(weights.mean) == len(FEATURES)
-    assert len(weights.weights) == with_products(np.zeros((1, len(FEATURES)))).shape[1]
+    found, points, _ = pointers(NAMES[0])
+    names = list(described(found, points, estimate_secs(found, points)))
+    assert json.loads(resources.files("tuner.templates").joinpath(FILE).read_text())["features"] == names
+    assert len(shipped().mean) == len(names)
+    assert len(shipped().weights) == with_products(np.zeros((1, len(names)))).shape[1]
 
 
 def test_what_other_workloads_have_in_common_is_learned_and_orders_the_points_of_one_that_was_not_seen() -> None:

@@ -74,10 +74,10 @@ def _of_task(task: Sequence[Sample], model: CostModel, rival: CostModel | None) 
     return TaskMarks(
         workload=task[0].workload,
         candidates=len(readable),
-        pairwise=_pairwise(speeds, scores),
+        pairwise=pairwise(speeds, scores),
         peak_1=float(peaks[0]),
         peak_5=float(peaks[:5].mean()),
-        rival_pairwise=None if rival is None else _pairwise(speeds, rival.predict(features)),
+        rival_pairwise=None if rival is None else pairwise(speeds, rival.predict(features)),
         points=tuple(
             (round(float(speed), 4), round(float(score), 4))
             for speed, score in list(zip(speeds, scores, strict=True))[:MAX_POINTS]
@@ -95,7 +95,7 @@ def _readable(task: Sequence[Sample]) -> Iterator[tuple[Sample, NDArray[np.float
             yield sample, features
 
 
-def _pairwise(speeds: NDArray[np.float64], scores: NDArray[np.float64]) -> float:
+def pairwise(speeds: NDArray[np.float64], scores: NDArray[np.float64]) -> float:
     """Share of the pairs of different speed that the scores have in the right order; half a pair for equal scores, so that
     a model that tells nothing apart has a half."""
     left, right = np.triu_indices(len(speeds), 1)

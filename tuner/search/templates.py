@@ -1,7 +1,8 @@
 """Which points of templates are measured next.
 
-Before anything is measured the analytic estimate ranks them (tuner/templates/space.py). Then what was measured of the task
-corrects it: with e_i the estimate, t_i the time and x_i the features of a point, a ridge regression finds w in
+Before anything is measured an estimate, which other workloads have corrected, ranks them (tuner/templates/space.py). Then
+what was measured of the task corrects it: with e_i that estimate, t_i the time and x_i the features of a point, a ridge
+regression finds w in
 
     log t_i = log e_i + w . x_i,        w = (X^T X + lambda I)^-1 X^T (log t - log e)
 

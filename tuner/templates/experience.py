@@ -6,7 +6,7 @@ workloads finds w in
     log t = log e + c + w . x,        w = (X^T X + lambda I)^-1 X^T (log t - log e)
 
 where x and log t - log e are taken from their means over the points of one workload: c is the workload's own and ranks
-nothing. x are the numbers of `features`, standardised, and their products of two, standardised again; of a point beyond
+nothing. x are the numbers of `described`, standardised, and their products of two, standardised again; of a point beyond
 what was measured each number is the nearest measured one. `contraction_weights.json` holds the result.
 `benchmarks/template_trials.py` measures the points, finds w, and says how good it is for networks that were held out.
 """
@@ -18,6 +18,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,39 +33,6 @@ Floats = NDArray[np.float64]
 FILE = "contraction_weights.json"
 CAPABILITY, DTYPES = 90, ("float16", "bfloat16")
 """Of the devices on which points were measured, and of operands: both types run through the same units at the same speed."""
-FEATURES = (
-    *(
-        "estimate",
-        "rows",
-        "columns",
-        "step",
-        "parts",
-        "warps",
-        "stages",
-        "copies",
-        "tma",
-        "cluster",
-        "grouped",
-        "fetches",
-    ),
-    *("m", "n", "k", "steps", "blocks", "held", "together", "each", "evenness", "waves"),
-    *(
-        "computed",
-        "copied",
-        "read",
-        "flops",
-        "shared",
-        "windows",
-        "padding",
-        "sums",
-        "warp_rows",
-        "share",
-        "ahead",
-        "issuing",
-    ),
-    *("lines", "in_flight"),
-)
-"""Names of the columns of `features`, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +76,13 @@ def shipped() -> Weights:
 
 
 def features(found: Contraction, points: Points, estimates: Floats) -> Floats:
-    """A row for each point; counts and times as binary logarithms."""
+    """A row for each point: the numbers of `described`, in their order."""
+    told = described(found, points, estimates).values()
+    return np.column_stack([np.broadcast_to(np.asarray(one, dtype=float), len(points)) for one in told])
+
+
+def described(found: Contraction, points: Points, estimates: Floats) -> dict[str, Any]:
+    """Name of a feature -> its number for each point, or for all; counts, bytes and times as binary logarithms."""
     item = ITEM_BYTES[found.dtype]
     m, n, k = found.extent("i"), found.extent("j"), found.extent("k")
     rows, columns, step, parts = (points[name] for name in ("rows", "columns", "step", "parts"))
@@ -116,12 +90,12 @@ def features(found: Contraction, points: Points, estimates: Floats) -> Floats:
     blocks, held, copies = blocks_of(found, points), held_blocks(found, points), np.minimum(stages, steps)
     each = -(-blocks // MULTIPROCESSORS)
     copied = (rows + columns) * step * item * steps
-    told = {
+    return {
         "estimate": np.log2(estimates),
+        **{name: np.log2(points[name]) for name in ("rows", "columns", "step", "parts", "warps", "stages")},
         "copies": copies,
         "tma": points.tma,
         "cluster": points["cluster"],
-        **{name: np.log2(points[name]) for name in ("rows", "columns", "step", "parts", "warps", "stages")},
         "grouped": points["group"] > 0,
         "fetches": points["early"] == FETCHES,
         "m": np.log2(m),
@@ -129,8 +103,8 @@ def features(found: Contraction, points: Points, estimates: Floats) -> Floats:
         "k": np.log2(k),
         "steps": steps,
         "blocks": np.log2(blocks),
-        "held": held,
         # Blocks of a multiprocessor, at a time and in all, and how evenly they are shared out.
+        "held": held,
         "together": np.minimum(held, each),
         "each": each,
         "evenness": blocks / (each * MULTIPROCESSORS),
@@ -151,7 +125,6 @@ def features(found: Contraction, points: Points, estimates: Floats) -> Floats:
         "lines": columns % 64 == 0,
         "in_flight": stages * step * (rows + columns) * item / 1024,
     }
-    return np.column_stack([np.broadcast_to(np.asarray(told[name], dtype=float), len(points)) for name in FEATURES])
 
 
 def with_products(rows: Floats) -> Floats:

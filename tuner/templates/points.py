@@ -16,8 +16,8 @@ from pitchpipe.wire.target import Target
 from tuner.templates.contraction import ITEM_BYTES, MAX_ELEMENTS, Contraction
 from tuner.templates.kernel_source import EARLIEST
 from tuner.templates.matrices import OperandMatrix, operand_matrices
-from tuner.templates.source import CLUSTERS, divided
-from tuner.templates.text import COLUMNS, CONTRACTION, CONTRACTION_TMA, FETCHES, TEMPLATES
+from tuner.templates.source import CLUSTERS, WHOLE_COLUMNS
+from tuner.templates.text import CONTRACTION, CONTRACTION_TMA, FETCHES, TEMPLATES
 
 SHARED_BYTES = 227 << 10
 """Of a multiprocessor."""
@@ -38,8 +38,8 @@ STAGES, TMA_STAGES = (1, 2, 3, 4, 5, 6), (2, 3, 4, 5, 6, 8, 12, 16)
 BARRIER_BYTES = 16
 """Of a stage, at most."""
 PARTS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32)
-GROUP, LEAST_GROUPED = 8, 8
-"""Rows of tiles that are computed one after another, where there are more than so many."""
+GROUPS, LEAST_GROUPED = (0, 8), 8
+"""Values of `group`, and the rows of tiles beyond which one of them is not all rows."""
 Numbers = NDArray[np.int64]
 
 
@@ -101,8 +101,8 @@ def shared_bytes(found: Contraction, points: Points) -> Numbers:
     """Shared memory of a block, at most: a stage for each copy that is on its way."""
     stages = np.minimum(points["stages"], steps_of(found, points))
     tile = (points["rows"] + points["columns"]) * points["step"] * ITEM_BYTES[found.dtype]
-    found_bytes: Numbers = (tile + BARRIER_BYTES) * stages
-    return found_bytes if points.tma else np.maximum(tile * stages, points["rows"] * points["columns"] * 4)
+    with_barriers: Numbers = (tile + BARRIER_BYTES) * stages
+    return with_barriers if points.tma else np.maximum(tile * stages, points["rows"] * points["columns"] * 4)
 
 
 def _of_pointers(found: Contraction, early: int) -> Points:
@@ -116,7 +116,7 @@ def _of_pointers(found: Contraction, early: int) -> Points:
         parts=PARTS,
         warps=(2, 4, 8),
         stages=STAGES,
-        group=(0, GROUP),
+        group=GROUPS,
         early=(early,),
         cluster=(0,),
     )
@@ -125,7 +125,7 @@ def _of_pointers(found: Contraction, early: int) -> Points:
     sums = rows * columns // (32 * warps)
     most = np.where((warps >= 4) & (rows >= 64), MAX_ACCUMULATORS, MAX_FRAGMENTS)
     return points.where(
-        _divides(found, points)
+        _nothing_is_idle(found, points)
         & (rows * columns <= MAX_TILE)
         & (step >= min(32 if found.dtype == "int8" else 16, largest["step"]))
         & (step * (rows + columns) >= LEAST_COPIED)
@@ -147,13 +147,18 @@ def _of_tma(found: Contraction, operands: tuple[OperandMatrix, OperandMatrix]) -
         parts=PARTS,
         warps=values["warps"],
         stages=TMA_STAGES,
-        group=(0, GROUP),
+        group=GROUPS,
         early=(1,),
         cluster=(0,),
     )
     rows, columns, step, parts, warps = (points[name] for name in ("rows", "columns", "step", "parts", "warps"))
     sums = rows * columns // (32 * warps)
-    fits = _divides(found, points) & (rows >= 16 * warps) & (sums >= LEAST_ACCUMULATORS) & (sums <= MAX_ACCUMULATORS)
+    fits = (
+        _nothing_is_idle(found, points)
+        & (rows >= 16 * warps)
+        & (sums >= LEAST_ACCUMULATORS)
+        & (sums <= MAX_ACCUMULATORS)
+    )
     if not all(one.ends_in_zeros for one in operands):
         fits &= k % (step * parts) == 0
     for operand, extent, side in zip(operands, (m, n), (rows, columns), strict=True):
@@ -162,12 +167,12 @@ def _of_tma(found: Contraction, operands: tuple[OperandMatrix, OperandMatrix]) -
     points = points.where(fits)
     # More stages than steps are as many as there are steps.
     stages = np.minimum(points["stages"], steps_of(found, points))
-    columns_of = {**points.arguments, "stages": stages}
-    _, first = np.unique(np.column_stack(list(columns_of.values())), axis=0, return_index=True)
-    return Points(template=CONTRACTION_TMA, arguments={name: one[np.sort(first)] for name, one in columns_of.items()})
+    arguments = {**points.arguments, "stages": stages}
+    _, first = np.unique(np.column_stack(list(arguments.values())), axis=0, return_index=True)
+    return Points(template=CONTRACTION_TMA, arguments={name: one[np.sort(first)] for name, one in arguments.items()})
 
 
-def _divides(found: Contraction, points: Points) -> NDArray[np.bool_]:
+def _nothing_is_idle(found: Contraction, points: Points) -> NDArray[np.bool_]:
     """Where each part of the sum has something to do, and groups and stages are not idle."""
     k, rows, parts, step = found.extent("k"), points["rows"], points["parts"], points["step"]
     steps = steps_of(found, points)
@@ -180,9 +185,7 @@ def _divides(found: Contraction, points: Points) -> NDArray[np.bool_]:
 
 def _with_clusters(points: Points) -> Points:
     """The points, and those again whose blocks of a tile's parts can be clusters."""
-    whole = [columns for columns in COLUMNS if len(divided(columns)) == 1]
-    chosen = np.isin(points["parts"], CLUSTERS) & np.isin(points["columns"], whole)
-    clusters = points.where(chosen)
+    clusters = points.where(np.isin(points["parts"], CLUSTERS) & np.isin(points["columns"], WHOLE_COLUMNS))
     both = {name: np.concatenate([one, clusters[name]]) for name, one in points.arguments.items()}
     both["cluster"][len(points) :] = 1
     return Points(template=points.template, arguments=both)

@@ -38,7 +38,7 @@ from tuner.templates.kernel_source import (
     written,
 )
 from tuner.templates.printer import Printer, Tile, Value
-from tuner.templates.text import FETCHES
+from tuner.templates.text import COLUMNS, FETCHES
 from tuner.tvm_compat import ir
 
 SUM_ELEMENTS, SUM_WARPS = 1024, 4
@@ -72,9 +72,13 @@ def divided(columns: int) -> tuple[Columns, ...]:
     return tuple(found)
 
 
+WHOLE_COLUMNS = tuple(columns for columns in COLUMNS if len(divided(columns)) == 1)
+"""Of tiles that are one of Triton's, whose rows the blocks of a cluster can share out among them."""
+
+
 def may_be_clusters(arguments: Mapping[str, int]) -> bool:
-    """Whether the blocks of a tile's parts can share out its rows among them."""
-    return arguments["parts"] in CLUSTERS and len(divided(arguments["columns"])) == 1
+    """Whether the blocks of a tile's parts can be a cluster."""
+    return arguments["parts"] in CLUSTERS and arguments["columns"] in WHOLE_COLUMNS
 
 
 def write_contraction(found: Contraction, arguments: Mapping[str, int]) -> TemplateSource:
