@@ -30,7 +30,9 @@ _MATRIX_PARAMETERS = 5
 """Of a kernel for each of its matrices: a tensor map, two extents and two strides."""
 _DESCRIBED = {"float16": "fp16", "bfloat16": "bf16"}
 _reading = threading.Lock()
-"""Held while a text is in the cache of sources: two tensor functions may have kernels of one text, compiled in threads."""
+"""Held while a text is in the cache of sources, and while it is parsed. Two tensor functions may have kernels of one text,
+compiled in threads; and CPython 3.11 counts the depth of a tree for all threads at once, so that one that parses while
+another does may be refused."""
 _ALIGNED = 16
 """Bytes at whose multiples all buffers begin (CALLER_ALIGNMENT of pitchpipe/gpu/program.py)."""
 
@@ -111,7 +113,8 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, ast.language)
         functions = backend.get_codegen_implementation(options)
-        module = ast.make_ir(target, options, functions, backend.get_module_map(), context)
+        with _reading:
+            module = ast.make_ir(target, options, functions, backend.get_module_map(), context)
         for name, stage in stages.items():
             if name == "cubin":
                 break
