@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from cells import Row, counted, number, percent, plain, ratio, table, time, verdict
@@ -91,6 +92,27 @@ def untuned(result: dict[str, Any]) -> Lines:
             "tuning, all included": lambda row: f"{row['tuning_secs']:.0f} s, {row['tuned_on']}",
         },
     )
+
+
+def quantised(result: dict[str, Any]) -> Lines:
+    return table(
+        result["rows"],
+        {
+            "model": lambda row: row["model"],
+            "ours, untuned": lambda row: time(row["ours_secs"]),
+            **{peer: partial(_peer, peer=peer) for peer in ("onnxruntime", "openvino")},
+            "best peer over ours": lambda row: (
+                f"{ratio(row['best_peer_over_ours'], row['best_peer_over_ours_interval'])}:"
+                f" {verdict(row['best_peer_over_ours_interval'])}"
+            ),
+            "ours from ONNX Runtime": lambda row: number(row["deviation"]),
+            "OpenVINO from ONNX Runtime": lambda row: number(row["peers_deviate"]),
+        },
+    )
+
+
+def _peer(row: Row, peer: str) -> str:
+    return time(row["peers"][peer]) if peer in row["peers"] else "refused"
 
 
 def before_after(result: dict[str, Any]) -> Lines:

@@ -7,12 +7,12 @@ framework is run where the file is needed, a module's only where the module is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pitchpipe.arrays import load_arrays, save_arrays
-from pitchpipe.model.comparison import Agreement, agreement, less_precise
+from pitchpipe.model.comparison import Agreement, less_precise
 from pitchpipe.model.local import LocalModel
 from pitchpipe.model.reference import CannotRun, Expected, FileSource
 from pitchpipe.model.reference.source import run_asked
@@ -105,7 +105,7 @@ def compared(model: Any, evidence: Evidence) -> Agreement | Comparison:
         found.append(list(result) if isinstance(result, tuple) else [result])
     computed = model.manifest.computed
     least = expected.computed if computed is None else less_precise(expected.computed, computed)
-    return agreement(found, expected.outputs, steps=expected.steps, computed=least)
+    return replace(expected, computed=least).agreement(found)
 
 
 def _weights(model: LocalModel, more: Mapping[str, Any], expected: Expected | None) -> dict[str, Any]:

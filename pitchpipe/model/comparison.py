@@ -7,8 +7,9 @@ elements of r that are finite, and S the largest s of all outputs of the model, 
 
 The scale holds s, since an element near zero carries the rounding of the large terms that cancelled in it, and S, since an
 output that is zero but for rounding does as well. Whole numbers and booleans must be equal. An output on the grid of a
-quantised model may be one step off, as frameworks round differently among themselves. Infinities and values that are not
-numbers must stand in the same places.
+quantised model may be one step off, as frameworks round differently among themselves. A network that rounds to such a grid
+between its operators magnifies rounding, whoever computes it: `magnified` is what its framework's own outputs allow then
+(reference/expected.py). Infinities and values that are not numbers must stand in the same places.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ def tolerance(dtype: str, computed: str | None = None) -> float:
 
 
 def difference(
-    found: Sequence[Any], expected: Sequence[Any], *, steps: Sequence[float] = (), computed: str | None = None
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    *,
+    steps: Sequence[float] = (),
+    computed: str | None = None,
+    magnified: float = 0.0,
 ) -> str | None:
     """How `found` differs from `expected`, arrays of the framework, by more than `tolerance`; None where it does not.
 
-    `steps` is what each output may be off besides, absolutely: of a quantised one the step of its grid. Where several
-    outputs differ the worst is told.
+    `steps` is what each output may be off besides, absolutely: of a quantised one the step of its grid. `magnified` is the
+    error that is allowed where the tolerance is smaller. Where several outputs differ the worst is told.
     """
     if len(found) != len(expected):
         return f"there are {len(found)} outputs, not {len(expected)}"
@@ -64,7 +70,7 @@ def difference(
     for at, (a, r, error) in enumerate(_errors(found, expected, steps)):
         if isinstance(error, str):
             return f"output {at} {error}"
-        limit = tolerance(str(r.dtype), computed)
+        limit = _limit(r, computed, magnified)
         if error > limit:
             worst = f"its largest relative error is {error:.2g}, where {limit:.0e} is allowed"
             errors.append((error / max(limit, 1e-12), f"output {at} ({r.dtype}{list(a.shape)}) differs: {worst}"))
@@ -91,27 +97,34 @@ def agreement(
     *,
     steps: Sequence[float] = (),
     computed: str | None = None,
+    magnified: float = 0.0,
 ) -> Agreement:
     """Compares the outputs of ours with the framework's, both by input set and output; see `difference`."""
     shares: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
     for at, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        told = difference(ours, theirs, steps=steps, computed=computed)
+        told = difference(ours, theirs, steps=steps, computed=computed, magnified=magnified)
         if told is not None:
             return Agreement(error=float("inf"), tolerance=0.0, differs_at=at, difference=told)
         for _, r, error in _errors(ours, theirs, steps):
-            limit = tolerance(str(r.dtype), computed)
+            limit = _limit(r, computed, magnified)
             if limit and not isinstance(error, str):
                 shares.append((error / limit, error, limit))
     _, error, limit = max(shares)
     return Agreement(error=error, tolerance=limit)
 
 
-def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
+def _limit(r: np.ndarray, computed: str | None, magnified: float) -> float:
+    """The largest error of that output of the framework."""
+    limit = tolerance(str(r.dtype), computed)
+    return max(limit, magnified) if limit else 0.0
+
+
+def largest_error(found: Sequence[Any], expected: Sequence[Any], steps: Sequence[float] = ()) -> float:
     """The largest error of all floating-point outputs; infinite where outputs differ in shape, type, whole numbers, or in
-    where they are finite."""
+    where they are finite. `steps` is as for `difference`."""
     if len(found) != len(expected):
         return float("inf")
-    errors = [error for _, _, error in _errors(found, expected)]
+    errors = [error for _, _, error in _errors(found, expected, steps)]
     return max((float("inf") if isinstance(error, str) else error for error in errors), default=0.0)
 
 

@@ -311,3 +311,35 @@ def test_products_of_bytes_do_not_saturate(tmp_path: Path) -> None:
     (wanted,) = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})
     (found,) = OnnxRunner(path, {})([x])
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("runtime", [True, False], ids=["ONNX Runtime", "onnx.reference"])
+def test_a_network_that_is_quantised_between_its_layers_is_compared_by_what_rounding_makes_of_it(
+    runtime: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Its inputs are whole numbers, which nobody rounds; six layers later single bytes are a step off, and all behind them."""
+    if runtime:
+        pytest.importorskip("onnxruntime")
+    else:
+        request.getfixturevalue("without_onnx_runtime")
+    rng = np.random.default_rng(0)
+    nodes, weights = [node("Gather", ["table", "x"], ["y0"])], {"table": rng.normal(0, 1, (50, 256)).astype(np.float32)}
+    for at in range(6):
+        weights[f"w{at}"] = rng.integers(-128, 128, (256, 256)).astype(np.int8)
+        nodes += [
+            node("DynamicQuantizeLinear", [f"y{at}"], [f"q{at}", f"s{at}", f"z{at}"]),
+            node("MatMulInteger", [f"q{at}", f"w{at}", f"z{at}"], [f"t{at}"]),
+            node("Cast", [f"t{at}"], [f"r{at}"], to=onnx.TensorProto.FLOAT),
+            node("Mul", [f"r{at}", f"s{at}"], [f"m{at}"]),
+            node("LayerNormalization", [f"m{at}", "gain", "shift"], [f"n{at}"], axis=-1),
+            node("Tanh", [f"n{at}"], [f"y{at + 1}"]),
+        ]
+    weights |= {"gain": np.ones(256, np.float32), "shift": rng.normal(0, 1, 256).astype(np.float32)}
+    path = tmp_path / "quantised.onnx"
+    path.write_bytes(
+        model(nodes, {"x": [96]}, ["y6"], weights, types={"x": onnx.TensorProto.INT64}).SerializeToString()
+    )
+    expected, found = compared(local_model(path), tmp_path)
+    assert expected.reference.startswith("ONNX Runtime" if runtime else "onnx.reference")
+    assert 1e-3 < expected.magnified < 0.6
+    assert (found.difference, found.tolerance) == (None, expected.magnified)

@@ -130,6 +130,7 @@ class Framework:
     weights: dict[str, np.ndarray] = {}
     steps: tuple[float, ...] = ()
     computed: str | None = None
+    rounded: Callable[..., Any] | None = None
 
     def __init__(self, function: Callable[..., Sequence[Any]], *examples: Any) -> None:
         self.function, self.examples = function, examples
@@ -227,3 +228,27 @@ def test_an_output_may_be_off_by_the_step_of_its_grid_and_no_more() -> None:
     grid = np.array([0.0, 0.5, -0.7], np.float32)
     assert difference([grid + np.float32(0.1)], [grid], steps=[0.1]) is None
     assert difference([grid + np.float32(0.2)], [grid], steps=[0.1]) is not None
+
+
+def test_what_rounding_makes_of_a_quantised_model_is_allowed_and_no_more(tmp_path: Path) -> None:
+    quantised = Framework(lambda x: (x,), R)
+    quantised.rounded = lambda arrays: [np.asarray(arrays[0] * np.float32(1.01))]
+    found = expect(quantised)
+    assert len(found.inputs) == 3
+    assert 0.01 < found.magnified < 0.03, "three times what 1.01 r is off, less than 0.01 of |r| + s"
+    found.write(tmp_path / "expected")
+    again = Expected.read(tmp_path / "expected")
+    assert again.magnified == found.magnified
+    assert again.agreement([[outputs[0] * np.float32(1.01)] for outputs in found.outputs]).difference is None
+    assert again.agreement([[outputs[0] * np.float32(1.1)] for outputs in found.outputs]).difference is not None
+
+
+def test_a_quantised_model_that_rounding_changes_altogether_is_not_compared() -> None:
+    quantised = Framework(lambda x: (x,), R)
+    quantised.rounded = lambda arrays: [np.asarray(-arrays[0])]
+    with pytest.raises(CannotRun, match="differ by rounding alone"):
+        expect(quantised)
+
+
+def test_whole_numbers_of_a_quantised_model_are_equal() -> None:
+    assert difference([np.array([1])], [np.array([2])], magnified=0.2) is not None

@@ -70,7 +70,7 @@ def evaluate(
             return {"incomparable": incomparable}
         default = _Runner(schedule_model(ingested, wanted, {}, defaults=checking), ingested, weights)
         found = [default.outputs(one) for one in source.inputs]
-        return {"agreement": asdict(agreement(found, source.outputs, steps=source.steps, computed=source.computed))}
+        return {"agreement": asdict(source.agreement(found))}
     inputs = source.inputs if source is not None else ([_random(spec, rng) for spec in ingested.inputs],)
     plans: list[tuple[Mapping[str, str], Defaults | None]] = [({}, checking), (traces, checking)]
     if source is None:
@@ -80,8 +80,7 @@ def evaluate(
         default, tuned, *baseline = threads.map(lambda ready: _Runner(ready, ingested, weights), scheduled)
     outputs = source.outputs if source is not None else [baseline[0].outputs(inputs[0])]
     found = [tuned.outputs(one) for one in inputs]
-    steps, least = (source.steps, source.computed) if source is not None else ((), None)
-    judged = agreement(found, outputs, steps=steps, computed=least)
+    judged = source.agreement(found) if source is not None else agreement(found, outputs)
     answer: dict[str, Any] = {"agreement": asdict(judged), "incomparable": incomparable}
     if judged.difference is not None:
         return answer

@@ -39,6 +39,7 @@ from typing import Any
 from tuner.lowering.bfloat16 import expand_bfloat16
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.booleans import expand_booleans
+from tuner.lowering.dot_products import mark
 from tuner.lowering.extrema import has_exponentials, keep_nan
 from tuner.lowering.inequalities import hold_for_nan
 from tuner.lowering.padded_reads import without_branches
@@ -94,7 +95,7 @@ def expand_intrinsics(mod: Any) -> Any:
     Loops over remainders are split for them as well (remainders.py), padding of rows is read without a branch
     (padded_reads.py), vectorised loops that bind variables are made plain (bindings.py), booleans between stages are bytes
     (booleans.py), bfloat16 is computed in float32 (bfloat16.py), maxima keep NaN (extrema.py), and it is unequal to all
-    (inequalities.py).
+    (inequalities.py). Products of bytes are calls (dot_products.py), of which PIPELINE of stack.py makes instructions.
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
     """
@@ -120,7 +121,7 @@ def _expanded_power(call: Any) -> Any:
 
 
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
-    function = without_branches(split_remainders(function))
+    function = mark(without_branches(split_remainders(function)))
     exponentials = has_exponentials(function)
     body = tvm_ffi.structural_map(function.body, [(ir.Call, _expanded)])
     function = expand_bfloat16(function if body.same_as(function.body) else function.with_body(body))

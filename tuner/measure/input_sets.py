@@ -33,7 +33,7 @@ def make_inputs(
     number, made = SETS.index(name), []
     for i in properties.inputs:
         rng = np.random.default_rng([seed, number, i])
-        array = _array(properties, properties.params[i], name, rng, within)
+        array = _words(properties, i, name, rng) if i in properties.words else _array(properties, i, name, rng, within)
         array = -array if within == "opposed" and i % 2 and array.dtype.kind not in "iub" else array
         made.append(_damped(array) if i == properties.state_weights else array)
     return made
@@ -46,9 +46,18 @@ def _damped(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(wide * (GAIN / size), weights.dtype) if size else weights
 
 
+def _words(properties: WorkloadProperties, at: int, name: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Numbers of all 32 bits; in the set of edges bytes of 0, 127, 128 and 255: the ends of both kinds of bytes."""
+    size = (*properties.params[at].shape, 4)
+    ends = np.array([0, 127, 128, 255], np.uint8)
+    parts = rng.choice(ends, size) if name == "edges" else rng.integers(0, 256, size, np.uint8)
+    return parts.view(np.int32).reshape(size[:-1])
+
+
 def _array(
-    properties: WorkloadProperties, param: TensorType, name: str, rng: np.random.Generator, within: str
+    properties: WorkloadProperties, at: int, name: str, rng: np.random.Generator, within: str
 ) -> np.ndarray[Any, Any]:
+    param = properties.params[at]
     dtype = numpy_dtype(param.dtype)
     bits = significand_bits(param.dtype)
     if bits is None:

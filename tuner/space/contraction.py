@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.byte_products import accumulated
 from tuner.tvm_compat import ir, structural_walk, tirx, tvm, uses
 
 MIN_MACS = 1 << 16
@@ -96,11 +97,12 @@ def find_contraction(schedule: Any) -> Contraction | None:
     store = stmt.body
     if not isinstance(store, tirx.BufferStore) or len(stmt.reads) != 2:
         return None
-    period = _period(store.value)
+    period = 1 if accumulated(store) else _period(store.value)
     if period is None:
         return None
     extents = tuple(int(axis.dom.extent) for axis in stmt.iter_vars)
-    if not str(store.buffer.dtype).startswith("float") or math.prod(extents) < MIN_MACS:
+    summed = str(store.buffer.dtype)
+    if not (summed.startswith("float") or summed == "int32") or math.prod(extents) < MIN_MACS:
         return None
     axes = [axis.var for axis in stmt.iter_vars]
     output = [_plain(index, axes) for index in store.indices]

@@ -18,12 +18,15 @@ import onnx.reference
 from pitchpipe.model.comparison import INTEGERS
 from pitchpipe.model.onnx_params import param_names
 from pitchpipe.model.onnx_shapes import fix_shapes
-from pitchpipe.model.reference.expected import CannotRun, ModelFile
+from pitchpipe.model.reference.expected import CannotRun, ModelFile, rounded
 
 MOVES = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 """Operators whose first input's elements are their output's."""
+QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Operators between which ONNX Runtime's fusions may round otherwise than the file: by 4-bit weights it multiplies in 8
+bits."""
 SEED = 0
 _SKIP_ROUNDINGS = (
     "QDQSelectorActionTransformer",
@@ -59,36 +62,57 @@ class OnnxRunner:
         self.examples = [g if g.any() else d for g, d in zip(examples, drawn, strict=True)] if examples else drawn
         self.steps = output_steps(model)
         self.computed = _least_precise(model)
-        self._path = path
-        self.name, self._run = self._start(path, literally=_quantises(model))
-
-    def _start(self, path: Path, *, literally: bool) -> tuple[str, Any]:
-        """Name and runner. Literally: nodes one by one, where fusing some would skip a rounding that the file asks for, or
-        on processors whose sums of products of bytes saturate with the one rewrite that avoids it, which needs a level."""
+        self._path, self._rng = path, rng
+        self._quantises = any(node.op_type in QUANTISING for node in model.graph.node)
+        self._floats = _floats_inside(model) if self._quantises else {}
         try:
             import onnxruntime
-        except ImportError:
-            pass
-        else:
-            options = onnxruntime.SessionOptions()
-            options.log_severity_level = 4
-            options.add_session_config_entry("session.x64quantprecision", "1")  # Or sums of two products saturate.
-            left_out: list[str] = []
-            if literally and _sums_saturate():
-                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-                left_out = [*_SKIP_ROUNDINGS]
-            elif literally:
-                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            try:
-                session = onnxruntime.InferenceSession(
-                    str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out
-                )
-            except Exception:  # noqa: BLE001 - its own errors, none exported; the reference may know what it does not
-                pass
-            else:
-                return f"ONNX Runtime {onnxruntime.__version__}", session.run
-        evaluator = onnx.reference.ReferenceEvaluator(str(path))
-        return f"onnx.reference {onnx.__version__}", evaluator.run
+
+            self._by_definition = False
+            self._run = self._started({})
+            self.name = f"ONNX Runtime {onnxruntime.__version__}"
+        except Exception:  # noqa: BLE001 - its own errors, none exported; the reference may know what it does not
+            self._by_definition = True
+            self._run = self._started({})
+            self.name = f"onnx.reference {onnx.__version__}"
+        self.rounded = self._rounded if self._quantises else None
+
+    def _started(self, weights: Mapping[str, np.ndarray]) -> Any:
+        """The file, ready to run, with these weights in place of those inside it.
+
+        ONNX Runtime takes a file that quantises literally: nodes one by one, where fusing some would skip a rounding that
+        the file asks for, or on processors whose sums of products of bytes saturate with the one rewrite that avoids it,
+        which needs a level.
+        """
+        if self._by_definition:
+            model = onnx.load(self._path)
+            for one in model.graph.initializer:
+                if one.name in weights:
+                    one.CopyFrom(onnx.numpy_helper.from_array(weights[one.name], one.name))
+            return onnx.reference.ReferenceEvaluator(model).run
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.x64quantprecision", "1")  # Or sums of two products saturate.
+        left_out: list[str] = []
+        if self._quantises and _sums_saturate():
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+            left_out = [*_SKIP_ROUNDINGS]
+        elif self._quantises:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._held = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in weights.items()}
+        for name, value in self._held.items():
+            options.add_initializer(name, value)  # which keeps no reference
+        return onnxruntime.InferenceSession(
+            str(self._path), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out
+        ).run
+
+    def _rounded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        names = [*self._floats, *self._bound]
+        values = dict(zip(names, rounded([*self._floats.values(), *self._bound.values()], self._rng), strict=True))
+        bound = {name: values.pop(name) for name in self._bound}
+        return _flat(self._started(values)(None, {**bound, **dict(zip(self._names, arrays, strict=True))}))
 
     def peer(self, arrays: Sequence[np.ndarray], threads: int) -> tuple[str, Callable[[], object]]:
         """ONNX Runtime with all its optimisations, inputs and outputs bound. Raises ImportError without it."""
@@ -108,12 +132,7 @@ class OnnxRunner:
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         feed = {**self._bound, **dict(zip(self._names, arrays, strict=True))}
         found = _flat(self._run(None, feed))
-        if (
-            self.name.startswith("ONNX Runtime")
-            and _finite(arrays)
-            and not _finite(found)
-            and self._doubtful(feed, found)
-        ):
+        if not self._by_definition and _finite(arrays) and not _finite(found) and self._doubtful(feed, found):
             raise ArithmeticError("it gives no finite number where ONNX's definition does")
         return found
 
@@ -176,9 +195,11 @@ def output_steps(model: Any) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _quantises(model: Any) -> bool:
-    """Whether ONNX Runtime's fusions may round otherwise than the file: by 4-bit weights it multiplies in 8 bits."""
-    return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
+def _floats_inside(model: Any) -> dict[str, np.ndarray]:
+    """Initialisers of floating-point numbers whose values are in the file, by name."""
+    inside = (one for one in model.graph.initializer if one.data_location == onnx.TensorProto.DEFAULT)
+    arrays = {one.name: onnx.numpy_helper.to_array(one) for one in inside}
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
 
 
 def _sums_saturate() -> bool:

@@ -49,6 +49,7 @@ class TorchRunner:
 
     steps: tuple[float, ...] = ()
     computed: str | None = None
+    rounded = None
 
     def __init__(self, module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:
         self.name = f"PyTorch {torch.__version__}"

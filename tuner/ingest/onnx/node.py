@@ -47,6 +47,8 @@ class Node:
         self.expected = list(expected)
         """A TypeProto for each output, by ONNX's own inference or the file's declaration; None where neither tells."""
         self.builder = builder
+        self.sources: list[Node | None] = []
+        """Of each operand the DequantizeLinear that made it, where one did."""
         self.may_be_infinite = False
         """Whether an operand is, or is computed from, a constant with infinities, as masks are."""
 
@@ -77,6 +79,10 @@ class Node:
 
     def dtype(self, position: int) -> str:
         return dtype_of(self.inputs[position])
+
+    def dequantised(self, position: int) -> Node | None:
+        """The DequantizeLinear that made an operand; None where something else did."""
+        return self.sources[position] if position < len(self.sources) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
@@ -124,11 +130,17 @@ class Node:
             self.refuse(f"constants of type {array.dtype.name} are not supported")
         return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
 
-    def te(self, function: Callable[..., Any], *operands: Any, name: str | None = None) -> Any:
-        """Binds what a function of TVM's tensor expressions makes of operands: a tensor, or a tuple of tensors."""
-        return self.emit(
-            self.builder.call_te(function, *operands, primfunc_name_hint=name or f"onnx_{self.operator.lower()}")
-        )
+    def te(
+        self,
+        function: Callable[..., Any],
+        *operands: Any,
+        name: str | None = None,
+        attributes: dict[str, Any] | None = None,
+    ) -> Any:
+        """Binds what a function of TVM's tensor expressions makes of operands: a tensor, or a tuple of tensors. The tensor
+        function has the attributes."""
+        name = name or f"onnx_{self.operator.lower()}"
+        return self.emit(self.builder.call_te(function, *operands, primfunc_name_hint=name, primfunc_attrs=attributes))
 
     def cast(self, value: Any, dtype: str) -> Any:
         if dtype_of(value) == dtype:

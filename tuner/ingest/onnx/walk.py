@@ -68,6 +68,8 @@ class Walker:
         self.count = 0
         self.infinite: set[Any] = set()
         """Variables that are computed from constants with infinities."""
+        self.dequantised: dict[int, tuple[Value, Node]] = {}
+        """Identity of a value -> the value, and the DequantizeLinear that made it."""
 
     def run(self, nodes: Iterable[Any], scope: Scope) -> None:
         """Reads nodes, in the order of their data, and leaves their outputs in the scope.
@@ -123,6 +125,16 @@ class Walker:
             return control.OPERATORS[proto.op_type](self, proto, inputs, scope)
         expected = self._expected(proto, inputs, opset, scope)
         node = Node(proto, opset, inputs, _attributes(proto), expected, self.builder)
+        if main and proto.op_type == "DequantizeLinear":
+            found = self._found(node, scope)
+            self.dequantised.update((id(value), (value, node)) for value in found)
+            return found
+        node.sources = [self.dequantised.get(id(value), (None, None))[1] for value in inputs]
+        return self._found(node, scope)
+
+    def _found(self, node: Node, scope: Scope) -> Sequence[Value | None]:
+        proto, inputs, expected = node.proto, node.inputs, node.expected
+        main = proto.domain in MAIN_DOMAINS
         if main and proto.op_type in sequences.OPERATORS:
             found = sequences.OPERATORS[proto.op_type](node)
             if found is not None:
@@ -137,7 +149,7 @@ class Walker:
                 " give it a fixed size in the model (a mask, TopK), or leave it to the caller"
             )
         if known and foldable(proto, inputs, expected):
-            folded = evaluate(proto, inputs, opset, expected)
+            folded = evaluate(proto, inputs, node.opset, expected)
             if folded is not None:
                 return folded
         return self._converted(node, scope)

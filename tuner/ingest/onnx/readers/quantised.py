@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,16 @@ from tuner.ingest.onnx.node import Node, compute
 from tuner.ingest.onnx.readers.casting import EIGHT_BITS, decoded, encoded
 from tuner.ingest.onnx.registry import reader
 from tuner.ingest.onnx.values import shape_of
+from tuner.ingest.onnx.words import (
+    Bytes,
+    Window,
+    convolution_of_bytes,
+    has_scales,
+    product_of_bytes,
+    product_of_dequantised,
+    product_of_scales,
+    spread,
+)
 from tuner.tvm_compat import relax, te, tirx
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -21,19 +32,7 @@ def _centred(node: Node, position: int, zero: int, axis: int | None) -> Any:
     if not node.given(zero):
         return wide
     point = node.cast(node.tensor(zero), "int32")
-    return node.emit(relax.op.subtract(wide, _spread(node, point, len(node.shape(position)), axis)))
-
-
-def _spread(node: Node, value: Any, rank: int, axis: int | None) -> Any:
-    """A scale or zero point in a shape that broadcasts to a tensor of a rank."""
-    shape = shape_of(value)
-    if int(np.prod(shape)) == 1:
-        return node.reshape(value, [1])
-    if len(shape) > 1:
-        return value
-    extents = [1] * rank
-    extents[(-1 if axis is None else axis) % rank] = shape[0]
-    return node.reshape(value, extents)
+    return node.emit(relax.op.subtract(wide, spread(node, point, len(node.shape(position)), axis)))
 
 
 def _requantised(node: Node, total: Any, factor: Any, zero: int, dtype: str) -> Any:
@@ -51,69 +50,121 @@ def _requantised(node: Node, total: Any, factor: Any, zero: int, dtype: str) -> 
 def _factor(node: Node, first: int, second: int, third: int, rank: int, axis: int) -> Any:
     """Scale times scale by scale."""
     a, b, c = (node.cast(node.tensor(position), "float32") for position in (first, second, third))
-    product = node.emit(relax.op.multiply(_spread(node, a, rank, -2), _spread(node, b, rank, axis)))
-    return node.emit(relax.op.divide(product, _spread(node, c, rank, axis)))
+    product = node.emit(relax.op.multiply(spread(node, a, rank, -2), spread(node, b, rank, axis)))
+    return node.emit(relax.op.divide(product, spread(node, c, rank, axis)))
 
 
 @reader("MatMulInteger")
 def matmul_integer(node: Node) -> Any:
-    """TVM's, but for zero points of more than one element."""
+    """TVM's for products of two tensors of more dimensions, but for zero points of more than one element."""
+    if (product := product_of_bytes(node, Bytes(node, 0, 2), Bytes(node, 1, 3))) is not None:
+        return product
     if all(not node.given(position) or int(np.prod(node.shape(position))) == 1 for position in (2, 3)):
         return None
     a, b = _centred(node, 0, 2, -2), _centred(node, 1, 3, -1)
     return relax.op.matmul(a, b, out_dtype="int32")
 
 
+@reader("MatMul")
+def matmul(node: Node) -> Any:
+    """TVM's, but for products of what was quantised."""
+    return product_of_dequantised(node)
+
+
+@reader("Gemm")
+def affine(node: Node) -> Any:
+    """The same."""
+    if node.attribute("transA", 0) or node.attribute("alpha", 1.0) != 1.0 or node.attribute("beta", 1.0) != 1.0:
+        return None
+    found = product_of_dequantised(node, turned=bool(node.attribute("transB", 0)))
+    return relax.op.add(found, node.tensor(2)) if found is not None and node.given(2) else found
+
+
+@reader("Conv")
+def convolution(node: Node) -> Any:
+    """The same, of one image-like tensor and weights of one scale or one a channel."""
+    left, right = node.dequantised(0), node.dequantised(1)
+    if left is None or right is None or node.result_dtype() != "float32" or int(node.attribute("group", 1)) != 1:
+        return None
+    if not has_scales(left, right, axis=0):
+        return None
+    x, w = Bytes(left, 0, 2), Bytes(right, 0, 2)
+    total = convolution_of_bytes(node, x, w, _window(node, x.shape, w.shape))
+    if total is None:
+        return None
+    rank = len(shape_of(total))
+    found = node.emit(relax.op.multiply(node.cast(total, "float32"), product_of_scales(node, left, right, rank, 1)))
+    if not node.given(2):
+        return found
+    return relax.op.add(found, node.reshape(node.tensor(2), [1, w.shape[0], *[1] * (rank - 2)]))
+
+
 @reader("QLinearMatMul")
 def quantised_matmul(node: Node) -> Any:
-    a, b = _centred(node, 0, 2, -2), _centred(node, 3, 5, -1)
-    total = node.emit(relax.op.matmul(a, b, out_dtype="int32"))
+    total = product_of_bytes(node, Bytes(node, 0, 2), Bytes(node, 3, 5))
+    if total is None:
+        a, b = _centred(node, 0, 2, -2), _centred(node, 3, 5, -1)
+        total = node.emit(relax.op.matmul(a, b, out_dtype="int32"))
     factor = _factor(node, 1, 4, 6, len(shape_of(total)), -1)
     return _requantised(node, total, factor, 7, node.result_dtype())
 
 
-def _convolved(node: Node, x: Any, w: Any) -> Any:
-    """A convolution of int32 tensors by plain loops: TVM's operators are made for floating point."""
-    data, weight, result = shape_of(x), shape_of(w), node.result_shape()
+def _convolved(node: Node, x: Bytes, w: Bytes) -> Any:
+    """A convolution less its zero points in int32; where it is not one of words, by plain loops: TVM's operators are made
+    for floating point."""
+    window = _window(node, x.shape, w.shape)
+    found = convolution_of_bytes(node, x, w, window) if int(node.attribute("group", 1)) == 1 else None
+    if found is not None:
+        return found
+    weights = w.shape
+    each, outputs = weights[1], weights[0] // int(node.attribute("group", 1))
+
+    def make(data_in: Any, weights_in: Any) -> Any:
+        c = te.reduce_axis((0, each), "c")
+        taps = [te.reduce_axis((0, extent), f"k{d}") for d, extent in enumerate(weights[2:])]
+
+        def element(n: Any, o: Any, *at: Any) -> Any:
+            where, inside = window.read(at, taps)
+            channel = tirx.indexdiv(o, outputs) * each + c
+            value = tirx.if_then_else(inside, data_in(n, channel, *where), tirx.const(0, "int32"))
+            return te.sum(value * weights_in(o, c, *taps), axis=[c, *taps])
+
+        return compute(window.result, element)
+
+    centred = (_centred(x.node, x.position, x.zero, None), _centred(w.node, w.position, w.zero, 0))
+    return node.te(make, *centred, name="convolution_of_integers")
+
+
+def _window(node: Node, data: Sequence[int], weight: Sequence[int]) -> Window:
+    """From the attributes of a convolution."""
+    result = node.result_shape()
     spatial = len(data) - 2
     strides = list(node.attribute("strides") or [1] * spatial)
     dilations = list(node.attribute("dilations") or [1] * spatial)
-    groups, kernel = int(node.attribute("group", 1)), weight[2:]
     pads = list(node.attribute("pads") or [0] * (2 * spatial))
     same = str(node.attribute("auto_pad", "NOTSET"))
     if same.startswith("SAME"):
         for d in range(spatial):
-            need = max((result[2 + d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1 - data[2 + d], 0)
+            need = max((result[2 + d] - 1) * strides[d] + (weight[2 + d] - 1) * dilations[d] + 1 - data[2 + d], 0)
             pads[d] = need // 2 if same == "SAME_UPPER" else need - need // 2
-    each, outputs = weight[1], weight[0] // groups
-
-    def make(data_in: Any, weights: Any) -> Any:
-        c = te.reduce_axis((0, each), "c")
-        taps = [te.reduce_axis((0, extent), f"k{d}") for d, extent in enumerate(kernel)]
-
-        def element(n: Any, o: Any, *at: Any) -> Any:
-            where, inside = [], tirx.const(True, "bool")
-            for d in range(spatial):
-                i = at[d] * strides[d] + taps[d] * dilations[d] - pads[d]
-                inside = tirx.And(inside, tirx.And(i >= 0, i < data[2 + d]))
-                where.append(i)
-            channel = tirx.indexdiv(o, outputs) * each + c
-            value = tirx.if_then_else(inside, data_in(n, channel, *where), tirx.const(0, "int32"))
-            return te.sum(value * weights(o, c, *taps), axis=[c, *taps])
-
-        return compute(result, element)
-
-    return node.te(make, x, w, name="convolution_of_integers")
+    return Window(
+        data=tuple(data),
+        kernel=tuple(weight[2:]),
+        result=tuple(result),
+        strides=tuple(strides),
+        dilations=tuple(dilations),
+        begins=tuple(pads[:spatial]),
+    )
 
 
 @reader("ConvInteger")
 def convolution_of_integers(node: Node) -> Any:
-    return _convolved(node, _centred(node, 0, 2, None), _centred(node, 1, 3, 0))
+    return _convolved(node, Bytes(node, 0, 2), Bytes(node, 1, 3))
 
 
 @reader("QLinearConv")
 def quantised_convolution(node: Node) -> Any:
-    total = _convolved(node, _centred(node, 0, 2, None), _centred(node, 3, 5, 0))
+    total = _convolved(node, Bytes(node, 0, 2), Bytes(node, 3, 5))
     rank = len(shape_of(total))
     if node.given(8):
         bias = node.reshape(node.tensor(8), [1, node.shape(8)[0], *[1] * (rank - 2)])
