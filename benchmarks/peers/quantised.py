@@ -79,7 +79,8 @@ def main(side: str, folder: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not an answer
     started = time.perf_counter()
-    call = SIDES[side](Path(folder) / "model.onnx", dict(np.load(Path(folder) / "inputs.npz")))
+    inputs = dict(np.load(Path(folder) / "inputs.npz"))  # whose memory the sides read
+    call = SIDES[side](Path(folder) / "model.onnx", inputs)
     for _ in range(WARM_RUNS):
         output = call()
     path = Path(folder) / f"{side}.npy"
