@@ -73,6 +73,7 @@ SECTIONS = (
         table=tables.latency,
         more="As above, on processors with 16 vector registers of 8 lanes and half the speed of those above.",
     ),
+    Section(file="quantised", title="Whole models in 8 bits", script="quantised", table=tables.quantised),
     Section(
         file="untuned",
         title="Whole models that nobody tuned",
