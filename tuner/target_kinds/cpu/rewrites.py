@@ -17,12 +17,14 @@ from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
+from tuner.graph.taps_of_padding import drop_taps_of_padding
 from tuner.target_kinds.cpu.even_positions import even_positions
 
 REWRITES = Rewrites(
     always=(decompose_scatters, *ALWAYS),
     products=(
         *PARTS,
+        drop_taps_of_padding,
         reassociate,
         patch_embedding,
         fold_head_split,
