@@ -10,7 +10,13 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402  # needs torch
 
+from pitchpipe.wire.target import Target  # noqa: E402
 from tests.compiler.test_torch_layers import check, prepared  # noqa: E402
+from tuner.graph.prepare import prepare  # noqa: E402
+from tuner.ingest import DEFAULT_LIMITS  # noqa: E402
+from tuner.ingest.relax_reader import read_relax  # noqa: E402
+from tuner.ingest.torch_export import from_torch  # noqa: E402
+from tuner.tvm_compat import load_ir  # noqa: E402
 
 CASES = {
     # name: (module, input, columns of the product)
@@ -40,6 +46,19 @@ def test_columns_fill_vectors(name: str) -> None:
     ]
     assert found == [columns]
     check(module, x)
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "columns", "filled"),
+    [("znver5", 116, 128), ("haswell", 116, 120), ("znver5", 1000, 1024), ("haswell", 1000, 1000), ("znver5", 24, 24)],
+)
+def test_columns_fill_the_vectors_of_the_processor(mcpu: str, columns: int, filled: int) -> None:
+    """From some columns on: a vector that is half empty costs as much as a full one."""
+    data, _ = from_torch(nn.Linear(64, columns).eval(), (torch.randn(9, 64),))
+    target = Target.parse({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
+    mod = prepare(load_ir(read_relax(data, DEFAULT_LIMITS).ir), target)
+    (product,) = [function for variable, function in mod.functions.items() if "matmul" in variable.name_hint]
+    assert int(product.params[-1].ty.shape[-1]) == filled
 
 
 def test_what_reads_a_slice_is_fused_with_the_slice() -> None:

@@ -18,7 +18,7 @@
    convolutions are decomposed (conv_transpose.py), and functions of single elements are computed where their operand lies
    (sink_transposes.py). The graph is simplified again, to remove permutations that cancel, and
    contiguous slices become views (slice_views.py). For a CPU, columns of products with weights fill vectors
-   (even_columns.py). Resizes go along one axis after another (resizes.py). For a CPU, maxima
+   (target_kinds/cpu/even_columns.py). Resizes go along one axis after another (resizes.py). For a CPU, maxima
    over windows are taken of columns and then of rows (separable_pools.py). For a GPU, sums are made in the layout of their
    operands (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), and norms
    become one tensor function with what is around them (group_rows.py).

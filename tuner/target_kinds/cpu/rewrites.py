@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tuner.graph.channel_norms import norms_of_channels
-from tuner.graph.even_columns import even_columns
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.merge_matmuls import merge_matmuls
@@ -18,6 +17,7 @@ from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
 from tuner.graph.taps_of_padding import drop_taps_of_padding
+from tuner.target_kinds.cpu.even_columns import even_columns
 from tuner.target_kinds.cpu.even_positions import even_positions
 
 REWRITES = Rewrites(
