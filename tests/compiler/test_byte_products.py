@@ -176,6 +176,17 @@ def test_a_product_of_what_was_dequantised_is_one_of_bytes(way: str, each: bool)
     assert "product_of_bytes" in written(proto)
 
 
+def test_a_sum_that_int32_may_not_hold_stays_one_of_floats() -> None:
+    nodes = [
+        node("DequantizeLinear", ["a", "scale", "zero"], ["left"]),
+        node("DequantizeLinear", ["b", "scale", "zero"], ["right"]),
+        node("MatMul", ["left", "right"], ["y"]),
+    ]
+    weights = {"b": drawn(np.uint8, 34000, 2), "scale": np.array(1, np.float32), "zero": np.array(0, np.uint8)}
+    proto = model(nodes, {"a": [2, 34000]}, ["y"], weights, types={"a": TensorProto.UINT8})
+    assert "product_of_bytes" not in written(proto)
+
+
 def written(proto: Any) -> str:
     """The graph that is read of a file, as text."""
     from pitchpipe.model.strip import strip_onnx

@@ -24,18 +24,21 @@ from tuner.tvm_compat import relax, te, tirx
 
 OUT_ELEMWISE_FUSABLE = 4
 """TVM's OpPatternKind: element-wise work that follows is fused behind such a function."""
+LONGEST = (1 << 31) // 255**2
+"""Products in a sum of which int32 holds any."""
 FLIPPED = 128
 """What flipping the highest bit adds to a byte's value."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """A matrix of 8 bits among the operands of a node."""
+    """A tensor of 8 bits among the operands of a node."""
 
     node: Node
     position: int
     zero: int
-    """Position of its zero point, which is one number or one a row of the first factor, a column of the second."""
+    """Position of its zero point, which is one number or, of a matrix, one a row of the first factor, a column of the
+    second."""
     turned: bool = False
     """Whether it is the transposed matrix."""
 
@@ -98,7 +101,7 @@ def product_of_dequantised(node: Node, *, turned: bool = False) -> Any:
     left, right = node.dequantised(0), node.dequantised(1)
     if left is None or right is None or node.result_dtype() != "float32":
         return None
-    if not has_scales(left, right, axis=0 if turned else 1):
+    if not has_scales(left, right, axis=0 if turned else 1) or left.shape(0)[-1] > LONGEST:
         return None
     total = product_of_bytes(node, Bytes(left, 0, 2), Bytes(right, 0, 2, turned))
     if total is None:

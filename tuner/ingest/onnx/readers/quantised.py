@@ -12,6 +12,7 @@ from tuner.ingest.onnx.readers.casting import EIGHT_BITS, decoded, encoded
 from tuner.ingest.onnx.registry import reader
 from tuner.ingest.onnx.values import shape_of
 from tuner.ingest.onnx.words import (
+    LONGEST,
     Bytes,
     Window,
     convolution_of_bytes,
@@ -86,7 +87,7 @@ def convolution(node: Node) -> Any:
     left, right = node.dequantised(0), node.dequantised(1)
     if left is None or right is None or node.result_dtype() != "float32" or int(node.attribute("group", 1)) != 1:
         return None
-    if not has_scales(left, right, axis=0):
+    if not has_scales(left, right, axis=0) or int(np.prod(right.shape(0)[1:])) > LONGEST:
         return None
     x, w = Bytes(left, 0, 2), Bytes(right, 0, 2)
     total = convolution_of_bytes(node, x, w, _window(node, x.shape, w.shape))
