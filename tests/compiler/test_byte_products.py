@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from pitchpipe.model.strip import strip_onnx
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler.models import model, node
 from tests.compiler.test_onnx_graphs import ours, theirs
 from tuner.byte_products import accumulated, dot
+from tuner.graph.prepare import prepare
+from tuner.ingest import IngestLimits
+from tuner.ingest.onnx_reader import read_onnx
 from tuner.measure.build import apply, compile_module, generate, with_packings
 from tuner.measure.check import ReferenceOutputs, inspect
 from tuner.measure.input_sets import make_inputs
 from tuner.space.contraction import find_contraction
 from tuner.space.default import default_trace
-from tuner.tvm_compat import IRModule, Schedule, save_ir, structural_walk, te, tirx, to_tvm_target, tvm
+from tuner.tvm_compat import IRModule, Schedule, load_ir, save_ir, structural_walk, te, tirx, to_tvm_target, tvm
 from tuner.workload.digest import workload_digest
 from workers.device import detect_target
 
@@ -189,11 +193,6 @@ def test_a_sum_that_int32_may_not_hold_stays_one_of_floats() -> None:
 
 def written(proto: Any) -> str:
     """The graph that is read of a file, as text."""
-    from pitchpipe.model.strip import strip_onnx
-    from tuner.ingest import IngestLimits
-    from tuner.ingest.onnx_reader import read_onnx
-    from tuner.tvm_compat import load_ir
-
     return str(load_ir(read_onnx(strip_onnx(proto.SerializeToString()).data, IngestLimits()).ir).script())
 
 
@@ -296,3 +295,29 @@ def test_elements_at_a_rounding_boundary_may_be_a_step_off() -> None:
         found = right.copy()
         found.flat[:count] += np.float32(step)
         assert reference.compare([found])[0] == passed, (count, step)
+
+
+def test_what_follows_a_convolution_of_bytes_is_computed_where_it_lies() -> None:
+    """Two layers with a residual between Quantize- and DequantizeLinear: all that is element-wise is fused into convolutions."""
+    weights: dict[str, np.ndarray] = {"scale": np.array(0.05, np.float32), "zero": np.array(128, np.uint8)}
+    weights |= {"w_zero": np.array(0, np.int8), "w_scale": np.array(0.01, np.float32)}
+    nodes = [node("QuantizeLinear", ["x", "scale", "zero"], ["q0"])]
+    for at in range(2):
+        weights |= {f"w{at}": drawn(np.int8, 16, 16, 3, 3), f"bias{at}": np.linspace(-1, 1, 16, dtype=np.float32)}
+        nodes += [
+            node("DequantizeLinear", [f"q{at}", "scale", "zero"], [f"x{at}"]),
+            node("DequantizeLinear", [f"w{at}", "w_scale", "w_zero"], [f"v{at}"]),
+            node("Conv", [f"x{at}", f"v{at}", f"bias{at}"], [f"y{at}"], pads=[1, 1, 1, 1]),
+            node("Relu", [f"y{at}"], [f"r{at}"]),
+            node("QuantizeLinear", [f"r{at}", "scale", "zero"], [f"q{at + 1}"]),
+        ]
+    nodes += [node("DequantizeLinear", ["q2", "scale", "zero"], ["a"]), node("Add", ["a", "x1"], ["y"])]
+    proto = model(nodes, {"x": [1, 16, 9, 7]}, ["y"], weights)
+    x = np.random.default_rng(0).normal(0, 1, (1, 16, 9, 7)).astype(np.float32)
+    found, right = ours(proto, [x])[0], theirs(proto, [x])[0]
+    assert (np.abs(found - right) > 1e-4).mean() < 0.01, "single elements at a rounding boundary"
+    stripped = strip_onnx(proto.SerializeToString())
+    mod = prepare(load_ir(read_onnx(stripped.data, IngestLimits()).ir), detect_target("llvm"))
+    kernels = [variable.name_hint for variable in mod.functions if "convolution_of_bytes" in variable.name_hint]
+    assert len(kernels) == 2
+    assert all("quantize" in name for name in kernels), kernels

@@ -10,10 +10,11 @@
 3. Products are brought into the layouts in which they are read. Splits become slices (split_slices.py,
    constant_takes.py), which are taken before what computes the elements that they drop (hoist_slices.py,
    crop_convolutions.py), and projections are brought into a form in which they can be merged (shared_weights.py,
-   split_projections.py, even_biases.py). Sums with weights are reassociated (reassociate.py), patch embeddings become
-   products (patch_embedding.py), the head split is folded into weights (fold_head_split.py), and matmuls that share an
-   input are merged (merge_matmuls.py). For a GPU, attention becomes one tensor function (group_attention.py). Transposes
-   are folded into products (fold_transposes.py).
+   split_projections.py, even_biases.py). What follows convolutions of bytes is computed where it lies
+   (sink_channels.py), and on a CPU taps that read padding are dropped (taps_of_padding.py). Sums with weights are
+   reassociated (reassociate.py), patch embeddings become products (patch_embedding.py), the head split is folded into
+   weights (fold_head_split.py), and matmuls that share an input are merged (merge_matmuls.py). For a GPU, attention
+   becomes one tensor function (group_attention.py). Transposes are folded into products (fold_transposes.py).
 4. Convolutions get the layout channels last (channels_last.py), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py), and functions of single elements are computed where their operand lies
    (sink_transposes.py). The graph is simplified again, to remove permutations that cancel, and
@@ -59,6 +60,7 @@ from tuner.graph.long_epilogues import end_long_epilogues
 from tuner.graph.precision import PRECISION, marked, take_precision
 from tuner.graph.shared_weights import shared_weights
 from tuner.graph.simplify import simplify
+from tuner.graph.sink_channels import sink_channels
 from tuner.graph.sink_transposes import sink_transposes
 from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.graph.split_projections import split_projections
@@ -78,7 +80,7 @@ ALWAYS: Sequence[Rewrite] = (guard_indices, decompose_attention, decompose_doubl
 """The first passes for every kind of target: others build on them, and without them programs read out of bounds."""
 PARTS: Sequence[Rewrite] = (
     *(split_slices, constant_takes, hoist_slices, crop_convolutions, shared_weights),
-    *(simplify, split_projections, simplify),
+    *(simplify, split_projections, simplify, sink_channels),
 )
 """The first passes over products for every kind of target: nothing is computed that is dropped, or cut apart afterwards."""
 

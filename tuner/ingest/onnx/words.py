@@ -22,8 +22,10 @@ from tuner.ingest.onnx.node import Node, compute
 from tuner.ingest.onnx.values import shape_of
 from tuner.tvm_compat import relax, te, tirx
 
-OUT_ELEMWISE_FUSABLE = 4
-"""TVM's OpPatternKind: element-wise work that follows is fused behind such a function."""
+SUMS = {"op_pattern": 4}
+"""Attributes of a tensor function behind which element-wise work that follows is fused (TVM's OpPatternKind)."""
+MOVES = {"op_pattern": 2}
+"""The same of one that what moves its operand, or is element-wise, is fused into."""
 LONGEST = (1 << 31) // 255**2
 """Products in a sum of which int32 holds any."""
 FLIPPED = 128
@@ -70,6 +72,7 @@ def product_of_bytes(node: Node, a: Bytes, b: Bytes) -> Any:
         lambda x: compute(words, lambda *at: _word(x, (*at[:-1], None), at[-1], length, a_flips)),
         rows_in,
         name="words_of_rows",
+        attributes=MOVES,
     )
     words_b = node.te(
         lambda x: compute((words[-1], columns), lambda k, n: _word(x, (None, n), k, length, b_flips)),
@@ -81,7 +84,7 @@ def product_of_bytes(node: Node, a: Bytes, b: Bytes) -> Any:
         k = te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", words[-1])), "k")
         return compute((*left[:-1], columns), lambda *at: te.sum(dot(x[(*at[:-1], k)], y[k, at[-1]]), axis=[k]))
 
-    total = node.te(product, words_a, words_b, name="product_of_bytes", attributes={"op_pattern": OUT_ELEMWISE_FUSABLE})
+    total = node.te(product, words_a, words_b, name="product_of_bytes", attributes=SUMS)
     p = _zero_point(node, a, len(left), -2, FLIPPED if a_flips else 0)
     q = _zero_point(node, b, len(left), -1, -FLIPPED if b_flips else 0)
     if p is not None:
@@ -182,7 +185,7 @@ def convolution_of_bytes(node: Node, x: Bytes, w: Bytes, window: Window) -> Any:
 
         return compute((batch, *window.padded, count), element)
 
-    words_x = node.te(image, x.tensor(), node.reshape(zero, [1]), name="words_of_image")
+    words_x = node.te(image, x.tensor(), node.reshape(zero, [1]), name="words_of_image", attributes=MOVES)
     words_w = node.te(
         lambda v: compute(
             (*window.kernel, count, outputs),
@@ -203,8 +206,7 @@ def convolution_of_bytes(node: Node, x: Bytes, w: Bytes, window: Window) -> Any:
 
         return compute((batch, *window.result[2:], outputs), element)
 
-    attributes = {"op_pattern": OUT_ELEMWISE_FUSABLE}
-    total = node.te(convolution, words_x, words_w, name="convolution_of_bytes", attributes=attributes)
+    total = node.te(convolution, words_x, words_w, name="convolution_of_bytes", attributes=SUMS)
     p = _zero_point(node, x, 1, -1, FLIPPED if x_flips else 0)
     if p is not None:
         whole = node.cast(w.tensor(), "int32")

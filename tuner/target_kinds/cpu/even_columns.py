@@ -22,7 +22,8 @@ from tuner.tvm_compat import relax, tvm
 LANES = 8
 """Elements that divide the columns of most products as they are."""
 FEWEST = 40
-"""Columns from which on they fill the processor's own vectors, where these are longer than LANES."""
+"""Columns from which on they fill the processor's own vectors, where these are longer than LANES. Not of a single row, whose
+product takes as long as its weights take from memory."""
 WIDER = ((1024, 64), (256, 32))
 """(columns, elements): from so many columns on they become a multiple of more elements, which several vectors divide."""
 SHORTEST = 48
@@ -37,11 +38,12 @@ def even_columns(mod: Any) -> Any:
     for name in ("relax.matmul", *CONVOLUTIONS):
         for _, call in def_use.calls(name):
             weight = static_shape(call.args[1])
-            if weight is None or static_shape(call) is None or def_use.from_weights(call.args[0]):
+            result = static_shape(call)
+            if weight is None or result is None or def_use.from_weights(call.args[0]):
                 continue
             if not def_use.from_weights(call.args[1]) or not _is_known(name, call, weight):
                 continue
-            filled = lanes if weight[-1] >= FEWEST else LANES
+            filled = lanes if weight[-1] >= FEWEST and math.prod(result[:-1]) > 1 else LANES
             if weight[-1] % filled and math.prod(weight[:-1]) >= SHORTEST:
                 replacements[call] = _widened(call, weight, filled)
     return replace_calls(mod, replacements)
