@@ -63,6 +63,8 @@ ROUNDS, QUICK_ROUNDS = 14, 6
 TOLERANCE = 1e-3
 """Of float32 through 50 layers and more, with transforms of Winograd's kind allowed; measured: 1e-6 to 1e-5."""
 STOCK = ("metaschedule", "metaschedule_longer")
+OF_OTHERS = {"torch_backend"}
+"""Contestants of another script, which take part only where they are named."""
 QUICK_PEERS = ("eager", "inductor", "onnxruntime", "openvino")
 """Those that are set up in seconds."""
 LIBRARIES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
@@ -247,7 +249,7 @@ def main() -> None:
         latency_cuda.main(options, names_chosen(arguments, options, known, latency_cuda.MODELS))
         return
     options.rounds = options.rounds or ROUNDS
-    peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else PEERS
+    peers = options.peers.split(",") if options.peers else QUICK_PEERS if options.quick else {*PEERS} - OF_OTHERS
     options.peers = {"eager", *peers} - {"ours", STOCK[1]}
     absent = sorted(peer for peer in options.peers & {*LIBRARIES} if find_spec(LIBRARIES[peer]) is None)
     options.peers -= {*absent}

@@ -5,7 +5,6 @@ Wins and losses alike. Where a file has hundreds of rows they are counted, and a
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -66,7 +65,7 @@ def stocks(row: Row, stock: Row) -> Iterator[str]:
         f"Stock MetaSchedule on {row['model']} had {short['trials']} trials after {short['secs']:.0f} s, and"
         f" {longer['trials']} after {longer['secs']:.0f} s ({'all of them' if longer['finished'] else 'stopped there'})."
     )
-    if (reached := row.get("time_to_stock_secs")) is not None:
+    if longer["trials"] and (reached := row.get("time_to_stock_secs")) is not None:
         yield (
             f"Ours stood at stock's final {time(row['stock_final_secs'])} after {reached:.0f} s,"
             f" 1/{row['stock_tuning_over_time_to_stock']:.0f} of stock's time."
@@ -158,77 +157,6 @@ def torch_backend(result: dict[str, Any]) -> Lines:
             f"Kept by PyTorch: {', '.join(row['model'] for row in kept)}. Nothing that was compiled ran there, and a ratio"
             " would compare eager with itself."
         )
-
-
-# -- operators
-
-
-def operators(result: dict[str, Any]) -> Lines:
-    rows = result["rows"]
-    peak = statistics.median(row["peak_flops_per_sec"] for row in rows)
-
-    def judged(row: Row) -> str:
-        (low, high), (our_low, our_high) = row["stock_interval_secs"], row["ours_interval_secs"]
-        return "faster" if low > our_high else "**slower**" if high < our_low else "tie"
-
-    def shares(row: Row) -> str:
-        return ", ".join(f"{row[f'{side}_gflops_per_sec'] * 1e11 / peak:.0f}" for side in ("stock", "ours")) + " %"
-
-    yield from table(
-        rows,
-        {
-            "workload": lambda row: row["workload"],
-            "stock": lambda row: time(row["stock_median_secs"]),
-            "ours": lambda row: time(row["ours_median_secs"]),
-            "stock / ours": lambda row: ratio(row["ratio"]),
-            "by intervals": judged,
-            "after as many trials": lambda row: ratio(row["ratio_at_trials"]),
-            "share of peak: stock, ours": shares,
-            "trials: stock, ours": lambda row: f"{row['stock_trials']}, {row['our_trials']}",
-            "seconds: stock, our search, with confirming": lambda row: (
-                f"{row['stock_secs']:.0f}, {row['our_secs']:.0f}, {row['our_total_secs']:.0f}"
-            ),
-        },
-    )
-    yield ""
-    yield f"Shares are of {peak / 1e9:.0f} GFLOP/s, the median of the peaks that the rows' runs measured."
-    if odd := [row for row in rows if abs(row["peak_flops_per_sec"] / peak - 1) > 0.1]:
-        told = ", ".join(f"{row['workload']} {row['peak_flops_per_sec'] / 1e9:.0f}" for row in odd)
-        yield f"Runs that measured another peak, by which the file divides: {told} GFLOP/s."
-    yield "Transposed convolutions may exceed it: the count includes products with the zeros between the inputs."
-
-
-def memory_bound(result: dict[str, Any]) -> Lines:
-    def speed(side: str) -> Callable[[Row], str]:
-        return lambda row: f"{row[f'{side}_gb_per_sec']:.1f}"
-
-    sides = {"unscheduled": "baseline", "ours": "ours", "eager": "eager", "copy": "copy"}
-    return table(
-        result["rows"],
-        {
-            "operator": lambda row: row["operator"],
-            **{f"{name}, GB/s": speed(side) for name, side in sides.items()},
-            **{
-                f"ours over {name}": lambda row, side=side: ratio(row[f"vs_{side}"])
-                for name, side in sides.items()
-                if side != "ours"
-            },
-        },
-    )
-
-
-def preparation(result: dict[str, Any]) -> Lines:
-    rows = result["rows"]
-    counted = plain("model", "after", "kernels", "functions", "contractions", "with_register_tiles")
-    megabytes = {
-        "MB written": lambda row: number(row["written_bytes"] / 1e6),
-        "of it only moved": lambda row: number(row["moving_bytes"] / 1e6),
-    }
-    yield from table([row for row in rows if "after" in row], counted | megabytes)
-    if timed := [row for row in rows if "variant" in row]:
-        yield ""
-        times = {"time": lambda row: time(row["median_secs"]), "ratio": lambda row: ratio(row["ratio"])}
-        yield from table(timed, plain("variant", "layers", "kernels") | times)
 
 
 # -- the engine

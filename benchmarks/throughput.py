@@ -94,7 +94,7 @@ class SandboxMeasurer:
         self._samples: list[Sample] = []
         self._training: Future[TrainedModel | None] | None = None
         self._model: bytes | None = None
-        self._thread = ThreadPoolExecutor(1)
+        self._thread, self._withdrawn = ThreadPoolExecutor(1), threading.Event()
         asking = ThreadPoolExecutor(1)  # A process that imports the compiler answers: nothing waits for it.
         self._device = asking.submit(fingerprint, task.target.kind)
         self._toolchain = asking.submit(toolchain, task.target)
@@ -114,14 +114,15 @@ class SandboxMeasurer:
             if batch.purpose is Purpose.CONFIRM:
                 continue
             self._store.add([self._record(*pair) for pair in zip(batch.candidates, batch.results, strict=True)])
+            features = {proposal.candidate.digest: proposal.features for proposal in proposals}
             self._samples += [
                 Sample(
                     workload=self._task.workload.digest,
-                    features=proposal.features,
+                    features=found,
                     secs=result.secs if isinstance(result, Timed) else None,
                 )
-                for proposal, result in zip(proposals, batch.results, strict=True)
-                if proposal.features is not None
+                for result in batch.results
+                if (found := features[result.candidate]) is not None
             ]
         return batches
 
@@ -129,7 +130,9 @@ class SandboxMeasurer:
         return len(self._queue) + waiting < 2
 
     def withdraw(self, purposes: Sequence[Purpose]) -> None:
-        """Nothing: a batch that waits here is the next to be measured."""
+        """Stops trials, also those that are measured; a confirming run is measured to its end."""
+        if Purpose.SEARCH in purposes:
+            self._withdrawn.set()
 
     def parallel(self) -> int:
         return 1
@@ -148,11 +151,18 @@ class SandboxMeasurer:
     def _measure(
         self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None
     ) -> MeasuredBatch:
-        candidates = tuple(proposal.candidate for proposal in proposals)
-        measured = self._sandbox.measure(
-            self._task.workload, candidates, MeasureConfig(), purpose=purpose, incumbent_secs=incumbent_secs
-        )
-        results = {result.candidate: result for result in measured}
+        results = {
+            result.candidate: result
+            for result in self._sandbox.measure(
+                self._task.workload,
+                [proposal.candidate for proposal in proposals],
+                MeasureConfig(),
+                purpose=purpose,
+                incumbent_secs=incumbent_secs,
+                cancelled=lambda: purpose.charged and self._withdrawn.is_set(),
+            )
+        }
+        candidates = tuple(each.candidate for each in proposals if each.candidate.digest in results)
         self.changed.set()
         return MeasuredBatch(
             task=task,
@@ -163,6 +173,7 @@ class SandboxMeasurer:
             whole=True,
             device_class=self._device.result().device_class,
             toolchain=self._toolchain.result().key,
+            withdrawn=len(proposals) - len(candidates),
         )
 
     def _record(self, candidate: Candidate, result: Measurement) -> TuningRecord:

@@ -41,6 +41,10 @@ class State:
     device_bytes: int
 
 
+class NotDisturbed(Exception):
+    """A batch ended before there was a moment to disturb it: no other candidate of its lease was waiting."""
+
+
 class Site(ABC):
     """A worker with folders of its own. A context manager; leaving it ends everything."""
 
@@ -74,7 +78,7 @@ class Site(ABC):
         limits: MeasureConfig,
         disturb: Disturbance | None = None,
     ) -> dict[str, Measurement]:
-        """One batch; results by candidate, none when the worker ended or there was no moment to disturb it."""
+        """One batch; results by candidate, none when the worker ended. Raises NotDisturbed."""
         # The same candidate is a trial once per version of the way of measuring: each batch has a version of its own.
         self._batches += 1
         config = limits.model_copy(update={"version": self._batches})
@@ -85,6 +89,8 @@ class Site(ABC):
         results = self._measure(workload, candidates, config)
         self._over.set()
         thread.join()
+        if self.alive() and not all(done):
+            raise NotDisturbed
         return results if all(done) else {}
 
     @abstractmethod

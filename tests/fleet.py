@@ -21,8 +21,7 @@ from pitchpipe.wire.task import Task, Workload
 from service.db import Database
 from service.store import batches, job_tasks, jobs, models, tokens, workers
 from service.tables import CandidateRow
-
-PATIENCE_SECS = 180.0
+from tests.patience import PATIENCE_SECS
 
 
 class Fleet:

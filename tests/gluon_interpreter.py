@@ -12,6 +12,7 @@ from typing import Any
 
 import triton.language as tl
 
+from pitchpipe.gpu.program import MAP_TYPES
 from tuner.templates.kernel_source import KernelSource, Matrix
 
 _LAYOUT = r"(?:sums|lines|asked|shared_out)\d*"
@@ -98,7 +99,9 @@ def copy(pointer: Any, matrix: Matrix, at: Any, barrier: Slot, slot: Slot, pred:
     inside = (rows < matrix.rows) & (columns < matrix.columns)
     slot.value = tl.load(pointer + rows * matrix.stride + columns, mask=inside, other=0)
     slot.read, slot.barrier = False, barrier
-    barrier.pending -= matrix.tile[0] * matrix.tile[1] * 2
+    if matrix.dtype == "tfloat32":
+        slot.value = _nearest(slot.value)
+    barrier.pending -= matrix.tile[0] * matrix.tile[1] * MAP_TYPES[matrix.dtype]
     assert barrier.pending >= 0, "more bytes than were expected"
     barrier.completed += barrier.pending == 0
 
@@ -126,6 +129,11 @@ def _multiplied(slot: Slot) -> Any:
     assert tile.barrier.waited == tile.barrier.completed, "a tile is read before it was waited for"
     value = tile.value.to(tl.float32)  # The interpreter multiplies bfloat16 as if it were whole numbers.
     return value if tile is slot else tl.trans(value)
+
+
+def _nearest(tile: Any) -> Any:
+    bits = (tile.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(tile == tile, bits.to(tl.float32, bitcast=True), tile)
 
 
 def _number(value: Any) -> int:

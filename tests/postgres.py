@@ -78,7 +78,7 @@ class PostgresServer:
             # Files, not pipes: the server keeps them open and a pipe would be waited for.
             stdout=(log := open(self.folder / f"{program}.log", "ab")),  # noqa: SIM115
             stderr=subprocess.STDOUT,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         log.close()

@@ -68,7 +68,8 @@ def _run(source: TemplateSource, arguments: Sequence[tuple[np.ndarray, str]]) ->
         places = [*(matrix.parameter for matrix in kernel.matrices), *kernel.arguments]
         for one in _turns(kernel):
             if one is None:
-                workspaces = [workspace.fill_(float("nan")) for workspace in workspaces]
+                for workspace in workspaces:
+                    workspace.view(torch.uint8).fill_(_SPOILED)
             else:
                 _interpreted(one)[one.grid](*([*tensors, *workspaces][at] for at in places))
     return [tensor.view(torch.uint8).numpy() for tensor in tensors]

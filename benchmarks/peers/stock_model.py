@@ -81,8 +81,9 @@ def keep_whole_lines(folder: Path) -> int:
 def main(models: str, name: str, target: str, folder: str) -> None:
     import tvm
     from metaschedule import load_intrinsics
+    from sitecustomize import show_torch  # of metaschedule.LEAN
 
-    del sys.modules["torch"]  # Hidden while TVM was imported.
+    show_torch()
     import torch
 
     torch.manual_seed(0)

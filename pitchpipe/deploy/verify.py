@@ -20,7 +20,7 @@ from pitchpipe.deploy import identity
 from pitchpipe.errors import DeadlineExceeded, WrongResult
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.local import LocalModel
-from pitchpipe.model.reference import CannotRun, Expected, NoSource, Source
+from pitchpipe.model.reference import CannotRun, Expected, ModuleSource, NoSource, Source
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import MissingExtra, step
 from pitchpipe.target_kind import HOST, fit
@@ -34,6 +34,10 @@ VERIFY_SECS = 1200.0
 EXPLAIN_SECS = 120.0
 """Longest search for the first operator that differs."""
 ASKED_NOT_TO = "it was asked not to"
+UNLIKE_ITS_EXPORT = (
+    "the program that torch.export makes of the module differs from it in PyTorch, too: code of the module goes by the"
+    " values of tensors, or by whether it is traced"
+)
 _FRAMEWORKS = ("torch", "onnx", "onnxruntime", "jax", "ai-edge-litert")
 
 
@@ -93,7 +97,8 @@ def refusal(source: Source, expected: Expected, found: Agreement, target: Target
 
 
 def with_operator(told: str, source: Source, target: Target, inputs: Sequence[Any] | None = None) -> str:
-    """The same with the first operator whose output differs, on `inputs` or, without, on the model's examples."""
+    """The same with the first operator whose output differs, on `inputs` or, without, on the model's examples; or that
+    torch.export made another program of a module."""
     operator = _first_operator(source, inputs, target)
     return f"{told}; {operator}" if operator else told
 
@@ -102,6 +107,8 @@ def _first_operator(source: Source, inputs: Sequence[Any] | None, target: Target
     from pitchpipe.deploy.minify import first_difference  # which imports this module
 
     try:
+        if isinstance(source, ModuleSource) and source.unlike_its_export():
+            return UNLIKE_ITS_EXPORT
         given = inputs if inputs is not None else getattr(source, "examples", None)
         found = first_difference(source.origin, given, target=target, trust=source.trust, timeout_secs=EXPLAIN_SECS)
         return found.sentence() if found.operator else None

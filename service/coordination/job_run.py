@@ -265,11 +265,13 @@ class JobRun:
                 at,
                 trials=shown.trials - counted_later,
                 failed=shown.failed_trials,
-                best_secs=shown.tuned_secs or (fastest[0][1] if fastest else None),
+                best_secs=fastest[0][1] if fastest else None,
                 default_secs=dict(fastest).get(self._tasks[at].fixed or ""),
                 in_flight=in_flight[at] + counted_later,
                 batches_in_flight=batches_in_flight[at],
             )
+            if shown.tuned_secs is not None:
+                self._ledger.confirmed(at, shown.tuned_secs)
         self._targets, self._origin = frozenset(view.targets), view.origin
         self._learn_bounds()
         rows = JobRows(
@@ -336,7 +338,7 @@ class JobRun:
         return [Donor(workload=one.workload, trace=one.trace) for one in found]
 
     def _confirmed(self, at: int, best: Best) -> None:
-        self._ledger.tasks[at].best_secs = best.secs
+        self._ledger.confirmed(at, best.secs)
         self._decide(at, best, last=True)
 
     def _decide(self, at: int, best: Best | None, *, last: bool) -> bool:

@@ -24,6 +24,7 @@ from pitchpipe.wire.job import Budget, JobRequest, JobView, ModelFormat, ModelVi
 from pitchpipe.wire.lease import LeaseGrant, LeaseRequest, Purpose, Report, WorkerRegistration
 from pitchpipe.wire.measure import BASELINE_TRACE, CheckVerdict, Timed
 from tests.compiler import programs
+from tests.patience import PATIENCE_SECS
 from tests.scene import DEVICE
 from tuner.ingest import IngestedModel, TensorSpec, container
 from tuner.ingest.metaschedule_files import RECORDS, WORKLOADS
@@ -32,8 +33,6 @@ from tuner.tuning.records import export_metaschedule
 from tuner.tvm_compat import Schedule, load_ir, relax, save_ir, toolchain
 
 TOKEN = "a-token-that-the-test-chose-by-itself"
-PATIENCE_SECS = 100.0
-"""Longest wait for an answer: a machine that is busy with other things is no failure."""
 MAX_MODEL_BYTES = 1 << 20
 
 

@@ -12,8 +12,8 @@ from pitchpipe.errors import InvalidModel, StepDied, StepTimeout
 from pitchpipe.processes import child
 from pitchpipe.processes.child import run_step
 from pitchpipe.wire.limits import STEP_LIMITS
+from tests.patience import PATIENCE_SECS
 
-PATIENCE_SECS = 60
 STEPS = """
 import os, pathlib, subprocess, sys, time
 from dataclasses import replace

@@ -20,7 +20,8 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from pitchpipe.wire.job import Scope, TokenRequest
 from service.store import tokens
 from tests.compiler import models
-from tests.fleet import PATIENCE_SECS, Fleet, until
+from tests.fleet import Fleet, until
+from tests.patience import PATIENCE_SECS
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).parents[1] / "vendored/axe-core/axe.min.js"
@@ -210,7 +211,8 @@ def test_a_page_whose_first_connections_fail_shows_what_happens_without_being_lo
     other = page.context.new_page()
     other.goto(page.url)
     other.get_by_role("button", name="Cancel the job").click()
-    other.close()
+    # The other page stays open: Chromium may never close one that is going elsewhere (crbug.com/536385539).
+    expect(other.locator("#state")).to_have_text("cancelled")
     expect(page.locator("#state")).to_have_text("cancelled")
     assert page.evaluate("window.notLoadedAgain")
 

@@ -19,6 +19,7 @@ from pitchpipe.processes.plugins import step
 from pitchpipe.wire.job import Budget, JobRequest, JobState, ModelFormat
 from pitchpipe.wire.target import Target
 from tests.compiler import models, programs
+from tests.patience import PATIENCE_SECS
 from tuner.execution import engine
 from tuner.execution.engine import DaskEngine, LocalEngine, create_engine
 from tuner.execution.steps import check_model, propose, split_ingested
@@ -30,7 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-PATIENCE_SECS = 120
 TOKEN = "a-token-that-the-test-chose-by-itself"
 
 

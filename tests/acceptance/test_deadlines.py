@@ -21,9 +21,9 @@ from pitchpipe.wire.job import Budget, JobRequest, JobState, JobView, ModelForma
 from pitchpipe.wire.lease import WorkerRegistration
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
 from tests.compiler import models
+from tests.patience import PATIENCE_SECS
 from tuner.measure import quiet
 
-PATIENCE_SECS = 180
 SPLIT_SECS = 10
 NODES = 8000
 """Of a model that is read in a second, and whose split would take minutes."""

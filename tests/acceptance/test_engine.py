@@ -21,13 +21,13 @@ from pitchpipe.errors import InvalidInput, InvalidModel, StepDied, StepFailed, S
 from pitchpipe.wire.limits import StepLimits
 from tests import bad_steps
 from tests.compiler import programs
+from tests.patience import PATIENCE_SECS
 from tuner.execution import engine, pool, step_child
 from tuner.execution.engine import LocalEngine, create_engine, on_behalf
 from tuner.execution.steps import propose, score, train
 from tuner.measure import quiet
 from tuner.search.requests import ProposeRequest, Sample
 
-PATIENCE_SECS = 60
 MIB = bad_steps.MIB
 AMPLE = StepLimits(wall_secs=600.0, cpu_secs=600, memory_bytes=256 * MIB)
 STAYING = {"stay": replace(AMPLE, confined=False)}
@@ -165,7 +165,8 @@ def test_projects_take_turns_whatever_each_has_queued(local: LocalEngine, tmp_pa
     (tmp_path / "all are queued").touch()
     for future in [first, *queued]:
         future.result(PATIENCE_SECS)
-    assert sorted(order[:4]) == ["a", "a", "b", "b"]
+    # Whose turn is next after these depends on how long each step took; tests/unit/test_turns.py has a clock of its own.
+    assert order[:2] == ["a", "b"]
 
 
 def test_the_compilers_steps_run_within_the_walls() -> None:

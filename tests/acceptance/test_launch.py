@@ -18,8 +18,8 @@ import pytest
 from pitchpipe.processes import launch as launching
 from pitchpipe.processes.launch import launch, run
 from pitchpipe.processes.process import Executed, Forked, Process
+from tests.patience import PATIENCE_SECS
 
-PATIENCE_SECS = 60
 SECRET = "a word that is nobody else's business"
 BODIES = """
 import json, os, subprocess, sys, time

@@ -19,8 +19,7 @@ from pitchpipe.wire.miss import MissStage, MissView
 from pitchpipe.wire.record import LookupRequest, Origin, Tier
 from pitchpipe.wire.target import Target
 from tests.compiler import models
-
-PATIENCE_SECS = 240
+from tests.patience import PATIENCE_SECS
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from pitchpipe.model import interleaved
 from pitchpipe.tuning.tuned import Variant
 from pitchpipe.wire.job import JobState
 from tests.compiler import models
+from tests.patience import PATIENCE_SECS
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 TRIALS = 8
-PATIENCE_SECS = 180
 
 
 class Nested(nn.Module):

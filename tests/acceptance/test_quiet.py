@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet import PATIENCE_SECS, until
+from tests.fleet import until
+from tests.patience import PATIENCE_SECS
 from tuner.measure import quiet
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -44,9 +44,10 @@ from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Signature
 from tests.compiler.models import model, node
+from tests.patience import PATIENCE_SECS
 
 PROCESSES = 50
-DEADLINE_SECS = 0.3
+DEADLINE_SECS = 1.0
 SCALE = np.arange(64, dtype=np.float32)
 MODEL = model([node("Mul", ["x", "s"], ["y"])], {"x": [64]}, ["y"], {"s": SCALE}).SerializeToString()
 X = np.ones(64, np.float32)
@@ -91,7 +92,7 @@ schedules = Schedules(target=Target.parse(sys.argv[3]), response=LookupResponse(
 machine_key()  # likewise
 
 def one():
-    model = load_safely(data, fallback=lambda x: -x, schedules=schedules, cache=cache, deadline_secs=60)
+    model = load_safely(data, fallback=lambda x: -x, schedules=schedules, cache=cache, deadline_secs=600)
     return int(model.compiled is None or not (model(np.ones(64, np.float32)) == np.arange(64)).all())
 
 children = []
@@ -322,10 +323,10 @@ def test_the_fallback_runs_when_there_is_no_service(built: Manifest, cache: Path
 def test_what_the_service_said_earlier_counts_when_it_is_away(built: Manifest, cache: Path) -> None:
     answers = [{"workload": each, "tier": "none", "reason": "none"} for each in (*built.tuned, *built.untuned)]
     with Service(says(json.dumps({"answers": answers}).encode(), ETag='"1"')) as service, Client(service.url) as client:
-        safe, warned = loaded(client=client, target=built.target, cache=cache, deadline_secs=60)
+        safe, warned = loaded(client=client, target=built.target, cache=cache, deadline_secs=PATIENCE_SECS)
     assert (safe.reason, warned) == (None, [])
     with Client(service.url, retry_secs=0.0) as client:
-        safe, (warning,) = loaded(client=client, target=built.target, cache=cache, deadline_secs=60)
+        safe, (warning,) = loaded(client=client, target=built.target, cache=cache, deadline_secs=PATIENCE_SECS)
     assert safe.compiled is not None
     assert "earlier" in warning
     assert "cannot be reached" in warning
@@ -348,9 +349,11 @@ def test_what_the_service_has_no_schedule_for_is_reported(
     monkeypatch.setattr(usage, "_start", lambda: None)
 
     with Service(answer) as service, Client(service.url) as client:
-        loaded(client=client, target=built.target, cache=cache, deadline_secs=60)
+        loaded(client=client, target=built.target, cache=cache, deadline_secs=PATIENCE_SECS)
         assert told.empty()
-        safe, warned = loaded(client=client, target=built.target, cache=cache, deadline_secs=60, report_misses=True)
+        safe, warned = loaded(
+            client=client, target=built.target, cache=cache, deadline_secs=PATIENCE_SECS, report_misses=True
+        )
         assert told.get(timeout=180) == dict.fromkeys(workloads, 1), "by the look-up"
         usage.report()
         assert told.get(timeout=180) == dict.fromkeys(workloads, 2), "by two calls"
@@ -415,7 +418,7 @@ def test_a_library_that_crashes_is_opened_once_and_by_a_child(
     (tmp_path / "artifacts").mkdir()
     copy = tmp_path / "artifacts" / folder.name
     replace(folder, copy, library("*(volatile int*)0 = 0;"))
-    _, (warned,) = loaded(schedules=default, cache=tmp_path, deadline_secs=60.0)
+    _, (warned,) = loaded(schedules=default, cache=tmp_path, deadline_secs=PATIENCE_SECS)
     assert "SIGSEGV" in warned
     assert not background._running
     verdict = proof_of(copy)

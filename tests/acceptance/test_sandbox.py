@@ -20,6 +20,7 @@ from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKin
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.hostile import MISDEEDS, Asleep, Misdeed, harmless, hostile, parallel, program, until_one_sleeps
+from tests.patience import PATIENCE_SECS
 from workers.sandbox import sandbox as sandbox_module
 from workers.sandbox.sandbox import Sandbox
 
@@ -183,7 +184,7 @@ def test_a_child_that_is_killed_while_it_waits_is_given_back_and_the_others_go_o
 
 
 def until_it_sleeps(sandbox: Sandbox) -> Asleep:
-    pid, deadline = zygote_pid(sandbox), time.monotonic() + 60
+    pid, deadline = zygote_pid(sandbox), time.monotonic() + PATIENCE_SECS
     found = until_one_sleeps(lambda: psutil.Process(pid), lambda: time.monotonic() > deadline)
     assert found is not None, "it never ran"
     return found
@@ -224,7 +225,7 @@ def test_nothing_is_left_when_the_daemon_is_killed(tmp_path: Path) -> None:
     try:
         assert daemon.stdout is not None
         daemon.stdout.readline()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECS
         while len(below := processes_below(daemon.pid)) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(below) >= 3, "zygote, task process, child"

@@ -30,6 +30,7 @@ from pitchpipe.wire.task import Task, Workload
 from service.db import Database
 from service.server import listen
 from service.store import batches, job_tasks, jobs, tokens, workloads
+from tests.patience import PATIENCE_SECS
 
 TOKEN = "a-token-that-the-test-chose-by-itself"
 TARGET = Target.parse({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
@@ -41,8 +42,6 @@ REGISTRATION = WorkerRegistration(
     target=TARGET,
     toolchain=Toolchain(tvm="0.27", tvm_ffi="0.1.14", codegen="llvm 19"),
 )
-PATIENCE_SECS = 60.0
-"""Longest wait for something that should happen soon; passed only when it never does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.compiler import models
+from tests.patience import PATIENCE_SECS
 
-PATIENCE_SECS = 180
-"""For one step, on a machine that is busy with other work."""
 FIRST, MORE = 6, 24
 """Trials of the first run, and of one that is interrupted twice, each time after some of its trials."""
 KEYS = {

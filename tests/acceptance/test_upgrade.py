@@ -28,6 +28,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.upgrade import REPLAYED
 from tests.acceptance.test_tune import count, run, wait_until_nobody_serves
 from tests.compiler import models
+from tests.patience import PATIENCE_SECS
 
 OLDER = "0.26.0"
 TRIALS = 8
@@ -79,13 +80,13 @@ def test_an_upgrade_that_is_killed_goes_on_with_what_is_left_and_tune_replays_wh
     older = age(database)
     assert stale(database, older) == 2
     process = subprocess.Popen(upgrade(database), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_SECS
     while count(database, f"{REPLAYS} AND record IS NOT NULL") == 0:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_SECS)
     wait_until_nobody_serves(database)
     jobs = count(database, "jobs")
 

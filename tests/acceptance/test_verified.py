@@ -23,7 +23,7 @@ from pitchpipe.deploy.packs import create_pack, open_pack
 from pitchpipe.deploy.safe import FallbackWarning, load_safely
 from pitchpipe.errors import WrongResult
 from pitchpipe.model.local import LocalModel, local_model
-from pitchpipe.model.reference import NoSource
+from pitchpipe.model.reference import ModuleSource, NoSource
 from pitchpipe.sdk import load, submit
 from pitchpipe.wire.record import LookupResponse
 from pitchpipe.wire.target import Target
@@ -124,6 +124,27 @@ def test_a_wrong_import_is_not_loaded_now_or_later(default: Schedules, cache: Pa
     request.getfixturevalue("no_child")
     with pytest.raises(WrongResult, match=told):
         load(model, default, cache=cache)
+
+
+class Traced(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if torch.compiler.is_exporting() else x
+
+
+def test_a_module_that_is_another_one_when_it_is_traced_is_refused_for_that(default: Schedules, tmp_path: Path) -> None:
+    model = local_model(Traced().eval(), (torch.randn(4, 16),))
+    with pytest.raises(
+        WrongResult, match=r"the program that torch\.export makes of the module differs from it in PyTorch"
+    ):
+        load(model, default, cache=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_has_no_export_to_differ_from() -> None:
+    module, inputs = made()
+    source = local_model(torch.jit.trace(module, inputs), inputs).source
+    assert isinstance(source, ModuleSource)
+    assert not source.unlike_its_export()
 
 
 @pytest.mark.long

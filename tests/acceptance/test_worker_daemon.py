@@ -15,7 +15,8 @@ from pitchpipe.wire.lease import WorkerState
 from pitchpipe.wire.measure import Candidate
 from pitchpipe.wire.task import Workload
 from tests.compiler.programs import TARGET, dense
-from tests.fleet import PATIENCE_SECS, Fleet, until
+from tests.fleet import Fleet, until
+from tests.patience import PATIENCE_SECS
 
 TTL_SECS = 3.0
 

@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from tuner.graph.precision import PRECISION, TF32
 from tuner.tvm_compat import IRModule, te, tirx
 
-SUMS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "int8": "int32"}
+SUMS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "tf32": "float32", "int8": "int32"}
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,11 @@ class Case:
 @st.composite
 def cases(draw: Any, *, matrices: bool = False) -> Case:
     """matrices: only those whose operands are matrices that a GPU copies tiles of."""
-    dtype = draw(st.sampled_from(("float16", "float16", "bfloat16", *(() if matrices else ("float32", "int8")))))
+    dtype = draw(
+        st.sampled_from(("float16", "float16", "bfloat16", "tf32", *(() if matrices else ("float32", "int8"))))
+    )
     eighths = st.integers(2, 18).map(lambda n: 8 * n)
-    turned = (draw(st.booleans()), draw(st.booleans()))
+    turned = (False, True) if matrices and dtype == "tf32" else (draw(st.booleans()), draw(st.booleans()))
     aligned = (turned[0], not turned[1], not turned[0] or turned[1]) if matrices else (False,) * 3
     steps = () if dtype == "int8" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=4)))
     return Case(
@@ -90,20 +93,27 @@ def cases(draw: Any, *, matrices: bool = False) -> Case:
     )
 
 
+def nearest(array: np.ndarray) -> np.ndarray:
+    """Numbers of float32 as TF32 has them."""
+    half = np.ldexp(np.float64(1), np.frexp(array.astype(np.float64))[1] - 12)
+    rounded: np.ndarray = np.trunc(np.abs(array.astype(np.float64)) / (2 * half) + 0.5) * (2 * half)
+    return np.copysign(rounded, array).astype(np.float32)
+
+
 def numpy_type(dtype: str) -> Any:
     return ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def module(case: Case) -> Any:
     """The workload."""
-    total = SUMS[case.dtype]
+    total, dtype = SUMS[case.dtype], "float32" if case.dtype == "tf32" else case.dtype
     lead = (case.batch,) if case.batch > 1 else ()
     a_shape = (case.length, case.rows) if case.turned[0] else (case.rows, case.length)
     b_shape = (case.columns, case.length) if case.turned[1] else (case.length, case.columns)
-    a = te.placeholder((*lead, *a_shape), case.dtype, name="a")
-    b = te.placeholder((*lead, *b_shape), case.dtype, name="b")
+    a = te.placeholder((*lead, *a_shape), dtype, name="a")
+    b = te.placeholder((*lead, *b_shape), dtype, name="b")
     k = te.reduce_axis((0, case.length), name="k")
-    zero = tirx.const(0, case.dtype)
+    zero = tirx.const(0, dtype)
 
     def summed(*index: Any) -> Any:
         *s, i, j = index
@@ -119,13 +129,14 @@ def module(case: Case) -> Any:
         extents = {"i": case.rows, "j": case.columns}
         extra = None
         if step.extra is not None:
-            extra = te.placeholder(tuple(extents[axis] for axis in step.extra), case.dtype, name=f"e{at}")
+            extra = te.placeholder(tuple(extents[axis] for axis in step.extra), dtype, name=f"e{at}")
             extras.append(extra)
         found = te.compute(shape, _followed(step, found, extra), name=f"t{at}")
     if case.dtype in ("float16", "bfloat16"):
         last = found
         found = te.compute(shape, lambda *p: last[p].astype(case.dtype), name="out")
-    return IRModule({"main": te.create_prim_func([a, b, *extras, found])})
+    function = te.create_prim_func([a, b, *extras, found])
+    return IRModule({"main": function.with_attr(PRECISION, TF32) if case.dtype == "tf32" else function})
 
 
 def _followed(step: Step, before: Any, extra: Any) -> Any:
@@ -152,6 +163,7 @@ def expected(case: Case, given: list[np.ndarray]) -> np.ndarray:
     """The result in NumPy."""
     a, b, *extras, _ = (array.astype(np.float64 if case.dtype != "int8" else np.int64) for array in given)
     a = np.maximum(a, 0) if case.relu_first else a
+    a, b = (nearest(one).astype(np.float64) if case.dtype == "tf32" else one for one in (a, b))
     a = np.swapaxes(a, -1, -2) if case.turned[0] else a
     b = np.swapaxes(b, -1, -2) if case.turned[1] else b
     found: Any = a @ b

@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 
 from pitchpipe.processes.cores import usable_cores
+from tests.compiler.programs import TARGET
 from tuner.search import evolution
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OURS = ("pitchpipe", "tuner", "service", "workers", "tests")
+STOCK_SECS = 20.0
+"""TVM is imported, the model is split into tasks, and the first candidates are made."""
 SCRIPTS = sorted(FOLDER.rglob("*.py"))
 
 sys.path.insert(0, str(FOLDER))
 try:
     import environment
+    import model_tuning
     import replay_search
 finally:
     sys.path.remove(str(FOLDER))
@@ -62,3 +66,10 @@ def test_a_replayed_search_has_the_shares_of_a_search() -> None:
         assert getattr(replay_search, name) == getattr(evolution, name)
     assert replay_search.CHILDREN_SHARE == 1 - evolution.RANDOM_SHARE
     assert replay_search.CHILDREN_RATIO == evolution.GENERATIONS * evolution.CHILDREN_RATIO
+
+
+@pytest.mark.long
+def test_stock_metaschedule_does_not_crash_while_it_tunes_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = model_tuning.tune_stock("mlp_3x512", FOLDER / "small.py", 1.0, STOCK_SECS, tmp_path, TARGET)
+    assert "crashed" not in found

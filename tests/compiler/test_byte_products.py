@@ -15,7 +15,7 @@ from pitchpipe.wire.task import Workload
 from tests.compiler.models import model, node
 from tests.compiler.test_onnx_graphs import ours, theirs
 from tuner.byte_products import accumulated, dot
-from tuner.graph.prepare import prepare
+from tuner.graph.prepare import calls, prepare
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.measure.build import apply, compile_module, generate, with_packings
@@ -321,3 +321,30 @@ def test_what_follows_a_convolution_of_bytes_is_computed_where_it_lies() -> None
     kernels = [variable.name_hint for variable in mod.functions if "convolution_of_bytes" in variable.name_hint]
     assert len(kernels) == 2
     assert all("quantize" in name for name in kernels), kernels
+
+
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_pools_and_means_between_convolutions_of_bytes_are_taken_where_they_lie(pool: str) -> None:
+    """Of two layers nothing is transposed but what the first one reads."""
+    weights: dict[str, np.ndarray] = {"scale": np.array(0.05, np.float32), "zero": np.array(128, np.uint8)}
+    weights |= {"w_zero": np.array(0, np.int8), "w_scale": np.array(0.01, np.float32)}
+    nodes = [node("QuantizeLinear", ["x", "scale", "zero"], ["q0"])]
+    for at in range(2):
+        weights |= {f"w{at}": drawn(np.int8, 8, 8, 3, 3)}
+        nodes += [
+            node("DequantizeLinear", [f"q{at}", "scale", "zero"], [f"x{at}"]),
+            node("DequantizeLinear", [f"w{at}", "w_scale", "w_zero"], [f"v{at}"]),
+            node("Conv", [f"x{at}", f"v{at}"], [f"y{at}"], pads=[1, 1, 1, 1]),
+            node(pool, [f"y{at}"], [f"r{at}"], kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]),
+            node("QuantizeLinear", [f"r{at}", "scale", "zero"], [f"q{at + 1}"]),
+        ]
+    nodes += [node("DequantizeLinear", ["q2", "scale", "zero"], ["a"]), node("GlobalAveragePool", ["a"], ["y"])]
+    proto = model(nodes, {"x": [1, 8, 12, 10]}, ["y"], weights)
+    x = np.random.default_rng(0).normal(0, 1, (1, 8, 12, 10)).astype(np.float32)
+    found, right = ours(proto, [x])[0], theirs(proto, [x])[0]
+    np.testing.assert_allclose(found, right, atol=0.02)
+    stripped = strip_onnx(proto.SerializeToString())
+    mod = prepare(load_ir(read_onnx(stripped.data, IngestLimits()).ir), detect_target("llvm"))
+    names = calls(mod)
+    assert sum("words_of_image" in name for name in names) == 2
+    assert not any("transpose" in name for name in names), names

@@ -16,10 +16,11 @@ from tests.compiler import programs
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.search.evolution import propose
 from tuner.search.requests import ProposeRequest
+from tuner.space.access import element_bits
 from tuner.space.default import default_trace
 from tuner.space.tiles import tiled_sketches
 from tuner.space.winograd import winograd_sketches
-from tuner.tvm_compat import IRModule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
+from tuner.tvm_compat import IRModule, Schedule, load_ir, relax, save_ir, tirx, to_tvm_target, tvm, tvm_ffi
 from tuner.workload.digest import workload_digest
 
 op = relax.op
@@ -60,8 +61,8 @@ def dense_gelu_by_tanh(b: Any, x: Any, w: Any, bias: Any) -> Any:
     return op.multiply(b.emit(op.multiply(y, relax.const(0.5))), b.emit(op.add(tanh, relax.const(1.0))))
 
 
-def gather() -> Workload:
-    table, index = tirx_buffer("table", (100, 64), "float32"), tirx_buffer("index", (16,), "int64")
+def gather(dtype: str = "float32") -> Workload:
+    table, index = tirx_buffer("table", (100, 64), dtype), tirx_buffer("index", (16,), "int64")
     builder = relax.BlockBuilder()
     with builder.function("main", [table, index]):
         with builder.dataflow():
@@ -113,6 +114,13 @@ def test_a_fixed_schedule_computes_the_same(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_gather_gets_a_schedule_that_computes_the_same() -> None:
     check(gather())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+def test_indices_do_not_make_vectors_shorter(dtype: str) -> None:
+    schedule = Schedule(load_ir(gather(dtype).ir))
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    assert element_bits(schedule.get(block)) == 8 * np.dtype(dtype).itemsize
 
 
 def test_a_large_program_runs_in_parallel_and_vectorised() -> None:
@@ -190,10 +198,17 @@ def test_a_product_is_divided_among_cores_where_one_core_would_take_longer_than_
             ((1, 28, 28, 8),),
             8,
         ),
+        (
+            lambda b, x: op.quantize(x, relax.const(0.05), relax.const(128, "uint8"), axis=0, out_dtype="uint8"),
+            ((1, 3, 224, 224),),
+            16,
+        ),
     ],
-    ids=["ten columns", "eight channels"],
+    ids=["ten columns", "eight channels", "bytes that are computed in float32"],
 )
-def test_few_elements_that_lie_together_are_one_vector(make: Make, shapes: Any, lanes: int) -> None:
+def test_vectors_have_as_many_elements_as_lie_together_or_are_computed_at_a_time(
+    make: Make, shapes: Any, lanes: int
+) -> None:
     wide = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
     workload = programs.workload(make, *shapes)
     mod = apply_trace(load_ir(workload.ir), default_trace(workload, wide)).mod

@@ -43,7 +43,7 @@ from tuner.tvm_compat import IRModule, load_ir, relax, te, to_tvm_target
 
 op = relax.op
 
-TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "int8": 0.0}
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "tf32": 2e-5, "int8": 0.0}
 """Of the largest value: the result is rounded to its type, and the sums' order is another."""
 ARGUMENTS = {"rows": 64, "columns": 64, "step": 32, "parts": 1, "stages": 3, "warps": 4, "group": 0, "early": 0}
 
@@ -74,6 +74,7 @@ def fitting(length: int, step: int, wanted: int) -> int:
     cluster=st.booleans(),
 )
 def test_products_compute_what_numpy_does(case: Case, cluster: bool, **arguments: int) -> None:
+    assume(case.batch == 1 or case.rows * case.columns > 1)  # products of one element each are no contraction
     arguments["parts"] = fitting(case.length, arguments["step"], arguments["parts"])
     arguments["cluster"] = int(cluster and may_be_clusters(arguments))
     mod = template_cases.module(case)
@@ -420,6 +421,34 @@ def test_float32_uses_tensor_cores_only_where_the_workload_allows_it() -> None:
     assert "mma" not in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
     source = source_of(IRModule({"main": strict.with_attr(PRECISION, TF32)}), chosen())
     assert "tf32" in compiler.to_ptx(source.kernels[0], "sm_90a").ptx
+
+
+def test_no_number_and_infinity_are_themselves_in_tf32() -> None:
+    case = Case(batch=1, rows=16, columns=16, length=16, dtype="tf32", turned=(False, True), steps=(), relu_first=False)
+    mod = template_cases.module(case)
+    values = template_cases.arguments(case, mod)
+    values[0][...], values[1][...] = 0, 1
+    values[0].view(np.uint32)[:3, 0] = (0x7FFFFFFF, 0xFFC00000, 0x7F800000)
+    values[0][3, 0] = np.nextafter(np.float32(2), np.float32(0))
+    run(source_of(mod, chosen(rows=16, columns=16, step=16)), values)
+    assert np.isnan(values[-1][:2]).all()
+    assert (values[-1][2] == np.inf).all()
+    assert (values[-1][3] == 2).all()
+    assert (values[-1][4:] == 0).all()
+
+
+def test_tf32_is_copied_and_rounded_by_the_accelerator_and_multiplied_from_shared_memory() -> None:
+    case = Case(
+        batch=1, rows=128, columns=64, length=128, dtype="tf32", turned=(False, True), steps=(), relu_first=False
+    )
+    source = source_of(template_cases.module(case), checked(CONTRACTION_TMA, {**ARGUMENTS, "stages": 4}))
+    (kernel,) = source.kernels
+    assert {matrix.dtype for matrix in kernel.matrices} == {"tfloat32"}
+    ptx = compiler.to_ptx(kernel, "sm_90a").ptx
+    assert "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32" in ptx
+    turned = template_cases.module(replace(case, turned=(False, False)))
+    with pytest.raises(InvalidTrace, match="no matrices"):
+        source_of(turned, checked(CONTRACTION_TMA, ARGUMENTS))
 
 
 @pytest.mark.long

@@ -181,6 +181,21 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
         from_pt2(path)
 
 
+class Twice(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.pitchpipe_test.twice(x)
+
+
+def test_an_archive_with_an_operator_of_a_library_that_is_not_imported_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "own.pt2"
+    with torch.library._scoped_library("pitchpipe_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: 2 * x, "CompositeExplicitAutograd")
+        torch.export.save(torch.export.export(Twice(), (torch.ones(2),)), path)
+    with pytest.raises(InvalidModel, match=r"own\.pt2: operator pitchpipe_test::twice is not known here"):
+        from_pt2(path)
+
+
 # TorchScript. torch calls it deprecated, which its users know.
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

@@ -284,3 +284,18 @@ def test_max_pools_of_minus_infinity_are_that_at_the_border_too(dtype: Any) -> N
 def test_bounds_that_are_no_numbers_leave_none() -> None:
     x = torch.tensor([0.0, -1.0, INF, -INF, NAN])
     check(all_of(lambda x: x.clamp(max=NAN), lambda x: x.clamp(min=NAN), lambda x: x.clamp(NAN, 1.0)), x)
+
+
+def test_what_writes_at_no_place_gives_what_it_was_given() -> None:
+    x, y = torch.rand(2, 5), torch.rand(2, 5)
+
+    def written(x: Any, y: Any) -> Any:
+        none, rows = torch.arange(0), torch.zeros(2, 0, dtype=torch.int64)
+        assigned, placed = x.clone(), y.clone()
+        assigned[:, 3:3] = y[:, :0] * 2
+        placed[none] = 1.5
+        added = x.index_add(0, none, y[:0]), x.index_copy(0, none, y[:0]), x.index_fill(1, none, 3.0)
+        beside = torch.diagonal_scatter(x, y[0, :0], 5)
+        return assigned, placed, beside, *added, x.scatter(1, rows, 7.0), x.scatter_reduce(1, rows, y[:, :0], "amax")
+
+    check(written, x, y)

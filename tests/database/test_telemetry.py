@@ -28,7 +28,8 @@ from service.settings import Settings
 from service.store import models, tokens
 from service.wake import Wake
 from tests.database.test_coordinator import Steps
-from tests.fleet import PATIENCE_SECS, until
+from tests.fleet import until
+from tests.patience import PATIENCE_SECS
 from tests.scene import DEVICE, TARGET, TOOLCHAIN, candidates, task, timed
 from tests.unit.test_worker_daemon import FakeSandbox
 from tuner.search.requests import Proposal

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tuner.tuning.budget import BudgetLedger
-from tuner.tuning.forecast import PRIOR, SPREAD, Curve, P, exponent, forecast, outlook
+from tuner.tuning.forecast import ABOVE, SPREAD, Curve, P, exponent, forecast, outlook
 from tuner.tuning.testing import fake_task
 
 
@@ -22,7 +24,7 @@ def test_a_job_that_follows_the_law_is_forecast_by_it(p: float) -> None:
     found, deviation = exponent([curve])
     assert found == pytest.approx(p, abs=0.15)
     assert abs(found - P) < abs(p - P) or p == P
-    assert deviation < SPREAD / PRIOR**0.5
+    assert deviation < SPREAD
     (later, after), trials = searched(p, 21).history[-1], curve.trials
     ahead = forecast([curve], later - trials)
     assert ahead.low_secs <= 3 * after <= ahead.high_secs
@@ -35,11 +37,14 @@ def test_before_anything_was_found_the_prior_tells_and_its_interval_is_wide() ->
     ahead = forecast([curve], 8)
     assert ahead.secs == pytest.approx(2**-P)
     assert ahead.low_secs < 0.9 * ahead.secs
-    assert ahead.high_secs == 1.0, "no forecast is that it becomes slower"
+    assert ahead.high_secs > 1.0, "what trials told is off"
+    sure = forecast([replace(curve, off=0.0)], 8)
+    assert sure.high_secs == 1.0, "no more trials make it slower"
+    assert ahead.low_secs < sure.low_secs
 
 
 def test_trials_go_where_they_gain_most_and_nothing_is_expected_of_tasks_that_get_none() -> None:
-    heavy, light = Curve(weight=9, secs=1.0, trials=8), Curve(weight=1, secs=1.0, trials=8)
+    heavy, light = Curve(weight=9, secs=1.0, trials=8, off=0.0), Curve(weight=1, secs=1.0, trials=8)
     closed = Curve(weight=90, secs=1.0, trials=8, open=False)
     ahead = forecast([heavy, light, closed], 40)
     assert ahead.secs == pytest.approx(9 * (8 / (8 + 36)) ** P + (8 / (8 + 4)) ** P + 90)
@@ -49,7 +54,26 @@ def test_trials_go_where_they_gain_most_and_nothing_is_expected_of_tasks_that_ge
 
 def test_nothing_is_faster_than_its_bound() -> None:
     ahead = forecast([Curve(weight=2, secs=1.0, trials=8, bound_secs=0.75)], 1e12)
-    assert 1.5 <= ahead.low_secs <= ahead.secs <= ahead.high_secs == 2.0
+    assert 1.5 <= ahead.low_secs <= ahead.secs <= ahead.high_secs
+
+
+def test_what_is_not_confirmed_is_expected_to_be_as_much_slower_as_what_was() -> None:
+    ledger = BudgetLedger([fake_task("a"), fake_task("b")], trials=100, seconds=None, batch_size=8)
+    for index in (0, 1):
+        ledger.restore(index, trials=8, failed=0, best_secs=0.1)
+        ledger.tasks[index].exhausted = True
+    before = outlook(ledger, 1.0).end
+    assert before is not None
+    assert before.secs == pytest.approx(ABOVE * 0.2)
+    ledger.confirmed(0, 0.11)
+    after = outlook(ledger, 2.0).end
+    assert after is not None
+    assert 0.11 + 0.1 * ABOVE < after.secs < 0.11 + 0.1 * 1.1
+    assert after.high_secs - after.low_secs < before.high_secs - before.low_secs
+    ledger.confirmed(1, 0.1)
+    ended = outlook(ledger, 3.0).end
+    assert ended is not None
+    assert ended.low_secs == ended.secs == ended.high_secs == pytest.approx(0.21)
 
 
 def test_another_minute_is_worth_something_unknown_while_a_task_waits_for_its_first_trials() -> None:

@@ -20,25 +20,6 @@ finally:
     sys.path.remove(str(ROOT / "benchmarks"))
 
 RESULTS = performance.results()
-WITHOUT_A_COMMIT = {
-    *(
-        "coverage_zoo",
-        "isolation",
-        "latency",
-        "latency_inductor",
-        "lookup",
-    ),
-    *("memory_bound", "operators", "preparation", "throughput", "torch_backend"),
-}
-WITHOUT_A_MEASURE_VERSION = {
-    *WITHOUT_A_COMMIT,
-    *("coverage", "coverage_more", "onnx_nodes", "other_frontends", "recurrent"),
-    *("torch_operators", "torch_operators_compile"),
-}
-"""Files from before these fields were written; the page says "not recorded". Nothing is added here: a name goes when its
-file is made again."""
-OF_MEASURE_VERSION_1 = {"isolation"}
-"""Made before weights were evicted from the caches between calls, by the history of the repository; to be made again."""
 
 
 def test_the_page_is_what_the_script_makes_of_the_files() -> None:
@@ -61,17 +42,12 @@ def test_a_figure_that_differs_from_its_file_is_found() -> None:
 
 def test_every_result_file_says_its_commit_its_measure_version_and_its_machine() -> None:
     lacking = {name: performance.lacking(result) for name, result in RESULTS.items()}
-    assert {name for name, fields in lacking.items() if "device" in fields} == set()
-    assert {name for name, fields in lacking.items() if "commit" in fields} == WITHOUT_A_COMMIT
-    assert {name for name, fields in lacking.items() if "measure_version" in fields} == WITHOUT_A_MEASURE_VERSION
+    assert {name: fields for name, fields in lacking.items() if fields} == {}
 
 
-def test_no_result_file_is_older_than_the_measure_version_but_those_named() -> None:
+def test_no_result_file_is_older_than_the_measure_version() -> None:
     told = {name: result["environment"].get("measure_version") for name, result in RESULTS.items()}
     assert {name for name, version in told.items() if version not in (None, MEASURE_VERSION)} == set()
-    assert {name for name in OF_MEASURE_VERSION_1 if told[name] is not None} == set(), (
-        "made again: no longer named here"
-    )
 
 
 def test_a_file_without_a_section_and_a_section_without_a_file_are_named() -> None:

@@ -28,7 +28,7 @@
    max_pools.py, norms of images by image_norms.py), which are fused, look-ups too for a GPU (gathers.py),
    interpolations on a CPU only with what is element-wise (resamplings.py), a long epilogue in parts (long_epilogues.py);
    reshapes that were not fused become views; buffers that hold weights are marked, so that a schedule may change their
-   layout.
+   layout. Weights of products in TF32 are rounded (tf32_weights.py).
 
 Which passes a kind of target gets is in its folder (tuner/target_kinds/*/rewrites.py); tuner/deploy/finish.py does the
 rest, once schedules were applied.
@@ -65,6 +65,7 @@ from tuner.graph.sink_transposes import sink_transposes
 from tuner.graph.slice_views import bind_outputs_in_dataflow
 from tuner.graph.split_projections import split_projections
 from tuner.graph.split_slices import split_slices
+from tuner.graph.tf32_weights import nearest_weights
 from tuner.tvm_compat import IRModule, PrimFunc, relax, tirx, to_tvm_target, tvm, tvm_ffi
 
 MAIN = "main"
@@ -162,7 +163,8 @@ def prepare(
             watch(_name(step), mod)
             mod = step(mod)
     _check_lowered(mod)
-    return _normalise(mod, tf32 if kind_of(target).multiplies_tf32 else frozenset())
+    mod = _normalise(mod, tf32 if kind_of(target).multiplies_tf32 else frozenset())
+    return nearest_weights(mod)
 
 
 def _name(step: Any) -> str:

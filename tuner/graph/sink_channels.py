@@ -2,7 +2,8 @@
 
 Convolutions of bytes have their channels last (tuner/ingest/onnx/words.py), and what follows in a quantised network, scales,
 biases, rectifiers, residuals and the next quantisation, has them second. Where it is computed as it lies, it is fused into
-the convolution, which then writes bytes, and the transposes of these are fused into what makes words of them.
+the convolution, which then writes bytes. Pools and means are taken as it lies, too, and what makes words of bytes for the
+next convolution reads them there.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from tuner.graph.def_use import (
     reshaped,
     static_shape,
 )
+from tuner.graph.turned_params import reading_turned
 from tuner.tvm_compat import relax
 
-CONVOLUTION = "convolution_of_bytes"
-"""How the tensor function of such a convolution begins to be called."""
+CONVOLUTION, WORDS = "convolution_of_bytes", "words_of_image"
+"""How the tensor functions of such a convolution, and of what makes words of its data, begin to be called."""
+POOLS = frozenset(f"relax.nn.{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3))
 WITH_SCALES = frozenset({"relax.quantize", "relax.dequantize"})
 ELEMENTWISE = WITH_SCALES | {
     f"relax.{name}"
@@ -46,7 +49,15 @@ def sink_channels(mod: Any) -> Any:
         elif op_name(call) in ELEMENTWISE and (axes := _axes(call, moved)) is not None:
             moved[variable] = axes
             replacements[call] = _sunk(call, axes, [argument in moved for argument in call.args])
-    return replace_calls(mod, replacements)
+        elif (axes := moved.get(call.args[0]) if isinstance(call, relax.Call) and call.args else None) is None:
+            continue
+        elif op_name(call) in POOLS and call.attrs.layout == call.attrs.out_layout:
+            moved[variable] = axes
+            replacements[call] = _pooled(call, axes)
+        elif op_name(call) == "relax.mean" and call.attrs.keepdims and call.attrs.axis is not None:
+            moved[variable] = axes
+            replacements[call] = _averaged(call, axes)
+    return _with_words(replace_calls(mod, replacements))
 
 
 def _source(def_use: DefUse, call: Any) -> bool:
@@ -86,5 +97,50 @@ def _sunk(call: Any, axes: list[int], carries: list[bool]) -> Replacement:
             arguments.append(value)
         found = builder.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args))
         return relax.op.permute_dims(found, axes)
+
+    return replacement
+
+
+def _pooled(call: Any, axes: list[int]) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        attrs = call.attrs
+        layout = "".join(str(attrs.layout)[axes.index(at)] for at in range(len(axes)))
+        x = definition(current(call.args[0]), builder.lookup_binding).args[0]
+        pool = getattr(relax.op.nn, op_name(call).rsplit(".", 1)[1])
+        sizes = [[int(one) for one in getattr(attrs, name)] for name in ("pool_size", "strides", "padding", "dilation")]
+        found = builder.emit(pool(x, *sizes, bool(attrs.ceil_mode), bool(attrs.count_include_pad), layout))
+        return relax.op.permute_dims(found, axes)
+
+    return replacement
+
+
+def _averaged(call: Any, axes: list[int]) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        x = definition(current(call.args[0]), builder.lookup_binding).args[0]
+        over = [axes[int(axis) % len(axes)] for axis in call.attrs.axis]
+        return relax.op.permute_dims(builder.emit(relax.op.mean(x, over, keepdims=True)), axes)
+
+    return replacement
+
+
+def _with_words(mod: Any) -> Any:
+    """The module whose words are made of what is transposed for them, before it is."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for _, call in def_use.calls("relax.call_tir"):
+        if not str(call.args[0].name_hint).startswith(WORDS):
+            continue
+        if axes := permutation(permuted := def_use.definition(call.args[1].fields[0])):
+            order = tuple(axes.index(at) for at in range(len(axes)))
+            function = reading_turned(mod[call.args[0]], {0: order})
+            replacements[call] = _making_words(call, permuted.args[0], function)
+    return replace_calls(mod, replacements)
+
+
+def _making_words(call: Any, data: Any, function: Any) -> Replacement:
+    def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
+        variable = builder.add_func(function, WORDS)
+        given = relax.Tuple([current(data), *map(current, list(call.args[1].fields)[1:])])
+        return relax.Call(call.op, [variable, given, *call.args[2:]], call.attrs, call.ty_args)
 
     return replacement

@@ -35,6 +35,7 @@ from pitchpipe.torch_operators.decompositions import inference_decompositions
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import has_converter, import_graph, operator_name, randomness
 from tuner.ingest.finalize import check_static, finalize
+from tuner.ingest.pt2 import load_program
 from tuner.ingest.torch_constants import constants_known
 from tuner.ingest.torch_numbers import fold_numbers
 
@@ -194,11 +195,7 @@ def _unvalidated() -> Iterator[None]:
 
 def from_pt2(path: Path, _example_inputs: Sequence[Any] | None = None) -> Converted:
     """The `relax` format of a saved exported program. Loading one can run code: the caller trusts it."""
-    try:
-        program = torch.export.load(path)
-    except Exception as error:  # zipfile, pickle, JSON and torch errors
-        raise InvalidModel(f"{path.name} is not a torch.export archive: {_first_line(error)}") from error
-    return from_exported_program(program)
+    return from_exported_program(load_program(path))
 
 
 def _used(graph: Any) -> list[Any]:

@@ -217,6 +217,7 @@ def _torch(
 ) -> tuple[SourceOf, Sequence[TensorSpec], Sequence[np.ndarray] | None]:
     import torch
 
+    from tuner.ingest.pt2 import load_program
     from tuner.ingest.torch_export import export_decompositions
     from tuner.minify import torch_graph
 
@@ -225,6 +226,6 @@ def _torch(
     if model_format is ModelFormat.TORCHSCRIPT:
         program = torch_graph.program_of_torchscript(Path(path), given)
     else:
-        program = torch_graph.load_program(path)
+        program = load_program(Path(path))
     specs = torch_graph.specs_of(program)
     return lambda inputs: torch_graph.TorchSource(program, inputs), specs, torch_graph.example_arrays(program)

@@ -71,12 +71,13 @@ def _of_onnx(data: bytes, path: Path, given: Sequence[np.ndarray]) -> Iterator[R
 def _of_torch(path: Path, kind: ModelFormat, given: Sequence[np.ndarray]) -> Iterator[Refusal]:
     import torch
 
+    from tuner.ingest.pt2 import load_program
     from tuner.ingest.torch_export import export_decompositions, from_exported_program, quiet
     from tuner.minify import torch_graph
 
     script = kind is ModelFormat.TORCHSCRIPT
     try:
-        program = torch_graph.program_of_torchscript(path, given) if script else torch_graph.load_program(str(path))
+        program = torch_graph.program_of_torchscript(path, given) if script else load_program(path)
         torch_graph.specs_of(program)
     except InvalidModel as error:
         yield _refused(error)

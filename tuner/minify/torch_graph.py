@@ -187,15 +187,6 @@ def specs_of(program: Any) -> list[TensorSpec]:
     return found
 
 
-def load_program(path: str) -> Any:
-    """A saved exported program. Loading one can run code: the caller trusts it. Raises InvalidModel."""
-    try:
-        with quiet():
-            return torch.export.load(path)
-    except Exception as error:  # zipfile, pickle, JSON and torch errors
-        raise InvalidModel(f"the file is not a torch.export archive: {str(error).strip()[:300]}") from error
-
-
 def program_of_torchscript(path: Path, inputs: Sequence[np.ndarray] | None) -> Any:
     """The exported program of a file that torch.jit.save wrote, for these inputs; raises as from_torchscript."""
     if not inputs:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tuner.tvm_compat import ir, sym, tirx, tvm, tvm_ffi, uses
 
+WORD_BITS = 32
 MIN_LANES = 4
 """Elements of the shortest vector that a schedule asks for; shorter ones are left to LLVM."""
 
@@ -19,8 +20,11 @@ def dividing_lanes(extent: int, lanes: int) -> int:
 
 
 def element_bits(definition: Any) -> int:
-    """Bits of an element of the buffer that a block writes."""
-    return int(tvm.runtime.DataType(str(definition.writes[0].source.dtype)).bits)
+    """Bits of an element that a block computes with: of what it writes, or, up to WORD_BITS, of the widest that it reads. A
+    quantisation computes in float32 what it writes in bytes. Whole numbers of 64 bits are indices, only looked up by."""
+    reads = [region.source for region in definition.reads if region.source.dtype != "int64"]
+    written, *read = (int(tvm.runtime.DataType(str(each.dtype)).bits) for each in (definition.writes[0].source, *reads))
+    return max(written, min(WORD_BITS, max(read, default=0)))
 
 
 def spatial_axes(definition: Any) -> list[Any]:

@@ -28,7 +28,7 @@ HIDDEN_PARAMETERS = 2
 """Pointers behind a kernel's own: to global scratch memory and to that of a profiler, neither of which is used here."""
 _MATRIX_PARAMETERS = 5
 """Of a kernel for each of its matrices: a tensor map, two extents and two strides."""
-_DESCRIBED = {"float16": "fp16", "bfloat16": "bf16"}
+_DESCRIBED = {"float16": "fp16", "bfloat16": "bf16", "tfloat32": "fp32"}
 _reading = threading.Lock()
 """Held while a text is in the cache of sources, and while it is parsed. Two tensor functions may have kernels of one text,
 compiled in threads; and CPython 3.11 counts the depth of a tree for all threads at once, so that one that parses while
@@ -84,8 +84,9 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
     target = backends.GPUTarget("cuda", assembler.capability(arch), 32)
     backend = compiling.make_backend(target)
     major, minor = assembler.version(assembler.machine(arch))
-    wanted = {"num_warps": source.warps, "num_stages": source.stages, "launch_pdl": source.early}
-    wanted["enable_fp_fusion"] = True  # said, since versions differ in what they assume
+    wanted: dict[str, Any] = {"num_warps": source.warps, "num_stages": source.stages, "launch_pdl": source.early}
+    # Said, since versions differ in what they assume; the second holds for Gluon, which cannot be told it in a text.
+    wanted |= {"enable_fp_fusion": True, "default_dot_input_precision": "tf32"}
     options = backend.parse_options(
         {
             **wanted,

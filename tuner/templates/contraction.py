@@ -80,6 +80,12 @@ class Contraction:
         structural_walk(expression, (ir.TensorLoad, loads.append))
         return next((load for load in loads if any(load.source.same_as(one) for one in self.weights)), None)
 
+    def is_rounded(self, expression: Any) -> bool:
+        """Whether an operand is what tensor cores multiply: not float32, strict, or weights, which are rounded when they are
+        bound (tuner/graph/tf32_weights.py)."""
+        is_weight = isinstance(expression, ir.TensorLoad) and self.weights_in(expression) is not None
+        return self.dtype != "float32" or not self.tf32 or is_weight
+
     @property
     def weights(self) -> list[Any]:
         """Parameters that hold weights."""

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.templates.contraction import Axis, Contraction, is_zero, stride_of
+from tuner.templates.contraction import ITEM_BYTES, Axis, Contraction, is_zero, stride_of
 from tuner.templates.printer import terms
 from tuner.tvm_compat import ir, sym
 
 STRIDE_BYTES = 16
 """Rows of such a matrix begin at multiples of it."""
-ITEM_BYTES = 2
-"""Of an element: float16 and bfloat16 are the types that tensor cores of that kind read in either order."""
-DTYPES = ("float16", "bfloat16")
+DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "tfloat32"}
+"""Of elements, and as what they are copied: the accelerator rounds float32 to TF32 on the way (CUtensorMapDataType in
+the CUDA driver API's reference)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,13 @@ class OperandMatrix:
 
 def operand_matrices(found: Contraction) -> tuple[OperandMatrix, OperandMatrix] | None:
     """A and B as matrices; None where one of them is none."""
-    if found.dtype not in DTYPES:
+    if found.dtype not in DTYPES or (found.dtype == "float32" and not found.tf32):
         return None
     a, b = _matrix(found, found.a, found.i), _matrix(found, found.b, found.j)
-    return None if a is None or b is None else (a, b)
+    if a is None or b is None:
+        return None
+    # Tensor cores read elements of 32 bits along the summed axes alone.
+    return (a, b) if found.dtype != "float32" or (a.summed_last and b.summed_last) else None
 
 
 def _matrix(found: Contraction, operand: Any, own: Sequence[Axis]) -> OperandMatrix | None:
@@ -86,7 +89,7 @@ def _matrix(found: Contraction, operand: Any, own: Sequence[Axis]) -> OperandMat
         summed_last, stride, rows, columns = False, k, found.extent("k"), span
     else:
         return None
-    if stride < columns or stride * ITEM_BYTES % STRIDE_BYTES:
+    if stride < columns or stride * ITEM_BYTES[found.dtype] % STRIDE_BYTES:
         return None
     steps = []
     for length, count in ((apart, found.extent("s")), (far, spans)):

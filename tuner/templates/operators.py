@@ -53,6 +53,14 @@ def _tanh(x):
     small = x * (1.0 + square * (-0.3333333333 + square * (0.1333333333 + square * (-0.0539682540))))
     return tl.where(tl.abs(x) < 0.1, small, tl.where(x < 0.0, -large, large))
 """
+NEAREST = """
+@triton.jit
+def _nearest(x):
+    # Tensor cores cut off 13 bits of a fraction. Half of the last one that stays is added before; no number stays none.
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+"""
+"""A float32 number as TF32 has it, halves rounded away from zero."""
 EXTREMA: Mapping[type, str] = {tirx.Max: "_larger", tirx.Min: "_smaller"}
 """Functions of two numbers, of which no number is one of no number."""
 _EXTREMUM = """
@@ -66,4 +74,5 @@ _NAN = "\nfrom triton.language import core\n"
 def definitions(body: str) -> str:
     """What the statements of a body call."""
     extrema = [_EXTREMUM.format(*one) for one in (("_larger", "maximum"), ("_smaller", "minimum")) if one[0] in body]
-    return (TANH if "_tanh(" in body else "") + (_NAN + "".join(extrema) if extrema else "")
+    helpers = (TANH if "_tanh(" in body else "") + (NEAREST if "_nearest(" in body else "")
+    return helpers + (_NAN + "".join(extrema) if extrema else "")

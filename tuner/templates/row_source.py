@@ -127,6 +127,8 @@ class RowWriter:
         precision = ""
         if str(stage.value.ty.dtype) == "float32":
             precision = f', input_precision="{"tf32" if self.found.tf32 else "ieee"}"'
+            if self.found.tf32:
+                a, b = (self.printer.let(f"_nearest({one})") for one in (a, b))
         text = self.printer.let(f"tl.dot({a}, {b}{precision}, out_dtype=tl.float32)")
         return Value(text=text, dtype="float32", axes=BOTH)
 

@@ -145,17 +145,21 @@ class Writer:
         printer.line(f"for step in range(0, {self.steps}):")
         body = printer.nested()
         turn = body.let(f"part * {self.steps} + step" if self.parts > 1 else "step")
-        a = self._operand(body, self.found.a, tiles[0], turn, 0)
+        a = self._rounded(body, self.found.a, self._operand(body, self.found.a, tiles[0], turn, 0))
         precision = ""
         if self.found.dtype == "float32":
             precision = f', input_precision="{"tf32" if self.found.tf32 else "ieee"}"'
         for total, tile in zip(totals, tiles, strict=True):
-            b = self._operand(body, self.found.b, tile, turn, 1)
+            b = self._rounded(body, self.found.b, self._operand(body, self.found.b, tile, turn, 1))
             body.line(f"{total} = tl.dot({a}, {b}, {total}{precision}, out_dtype=tl.{dtype})")
         printer.lines += body.lines
         for piece, total, tile in zip(self.pieces, totals, tiles, strict=True):
             self.end(printer, piece, Value(text=total, dtype=dtype, axes=BOTH), tile)
         return self.kernel(printer)
+
+    def _rounded(self, printer: Printer, expression: Any, operand: str) -> str:
+        """An operand's tile, of which tensor cores would cut bits off, rounded."""
+        return operand if self.found.is_rounded(expression) else printer.let(f"_nearest({operand})")
 
     def weights_ahead(self, printer: Printer, tile: Tile) -> None:
         """Reads the weights that follow the sums, or asks for them where that is done in another tile."""

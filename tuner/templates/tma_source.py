@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pitchpipe.errors import InvalidTrace
 from tuner.templates.ahead import ask_ahead, read_ahead, weights_in
-from tuner.templates.contraction import Contraction
+from tuner.templates.contraction import ITEM_BYTES, Contraction
 from tuner.templates.kernel_source import BOTH, KernelSource, Matrix, TemplateSource, begin, wait
-from tuner.templates.matrices import ITEM_BYTES, OperandMatrix, operand_matrices
+from tuner.templates.matrices import DTYPES, OperandMatrix, operand_matrices
 from tuner.templates.printer import Printer, Tile, Value
 from tuner.templates.source import Columns, Writer
 
@@ -37,6 +37,8 @@ MOST_AHEAD = 64
 """Columns of a tile for which weights are in registers while it is multiplied: of each a thread has a quarter."""
 FOUR = 4
 """Sums that a thread reads at a time: 16 bytes."""
+SUMMED_BYTES = 32
+"""Of an operand along the summed axes, that one instruction multiplies."""
 LEAST_ROWS = 16
 """Of a warp's part of a tile."""
 
@@ -48,7 +50,7 @@ def write_with_tma(found: Contraction, arguments: Mapping[str, int]) -> Template
     """
     operands = operand_matrices(found)
     if operands is None:
-        raise InvalidTrace("the operands are no matrices of 16-bit numbers whose tiles can be copied")
+        raise InvalidTrace("the operands are no matrices whose tiles can be copied")
     return _TmaWriter(found, arguments, operands).source()
 
 
@@ -58,6 +60,7 @@ class _TmaWriter(Writer):
     ) -> None:
         super().__init__(found, arguments)
         self.operands = operands
+        self.item = ITEM_BYTES[found.dtype]
         self.stages = min(arguments["stages"], self.steps)
         self.warps = arguments["warps"]
         self.copied = ((0, 0, self.rows), *((1, piece.first, piece.count) for piece in self.pieces))
@@ -92,7 +95,7 @@ class _TmaWriter(Writer):
         _lines(printer, stages, [expected, *self._copies(weights, "stage", "stage")])
         for piece in self.pieces:
             layout = f"tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{self.warps}, 1], "
-            layout += f"instr_shape=[16, {min(piece.count, MOST_COLUMNS)}, 16])"
+            layout += f"instr_shape=[16, {min(piece.count, MOST_COLUMNS)}, {SUMMED_BYTES // self.item}])"
             printer.line(f"{piece.named('sums')}: tl.constexpr = {layout}")
         if self.early:
             self._follow_ahead(printer)
@@ -148,7 +151,7 @@ class _TmaWriter(Writer):
 
     @property
     def _stage_bytes(self) -> int:
-        return (self.rows + self.columns) * self.step * ITEM_BYTES
+        return (self.rows + self.columns) * self.step * self.item
 
     def _multiply(self, printer: Printer) -> None:
         """All steps of the block."""
@@ -210,15 +213,15 @@ class _TmaWriter(Writer):
         """Operand A (0) or B (1), of which tiles with so many places along its own axes are copied."""
         operand = self.operands[which]
         tile = (own, self.step) if operand.summed_last else (self.step, own)
-        swizzle = next(one for one in SWIZZLES if one <= tile[1] * ITEM_BYTES)
+        swizzle = next(one for one in SWIZZLES if one <= tile[1] * self.item)
         return Matrix(
             parameter=operand.parameter,
-            dtype=self.found.dtype,
+            dtype=DTYPES[self.found.dtype],
             rows=operand.rows,
             columns=operand.columns,
             stride=operand.stride,
             tile=tile,
-            layout=f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={8 * ITEM_BYTES}, rank=2)",
+            layout=f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={8 * self.item}, rank=2)",
         )
 
 

@@ -81,6 +81,8 @@ class TaskLedger:
     """Whether a search for one of them is running. A second one beside it would propose the same candidates."""
     batches: int = 0
     best_secs: float | None = None
+    searched_secs: float | None = None
+    """Its best before it was confirmed, of a task that is; then best_secs is what was confirmed."""
     default: str | None = None
     """Digest of the candidate that is its default schedule; None where that is the baseline, or nobody knows."""
     default_secs: float | None = None
@@ -321,6 +323,11 @@ class BudgetLedger:
         since = 0.0 if self._last_charge_secs is None else self._last_charge_secs
         self._secs_per_trial.append(max(0.0, elapsed_secs - since) / done)
         self._last_charge_secs = elapsed_secs
+
+    def confirmed(self, index: int, secs: float) -> None:
+        """Books the seconds that a confirming run found for what the task is served with."""
+        task = self.tasks[index]
+        task.searched_secs, task.best_secs = task.best_secs or secs, secs
 
     def searched(self, index: int, reserved: int, queued: int) -> None:
         """Books the end of a search for `reserved` candidates: `queued` of them go on to be measured, none if it crashed."""

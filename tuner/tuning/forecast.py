@@ -7,13 +7,20 @@ known), e_i = g_i - b_i. The latency is f = sum_i w_i g_i. After n_i more trials
 
 The least of t draws from a distribution whose lower tail is F(x) ~ (x - b)^(1/p) lies c t^-p above b on average:
 B. Gnedenko, "Sur la distribution limite du terme maximum d'une serie aleatoire", Annals of Mathematics 44 (1943), the limit
-of the third type. A search is no sequence of equal draws, so p is not derived but fitted to the job: between two batches of
-a task, after t and t' trials, y = ln(e / e') is expected to be p x with x = ln(t' / t), and
+of the third type. A search is no sequence of equal draws, so p is not derived but fitted to the job. Between the first
+batch of a task and its last, after t and t' trials, let y = ln(e / e') and x = ln(t' / t). In such a sequence a draw is the
+least so far with probability 1 / t, independently of those before it (A. Renyi, "Theorie des elements saillants d'une suite
+d'observations", 1962), and makes ln e smaller by p on average, so that y has mean p x and a variance in proportion to x.
+Then the sum of all y over that of all x is the estimate with the least variance:
 
-    p = (PRIOR P + sum q x y) / (PRIOR + sum q x^2)
+    p = (PRIOR P + sum q y) / (PRIOR + sum q x)
 
-with q the share of the latency that lies in e_i before, so that tasks which matter decide. The interval is that of p within
-two standard deviations, its variance being SPREAD^2 / (PRIOR + sum q x^2).
+with q = w_i e_i / sum_j w_j e_j, so that tasks which can still gain decide. The interval has two parts, added in quadrature:
+that of p within two standard deviations, its variance being SPREAD^2 / (1 + sum q x / PRIOR), and what a task's time is off.
+
+A task's time is off, since the fastest of many candidates, each timed in one process, is not as fast in three others. As
+long as it is not confirmed it counts r g_i, with r = (TELLS f ABOVE + sum w_i c_i) / (TELLS f + sum w_i g_i) over the tasks
+that were searched and confirmed, c_i the confirmed seconds.
 
 The n trials that there is time for go to the tasks in proportion to w_i e_i / t_i, the slope of f. The budget gives each
 batch to the steepest task (tuner/tuning/budget.py), which comes to nearly the same.
@@ -21,20 +28,22 @@ batch to the steepest task (tuner/tuning/budget.py), which comes to nearly the s
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.tuning.budget import BudgetLedger
+from tuner.tuning.budget import BudgetLedger, TaskLedger
 
-P = 0.15
+P = 0.1
 """p before anything is known of the job, and ..."""
-SPREAD = 0.14
-"""... its standard deviation then. Of five models that were tuned for 200 to 600 s (benchmarks/results/latency.json) p was
-0.01 to 0.36 from where they were within 35 % of their end on, with half of that end as the bound."""
-PRIOR = 1.0
-"""Weight of P: that of the whole model's tasks, each followed until its trials are 2.7 times as many."""
+SPREAD = 0.1
+"""... its standard deviation then. Of a ResNet-18 and a BERT that were tuned on a CPU for 300 s p was 0.02 to 0.05."""
+PRIOR = 0.5
+"""Weight of P: that of tasks that are followed until their trials are 1.6 times as many."""
+ABOVE, TELLS = 1.02, 0.25
+"""r before anything is confirmed, and how much of the model's time counts as much as that."""
+OFF, UNTIMED_OFF = 0.02, 0.3
+"""Standard deviation of a task's time, as a share of it, until it is confirmed: of one that was timed, and of others."""
 DEVIATIONS = 2.0
 MINUTE_SECS = 60.0
 
@@ -52,6 +61,10 @@ class Curve:
     """(trials, best seconds) after each batch."""
     open: bool = True
     """Whether it may get more trials."""
+    off: float = OFF
+    """Standard deviation of what it will be served with beside `secs`, as a share; 0 once it is confirmed."""
+    above: float = 1.0
+    """What it is expected to be served with over `secs`."""
 
     @property
     def excess_secs(self) -> float:
@@ -86,47 +99,67 @@ def outlook(ledger: BudgetLedger, elapsed_secs: float) -> Outlook:
     if latency is None or estimates is None or not latency.secs:
         return Outlook()
     saved_secs = sum(task.saved_secs or 0.0 for task in ledger.tasks)
-    curves = [
-        Curve(
-            weight=task.weight,
-            secs=secs,
-            trials=task.trials,
-            bound_secs=min(secs, task.bound_secs or 0.0),
-            history=task.history,
-            open=not task.finished,
-        )
-        for task, secs in zip(ledger.tasks, estimates, strict=True)
-    ]
+    above = _above(ledger, latency.secs)
+    curves = [_curve(task, secs, above) for task, secs in zip(ledger.tasks, estimates, strict=True)]
     in_flight = sum(task.in_flight for task in ledger.tasks)
     waiting = any(curve.open and not curve.trials for curve in curves)
-    minute = forecast(curves, MINUTE_SECS / ledger.secs_per_trial)
+    minute, now = (forecast(curves, trials) for trials in (MINUTE_SECS / ledger.secs_per_trial, 0))
     return Outlook(
         gain=saved_secs / (latency.secs + saved_secs),
         end=forecast(curves, ledger.left(elapsed_secs) + in_flight),
-        minute_gain=None if waiting else 1 - minute.secs / latency.secs,
+        minute_gain=None if waiting else 1 - minute.secs / now.secs,
     )
+
+
+def _curve(task: TaskLedger, secs: float, above: float) -> Curve:
+    confirmed = task.searched_secs is not None
+    return Curve(
+        weight=task.weight,
+        secs=secs,
+        trials=task.trials,
+        bound_secs=min(secs, task.bound_secs or 0.0),
+        history=task.history,
+        open=not task.finished,
+        off=0.0 if confirmed else UNTIMED_OFF if task.best_secs is None else OFF,
+        above=1.0 if confirmed else above,
+    )
+
+
+def _above(ledger: BudgetLedger, latency_secs: float) -> float:
+    """r of the notation."""
+    known = [(task.weight, task.searched_secs, task.best_secs) for task in ledger.tasks if task.trials]
+    confirmed = [(weight * before, weight * after) for weight, before, after in known if before and after]
+    searched = TELLS * latency_secs + sum(before for before, _ in confirmed)
+    return (ABOVE * TELLS * latency_secs + sum(after for _, after in confirmed)) / searched
 
 
 def forecast(curves: Sequence[Curve], trials: float) -> Forecast:
     """The latency after so many more trials of the job."""
     p, deviation = exponent(curves)
     fastest, slowest = p + DEVIATIONS * deviation, max(0.0, p - DEVIATIONS * deviation)
-    secs, low_secs, high_secs = (_after(curves, trials, max(0.0, each)) for each in (p, fastest, slowest))
-    return Forecast(secs=secs, low_secs=low_secs, high_secs=high_secs)
+    secs, low_secs, high_secs = (_after(curves, trials, each) for each in (p, fastest, slowest))
+    bound_secs = sum(curve.weight * curve.bound_secs for curve in curves)
+    off = DEVIATIONS * math.hypot(*(curve.weight * curve.secs * curve.off for curve in curves))
+    return Forecast(
+        secs=secs,
+        low_secs=max(min(secs, bound_secs), secs - math.hypot(secs - low_secs, off)),
+        high_secs=secs + math.hypot(high_secs - secs, off),
+    )
 
 
 def exponent(curves: Sequence[Curve]) -> tuple[float, float]:
     """(p, its standard deviation)."""
-    total = sum(curve.weight * curve.secs for curve in curves)
+    total = sum(curve.weight * curve.excess_secs for curve in curves)
     known, weighed = PRIOR, PRIOR * P
     for curve in curves:
         seen = [(trials, secs - curve.bound_secs) for trials, secs in curve.history if secs is not None and trials]
-        for (trials, before), (later, after) in itertools.pairwise(seen):
-            if later > trials and after > 0:
-                x, y = math.log(later / trials), math.log(before / after)
-                share = curve.weight * before / total
-                known, weighed = known + share * x * x, weighed + share * x * y
-    return weighed / known, SPREAD / math.sqrt(known)
+        if len(seen) < 2 or not curve.excess_secs:
+            continue
+        (first, before), (last, after) = seen[0], seen[-1]
+        share = curve.weight * curve.excess_secs / total
+        if after > 0:
+            known, weighed = known + share * math.log(last / first), weighed + share * math.log(before / after)
+    return weighed / known, SPREAD * math.sqrt(PRIOR / known)
 
 
 def _after(curves: Sequence[Curve], trials: float, p: float) -> float:
@@ -137,5 +170,5 @@ def _after(curves: Sequence[Curve], trials: float, p: float) -> float:
     secs = 0.0
     for curve, slope in zip(curves, slopes, strict=True):
         kept = (curve.trials / (curve.trials + trials * slope / total)) ** p if slope else 1.0
-        secs += curve.weight * (curve.secs - (1 - kept) * curve.excess_secs)
+        secs += curve.weight * curve.above * (curve.secs - (1 - kept) * curve.excess_secs)
     return secs

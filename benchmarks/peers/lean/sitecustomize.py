@@ -4,7 +4,8 @@ the folder is on their PYTHONPATH.
 MetaSchedule imports the tensor intrinsics of every vendor in each of its processes, the pool that builds a batch included,
 and TVM's parser walks all loaded modules for each intrinsic; torch, which TVM imports where it is installed, doubles their
 number. Together that took 18 to 36 s a process here, of the 30 s that a build may take: builds ran out of time for it.
-Here torch is hidden, and the package of intrinsics imports no vendor by itself. A script imports those its target needs.
+Here torch is hidden, and the package of intrinsics imports no vendor by itself. A script imports those its target needs,
+and calls `show_torch` if it needs torch.
 """
 
 import importlib.abc
@@ -32,6 +33,11 @@ class _WithoutTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
         if name.partition(".")[0] == "torch":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def show_torch() -> None:
+    """For a script that needs torch itself, once TVM is imported."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WithoutTorch)]
 
 
 _spare()

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,25 @@ class ModuleSource(Source):
         except ImportError as error:
             raise CannotRun(f"{error.name} is not installed") from error
         return expect(TorchRunner(self.origin, self.examples, self.keywords), seed, most)
+
+    def unlike_its_export(self) -> bool:
+        """Whether the program that torch.export makes of the module computes something else in PyTorch itself.
+
+        False where it makes none of it, as of TorchScript. Raises CannotRun.
+        """
+        import torch
+
+        from pitchpipe.model.reference.torch_runner import TorchRunner
+
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own deprecations
+            try:
+                program = torch.export.export(self.origin, self.examples, dict(self.keywords))
+            except Exception:  # noqa: BLE001 - torch.export raises many kinds
+                return False
+            runner = TorchRunner(program.module(), self.examples, self.keywords)
+        expected = self.expected({})
+        return expected.agreement([runner(inputs) for inputs in expected.inputs]).difference is not None
 
 
 @dataclass(frozen=True, kw_only=True)

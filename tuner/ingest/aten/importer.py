@@ -167,6 +167,8 @@ class _Importer:
         if isinstance(values, torch.Tensor) and values.numel() == 0:
             return Nothing(values)
         if any(isinstance(one, Nothing) for one in tensors) and name not in TAKES_NOTHING:
+            if name in WRITES_INTO:
+                return self._checked(node, self.env[node.args[0]])
             raise UnsupportedShape(f"operator {name} ({node.name}) takes a tensor with an empty dimension")
         try:
             found = self._emitted(node, name)
@@ -272,6 +274,15 @@ SUBJECTS = frozenset({"self", "input", "inp", "a", "data"})
 """Names that schemas have for what an operator is about; converters call it x."""
 TAKES_NOTHING = frozenset({"cat.default"})
 """Operators whose converters take tensors without elements beside others."""
+WRITES_INTO = frozenset(
+    {
+        *("slice_scatter.default", "as_strided_scatter.default", "scatter.src", "scatter.value", "scatter_add.default"),
+        *("scatter.reduce", "scatter.value_reduce", "scatter_reduce.two", "index_add.default", "index_copy.default"),
+        *("index_fill.int_Scalar", "index_fill.int_Tensor", "index_put.default", "_unsafe_index_put.default"),
+        *("index_reduce.default", "put.default", "diagonal_scatter.default"),
+    }
+)
+"""Operators that give their first argument with some elements replaced: none, where there are no places or no values."""
 
 
 def randomness(node: Any) -> str | None:
