@@ -12,12 +12,13 @@ ours and the library's are compared first. A task that has no equivalent is name
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from cuda_graphs import captured, error_of, timed
-from torch_equivalents import NoEquivalent, equivalents
+from torch_equivalents import Equivalent, NoEquivalent, equivalents
 
 from pitchpipe.model.local import LocalModel
 from pitchpipe.wire.target import Target
@@ -69,7 +70,7 @@ def compared(torch: Any, task: Task, trace: str) -> dict[str, Any]:
     except NoEquivalent as error:
         return {"equivalent": str(error)}
     result = ours(*sets[0])
-    errors = [error_of(torch, one.restored(one.function(*one.arguments)), result) for one in made[0]]
+    errors = [error_from(torch, one, result) for one in made[0]]
     told = min(errors)
     if told > LARGEST_ERROR[types[-1].dtype]:
         return {"equivalent": f"PyTorch's operators compute something else: error {told:.1e}"}
@@ -84,6 +85,14 @@ def compared(torch: Any, task: Task, trace: str) -> dict[str, Any]:
     }
     found = timed(torch, graphs, CALLS, ROUNDS)
     return {"error": told, **{f"{name}_secs": secs for name, secs in found.items()}}
+
+
+def error_from(torch: Any, guess: Equivalent, result: Any) -> float:
+    """The error of a result from PyTorch's function; infinite where that does not take tensors of these shapes."""
+    try:
+        return error_of(torch, guess.restored(guess.function(*guess.arguments)), result)
+    except RuntimeError:
+        return math.inf
 
 
 def drawn(torch: Any, one: Any, generator: Any, device: str = "cuda") -> Any:

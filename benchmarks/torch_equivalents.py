@@ -33,7 +33,8 @@ class Equivalent:
 
 
 def equivalents(torch: Any, signature: Signature, inputs: Sequence[Any]) -> list[Equivalent]:
-    """PyTorch's function for a task; several where the shapes leave a choice.
+    """PyTorch's function for a task; several where the shapes leave a choice, and what a wrong one does with them may raise
+    RuntimeError.
 
     signature: `operators` names the task's operators in order, the last of `arguments` is its result. inputs: tensors for
     all other arguments. Raises NoEquivalent.
@@ -43,9 +44,32 @@ def equivalents(torch: Any, signature: Signature, inputs: Sequence[Any]) -> list
     first = next((word for word in words if word in _FIRST), None)
     if first is None or len(inputs) != len(signature.arguments) - 1:
         raise NoEquivalent(f"{signature.operators} has no equivalent here")
-    if first == "conv2d":
-        return [_convolution(torch, words, list(inputs), tuple(result), even) for even in (True, False)]
-    return [_FIRST[first](torch, words, list(inputs), tuple(result))]
+    lying = [list(inputs)]
+    if _multiplies_weights(first, inputs) and inputs[0].dtype == torch.float32:
+        lying += [[inputs[0], weight, *inputs[2:]] for weight in _summed_first(inputs[1])]
+    found, reasons = list[Equivalent](), list[str]()
+    for one in lying:
+        try:
+            if first == "conv2d":
+                found += [_convolution(torch, words, list(one), tuple(result), even) for even in (True, False)]
+            else:
+                found.append(_FIRST[first](torch, words, one, tuple(result)))
+        except (NoEquivalent, RuntimeError) as error:
+            reasons.append(str(error))
+    if not found:
+        raise NoEquivalent(reasons[0])
+    return found
+
+
+def _multiplies_weights(first: str, inputs: Sequence[Any]) -> bool:
+    return first in ("conv2d", "einsum", "matmul") and len(inputs) > 1 and inputs[1].dim() > 1
+
+
+def _summed_first(weight: Any) -> list[Any]:
+    """A weight of TF32, whose summed axes are last, as one whose outputs are: filters of one position, filters whose windows
+    come before or behind their channels, or matrices."""
+    orders = [(0, 1, 3, 2), (1, 2, 3, 0), (2, 3, 1, 0)] if weight.dim() == 4 else []
+    return [weight.permute(order) for order in orders] or [weight.transpose(-1, -2)]
 
 
 def _convolution(

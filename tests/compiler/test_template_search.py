@@ -19,7 +19,15 @@ from tuner.ingest.metaschedule_files import export
 from tuner.schedule.trace import apply_trace
 from tuner.search.evolution import propose
 from tuner.search.requests import Donor, ProposeRequest
-from tuner.search.templates import LEAST_MEASURED, LEAST_TRACES, SHARE, propose_templates, traces_are_far_behind
+from tuner.search.templates import (
+    LEAST_MEASURED,
+    LEAST_TRACES,
+    SHARE,
+    TEMPLATES_FIRST,
+    propose_templates,
+    share_of,
+    traces_are_far_behind,
+)
 from tuner.templates.text import is_template, parse
 from tuner.tvm_compat import load_ir
 
@@ -40,7 +48,9 @@ def texts(wanted: ProposeRequest) -> list[str]:
 
 
 def test_a_batch_holds_templates_beside_traces_and_each_applies(workload: Workload) -> None:
-    wanted = replace(request(workload), n=8)
+    points = [one.text for one in kind_of(HOPPER).templates(workload, HOPPER)[:TEMPLATES_FIRST]]
+    seen = frozenset(candidate_digest(workload.digest, text) for text in points)
+    wanted = replace(request(workload), n=8, measured=tuple((text, 1e-5) for text in points), seen=seen)
     proposals = propose(wanted)
     traces = [proposal.candidate.trace for proposal in proposals]
     assert len(set(traces)) == 8
@@ -48,6 +58,17 @@ def test_a_batch_holds_templates_beside_traces_and_each_applies(workload: Worklo
     for trace in traces:
         apply_trace(load_ir(workload.ir), trace)
     assert traces == [proposal.candidate.trace for proposal in propose(wanted)]
+
+
+def test_a_task_is_searched_by_templates_alone_until_some_were_measured(workload: Workload) -> None:
+    points = [one.text for one in kind_of(HOPPER).templates(workload, HOPPER)[: TEMPLATES_FIRST - 1]]
+    few = replace(request(workload), n=8, measured=tuple((text, 1e-5) for text in points))
+    assert all(is_template(proposal.candidate.trace) for proposal in propose(few))
+
+
+def test_a_trace_of_another_workload_does_not_wait_for_templates(workload: Workload) -> None:
+    donated = replace(request(workload), n=8, donors=(Donor(workload="0" * 64, trace='[["made up"],[]]'),))
+    assert share_of(donated) == 8 * SHARE
 
 
 def test_traces_that_are_far_behind_get_no_more_trials(workload: Workload) -> None:

@@ -93,7 +93,7 @@ def propose(request: ProposeRequest) -> list[Proposal]:
         return []
     if traces_are_far_behind(request):
         return propose_templates(request, request.n)
-    proposals = propose_templates(request, share_of(request.n))
+    proposals = propose_templates(request, share_of(request))
     traces = _propose_traces(without_templates(request, request.n - len(proposals)))
     if len(proposals) + len(traces) < request.n:
         proposals = propose_templates(request, request.n - len(traces))

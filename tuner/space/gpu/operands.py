@@ -67,16 +67,21 @@ def follows_in_order(schedule: Any, block: Any) -> bool:
 
 
 def normal_form(schedule: Any, main: Any, i: int, j: int, k: int, *, rows_first: bool) -> bool:
-    """Makes a block C[s, i, j] += A[s, i, k] * B[s, k, j] whose extents are multiples of i, j and k; returns whether B is
-    [s, j, k].
+    """Makes a block C[s, i, j] += A[s, i, k] * B[s, k, j] whose extents are multiples of i, j and k; returns whether B lies
+    in memory as [s, j, k].
 
-    An operand is copied in the order in which it lies in memory, but A as [s, i, k] if `rows_first`.
+    An operand is copied in the order in which it lies in memory, but A as [s, i, k] if `rows_first`, and B as [s, k, j] if
+    not: threads that sum read columns side by side.
     """
     along = [_contiguous(schedule.get(main), read) for read in schedule.get(main).reads]
     reindexed = [schedule.reindex(main, place) for place in (("read", 0), ("read", 1), ("write", 0))]
     definition = schedule.get(main)
     kinds = kinds_of(definition)
-    layouts = ["sik" if along[0] == "k" or rows_first else "ski", "sjk" if along[1] == "k" else "skj", "sij"]
+    layouts = [
+        "sik" if along[0] == "k" or rows_first else "ski",
+        "sjk" if along[1] == "k" and rows_first else "skj",
+        "sij",
+    ]
     for number, (block, layout) in enumerate(zip(reindexed, layouts, strict=True)):
         region = (definition.reads[number] if number < 2 else definition.writes[0]).region
         layout_map = _fused_map([dim.min for dim in region], kinds, layout, definition)

@@ -144,7 +144,7 @@ def _tiled(schedule: Any, main: Any, tile: Tile) -> Callable[[], None]:
     if tile.warps[0]:
         transposed = normal_form(schedule, main, tile.i, tile.j, tile.k, rows_first=True)
         return tiled_for_tensor_cores(schedule, main, tile, transposed)
-    normal_form(schedule, main, tile.i, tile.j, tile.k, rows_first=False)
+    turned = normal_form(schedule, main, tile.i, tile.j, tile.k, rows_first=False)
     s, i, j, k = schedule.get_loops(main)
     bi, ti, ri = schedule.split(i, [None, tile.i // tile.rows, tile.rows])
     bj, tj, rj = schedule.split(j, [None, tile.j // tile.columns, tile.columns])
@@ -158,6 +158,8 @@ def _tiled(schedule: Any, main: Any, tile: Tile) -> Callable[[], None]:
     schedule.annotate(thread, "pragma_unroll_explicit", 1)
     for read in range(2):
         copied = into_shared(schedule, main, read, "shared", ko)
+        if read == 1 and turned:  # Neighbouring threads read what lies side by side in memory.
+            schedule.reorder(*reversed(schedule.get_loops(copied)[-2:]))
         spread_copy(schedule, copied, tile.threads, [("threadIdx.x", tile.threads)], 32, 4)
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
