@@ -321,8 +321,8 @@ def tensor_in(memory: Any, shape: Sequence[int], dtype: str) -> Any:
     return tvm.runtime.from_dlpack(memory)._create_view(tuple(shape), dtype)
 
 
-def evict(tensors: list[Any]) -> None:
-    """Writes tensors in the host's memory out of every cache, line by line; on x86-64 and AArch64."""
+def flush_by_tvm(tensors: Sequence[Any]) -> None:
+    """Writes tensors in the host's memory out of every cache, one line after another; on x86-64 and AArch64."""
     _flush_all_but_first(tensors[0], *tensors)
 
 

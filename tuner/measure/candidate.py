@@ -32,11 +32,12 @@ from tuner.measure.check import (
     verdict,
 )
 from tuner.measure.conditioning import CHANGE_TYPE, changes_of
+from tuner.measure.eviction import evict
 from tuner.measure.guards import Guards
 from tuner.measure.input_sets import RANGES, make_inputs
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
-from tuner.tvm_compat import evict, load_ir, to_tvm_target, tvm
+from tuner.tvm_compat import load_ir, to_tvm_target, tvm
 
 _FEW_CALLS = 8
 """A sample of at most so many calls is a loop in Python: the interpreter adds less than a microsecond a call, and such calls
@@ -49,8 +50,8 @@ _COLD_WEIGHT_BYTES, _COLD_ACTIVATION_BYTES = 1 << 16, 1 << 20
 when their layer runs: all other weights were read in between, and of a large activation more has left the L2 cache than is
 still there. Smaller tensors are loaded within microseconds."""
 _EVICTED_BYTES = 256 << 20
-"""Evicted for one sample, at most, which takes about ten milliseconds. A look-up of 64 rows in a table of 94 MB takes 8 us,
-and a sample of 125 such calls took a second: confirming it took as long as a job of a minute."""
+"""Evicted for one sample, at most, which takes ten to twenty milliseconds. A look-up of 64 rows in a table of 94 MB takes
+8 us, and a sample of 125 such calls took a second: confirming it took as long as a job of a minute."""
 _COLD_DOES_NOT_MATTER_SECS = 0.02
 """A call that takes longer needs no warm-up call before it: filling the caches takes about a millisecond, less than a
 twentieth of it."""

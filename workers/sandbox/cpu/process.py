@@ -24,7 +24,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
-from tuner.measure import quiet
+from tuner.measure import eviction, quiet
 from tuner.measure.build import warm_up
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS
@@ -76,10 +76,11 @@ class Unusable(Exception):
 
 
 def prepare(target: Target) -> Callable[[Channel[ToTask]], None]:
-    """Prepares the zygote for the target: warms up TVM and compiles the heartbeat program. Returns the function that its
-    forks run."""
+    """Prepares the zygote for the target: warms up TVM and compiles the heartbeat program and what evicts. Returns the
+    function that its forks run."""
     warm_up(target)
     import_object_loader()
+    eviction.prepared()
     heartbeat = HeartbeatProgram()
     return lambda channel: run_forked(channel, lambda opened: TaskProcess(channel, opened, heartbeat))
 
