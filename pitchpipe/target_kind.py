@@ -244,6 +244,10 @@ class TargetKind(ABC):
     def default_trace(self, workload: Workload, target: Target) -> str:
         """The trace of the default schedule, which a task without trials gets; the baseline's where none better is known."""
 
+    def default_traces(self, workload: Workload, target: Target) -> Iterator[str]:
+        """The trace of the default schedule, and of those that are tried in its place where it computes something else."""
+        yield self.default_trace(workload, target)
+
     @abstractmethod
     def default_schedule(self, module: Any, target: Target) -> Any:
         """A module of one tensor function, `main`, with its default schedule."""

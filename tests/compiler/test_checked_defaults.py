@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import time
@@ -29,7 +30,7 @@ from tuner.ingest import IngestedModel, IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.measure.candidate import Bench, Measuring, Running, WrongOutput
 from tuner.measure.check import ReferenceOutputs
-from tuner.space.default import default_trace
+from tuner.space.default import default_trace, default_traces
 from tuner.tvm_compat import IRModule, relax, tirx, tvm_ffi
 
 
@@ -85,6 +86,18 @@ def test_a_default_schedule_that_computes_something_else_is_not_used_and_named(
     weights = stripped.weights
     expected = x @ weights["w1"] @ weights["w2"] @ weights["w3"]
     np.testing.assert_allclose(run(executable, manifest, weights, x), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_where_the_default_schedule_is_not_right_the_next_one_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A convolution of 3 x 3 before a tangent was refused by Winograd's algorithm, and ran unscheduled."""
+    first, second = itertools.islice(default_traces(conv(), TARGET), 2)
+    right = default_check.apply
+    monkeypatch.setattr(
+        default_check, "apply", lambda mod, trace: wrong(right(mod, trace)) if trace == first else right(mod, trace)
+    )
+    assert checked_defaults(named([conv()]), TARGET, tmp_path) == {conv().digest: Checked(trace=second)}
 
 
 def wrong(mod: Any) -> Any:

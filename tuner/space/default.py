@@ -6,7 +6,7 @@ A default schedule is a trace, so it is stored, replayed and checked like any ot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pitchpipe.wire.measure import BASELINE_TRACE
@@ -29,7 +29,12 @@ from tuner.tvm_compat import Schedule, load_ir, tvm_ffi
 
 
 def default_trace(workload: Workload, target: Target) -> str:
-    """The default schedule of a workload; the baseline where nothing better is known.
+    """The default schedule of a workload; the baseline where nothing better is known."""
+    return next(default_traces(workload, target), BASELINE_TRACE)
+
+
+def default_traces(workload: Workload, target: Target) -> Iterator[str]:
+    """The default schedule of a workload, and what comes after it where that turns out not to be right.
 
     A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a convolution of 3 x 3 by
     Winograd's algorithm where tuner/space/winograd.py offers it, any other contraction in the register tile that the model
@@ -41,10 +46,10 @@ def default_trace(workload: Workload, target: Target) -> str:
     """
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
-        return encode_trace(panels[0].trace)
+        yield encode_trace(panels[0].trace)
     for form, sketches_of in (("winograd", winograd_sketches), ("register tiles", tiled_sketches)):
         if (contracted := _contraction(form, sketches_of, mod, workload, target)) is not None:
-            return contracted
+            yield contracted
     plans = {
         "columns": _columns,
         "windows": _windows,
@@ -58,12 +63,12 @@ def default_trace(workload: Workload, target: Target) -> str:
             if not plan(schedule, target) or tvm_ffi.structural_equal(schedule.mod, mod):
                 continue
             trace = encode_trace(schedule.trace)
-            if tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod):
-                return trace
+            same = tvm_ffi.structural_equal(apply_trace(mod, trace).mod, schedule.mod)
         except Exception as error:  # noqa: BLE001 - TVM raises whatever its C++ side met; the baseline always works
             tell_refused("default", error, choice=choice)
             continue
-    return BASELINE_TRACE
+        if same:
+            yield trace
 
 
 def _contraction(

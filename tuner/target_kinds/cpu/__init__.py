@@ -183,6 +183,11 @@ class CpuKind(TargetKind):
 
         return default_trace(workload, target)
 
+    def default_traces(self, workload: Workload, target: Target) -> Iterator[str]:
+        from tuner.space.default import default_traces
+
+        return default_traces(workload, target)
+
     def default_schedule(self, module: Any, target: Target) -> Any:
         from tuner.schedule.trace import apply_trace
         from tuner.space.default import default_trace
