@@ -65,7 +65,7 @@ class MachineModel:
                 raise InvalidInput(f"no weight named {param.name!r} was given")
             params.append(self._tensor(param, weights[param.name], copy=True))
         with self._turn:
-            self._params = list(self._machine["main_transform_params"](params)) if params else []
+            self._params = list(self._machine["main_transform_params"](params))
             if self._whole is not None:
                 self._whole.bind(self._params)
 

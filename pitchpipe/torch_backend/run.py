@@ -99,7 +99,7 @@ class Runner:
         with torch.no_grad():
             aliases = [weight.detach() for weight in weights]
         transform = self._machine["main_transform_params"]
-        self._params = list(transform([adopted(one) for one in aliases])) if aliases else []
+        self._params = list(transform([adopted(one) for one in aliases]))
         self._memory = [] if self._function is None else self._function.memory(self._params)
         self._sample = Sample(aliases)
         self._aliases, self._bound = aliases, stamps(weights)

@@ -49,6 +49,20 @@ def test_attention_is_three_products_and_a_softmax(batch: int) -> None:
     assert sorted(found.prepacked for found in contractions if found is not None) == [False, False, True]
 
 
+def test_a_product_of_a_tensor_with_itself_keeps_its_transposition() -> None:
+    """Else its block would read one tensor in two ways, and would have no tiles."""
+    graph = Graph()
+    x = graph.tensor(3, 48, 32)
+
+    def make(emit: Any) -> Any:
+        return relax.op.matmul(x, emit(relax.op.permute_dims(x, [0, 2, 1])))
+
+    prepared = check(graph, make)
+    assert kernels(prepared) == ["matmul", "transpose"]
+    product = next(f for name, f, _ in workload_functions(prepared) if "matmul" in name.name_hint)
+    assert find_contraction(Schedule(workload_module(product))) is not None
+
+
 @pytest.mark.parametrize("mask", [None, "BottomRight"])
 def test_attention_operators_are_written_out(mask: str | None) -> None:
     graph = Graph()

@@ -1,20 +1,23 @@
 """From a prepared module, its tensor functions scheduled, to a module that can be compiled.
 
 Layout changes that schedules made of weights move into `main_transform_params`, where what depends on parameters only is
-already. That takes a second lifting, so what the first one made is set aside and called first.
+already. That takes a second lifting, so what the first one made is set aside and called first. TVM lifts what depends on
+parameters and leaves what depends on constants alone, such as the matrices of a Fourier transform, which would be laid out
+again in every run: for the second lifting such constants are parameters, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
+from tuner.graph.fold_constants import constant_value
 from tuner.graph.lift_params import lift_params
 from tuner.graph.prepare import MAIN, TRANSFORM, call_counts, normalised, workload_module
 from tuner.templates.kernels import template_of
-from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, tvm_ffi
+from tuner.tvm_compat import IRModule, PrimFunc, ir, relax, tirx, tvm_ffi, with_function
 
 
 def finish(prepared: Any, target: Target) -> Any:
@@ -32,11 +35,55 @@ def finish(prepared: Any, target: Target) -> Any:
         functions[variable] = private
     first = functions.pop(prepared.get_global_var(TRANSFORM))
     mod = transform.SplitLayoutRewritePreproc()(IRModule(functions))
+    mod, first = _with_constants_as_weights(mod, first, {variable.name_hint for variable in functions})
     # Calls that lay out one weight in one way, as each step of an unrolled recurrence makes, share its copy.
     mod = lift_params(transform.EliminateCommonSubexpr()(mod))
     mod = transform.DeadCodeElimination([MAIN, TRANSFORM])(_chain(mod, first, functions))
     _schedule_rest(mod, target)
     return mod
+
+
+def _with_constants_as_weights(mod: Any, first: Any, known: set[str]) -> tuple[Any, Any]:
+    """(main with a parameter in place of each constant that a call lays out, `first` with these constants behind its
+    results). Such calls are those of functions that were not known before."""
+    main, made = mod[MAIN], list[tuple[Any, Any]]()
+
+    def as_weight(argument: Any) -> Any:
+        if constant_value(argument) is None:
+            return argument
+        found = next((variable for constant, variable in made if constant.same_as(argument)), None)
+        if found is None:
+            found = relax.Var(f"constant_{len(made)}", argument.ty)
+            made.append((argument, found))
+        return found
+
+    def rewritten(binding: Any) -> Any:
+        call = binding.value
+        lays_out = isinstance(call, relax.Call) and call.args and isinstance(call.args[0], ir.GlobalVar)
+        if not lays_out or call.args[0].name_hint in known:
+            return binding
+        arguments = [call.args[0], relax.Tuple([as_weight(one) for one in call.args[1].fields]), *call.args[2:]]
+        return relax.VarBinding(binding.var, relax.Call(call.op, arguments, call.attrs, call.ty_args))
+
+    blocks = [type(block)([rewritten(one) for one in block.bindings]) for block in main.body.blocks]
+    if not made:
+        return mod, first
+    params = [*main.params, *(variable for _, variable in made)]
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, main.body.body))
+    mod = with_function(mod, MAIN, relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs))
+    return mod, _also_giving(first, [constant for constant, _ in made])
+
+
+def _also_giving(first: Any, constants: Sequence[Any]) -> Any:
+    """The function, which gives a tuple, with constants behind its results."""
+    bindings = [binding for block in first.body.blocks for binding in block.bindings]
+    before = first.body.body
+    fields = [relax.TupleGetItem(before, at) for at in range(len(first.ret_ty.fields))]
+    given = relax.Tuple([*fields, *constants])
+    returned = relax.Var("with_constants", relax.TupleType([*first.ret_ty.fields, *(one.ty for one in constants)]))
+    block = relax.DataflowBlock([*bindings, relax.VarBinding(returned, given)])
+    body = relax.BlockBuilder().normalize(relax.SeqExpr([block], returned))
+    return relax.Function(first.params, body, returned.ty, first.is_pure, first.attrs)
 
 
 def _schedule_rest(mod: Any, target: Target) -> None:

@@ -3,7 +3,8 @@
 * A permutation of an operand, or of the result, of a product of two computed tensors (scores and values of attention)
   is folded into the product: matmul(a, permute_dims(b)) and permute_dims(matmul(a, b)) become an einsum, which lowers to
   one block that multiplies and accumulates, and no kernel moves elements. A product that broadcasts over several
-  dimensions becomes an einsum too, without the unit dimensions, whose indices would be constants.
+  dimensions becomes an einsum too, without the unit dimensions, whose indices would be constants. A product of a tensor
+  with itself keeps its permutation: a block that reads one tensor in two ways has no tiles.
 * A permutation of one of main's inputs is folded into the convolution that reads it, where the convolution pads.
 """
 
@@ -32,6 +33,8 @@ def fold_transposes(mod: Any) -> Any:
         batch = _LETTERS[: len(out) - 2]
         left = _Operand.found(def_use, call.args[0], batch + "xy", out, keeps_last=True)
         right = _Operand.found(def_use, call.args[1], batch + "yz", out, keeps_last=False)
+        if left.tensor.same_as(right.tensor):
+            continue
         computed = not any(def_use.from_weights(argument) for argument in call.args)
         last = def_use.values.get(def_use.last_users[variable]) if computed and def_use.has_one_use(variable) else None
         axes = permutation(last)
