@@ -108,10 +108,11 @@ def test_a_product_whose_parts_are_read_keeps_its_bias() -> None:
 
 def test_products_of_two_inputs_stay() -> None:
     class Product(nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            return x @ x.transpose(-1, -2)
+        def forward(self, x: Any, y: Any) -> Any:
+            return x @ y.transpose(-1, -2)
 
-    mod, *_ = prepared(Product(), (torch.randn(21, 64),))
+    inputs = (torch.randn(21, 64), torch.randn(21, 64))
+    mod, *_ = prepared(Product(), inputs)
     (product,) = [function for variable, function in mod.functions.items() if "einsum" in variable.name_hint]
     assert [int(n) for n in product.params[-1].ty.shape] == [21, 21]
-    check(Product(), torch.randn(21, 64))
+    check(Product(), *inputs)

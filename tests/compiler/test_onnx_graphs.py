@@ -32,7 +32,7 @@ def ours(proto: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     found = read_onnx(stripped.data, LIMITS)
     machine = relax.VirtualMachine(compile_scheduled(schedule_model(found, detect_target("llvm"), {})), tvm.cpu())
     weights = [tvm.runtime.tensor(stripped.weights[spec.name]) for spec in found.params]
-    params = list(machine["main_transform_params"](weights)) if weights else []
+    params = machine["main_transform_params"](weights)
     answer = machine["main"](*map(tvm.runtime.tensor, inputs), *params)
     return [answer.numpy()] if hasattr(answer, "numpy") else [part.numpy() for part in answer]
 
