@@ -29,7 +29,7 @@ EXPECTED: list[tuple[TypeAdapter[object], tuple[Wire, ...]]] = [
     (
         TO_TASK,
         (
-            messages.Open(workload="0" * 64, ir="{}", target=TARGET, config=CONFIG, parallel_builds=2, confined=True),
+            messages.Open(ir="{}", target=TARGET, config=CONFIG, parallel_builds=2, confined=True),
             messages.MeasureRoofline(target=TARGET),
             messages.Batch(
                 candidates=(CANDIDATE,), config=CONFIG, purpose=Purpose.SEARCH, incumbent_secs=1 / 7, usual_secs=None

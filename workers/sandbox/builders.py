@@ -22,7 +22,7 @@ from functools import partial
 from mmap import mmap
 from typing import Protocol
 
-from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
 from workers.sandbox.messages import Applied, Compiled, Fault, FromChild, PhaseName
 from workers.sandbox.nursery import Child, Ended, Limits, Line, Nursery
 
@@ -88,11 +88,10 @@ class BuiltCandidate:
 
 
 def fastest_with(known: Mapping[str, BuiltCandidate], built: BuiltCandidate) -> dict[str, BuiltCandidate]:
-    """The KEPT_PROGRAMS fastest of a workload's candidates that were timed and one more, by digest, the unscheduled baseline
-    first: what a confirming run need not compile again."""
+    """The KEPT_PROGRAMS fastest of a workload's candidates that were timed and one more, by digest: what a confirming run
+    need not compile again."""
     every = {**known, built.candidate.digest: built}
-    order = sorted(every.items(), key=lambda item: (item[1].candidate.trace != BASELINE_TRACE, item[1].secs))
-    return dict(order[:KEPT_PROGRAMS])
+    return dict(sorted(every.items(), key=lambda item: item[1].secs)[:KEPT_PROGRAMS])
 
 
 @dataclass(eq=False, kw_only=True)

@@ -24,7 +24,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
 
-from pitchpipe.wire._base import Digest, Seconds, Wire
+from pitchpipe.wire._base import Seconds, Wire
 from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, CheckVerdict, FailureKind, MeasureConfig, Measurement, Stop
 from pitchpipe.wire.roofline import Roofline
@@ -81,7 +81,6 @@ class Open(Wire):
     """Gives a task process its workload."""
 
     message: Literal["open"] = "open"
-    workload: Digest
     ir: str
     target: Target
     config: MeasureConfig

@@ -278,7 +278,6 @@ class Sandbox:
             self._forget(next(iter(self._tasks)))
         task = self._tasks[key] = self._fork()
         opened = Open(
-            workload=workload.digest,
             ir=workload.ir,
             target=self.target,
             config=config,

@@ -22,7 +22,7 @@ from typing import Self
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, FailureKind, MeasureConfig, Measurement
+from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig, Measurement
 from pitchpipe.wire.target import Target
 from tuner.measure import eviction, quiet
 from tuner.measure.build import warm_up
@@ -31,7 +31,7 @@ from tuner.measure.check import SETS
 from tuner.measure.heartbeat import HeartbeatProgram
 from tuner.measure.input_sets import RANGES
 from tuner.tvm_compat import import_object_loader
-from workers.sandbox.builders import Builders, BuiltCandidate, Parts, fastest_with
+from workers.sandbox.builders import BuiltCandidate, Parts
 from workers.sandbox.channel import Channel, Closed
 from workers.sandbox.cpu.child import builder_body
 from workers.sandbox.cpu.confirm import ConfirmRun
@@ -93,7 +93,6 @@ class TaskProcess:
         self._nursery = Nursery()
         self.programs: dict[str, BuiltCandidate] = {}
         self._bench: Bench | None = None
-        self._ready = False
         self._unusable: Unusable | None = None
         self._told = 0.0
         self._parts = Parts()
@@ -140,64 +139,44 @@ class TaskProcess:
     def _prepared(self) -> Bench:
         if self._unusable is not None:
             raise self._unusable
-        if not self._ready:
+        if self._bench is None:
             try:
                 with self.phase("prepare"):
-                    self._prepare()
+                    self._bench = self._open()
             except Unusable as unusable:
                 self._unusable = unusable
                 raise
-            self._ready = True
-        assert self._bench is not None
         return self._bench
 
-    def _prepare(self) -> None:
-        """Makes the inputs and computes the reference outputs, which little runs beside; what is compiled beside them is
-        there for the confirming run."""
+    def _open(self) -> Bench:
         opened = self._opened
         try:
-            bench = self._bench = Bench(opened.ir, opened.target, opened.config.seed)
+            bench = Bench(opened.ir, opened.target, opened.config.seed)
         except Exception as error:
             raise Unusable(
                 kind=FailureKind.BUILD_ERROR, detail=f"the workload cannot be read: {last_line(error)}"
             ) from error
         size = max(1, bench.reference_bytes())
         buffers = {name: mmap.mmap(-1, size) for name in SETS}
-        beside = Builders(self, self._built_beside(), opened.config, lambda *_: None)
-        try:
-            with quiet.computing(self.abandoned):
-                beside.spawn()
-                silent: Sequence[str] = SETS
-                for within in RANGES:
-                    for name in silent:
-                        bench.fill(name, within)
-                    silent = self._compute_reference_outputs(bench, buffers, silent, beside)
-                while beside.pending:
-                    for child, event in self.events():
-                        beside.absorb(child, event)
-        finally:
-            beside.end()
-        for built in beside.ready:
-            self.programs = fastest_with(self.programs, built)
+        with quiet.computing(self.abandoned):
+            silent: Sequence[str] = SETS
+            for within in RANGES:
+                for name in silent:
+                    bench.fill(name, within)
+                silent = self._compute_reference_outputs(bench, buffers, silent)
         if len(silent) == len(SETS):
             raise Unusable(kind=FailureKind.RUN_ERROR, detail="the reference program gives no finite output")
         for name in SETS:
             if name not in silent:
                 bench.set_reference_outputs(name, memoryview(buffers[name]))
         self._channel.send(Holds(held_bytes=bench.held_bytes()))
-
-    def _built_beside(self) -> Sequence[Candidate]:
-        """What is compiled on another core while one compiles and runs the reference program: the baseline."""
-        if self.parallel_builds == 1:
-            return []
-        return [Candidate.of(self._opened.workload, BASELINE_TRACE)]
+        return bench
 
     def _compute_reference_outputs(
-        self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str], beside: Builders
+        self, bench: Bench, buffers: dict[str, mmap.mmap], names: Sequence[str]
     ) -> list[str]:
         """Runs the reference program on these sets, in a child, which writes its outputs into each set's buffer.
 
-        beside: builders that are at work meanwhile.
         Returns the sets on which most outputs are not finite. Raises Unusable when the child fails.
         """
 
@@ -214,7 +193,6 @@ class TaskProcess:
         started = self._nursery.spawn(body, self.limits(config), deadline_secs=deadline_secs)
         while True:
             for child, event in self.events():
-                beside.absorb(child, event)
                 if child is started and isinstance(event, ReferenceComputed):
                     finite.append(event.finite)
                 elif child is started and isinstance(event, Ended):
@@ -238,8 +216,7 @@ class TaskProcess:
         return [mmap.mmap(-1, _MOST_CODE_BYTES) for _ in range(self.parallel_builds)]
 
     def builder_body(self, candidate: Candidate, slot: mmap.mmap) -> Callable[[Line], None]:
-        assert self._bench is not None
-        return builder_body(self._bench, candidate, slot)
+        return builder_body(self._prepared(), candidate, slot)
 
     def before_building(self, candidate: Candidate) -> None:
         """Nothing: builders for a CPU start nothing."""

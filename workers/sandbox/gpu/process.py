@@ -116,10 +116,6 @@ class GpuTaskProcess(TaskProcess):
     def builder_body(self, candidate: Candidate, slot: mmap) -> Callable[[Line], None]:
         return builder_body(self._prepared(), candidate, self._compiled.compiler, slot)
 
-    def _built_beside(self) -> Sequence[Candidate]:
-        """Nothing: reference outputs are computed on all of the host's cores."""
-        return []
-
     def before_building(self, candidate: Candidate) -> None:
         start_assembler(candidate, self._compiled.compiler)
 
