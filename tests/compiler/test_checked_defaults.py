@@ -91,7 +91,7 @@ def test_a_default_schedule_that_computes_something_else_is_not_used_and_named(
 def test_where_the_default_schedule_is_not_right_the_next_one_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A convolution of 3 x 3 before a tangent was refused by Winograd's algorithm, and ran unscheduled."""
+    """By Winograd's algorithm a convolution of 3 x 3 before a hyperbolic tangent was refused, and ran unscheduled."""
     first, second = itertools.islice(default_traces(conv(), TARGET), 2)
     right = default_check.apply
     monkeypatch.setattr(

@@ -87,7 +87,7 @@ def check_defaults(asked: Sequence[Named], target: Target) -> bytes:
     for one in asked:
         trace = BASELINE_TRACE
         try:
-            traces = iter(kind_of(target).default_traces(one.workload, target))
+            traces = kind_of(target).default_traces(one.workload, target)
             trace = next(traces, BASELINE_TRACE)
             if trace != BASELINE_TRACE:
                 checks.append((one, itertools.chain([trace], traces), Bench(one.workload.ir, target, 0)))
