@@ -112,6 +112,16 @@ def test_a_task_at_its_bound_stops_and_its_trials_go_to_the_others():
     assert book.finished(1.0)
 
 
+def test_a_task_that_passes_through_its_bound_goes_on():
+    book = ledger(task("a"))
+    book.tasks[0].bound_secs = 1.0
+    for secs in (1.2, 1.01):
+        run_batch(book, secs)
+    assert not book.tasks[0].finished
+    run_batch(book, 0.9)
+    assert not book.tasks[0].finished, "the bound is disproved"
+
+
 @pytest.mark.parametrize("bound", [None, 1.04], ids=["unknown", "passed: no bound"])
 def test_a_bound_that_says_nothing_changes_nothing(bound):
     book, without = (ledger(task("a"), task("b", group="h"), trials=160) for _ in range(2))

@@ -36,7 +36,9 @@ STALE_TRIALS = 192
 STALE_GAIN = 0.01
 """As a share of the best time."""
 AT_BOUND = 0.03
-"""A task whose best is within this share of its bound gets no more trials (tuner/workload/bound.py)."""
+"""A task whose best is within this share of its bound, and whose last batch improved it by less than STALE_GAIN, gets no
+more trials (tuner/workload/bound.py). The bound is too high where other load slowed the measuring of the device: then
+the best passes it with the next batch, as a rule."""
 ABOVE_BOUND = 2.0
 """A task's time over its bound, as long as no task of the job has a time: a guess, for the first seconds."""
 TRIALS_PER_SEC = 8.0
@@ -118,10 +120,13 @@ class TaskLedger:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the best is within AT_BOUND of the bound. A best far below the bound disproves it, so it is ignored."""
-        if self.best_secs is None or self.bound_secs is None:
+        """Whether the best is within AT_BOUND of the bound and stays there. A best far below the bound disproves it: then
+        it is ignored."""
+        if self.best_secs is None or self.bound_secs is None or len(self.history) < 2:
             return False
-        return abs(self.best_secs / self.bound_secs - 1) <= AT_BOUND
+        before = self.history[-2][1]
+        stays = before is not None and self.best_secs > (1 - STALE_GAIN) * before
+        return stays and abs(self.best_secs / self.bound_secs - 1) <= AT_BOUND
 
     @property
     def above_bound_secs(self) -> float | None:
