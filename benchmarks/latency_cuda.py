@@ -30,7 +30,6 @@ import json
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,6 +40,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from case_process import row_of
 from environment import commit, environment, kernel_threads, show
 from model_tuning import task_row
 from rounds import geometric_mean, orders, ratio_of, time_of
@@ -132,13 +132,7 @@ def row_file(work: Path, case: dict[str, Any]) -> Path:
 
 def in_child(case: dict[str, Any]) -> dict[str, Any]:
     """The row of a case, or one with the reason for which it could not be made."""
-    with tempfile.NamedTemporaryFile("w", dir=case["scratch"], suffix=".json") as file:
-        json.dump(case, file)
-        file.flush()
-        ended = subprocess.run([sys.executable, __file__, file.name], stdout=subprocess.PIPE, text=True, check=False)
-    if ended.returncode != 0:
-        return {**identity(case), "refused": f"its process ended with {ended.returncode}"}
-    return {**identity(case), **json.loads(ended.stdout.splitlines()[-1])}
+    return {**identity(case), **row_of(__file__, case)}
 
 
 def compiled_ahead(cases: Sequence[dict[str, Any]], processes: int) -> list[dict[str, float]]:
@@ -205,9 +199,9 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("only_compile"):
         return setup
     began = time.perf_counter()
-    ours, tuned, table = tuned_call(module, inputs, case)
-    calls["ours"] = ours
-    ours()
+    ours, tuned, table = tuned_model(module, inputs, case)
+    calls["ours"] = lambda: ours(*inputs)
+    calls["ours"]()
     torch.cuda.synchronize()
     setup["ours"] = time.perf_counter() - began
 
@@ -264,19 +258,23 @@ def first(output: Any) -> Any:
 
 def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> Callable[[], Any]:
     """A call of the module as eager or in a mode of torch.compile."""
-    if peer == "eager":
-        return lambda: module(*inputs)
+    called = module if peer == "eager" else compiled(torch, module, peer)
+    return lambda: called(*inputs)
+
+
+def compiled(torch: Any, module: Any, mode: str) -> Callable[..., Any]:
+    """The module in a mode of torch.compile, its weights frozen; `compile` is the default mode."""
     from torch._inductor import config
 
     config.freezing = True
-    compiled = torch.compile(module, mode=None if peer == "compile" else peer)
-    return lambda: compiled(*inputs)
+    found: Callable[..., Any] = torch.compile(module, mode=None if mode == "compile" else mode)
+    return found
 
 
-def tuned_call(
+def tuned_model(
     module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
-) -> tuple[Callable[[], Any], dict[str, Any], Callable[[], list[Any]]]:
-    """Ours, tuned; what the tuning cost; and what compares its costliest tasks with PyTorch's kernels."""
+) -> tuple[Callable[..., Any], dict[str, Any], Callable[[], list[Any]]]:
+    """Ours, tuned and loaded; what the tuning cost; and what compares its costliest tasks with PyTorch's kernels."""
     from task_table import task_table, tasks_of
 
     import pitchpipe
@@ -292,7 +290,7 @@ def tuned_call(
     if not case["seconds"]:
         model = pitchpipe.load(module, example_inputs=inputs, target=target, cache=folder, precision=precision)
         untuned = {"tuning_secs": 0.0, "trials": 0, "failed_trials": 0, "tasks": []}
-        return lambda: model(*inputs), untuned, list
+        return model, untuned, list
     began = time.perf_counter()
     budget = Budget(seconds=case["seconds"])
     alone_secs = outside(budget, target).seconds
@@ -325,7 +323,7 @@ def tuned_call(
             return []
         return task_table(tasks_of(local, target), schedules.traces, secs, case["tasks"])
 
-    return lambda: model(*inputs), {**told, "failures": failures, "tasks": tasks}, table
+    return model, {**told, "failures": failures, "tasks": tasks}, table
 
 
 def take_turns(
