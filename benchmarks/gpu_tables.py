@@ -104,6 +104,60 @@ def memory_bound_cuda(result: dict[str, Any]) -> Lines:
     )
 
 
+def operators_cuda(result: dict[str, Any]) -> Lines:
+    """Times of all three with their errors, losses marked; and what the spike measured, where it had the shape."""
+    ran = [row for row in result["rows"] if not row.get("refused")]
+
+    def beside(row: Row, peer: str) -> str:
+        if row[f"{peer}_secs"] is None:
+            return "-"
+        return f"{time(row[f'{peer}_secs'])}, {ratio(row[f'{peer}_over_ours'])}"
+
+    def best(row: Row) -> str:
+        over = row["best_peer_over_ours"]
+        return f"{row['best_peer']}: " + (ratio(over) if over >= 1 else f"**{ratio(over)}**")
+
+    def speed(row: Row) -> str:
+        return (
+            f"{number(row['tflops']['ours'])} TFLOP/s" if "tflops" in row else f"{row['gb_per_sec']['ours']:.0f} GB/s"
+        )
+
+    def noted(row: Row) -> str:
+        return f"{time(row['notes_secs'])}, {ratio(row['notes_over_ours'])}" if "notes_secs" in row else "-"
+
+    def errors(row: Row) -> str:
+        found = [row[f"{who}_error"] for who in ("ours", "eager", "autotune")]
+        told = ", ".join("-" if error is None else f"{error:.0e}" for error in found)
+        return told if row["within_tolerance"] else f"**wrong**: {told}"
+
+    yield from table(
+        ran,
+        {
+            "operator": lambda row: row["name"],
+            "shape": lambda row: row["shape"],
+            "ours": lambda row: time(row["ours_secs"]),
+            "eager, over ours": lambda row: beside(row, "eager"),
+            "max-autotune, over ours": lambda row: beside(row, "autotune"),
+            "best peer over ours": best,
+            "ours does": speed,
+            "spike, over ours": noted,
+            "error: ours, eager, max-autotune": errors,
+            "tuning, all included": lambda row: (
+                f"{row['tuning_secs']:.0f} s, {row['trials']} trials, {row['failed_trials']} failed"
+            ),
+            "commit": lambda row: row["commit"][:7],
+        },
+    )
+    for row in ran:
+        if told := row.get("autotune_refused"):
+            yield ""
+            yield f"{row['name']} was not run by max-autotune: {told}."
+    for row in result["rows"]:
+        if told := row.get("refused"):
+            yield ""
+            yield f"{row['name']} ({row['shape']}) was not run: {told}."
+
+
 def template_trials(result: dict[str, Any]) -> Lines:
     """Regrets as a geometric mean over workloads, and of the worst one."""
     yield from table(

@@ -3,6 +3,7 @@
     python benchmarks/operators.py --work build/operators                    # all of them; goes on where it was stopped
     python benchmarks/operators.py --work build/operators --only GMM,C2D-2   # kinds or shapes
     python benchmarks/operators.py --work build/operators --phase time --json > benchmarks/results/operators.json
+    python benchmarks/operators.py --target cuda --json > benchmarks/results/operators_cuda.json    (operators_cuda.py)
 
 Two phases; what they find is kept in --work shape by shape, and what is there is not done again. *Tune*: stock is
 `tune_tir` as it comes, 64 trials, told how many threads to use, in processes that start in a tenth of their time
@@ -33,6 +34,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import operator_shapes_cuda
+import operators_cuda
 from environment import environment, parser, show
 from model_tuning import write
 from peak import peak
@@ -214,16 +217,28 @@ def main() -> None:
         "--at-most", type=float, default=math.inf, help="seconds of ours; default: as many as stock took"
     )
     arguments.add_argument("--side", metavar="SHAPE", help="run our side only, on one shape, and print its result")
-    arguments.add_argument("--target", help="with --side: its JSON")
-    arguments.add_argument("--seconds", type=float, help="with --side: its budget")
+    arguments.add_argument("--target", help="cuda: a GPU's operators; with --side: the target's JSON")
+    arguments.add_argument(
+        "--seconds",
+        type=float,
+        help=f"with --side: its budget; with --target cuda: of tuning a shape, default {operators_cuda.SECONDS}",
+    )
+    arguments.add_argument("--retry", action="store_true", help="with --target cuda: measure again what was refused")
     options = arguments.parse_args()
     if options.side:
         print(json.dumps(ours(options.side, Target.parse(options.target), options.seconds, options.trials)))
         return
+    on_gpu = options.target == "cuda"
+    if options.target and not on_gpu:
+        arguments.error("without --side the target is cuda, or is left out")
+    every, quick = (operator_shapes_cuda.names(), operators_cuda.QUICK) if on_gpu else (shapes(), QUICK)
     try:
-        names = chosen(shapes(), options.only or (",".join(QUICK) if options.quick else None))
+        names = chosen(every, options.only or (",".join(quick) if options.quick else None))
     except ValueError as error:
         arguments.error(str(error))
+    if on_gpu:
+        operators_cuda.main(options, names)
+        return
     if options.phase != "all" and options.work is None:
         arguments.error(f"--phase {options.phase} needs --work")
     missing = not_made(names)
