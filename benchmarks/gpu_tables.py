@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cells import Row, number, percent, ratio, table, time, verdict
@@ -42,6 +42,7 @@ def latency_cuda(result: dict[str, Any]) -> Lines:
             "commit": lambda row: row["commit"][:7],
         },
     )
+    yield from _backend([row for row in rows if row.get("torch_backend")])
     for row in rows:
         if row.get("table"):
             yield from _tasks(row)
@@ -49,6 +50,35 @@ def latency_cuda(result: dict[str, Any]) -> Lines:
         if row.get("refused"):
             yield ""
             yield f"{row['model']} {row['dtype']} x {row['batch']} was not run: {row['refused']}."
+
+
+def _backend(rows: Sequence[Row]) -> Lines:
+    """torch.compile with our backend beside pitchpipe.load; nothing where no row has it."""
+    if not rows:
+        return
+    yield ""
+    yield 'torch.compile(backend="pitchpipe"), mode reduce-overhead, of the same schedules, over `pitchpipe.load`:'
+    yield ""
+
+    def over(row: Row) -> str:
+        found = row["torch_backend"]
+        return ratio(found["queued_over_ours"], found["queued_over_ours_interval"])
+
+    yield from table(
+        rows,
+        {
+            "model": lambda row: f"{row['model']} {row['dtype']} x {row['batch']}",
+            "queued": lambda row: f"{time(row['torch_backend']['queued_secs'])}, {over(row)}",
+            "wall": lambda row: (
+                f"{time(row['torch_backend']['wall_secs'])}, {ratio(row['torch_backend']['wall_over_ours'])}"
+            ),
+            "kernels, of load": lambda row: f"{row['torch_backend']['kernels']:.0f}, {row['kernels']:.0f}",
+            "error": lambda row: f"{row['torch_backend']['error']:.0e}",
+            "partitions": lambda row: ", ".join(
+                f"{one['operators']} operators: {one['runs']}" for one in row["torch_backend"]["partitions"]
+            ),
+        },
+    )
 
 
 def _tasks(row: Row) -> Lines:

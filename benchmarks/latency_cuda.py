@@ -16,6 +16,10 @@ Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| 
 TF32 and s its root mean square, for every contestant: eager's own says what the type costs. `table` has the costliest
 tasks beside cuDNN, cuBLAS and inductor (task_table.py), `failures` the failed trials by kind.
 
+`--peers` may name `torch_backend` too: torch.compile(backend="pitchpipe") in its mode reduce-overhead, with what that tuning
+left in its database and cache, beside `pitchpipe.load`. It is no peer, and a row has it apart. Its `partitions` tell who
+serves each, as in pitchpipe.torch_backend.reports().
+
 `--work FOLDER` keeps each row there as soon as it is measured, with its commit and date, and does not measure again what is
 there, so that a long run can be made in parts. `--compile-ahead N` first compiles the peers' programs in N processes into
 inductor's cache on disk: fewer minutes of the GPU; `setup_secs` are then those of these processes, which slow each other
@@ -33,32 +37,40 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from case_process import row_of
+from cuda_contestants import (
+    FACTOR,
+    LEAST_ERROR,
+    SEED,
+    backend_call,
+    error_of,
+    first,
+    partitions,
+    reference_of,
+    torch_call,
+    tuned_model,
+)
 from environment import commit, environment, kernel_threads, show
-from model_tuning import task_row
 from rounds import geometric_mean, orders, ratio_of, time_of
 
 DTYPES = ("float16", "bfloat16", "float32")
 BATCHES = (1, 8)
 PEERS = ("eager", "compile", "reduce-overhead", "max-autotune")
 QUICK_PEERS = ("eager", "reduce-overhead")
+BACKEND = "torch_backend"
 MODELS = 5
 """The first so many of the file."""
 SECONDS = 150.0
 ROUNDS, QUICK_ROUNDS = 12, 6
 BLOCK = 30
 """Calls of a block."""
-SEED = 0
-FACTOR = 4.0
-"""How many times eager's own error ours may have in the same type, and no less than LEAST_ERROR."""
-LEAST_ERROR = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-3}
 
 
 def main(options: argparse.Namespace, names: Sequence[str]) -> None:
@@ -139,7 +151,7 @@ def compiled_ahead(cases: Sequence[dict[str, Any]], processes: int) -> list[dict
     """By case: the seconds in which each of torch.compile's modes but max-autotune was compiled into the cache on disk."""
 
     def one(case: dict[str, Any]) -> dict[str, float]:
-        modes = [peer for peer in case["peers"] if peer not in ("eager", "max-autotune")]
+        modes = [peer for peer in case["peers"] if peer not in ("eager", "max-autotune", BACKEND)]
         row = in_child({**case, "peers": modes, "only_compile": True})
         return {peer: row[peer] for peer in modes if peer in row}
 
@@ -189,21 +201,26 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
 
     calls: dict[str, Callable[[], Any]] = {}
     setup: dict[str, float] = {}
-    for peer in case["peers"]:
+
+    def set_up(name: str, made: Callable[[], Callable[[], Any]], warm: int = 5) -> None:
         began = time.perf_counter()
-        calls[peer] = torch_call(torch, lasting, images, peer)
-        for _ in range(5):
-            calls[peer]()
+        calls[name] = made()
+        for _ in range(warm):
+            calls[name]()
         torch.cuda.synchronize()
-        setup[peer] = time.perf_counter() - began
+        setup[name] = time.perf_counter() - began
+
+    for peer in case["peers"]:
+        if peer != BACKEND:
+            set_up(peer, partial(torch_call, torch, lasting, images, peer))
     if case.get("only_compile"):
         return setup
-    began = time.perf_counter()
-    ours, tuned, table = tuned_model(module, inputs, case)
-    calls["ours"] = lambda: ours(*inputs)
-    calls["ours"]()
-    torch.cuda.synchronize()
+    began, folder = time.perf_counter(), Path(tempfile.mkdtemp(dir=case["scratch"]))
+    ours, tuned, table = tuned_model(module, inputs, case, folder)
+    set_up("ours", lambda: partial(ours, *inputs), warm=1)
     setup["ours"] = time.perf_counter() - began
+    if BACKEND in case["peers"]:
+        set_up(BACKEND, partial(backend_call, torch, module, inputs, folder))
 
     errors = {name: error_of(first(call()), reference) for name, call in calls.items()}
     walls, queues = take_turns(torch, calls, case["rounds"])
@@ -225,7 +242,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "error": errors[name],
             "setup_secs": setup[name],
         }
-    mine = rows.pop("ours")
+    mine, backend = rows.pop("ours"), rows.pop(BACKEND, None)
     best = min(rows, key=lambda peer: rows[peer]["queued_secs"])
     allowed = max(LEAST_ERROR[case["dtype"]], FACTOR * rows["eager"]["error"])
     return {
@@ -236,94 +253,10 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "best_peer": best,
         "best_peer_over_ours": rows[best]["queued_over_ours"],
         "peers": rows,
+        **({} if backend is None else {BACKEND: {**backend, "partitions": partitions()}}),
         **tuned,
         "table": table(),
     }
-
-
-def reference_of(torch: Any, module: Any, inputs: tuple[Any, ...]) -> Any:
-    """The output of eager in float32 without TF32."""
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-    for switch in switches:
-        switch.fp32_precision = "ieee"
-    result = first(module.to("cuda", torch.float32)(*(x.to("cuda") for x in inputs))).float().cpu().numpy()
-    for switch in switches:
-        switch.fp32_precision = "tf32"
-    return result
-
-
-def first(output: Any) -> Any:
-    return output[0] if isinstance(output, (tuple, list)) else output
-
-
-def torch_call(torch: Any, module: Any, inputs: tuple[Any, ...], peer: str) -> Callable[[], Any]:
-    """A call of the module as eager or in a mode of torch.compile."""
-    called = module if peer == "eager" else compiled(torch, module, peer)
-    return lambda: called(*inputs)
-
-
-def compiled(torch: Any, module: Any, mode: str) -> Callable[..., Any]:
-    """The module in a mode of torch.compile, its weights frozen; `compile` is the default mode."""
-    from torch._inductor import config
-
-    config.freezing = True
-    found: Callable[..., Any] = torch.compile(module, mode=None if mode == "compile" else mode)
-    return found
-
-
-def tuned_model(
-    module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
-) -> tuple[Callable[..., Any], dict[str, Any], Callable[[], list[Any]]]:
-    """Ours, tuned and loaded; what the tuning cost; and what compares its costliest tasks with PyTorch's kernels."""
-    from task_table import task_table, tasks_of
-
-    import pitchpipe
-    from pitchpipe.embedded import Embedded
-    from pitchpipe.model.local import local_model
-    from pitchpipe.tuning.inside import outside, tune_inside_or_tell
-    from pitchpipe.wire.job import Budget
-    from pitchpipe.wire.measure import Failed
-    from workers.device import detect_target
-
-    target, precision = detect_target("cuda"), "tf32" if case["dtype"] == "float32" else "ieee"
-    folder = Path(tempfile.mkdtemp(dir=case["scratch"]))
-    if not case["seconds"]:
-        model = pitchpipe.load(module, example_inputs=inputs, target=target, cache=folder, precision=precision)
-        untuned = {"tuning_secs": 0.0, "trials": 0, "failed_trials": 0, "tasks": []}
-        return model, untuned, list
-    began = time.perf_counter()
-    budget = Budget(seconds=case["seconds"])
-    alone_secs = outside(budget, target).seconds
-    with Embedded(f"sqlite:///{folder}/p.db", target) as client:
-        job = pitchpipe.submit(
-            module, inputs, target=target, seconds=alone_secs, precision=precision, client=client, cache=folder
-        )
-        view = client.wait(job.id)
-        if view.state.value != "done":
-            raise SystemExit(f"{view.state.value}: {view.error}")
-        local = local_model(module, inputs, precision=precision)
-        found, inside = tune_inside_or_tell(client, local, target, folder, budget)
-        schedules = found or pitchpipe.fetch(job.id, target=target, client=client, cache=folder)
-        tuning_secs = time.perf_counter() - began
-        failures = Counter(
-            record.result.kind.value for record in client.records(timed=False) if isinstance(record.result, Failed)
-        )
-    model = pitchpipe.load(module, schedules, inputs, target=target, cache=folder, precision=precision)
-    tasks = [task_row(task) for task in view.tasks]
-    told: dict[str, Any] = {
-        "tuning_secs": tuning_secs,
-        "trials": view.progress.trials,
-        "failed_trials": view.progress.failed_trials,
-    }
-    told["inside"] = None if inside is None else {"gain": inside.gain, **inside.model_dump(mode="json")}
-    secs = {task.workload: task.tuned_secs for task in view.tasks if task.tuned_secs is not None}
-
-    def table() -> list[Any]:
-        if not case["tasks"]:
-            return []
-        return task_table(tasks_of(local, target), schedules.traces, secs, case["tasks"])
-
-    return model, {**told, "failures": failures, "tasks": tasks}, table
 
 
 def take_turns(
@@ -363,17 +296,6 @@ def kernels_of(torch: Any, call: Callable[[], Any], calls: int = 5) -> tuple[flo
         torch.cuda.synchronize()
     events = [event for event in found.events() if event.device_type.name == "CUDA"]
     return sum(event.device_time for event in events) * 1e-6 / calls, len(events) / calls
-
-
-def error_of(output: Any, reference: Any) -> float:
-    """Largest |a_i - r_i| / (|r_i| + s); infinite for another shape or a number that is none."""
-    import numpy as np
-
-    found = output.float().cpu().numpy() if hasattr(output, "cpu") else np.asarray(output, np.float32)
-    if found.shape != reference.shape or not np.isfinite(found).all():
-        return float("inf")
-    r = reference.astype(np.float64)
-    return float((np.abs(found - r) / (np.abs(r) + np.sqrt(np.mean(r * r)))).max())
 
 
 if __name__ == "__main__":

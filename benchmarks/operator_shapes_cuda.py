@@ -157,16 +157,8 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         (1, 8, 8, 32, 32, 3, 1, 1),
         (1, 16, 16, 8, 16, 3, 2, 1),
         (1, 8, 8, 16, 16, 3, 1, 1),
-        (
-            1,
-            14,
-            14,
-            32,
-            32,
-            3,
-            2,
-            0,
-        ),  # matrix capsules: convolutional capsules one and two, of other widths and batches
+        # convolutional capsules one and two of matrix capsules, of other widths and batches
+        (1, 14, 14, 32, 32, 3, 2, 0),
         (1, 6, 6, 32, 32, 3, 1, 0),
         (1, 14, 14, 16, 16, 3, 2, 0),
         (1, 6, 6, 16, 16, 3, 1, 0),

@@ -44,9 +44,9 @@ from typing import Any
 
 from case_process import row_of
 from cells import cut
+from cuda_contestants import FACTOR, LEAST_ERROR, SEED, compiled, error_of, reference_of, tuned_model
 from cuda_graphs import captured, timed
 from environment import commit, environment, kernel_threads, show, target_here
-from latency_cuda import FACTOR, LEAST_ERROR, SEED, compiled, error_of, reference_of, tuned_model
 from model_tuning import write
 from operator_shapes_cuda import MOVES, kind_and_index, notes_secs, shape_of, text_of
 from rounds import geometric_mean
@@ -188,8 +188,9 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         contestants["autotune"] = autotune
     except Exception as error:  # noqa: BLE001 - ours is then compared with eager alone
         told["autotune_refused"] = reason(error)
-    tuning = {"seconds": case["seconds"], "dtype": DTYPE, "scratch": case["scratch"], "tasks": 0}
-    contestants["ours"], tuned, _ = tuned_model(module, inputs, tuning)
+    tuning = {"seconds": case["seconds"], "dtype": DTYPE, "tasks": 0}
+    folder = Path(tempfile.mkdtemp(dir=case["scratch"]))
+    contestants["ours"], tuned, _ = tuned_model(module, inputs, tuning, folder)
 
     errors = {who: error_of(call(*inputs), reference) for who, call in contestants.items()}
     sets = [inputs, *(tuple(torch.randn_like(x) for x in inputs) for _ in range(calls - 1))]
