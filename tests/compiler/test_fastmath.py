@@ -17,6 +17,7 @@ from tests.compiler.test_graph import expected, ingest_here, inputs_of
 from tuner.deploy.build import compile_scheduled, schedule_model
 from tuner.graph.prepare import MAIN, TRANSFORM
 from tuner.lowering.fastmath import POWERS, expand_intrinsics
+from tuner.lowering.stack import PIPELINE
 from tuner.measure.build import compile_module
 from tuner.tvm_compat import IRModule, Schedule, relax, te, tirx, to_tvm_target, topi, tvm, tvm_ffi
 
@@ -58,6 +59,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarr
     "tanh": (tirx.tanh, np.tanh, EVERYWHERE, 7.5),
     "erf": (tirx.erf, erf, of_both_signs(LENGTH // 4), 9.0),
     "log": (tirx.log, np.log, np.concatenate([spaced(1e-45, 3e38, 2 * LENGTH), spaced(0.5, 2, LENGTH)]), 1.0),
+    "sin": (tirx.sin, np.sin, EVERYWHERE, 1.6),
+    "cos": (tirx.cos, np.cos, EVERYWHERE, 1.6),
+    "tan": (tirx.tan, np.tan, EVERYWHERE, 4.0),
     "rsqrt": (tirx.rsqrt, lambda x: 1 / np.sqrt(x), POSITIVE, 1.5),
     "square root": (power(0.5), np.sqrt, POSITIVE, 0.5),
     "inverse": (power(-1.0), lambda x: 1 / x, POSITIVE, 0.5),
@@ -68,12 +72,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarr
 ABSOLUTE = {"tanh": 4.5e-7, "erf": 5.5e-7}
 
 
-def kernel(function: Callable[[Any], Any], *, length: int = LENGTH, dtype: str = "float32") -> Any:
-    """function of every element, vectorised."""
+def kernel(
+    function: Callable[[Any], Any], *, length: int = LENGTH, dtype: str = "float32", vectorised: bool = True
+) -> Any:
+    """function of every element."""
     x = te.placeholder((length,), dtype, name="x")
     schedule = Schedule(IRModule({"main": te.create_prim_func([x, te.compute((length,), lambda i: function(x[i]))])}))
     (loop,) = schedule.get_loops(schedule.get_sblock("compute"))
-    schedule.vectorize(schedule.split(loop, [None, 16])[1])
+    if vectorised:
+        schedule.vectorize(schedule.split(loop, [None, 16])[1])
     return schedule.mod
 
 
@@ -116,6 +123,9 @@ LIMITS = {
     "erf": {-INF: -1, -3e38: -1, -3.93: -1, 0: 0, 3.93: 1, 3e38: 1, INF: 1},
     "log": {0: -INF, -1: NAN, -INF: NAN, -1e-45: NAN, 1: 0, INF: INF},
     "rsqrt": {0: INF, INF: 0, -1: NAN},
+    "sin": {-INF: NAN, INF: NAN, 1e-45: 1e-45, -1e-45: -1e-45, 1e-20: 1e-20, 0: 0},
+    "cos": {-INF: NAN, INF: NAN, 1e-45: 1, -1e-20: 1, 0: 1},
+    "tan": {-INF: NAN, INF: NAN, 1e-45: 1e-45, -1e-45: -1e-45, 1e-20: 1e-20, 0: 0},
     "square root": {0: 0, INF: INF, -1: NAN},
     "cube": {-INF: -INF, INF: INF},
 }
@@ -137,10 +147,10 @@ def test_small_results_of_exp_are_zero() -> None:
     assert (found[x > -86.98] > 0).all()
 
 
-def called(mod: Any, target: Any) -> set[str]:
+def called(mod: Any, target: Any, pipeline: str = "default") -> set[str]:
     """Functions of the C library that the code for a target names."""
-    text = str(tvm.tirx.build(mod, target=target).inspect_source("asm"))
-    return set(re.findall(r"\b(?:exp|erf|tanh|log|pow)f?\b", text))
+    text = str(tvm.tirx.build(mod, target=target, pipeline=pipeline).inspect_source("asm"))
+    return set(re.findall(r"\b(?:exp|erf|tanh|log|pow|sin|cos|tan|sincos)f?\b", text))
 
 
 @pytest.mark.parametrize("attributes", [*OTHER_TARGETS, BASIC_X86], ids=lambda attributes: attributes["mcpu"])
@@ -149,24 +159,29 @@ def test_no_call_of_the_library_is_left_in_a_vectorised_loop(attributes: dict[st
         return sum((FUNCTIONS[name][0](x) for name in FUNCTIONS), power(2.0)(x))
 
     mod, target = kernel(everything, length=64), tvm.target.Target(attributes)
-    assert called(mod, target) >= {"expf", "erff", "logf", "powf"}
-    assert not called(expand_intrinsics(mod), target)
+    calls = called(mod, target)
+    assert calls >= {"expf", "erff", "logf", "powf"}
+    assert calls & {"sinf", "sincosf"}
+    assert not called(expand_intrinsics(mod), target, PIPELINE)
 
 
 def test_what_has_no_formula_stays() -> None:
-    other = kernel(lambda x: tirx.sin(x) + power(2.5)(x), length=64)
+    other = kernel(lambda x: tirx.atan(x) + power(2.5)(x), length=64)
     assert tvm_ffi.structural_equal(expand_intrinsics(other), other)
     double = kernel(tirx.exp, length=64, dtype="float64")
     assert tvm_ffi.structural_equal(expand_intrinsics(double), double)
     assert 2.5 not in POWERS
 
 
-def test_half_precision_goes_by_way_of_single() -> None:
-    module = compile_module(kernel(tirx.erf, length=64, dtype="float16"), TARGETS[0])
+@pytest.mark.parametrize(("function", "reference"), [(tirx.erf, erf), (tirx.sin, np.sin), (tirx.tan, np.tan)])
+def test_half_precision_goes_by_way_of_single(
+    function: Callable[[Any], Any], reference: Callable[..., np.ndarray]
+) -> None:
+    module = compile_module(kernel(function, length=64, dtype="float16"), TARGETS[0])
     x = np.linspace(-3, 3, 64).astype(np.float16)
     found = tvm.runtime.empty((64,), "float16")
     module.get_function("main", query_imports=True)(tvm.runtime.tensor(x), found)
-    np.testing.assert_allclose(found.numpy(), erf(x.astype(np.float64)), rtol=2**-11, atol=2**-24)
+    np.testing.assert_allclose(found.numpy(), reference(x.astype(np.float64)), rtol=2**-11, atol=2**-24)
 
 
 def test_functions_of_functions_unroll_and_fuse() -> None:

@@ -21,7 +21,7 @@ without; tests/compiler/test_fastmath.py measures them on dense grids of compile
     rsqrt(x)    1.5, from a square root and a division
     pow(x, c)   for c in POWERS 0.5, but 1.5 for -1/2, 2 for 3 and 3 for 4; roots of -inf are NaN, where pow gives inf
 
-NaN gives NaN; infinities give the limits. float16 goes by way of float32.
+NaN gives NaN; infinities give the limits. float16 goes by way of float32. sin, cos and tan are expanded later (sines.py).
 
 The coefficients are ours: least squares on 1200 Chebyshev nodes in float64, reweighted until the largest relative error
 is smallest (C. L. Lawson, 1961), rational functions linearised by the denominator found before (C. Sanathanan and
@@ -96,6 +96,7 @@ def expand_intrinsics(mod: Any) -> Any:
     (padded_reads.py), vectorised loops that bind variables are made plain (bindings.py), booleans between stages are bytes
     (booleans.py), bfloat16 is computed in float32 (bfloat16.py), maxima keep NaN (extrema.py), and it is unequal to all
     (inequalities.py). Products of bytes are calls (dot_products.py), of which PIPELINE of stack.py makes instructions.
+    Sines, cosines and tangents stay calls, which PIPELINE expands (sines.py).
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
     """

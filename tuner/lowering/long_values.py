@@ -14,7 +14,7 @@ from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 LONGEST = 64
 """Variables in a value, those in the values of these put in, beyond which it goes through a buffer. No single formula
-of fastmath.py goes beyond it."""
+of fastmath.py goes beyond it; a sine does (sines.py)."""
 _CHOICE = "prim.if_then_else"
 
 

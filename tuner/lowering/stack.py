@@ -12,10 +12,11 @@ from typing import Any
 
 from tuner.lowering.dot_products import INSTRUCTED
 from tuner.lowering.long_values import LONG_VALUES_IN_BUFFERS
+from tuner.lowering.sines import SINES_EXPANDED
 from tuner.tvm_compat import register_pipeline, tirx, tvm, tvm_ffi
 
 PIPELINE = "pitchpipe_cpu"
-"""Name of TVM's pipeline with this pass at its end, and before it those of dot_products.py and long_values.py, for
+"""Name of TVM's pipeline with this pass at its end, and before it those of dot_products.py, sines.py and long_values.py, for
 `tirx.build`, `tvm.compile` and `generate_unchecked`."""
 MOST_BYTES = 2048
 """Of a buffer on the stack: what the 32 vector registers of AVX-512 hold."""
@@ -40,4 +41,6 @@ def _function(function: Any, _mod: Any, _context: Any) -> Any:
 
 
 _SMALL_ON_STACK = tirx.transform.prim_func_pass(_function, opt_level=0, name="pitchpipe.SmallBuffersOnStack")
-register_pipeline(PIPELINE, tvm.transform.Sequential([INSTRUCTED, LONG_VALUES_IN_BUFFERS, _SMALL_ON_STACK]))
+register_pipeline(
+    PIPELINE, tvm.transform.Sequential([INSTRUCTED, SINES_EXPANDED, LONG_VALUES_IN_BUFFERS, _SMALL_ON_STACK])
+)

@@ -135,11 +135,12 @@ class CpuKind(TargetKind):
         return tvm.target.Target(target.attributes())
 
     def codegen(self) -> str:
-        from tuner.lowering import stack
+        from tuner.lowering import sines, stack
         from tuner.lowering.fastmath import MATH_VERSION
         from tuner.tvm_compat import tvm
 
-        return f"LLVM {tvm.target.codegen.llvm_version_major()}, math {MATH_VERSION}, stack {stack.VERSION}"
+        own = f"math {MATH_VERSION}, sines {sines.VERSION}, stack {stack.VERSION}"
+        return f"LLVM {tvm.target.codegen.llvm_version_major()}, {own}"
 
     def load_intrinsics(self) -> None:
         from tuner.tensor_intrinsics import load_intrinsics_of
