@@ -232,7 +232,10 @@ class TuningLoop:
         """Holds back what confirming will cost, up to its share, and withdraws what there is no time for."""
         left = {*self._to_confirm, *self._confirming}
         slowness = max(1.0, self.ledger.secs_per_trial * TRIALS_PER_SEC)
-        self._needed_secs = self._cost.secs((self.tasks[i] for i in left), self.measurer.parallel(), slowness)
+        # The first counts twice until a run has told what they take: what ends late decides nothing.
+        first = [] if self._cost.spent_secs else self._to_confirm[:1]
+        to_come = [self.tasks[i] for i in (*left, *first)]
+        self._needed_secs = self._cost.secs(to_come, self.measurer.parallel(), slowness)
         self.ledger.held_secs = min(self._needed_secs, self._share_secs)
         if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return
