@@ -186,6 +186,9 @@ def operators_cuda(result: dict[str, Any]) -> Lines:
         if told := row.get("refused"):
             yield ""
             yield f"{row['name']} ({row['shape']}) was not run: {told}."
+    if missing := result.get("summary", {}).get("not_measured"):
+        yield ""
+        yield f"Not measured yet: {', '.join(missing)}."
 
 
 def template_trials(result: dict[str, Any]) -> Lines:

@@ -84,8 +84,10 @@ def main(options: argparse.Namespace, names: Sequence[str]) -> None:
                     row = {**identity(name), **row_of(__file__, case, LIMIT_SECS + seconds)}
                     write(work / f"{name}.json", row)
                     print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
-        result["rows"] = [kept(work, name) or {**identity(name), "refused": "it was interrupted"} for name in names]
-    result["summary"] = summary(result["rows"])
+        rows = {name: kept(work, name) for name in names}
+        result["rows"] = [found for found in rows.values() if found is not None]
+    missing = [name for name, found in rows.items() if found is None]
+    result["summary"] = summary(result["rows"]) | {"not_measured": missing}
     show(
         result if options.json else {**result, "rows": [{k: r.get(k) for k in SHOWN} for r in result["rows"]]},
         options.json,

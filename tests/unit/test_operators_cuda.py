@@ -115,7 +115,7 @@ def test_losses_and_what_was_not_run_are_named() -> None:
 def test_the_table_marks_losses_and_says_what_was_not_run() -> None:
     alone = row("SFM-1", 2e-6, 4e-6, None, error=0.2) | {"autotune_refused": "LoweringException: no"}
     rows = [row("LIN-1", 2e-6, 5e-6, 4e-6), row("C2D-1", 2e-6, 3e-6, 1e-6), alone, REFUSED]
-    lines = list(gpu_tables.operators_cuda({"rows": rows}))
+    lines = list(gpu_tables.operators_cuda({"rows": rows, "summary": {"not_measured": ["GMM-8", "GMM-9"]}}))
     heading, _, product, convolution, softmax, *rest = lines
     assert {line.count("|") for line in (product, convolution, softmax)} == {heading.count("|")}
     assert product.startswith(
@@ -126,6 +126,7 @@ def test_the_table_marks_losses_and_says_what_was_not_run() -> None:
     assert "| - | eager: 2.00 | 2000 GB/s | - | **wrong**: 2e-01, 5e-04, - |" in softmax
     assert "SFM-1 was not run by max-autotune: LoweringException: no." in rest
     assert f"C3D-0 ({shapes.text_of('C3D-0')}) was not run: UnsupportedShape: too large." in rest
+    assert rest[-1] == "Not measured yet: GMM-8, GMM-9."
 
 
 def test_what_is_kept_is_not_measured_again_and_what_was_refused_only_on_demand(
@@ -168,7 +169,8 @@ def test_an_interrupted_run_prints_what_it_has(
     options = Namespace(json=True, quick=True, seconds=None, work=tmp_path, retry=False)
     operators_cuda.main(options, ["GMM-0", "GMM-1", "GMM-2"])
     found = json.loads(capsys.readouterr().out)
-    assert [one.get("refused") for one in found["rows"]] == [None, "it was interrupted", "it was interrupted"]
+    assert [one["name"] for one in found["rows"]] == ["GMM-0"]
+    assert found["summary"]["not_measured"] == ["GMM-1", "GMM-2"]
     assert [file.name for file in tmp_path.iterdir()] == ["GMM-0.json"]
 
 
