@@ -197,7 +197,7 @@ def drawn_like(example: Any, rng: np.random.Generator) -> np.ndarray:
         return rng.integers(0, 2, array.shape).astype(np.bool_)
     if array.dtype.kind in "iu":
         low, high = (int(array.min()), int(array.max())) if array.size else INTEGERS
-        return rng.integers(low, high, array.shape, endpoint=True).astype(array.dtype)
+        return _ascending_like(array, rng.integers(low, high, array.shape, endpoint=True).astype(array.dtype))
     wide = array.astype(np.float64)
     usable = wide[np.isfinite(wide)]
     mean, deviation = (float(usable.mean()), float(usable.std())) if usable.size else (0.0, 1.0)
@@ -213,9 +213,22 @@ def edges_like(example: Any, rng: np.random.Generator) -> np.ndarray:
         return np.zeros(array.shape, np.bool_)
     if array.dtype.kind in "iu":
         low, high = (int(array.min()), int(array.max())) if array.size else INTEGERS
-        return rng.choice(np.array([low, high]), array.shape).astype(array.dtype)
+        return _ascending_like(array, rng.choice(np.array([low, high]), array.shape).astype(array.dtype))
     size = _size(array.astype(np.float64)) or 1.0
     return _finite(size * rng.choice(np.array(EDGES), array.shape), array.dtype)
+
+
+def _ascending_like(example: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The values; where the example's ascend along its last axis, in that order, and from its first ones on: offsets mean
+    nothing otherwise, and frameworks then differ from themselves."""
+    import numpy as np
+
+    if example.ndim == 0 or example.size < 2 or not np.all(example[..., 1:] >= example[..., :-1]):
+        return values
+    found = np.sort(values, axis=-1)
+    found[..., :1] = example[..., :1]
+    ascending: np.ndarray = np.maximum.accumulate(found, axis=-1)
+    return ascending
 
 
 def _finite(values: Any, dtype: Any) -> np.ndarray:

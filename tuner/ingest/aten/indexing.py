@@ -127,38 +127,52 @@ def embedding_bag(
     padding_idx: int = -1,
     **_: Any,
 ) -> Any:
-    """Sums (mode 0), means (1) or maxima (2) of rows of the weight; bag b has the indices from offsets[b] to the next."""
+    """Sums (mode 0), means (1) or maxima (2) of rows of the weight; bag b has the indices from offsets[b] to the next. Where
+    that are equally many of each, as of indices with two axes, a bag reads its own alone, and else all."""
     if any(to.reads(at) for at in (1, 2, 3)):
         raise NotImplementedError("bags of which more than their values are read")
     bags = to.shape[0]
     (count,), given = shape_of(indices), shape_of(offsets)[0]
+    each = _of_each_bag(to.node.args[2], bags, count)
     dtype = wide(to.dtype)
-    weight = to.cast(weight, dtype)
-    scale = to.cast(per_sample_weights, dtype) if per_sample_weights is not None else None
-    tensors = [weight, to.cast(indices, "int64"), to.cast(offsets, "int64"), *([] if scale is None else [scale])]
-    rows = shape_of(weight)[0]
+    named = {"rows": to.cast(weight, dtype), "indices": to.cast(indices, "int64")}
+    if each is None:
+        named["offsets"] = to.cast(offsets, "int64")
+    if per_sample_weights is not None:
+        named["scale"] = to.cast(per_sample_weights, dtype)
+    tensors, rows = list(named.values()), shape_of(weight)[0]
 
-    def mine(tensor: Any, bag: Any, k: Any) -> Any:
-        start = tensor[2](bag)
-        following = bag + int64(1)
-        end = tirx.if_then_else(following < given, tensor[2](tirx.min(following, int64(given - 1))), int64(count))
-        inside = [k >= start, k < end]
-        if padding_idx >= 0:
-            inside.append(tensor[1](k) != padding_idx)
-        return tirx.all(*inside)
+    def members_of(bag: Any) -> tuple[Any, Any]:
+        """The axis of what may be in a bag, and its place among all indices."""
+        k = te.reduce_axis((int64(0), int64(count if each is None else each)), "k")
+        return k, k.var if each is None else bag * int64(each) + k.var
+
+    def mine(of: dict[str, Any], bag: Any, place: Any) -> list[Any]:
+        """What must hold for the index at the place to be in the bag."""
+        inside = []
+        if each is None:
+            following = bag + int64(1)
+            last = of["offsets"](tirx.min(following, int64(given - 1)))
+            inside = [place >= of["offsets"](bag), place < tirx.if_then_else(following < given, last, int64(count))]
+        return [*inside, of["indices"](place) != padding_idx] if padding_idx >= 0 else inside
 
     identity = lowest(dtype) if mode == 2 else tirx.const(0, dtype)
 
     def body(tensor: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(count)), "k")
-        value = tensor[0](_wrapped(tensor[1](k.var), rows), at[1])
-        if scale is not None:
-            value = value * tensor[3](k.var)
-        return (te.max if mode == 2 else te.sum)(tirx.if_then_else(mine(tensor, at[0], k.var), value, identity), axis=k)
+        of = dict(zip(named, tensor, strict=True))
+        k, place = members_of(at[0])
+        value = of["rows"](_wrapped(of["indices"](place), rows), at[1])
+        if "scale" in of:
+            value = value * of["scale"](place)
+        if inside := mine(of, at[0], place):
+            value = tirx.if_then_else(tirx.all(*inside), value, identity)
+        return (te.max if mode == 2 else te.sum)(value, axis=k)
 
     def members(tensor: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(count)), "k")
-        return te.sum(tirx.if_then_else(mine(tensor, at[0], k.var), int64(1), int64(0)), axis=k)
+        of = dict(zip(named, tensor, strict=True))
+        k, place = members_of(at[0])
+        inside = mine(of, at[0], place)
+        return te.sum(tirx.if_then_else(tirx.all(*inside), int64(1), int64(0)) if inside else int64(1), axis=k)
 
     total = to.compute("embedding_bag", body, to.shape, *tensors)
     if mode:
@@ -172,3 +186,11 @@ def embedding_bag(
 
         total = to.compute("finish", finish, to.shape, total, number)
     return to.cast(total, to.dtype), None, None, None
+
+
+def _of_each_bag(offsets: Any, bags: int, count: int) -> int | None:
+    """How many of the `count` indices each bag has, where the node of the offsets says that these are equally many."""
+    if offsets.op != "call_function" or str(offsets.target) != "aten.arange.start_step" or count % bags:
+        return None
+    start, _, step = (*offsets.args, 1)[:3]
+    return count // bags if start == 0 and step == count // bags else None
