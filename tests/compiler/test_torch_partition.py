@@ -12,6 +12,9 @@ from torch import fx  # noqa: E402  # needs torch
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from pitchpipe.torch_backend.partition import split  # noqa: E402
+from tuner.ingest import parse_container  # noqa: E402
+from tuner.ingest.torch_fx import from_graph, unsupported  # noqa: E402
+from tuner.tvm_compat import load_ir  # noqa: E402
 
 
 def test_what_depends_on_weights_alone_stays_with_pytorch() -> None:
@@ -65,3 +68,31 @@ def test_views_that_are_wanted_outside_are_made_outside() -> None:
     assert not results[1].any()
     assert not results[2].any()
     assert results[4].data_ptr() == x.data_ptr()
+
+
+def test_strides_of_axes_of_one_element_cut_nothing() -> None:
+    """What torch.compile writes behind a global average pool of images with their channels last; other strides read memory,
+    which a compiled program arranges as it likes."""
+
+    def pooled(x: Any, w: Any) -> Any:
+        mean = (x * 2).mean((2, 3), True)
+        return mean.as_strided((2, 8, 1, 1), (8, 1, 8, 8)).flatten(1).relu() @ w
+
+    def turned(x: Any, w: Any) -> Any:
+        return (x * 2).as_strided((2, 8, 4, 4), (128, 1, 32, 8)).mean((2, 3)).relu() @ w
+
+    images = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    w = torch.randn(8, 3)
+    for program, x, whole in ((pooled, images, True), (turned, images.contiguous(), False)):
+        found = split(make_fx(program)(x, w), {"w_1"}, unsupported)
+        assert any("as_strided" in node.name for node in found.module.graph.nodes) != whole
+        assert torch.equal(found.module(x, w), program(x, w))
+
+
+def test_what_lies_the_same_is_no_gather() -> None:
+    def program(x: Any, w: Any) -> Any:
+        return (x * 2).mean((2, 3), True).as_strided((2, 8, 1, 1), (8, 1, 8, 8)).flatten(1) @ w
+
+    images = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    captured = make_fx(program, tracing_mode="fake")(images, torch.randn(8, 3))
+    assert "as_strided" not in str(load_ir(parse_container(from_graph(captured, {"w_1"})).ir))

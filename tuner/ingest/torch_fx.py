@@ -19,14 +19,12 @@ from tuner.graph.half_precision import compute_in_float32
 from tuner.graph.legalise import legalise
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
+from tuner.ingest.aten.strides import lies_the_same
 from tuner.ingest.finalize import finalize
 from tuner.tvm_compat import relax, tvm
 
 LEFT = frozenset(
-    {
-        *("empty.memory_format", "empty_like.default", "empty_permuted.default", "_assert_tensor_metadata.default"),
-        "as_strided.default",  # reads memory, which a compiled program arranges as it likes
-    }
+    {"empty.memory_format", "empty_like.default", "empty_permuted.default", "_assert_tensor_metadata.default"}
 )
 """Operators that are left to PyTorch: they compute nothing, or are about memory."""
 INDEXED = frozenset(
@@ -98,6 +96,8 @@ def unsupported(node: Any) -> str | None:
     tensors = [*node.all_input_nodes, *results_of(node)]
     if (reason := next(filter(None, (_unusable(found) for found in tensors)), None)) is not None:
         return reason
+    if node.target is torch.ops.aten.as_strided.default and not lies_the_same(node):
+        return f"{node.target.__name__} reads memory, which a compiled program arranges as it likes"
     # Results as well: the same arguments may have a result that is used in one place and not in another.
     given, got = fx.node.map_arg((node.args, node.kwargs), _type_text), [_type_text(each) for each in results_of(node)]
     key = f"{node.target}|{given}|{got}"
