@@ -171,6 +171,23 @@ def test_a_batch_norm_without_a_convolution_is_arithmetic() -> None:
     np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_batch_norm_is_in_the_weights_of_the_convolution_before_it(axes: int, groups: int) -> None:
+    rng = np.random.default_rng(0)
+    given = {name: rng.uniform(0.5, 1.5, 6).astype(np.float32) for name in "gbmvc"}
+    given["w"] = rng.standard_normal((6, 4 // groups, *[3] * axes)).astype(np.float32)
+    convolution = node("Conv", ["x", "w", "c"], ["h"], group=groups, pads=[1] * (2 * axes))
+    proto = model(
+        [convolution, node("BatchNormalization", ["h", *"gbmv"], ["y"])], {"x": [2, 4, *[5] * axes]}, ["y"], given
+    )
+    ingested, weights = ingest_here(proto)
+    prepared, inputs = prepare(load_ir(ingested.ir), TARGET), inputs_of(ingested)
+    assert not any("multiply" in name for name in call_counts(prepared))
+    (found,) = run(finish(prepared, TARGET), ingested, weights, inputs)
+    np.testing.assert_allclose(found, expected(proto, inputs)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_binding_weights_uses_all_cores() -> None:
     weights = {"w": np.ones((512, 256), np.float32)}
     ingested, _ = ingest_here(model([node("Gemm", ["x", "w"], ["y"], transB=1)], {"x": [4, 256]}, ["y"], weights))

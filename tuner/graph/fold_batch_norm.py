@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.graph.convolutions import CONVOLUTIONS
 from tuner.graph.def_use import DefUse, op_name
 from tuner.graph.half_precision import SUM, is_half
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
@@ -85,10 +86,11 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
             if [int(extent) for extent in right.ty.shape] != along:
                 return None, None
             bias, found = right, self._bound(left)
-        if op_name(found) != "relax.nn.conv2d" or axis != 1:
+        if op_name(found) not in CONVOLUTIONS or axis != 1:
             return None, None
-        layouts = (found.attrs.data_layout, found.attrs.kernel_layout, found.attrs.out_layout)
-        return (found, bias) if layouts == ("NCHW", "OIHW", "NCHW") else (None, None)
+        attrs, image = found.attrs, found.attrs.data_layout[2:]
+        layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+        return (found, bias) if layouts == (f"NC{image}", f"OI{image}", f"NC{image}") else (None, None)
 
     def _bound(self, variable: Any) -> Any:
         """What a variable that has one use is bound to, in the function as it is rewritten so far; None for any other."""
