@@ -237,7 +237,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "queued_over_ours": over.value,
             "queued_over_ours_interval": [over.low, over.high],
             "wall_over_ours": ratio_of(walls[name], walls["ours"]).value,
-            "kernel_secs": None if name == "ours" else kernels[name][0],
+            "kernel_secs": None if name in ("ours", BACKEND) else kernels[name][0],
             "kernels": kernels[name][1],
             "error": errors[name],
             "setup_secs": setup[name],

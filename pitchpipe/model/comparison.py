@@ -219,16 +219,15 @@ def edges_like(example: Any, rng: np.random.Generator) -> np.ndarray:
 
 
 def _ascending_like(example: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The values; where the example's ascend along its last axis, in that order, and from its first ones on: offsets mean
-    nothing otherwise, and frameworks then differ from themselves."""
+    """The values; where the example has one axis and ascends, in that order, and from its first one on: offsets mean nothing
+    otherwise, and frameworks then differ from themselves."""
     import numpy as np
 
-    if example.ndim == 0 or example.size < 2 or not np.all(example[..., 1:] >= example[..., :-1]):
+    if example.ndim != 1 or example.size < 2 or (example[1:] < example[:-1]).any():
         return values
-    found = np.sort(values, axis=-1)
-    found[..., :1] = example[..., :1]
-    ascending: np.ndarray = np.maximum.accumulate(found, axis=-1)
-    return ascending
+    found = np.sort(values)
+    found[0] = example[0]
+    return found
 
 
 def _finite(values: Any, dtype: Any) -> np.ndarray:

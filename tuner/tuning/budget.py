@@ -120,8 +120,7 @@ class TaskLedger:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the best is within AT_BOUND of the bound and stays there. A best far below the bound disproves it: then
-        it is ignored."""
+        """Whether the best is within AT_BOUND of the bound and stays there. A best far below the bound disproves it."""
         if self.best_secs is None or self.bound_secs is None or len(self.history) < 2:
             return False
         before = self.history[-2][1]

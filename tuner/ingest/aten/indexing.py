@@ -190,7 +190,7 @@ def embedding_bag(
 
 def _of_each_bag(offsets: Any, bags: int, count: int) -> int | None:
     """How many of the `count` indices each bag has, where the node of the offsets says that these are equally many."""
-    if offsets.op != "call_function" or str(offsets.target) != "aten.arange.start_step" or count % bags:
+    if offsets.op != "call_function" or str(offsets.target) != "aten.arange.start_step":
         return None
     start, _, step = (*offsets.args, 1)[:3]
-    return count // bags if start == 0 and step == count // bags else None
+    return step if start == 0 and bags * step == count else None
