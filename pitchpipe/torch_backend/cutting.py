@@ -16,8 +16,9 @@ from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.deploy.identity import Identity, machine_key, read_json, versions, write_json
 from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import step
-from pitchpipe.target_kind import kinds
+from pitchpipe.target_kind import kind_named, kinds
 from pitchpipe.torch_backend.graph_text import decode, encode
+from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked
 from pitchpipe.torch_backend.own_code import own_code
 from pitchpipe.torch_backend.partition import name_of, split
 from pitchpipe.wire._base import Wire
@@ -39,6 +40,8 @@ class Piece(Wire):
     """Names of the placeholders of its module, in order."""
     weights: tuple[str, ...]
     """Those that hold weights."""
+    bounds: dict[str, tuple[int, int]] = {}
+    """Those that hold indices -> the least and the largest that is right."""
     model: str | None = None
     """The `relax` format; None where it cannot be converted."""
     identity: Identity | None = None
@@ -112,8 +115,11 @@ def cut_fx(
     wanted = Target.parse(target) if target is not None else step("detect_target")(device)
     unsupported = step("unsupported_fx")
 
+    # What lies on a GPU cannot be read without waiting for it, but for what stays there.
+    readable = weights if kind_named(wanted.kind).has_streams else None
+
     def reason(node: Any) -> str | None:
-        found: str | None = unsupported(node)
+        found: str | None = unsupported(node, indices_checked=can_be_checked(node, readable))
         return found if found is not None else _elsewhere(node, device)
 
     found = split(decode(model), weights, reason)
@@ -127,6 +133,7 @@ def _piece(eager: Any, found: Any, name: str, target: Target, tf32: Sequence[str
         "nodes": found.nodes[name],
         "takes": [node.name for node in eager.graph.find_nodes(op="placeholder")],
         "weights": sorted(found.weights[name]),
+        "bounds": bounds(eager.graph),
     }
     try:
         exported = step("export_fx")(eager, found.weights[name])

@@ -16,7 +16,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from pitchpipe.torch_backend.partition import name_of
 
-VERSION = 1
+VERSION = 2
 NAMESPACES = frozenset({"aten", "pitchpipe", "prims"})
 """Of operators that every process has that imports this package."""
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
@@ -50,7 +50,7 @@ def encode(module: Any) -> bytes:
             target, given = _told_target(node), [_told(node.args), _told(dict(node.kwargs))]
         except _Untold:
             target, given = {"unknown": _text_of(node)}, [[{"node": one.name} for one in node.all_input_nodes], {}]
-        op = node.op if node.op in ("placeholder", "output") else "call_function"
+        op = node.op if node.op in ("placeholder", "get_attr", "output") else "call_function"
         nodes.append([node.name, op, target, *given, value])
     return json.dumps({"version": VERSION, "nodes": nodes}, separators=(",", ":")).encode()
 
@@ -62,6 +62,7 @@ def decode(data: bytes) -> Any:
         raise ValueError(f"version {found['version']} of a graph, not {VERSION}")
     graph = fx.Graph()
     nodes: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name, op, target, args, kwargs, value in found["nodes"]:
         given = tuple(_read(one, nodes) for one in args), {key: _read(one, nodes) for key, one in kwargs.items()}
         node = graph.create_node(op, _target(target), *given, name=name)
@@ -71,9 +72,11 @@ def decode(data: bytes) -> Any:
                 torch.Tensor, _extract_tensor_metadata, node.meta["val"]
             )
         nodes[name] = node
+        if op == "get_attr":
+            attributes[node.target] = node.meta["val"]
         if node.name != name:
             raise ValueError(f"two nodes are called {name}")
-    return fx.GraphModule({}, graph)
+    return fx.GraphModule(attributes, graph)
 
 
 def _text_of(node: Any) -> str:
@@ -84,7 +87,7 @@ def _text_of(node: Any) -> str:
 
 
 def _told_target(node: Any) -> Any:
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "get_attr", "output"):
         return str(node.target)
     if node.op != "call_function":
         raise _Untold

@@ -20,6 +20,7 @@ from pitchpipe.target_kind import kind_of_device
 from pitchpipe.torch_backend.beside import in_native_code
 from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut, tf32_allowed
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
+from pitchpipe.torch_backend.literals import write_out
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.part import Part, Trials
 from pitchpipe.torch_backend.partition import PREFIX, fuse, is_static, tensors_of
@@ -90,6 +91,7 @@ class Graph:
         with in_native_code():
             rounded = {} if self.sizes is None else self.sizes.rounded(sizes)
             module = copy_of(self._module) if self.sizes is None else self.sizes.fixed(rounded)
+            write_out(module)
         told = GraphReport(kind=self._kind, sizes=rounded)
         device = self._device
         found = self._cut(module, device)
@@ -108,6 +110,7 @@ class Graph:
             report, spec = self._spec(name, piece, answers, found.target)
             told.partitions.append(report)
             parts.append(self._part(module.get_submodule(name), piece, spec, report, device, alone))
+            delattr(module, name)
             setattr(module, name, parts[-1])
             if spec is not None and piece.identity is not None:
                 follow(parts[-1].runs, answers, piece.identity, self._options)
@@ -166,6 +169,7 @@ class Graph:
             report,
             self._trials,
             is_weight=[name in piece.weights for name in names],
+            bounds={at: piece.bounds[name] for at, name in enumerate(names) if name in piece.bounds},
             results=results,
             graphs=self._options.cuda_graphs and kind_of_device(device.type).has_streams,
             training=self._kind != "inference",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.torch_backend.beside import in_native_code, process_ends
 from pitchpipe.torch_backend.paired_benchmark import Outcome, PairedBenchmark, Verdict, known, turn_of, verdict_file
 from pitchpipe.torch_backend.report import PartitionReport
+from pitchpipe.torch_backend.tensors import OutOfRange
 from pitchpipe.torch_backend.warning import warn_once
 
 Run = Callable[..., Any]
@@ -29,8 +30,9 @@ class Trials:
     """Of the monotonic clock; None: it runs for its caller, who is not to wait."""
 
 
-class Part(torch.nn.Module):  # type: ignore[misc]
-    """Takes the place of a partition's submodule, and runs as that one does until it is decided what runs it.
+class Part:
+    """Called in place of a partition's submodule, and runs as that one does until it is decided what runs it. No module
+    itself: with a hundred weights, going through a module's call takes as long as the compiled code's launch on a GPU.
 
     First `build`, in a thread that may wait; then, while the program is tried, a paired benchmark in which its calls take
     part.
@@ -44,6 +46,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         trials: Trials,
         *,
         is_weight: Sequence[bool],
+        bounds: Mapping[int, tuple[int, int]],
         results: Sequence[Any],
         graphs: bool,
         training: bool,
@@ -52,13 +55,13 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         """spec: None where the partition is not to be compiled by us; `otherwise`, eager or inductor, runs it then.
 
-        graphs: on a GPU, a run is one CUDA graph. training: weights change with every call. alone: it is all of its graph,
-        which is tried as a whole.
+        bounds: place of an argument that holds indices -> the least and the largest that is right; with another one in it
+        PyTorch runs the partition, and raises. graphs: on a GPU, a run is one CUDA graph. training: weights change with each
+        call. alone: it is all of its graph, which is tried as a whole.
         """
-        super().__init__()
-        self._eager = [eager]  # in a list: not a submodule
+        self._eager = eager
         self.spec, self.report, self._trials = spec, report, trials
-        self._is_weight, self._results, self._graphs = is_weight, results, graphs
+        self._is_weight, self._bounds, self._results, self._graphs = is_weight, bounds, results, graphs
         self._stepping, self._alone, self._otherwise = training, alone, otherwise
         (output,) = eager.graph.find_nodes(op="output")
         self._one = not isinstance(output.args[0], (tuple, list))
@@ -69,10 +72,10 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._benchmark = PairedBenchmark()
         self._deciding = threading.Lock()
 
-    def forward(self, *tensors: Any) -> Any:
+    def __call__(self, *tensors: Any) -> Any:
         if self._run is None and self._trials.until is not None:
             self._try(tensors)
-        return (self._run or self._eager[0])(*tensors)
+        return (self._run or self._eager)(*tensors)
 
     @property
     def compiled(self) -> bool:
@@ -150,7 +153,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
             return Outcome(tensors=self._runner(*tensors))
 
         def theirs() -> Outcome:
-            found = self._eager[0](*tensors)
+            found = self._eager(*tensors)
             return Outcome(tensors=(found,) if self._one else tuple(found))
 
         file = self._verdict_file()
@@ -180,20 +183,24 @@ class Part(torch.nn.Module):  # type: ignore[misc]
             if kind_of(self.spec.target).has_streams:
                 from pitchpipe.torch_backend.run_on_gpu import GpuRunner
 
-                return GpuRunner(manifest, library, self._is_weight, self._results, graphs=self._graphs)
+                return GpuRunner(
+                    manifest, library, self._is_weight, self._results, bounds=self._bounds, graphs=self._graphs
+                )
             from pitchpipe.torch_backend.run import Runner
 
-            return Runner(manifest, library, self._is_weight, self._results)
+            return Runner(manifest, library, self._is_weight, self._results, bounds=self._bounds)
 
     def _guarded(self, *tensors: Any) -> Any:
         runner = self._runner
         if runner is None:
-            return self._eager[0](*tensors)
+            return self._eager(*tensors)
         try:
             found = runner(*tensors)
+        except OutOfRange:
+            return self._eager(*tensors)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail("a part of the model goes on in eager mode", error)
-            return self._eager[0](*tensors)
+            return self._eager(*tensors)
         if self._trials.until is None:
             self.runs.done += 1
         return found[0] if self._one else found
@@ -202,7 +209,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         try:
             from torch._inductor.compile_fx import compile_fx
 
-            compiled = compile_fx(self._eager[0], list(tensors))
+            compiled = compile_fx(self._eager, list(tensors))
             compiled(*tensors)
         except Exception as error:  # noqa: BLE001 - inductor needs a compiler, and has bugs of its own
             warn_once("inductor", f"inductor failed, running in eager mode: {error}")
@@ -218,7 +225,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
     def _by_eager(self, reason: str, verdict: Verdict | None = None) -> Run:
         self._tell("eager", reason, verdict)
-        eager: Run = self._eager[0]
+        eager: Run = self._eager
         return eager
 
     def _tell(self, runs: str, reason: str, verdict: Verdict | None) -> None:

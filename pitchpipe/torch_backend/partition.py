@@ -73,9 +73,7 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
         (node,) = [one for one in module.graph.find_nodes(op="call_module") if one.target == name]
         pairs = zip(module.get_submodule(name).graph.find_nodes(op="placeholder"), node.args, strict=True)
         found.nodes[name] = inner
-        found.weights[name] = frozenset(
-            mine.name for mine, given in pairs if given.op == "placeholder" and given.name in weights
-        )
+        found.weights[name] = frozenset(mine.name for mine, given in pairs if _stays(given, weights))
     return found
 
 
@@ -86,7 +84,9 @@ def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
     for at, names in enumerate(partitions):
         inside = dict.fromkeys(nodes[name] for name in names)
         _make_views_outside(module.graph, inside)
-        order = torchs.topo_sort(list(inside))
+        # In the graph's order, which decides what the sum of two convolutions is fused with. Before torch 2.13, torch's own
+        # sort gives another.
+        order = [node for node in module.graph.nodes if node in inside]
         inner, given, results = torchs.fuse_as_graphmodule(module, order, f"{PREFIX}{at}", inside)
         module.add_submodule(f"{PREFIX}{at}", inner)
         _call_instead(module.graph, f"{PREFIX}{at}", given, results, behind=order[-1])
@@ -173,7 +173,12 @@ def _takes_inputs(nodes: Collection[Any], weights: Collection[str]) -> bool:
     """Whether it depends on more than weights. What does not is no model: preparation moves all of it to where weights are
     laid out, and leaves no results."""
     given = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
-    return any(one.op != "placeholder" or one.name not in weights for one in given)
+    return not all(_stays(one, weights) for one in given)
+
+
+def _stays(node: Any, weights: Collection[str]) -> bool:
+    """Whether it is the same in each run, unless somebody writes into it: a weight, or a tensor of the program's own."""
+    return node.op == "get_attr" or (node.op == "placeholder" and node.name in weights)
 
 
 def tensors_of(module: Any) -> tuple[list[Any], list[Any]]:

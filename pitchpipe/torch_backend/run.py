@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -22,7 +22,7 @@ from tvm.relax import VirtualMachine
 
 from pitchpipe.deploy.artifact import Manifest
 from pitchpipe.run_function import ALIGNMENT, RunFunction
-from pitchpipe.torch_backend.tensors import in_stride, stamps, unusual_stride
+from pitchpipe.torch_backend.tensors import by_life, check_indices, in_stride, stamps, unusual_stride
 
 SAMPLED = 16
 """Elements of a weight that are looked at in every call: a line of the cache or two."""
@@ -41,11 +41,15 @@ class Runner:
         library: Any,
         is_weight: Sequence[bool],
         results: Sequence[Any],
+        *,
+        bounds: Mapping[int, tuple[int, int]],
     ) -> None:
-        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept."""
+        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. bounds: as
+        `check_indices` takes them."""
         self._machine = VirtualMachine(library, tvm.cpu())
         self._main, self._function = self._machine["main"], RunFunction.of(self._machine)
         self._is_weight, self._is_input = list(is_weight), [not weight for weight in is_weight]
+        self._bounds, self._weight_bounds = by_life(bounds, is_weight)
         self._strides = [unusual_stride(result) for result in results]
         self._is_strided = any(stride is not None for stride in self._strides)
         self._room = [] if self._function is None else [_Room(*told) for told in self._function.results]
@@ -60,9 +64,11 @@ class Runner:
             raise ValueError("the library takes other tensors than the graph")
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        check_indices(tensors, self._bounds)
         with self._lock:
             weights = list(compress(tensors, self._is_weight))
             if self._bound is None or stamps(weights) != self._bound or self._sample.changed:
+                check_indices(tensors, self._weight_bounds)
                 self._bind(weights)
             inputs = [adopted(one) for one in compress(tensors, self._is_input)]
             results = self._by_function(inputs)

@@ -8,14 +8,14 @@ wait for the device: it is seen after `recompile()`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pitchpipe.deploy.artifact import Manifest
 from pitchpipe.target_kind import kind_of
-from pitchpipe.torch_backend.tensors import in_stride, stamps, unusual_stride
+from pitchpipe.torch_backend.tensors import by_life, check_indices, in_stride, stamps, unusual_stride
 from pitchpipe.torch_operators.arrays import to_tensor
 
 
@@ -26,15 +26,23 @@ class GpuRunner:
     """
 
     def __init__(
-        self, manifest: Manifest, program: Any, is_weight: Sequence[bool], results: Sequence[Any], *, graphs: bool
+        self,
+        manifest: Manifest,
+        program: Any,
+        is_weight: Sequence[bool],
+        results: Sequence[Any],
+        *,
+        bounds: Mapping[int, tuple[int, int]],
+        graphs: bool,
     ) -> None:
-        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. graphs: whether
-        a run is one CUDA graph."""
+        """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. bounds: as
+        `check_indices` takes them. graphs: whether a run is one CUDA graph."""
         kind = kind_of(manifest.target)
         self._model = kind.executable(program, manifest.inputs, manifest.params, manifest.target, graphs=graphs)
         self._names = [param.name for param in manifest.params]
         self._inputs_at = [at for at, weight in enumerate(is_weight) if not weight]
         self._weights_at = [at for at, weight in enumerate(is_weight) if weight]
+        self._bounds, self._weight_bounds = by_life(bounds, is_weight)
         self._strides = [unusual_stride(result) for result in results]
         self._device = results[0].device if results else None
         self._lock = threading.Lock()
@@ -44,9 +52,11 @@ class GpuRunner:
             raise ValueError("the program takes other tensors than the graph")
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        check_indices(tensors, self._bounds)
         weights = [tensors[at] for at in self._weights_at]
         with self._lock:
             if self._bound is None or stamps(weights) != self._bound:
+                check_indices(tensors, self._weight_bounds)
                 self._bind(weights)
             found = self._model(*(tensors[at] for at in self._inputs_at))
         results = found if isinstance(found, tuple) else (found,)

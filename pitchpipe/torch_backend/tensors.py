@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+Range = tuple[int, int]
+"""The least and the largest number that indices may hold."""
 _VERSION = attrgetter("_version")
+
+
+class OutOfRange(Exception):
+    """An index that PyTorch raises for."""
+
+
+def by_life(bounds: Mapping[int, Range], is_weight: Sequence[bool]) -> tuple[dict[int, Range], dict[int, Range]]:
+    """Those of what every call brings, and those of weights."""
+    return (
+        {at: each for at, each in bounds.items() if not is_weight[at]},
+        {at: each for at, each in bounds.items() if is_weight[at]},
+    )
+
+
+def check_indices(tensors: Sequence[Any], bounds: Mapping[int, Range]) -> None:
+    """Raises OutOfRange. bounds: place of a tensor -> the least and the largest number that it may hold."""
+    for at, (least, largest) in bounds.items():
+        low, high = torch.aminmax(tensors[at])
+        if low.item() < least or high.item() > largest:
+            raise OutOfRange
 
 
 def stamps(weights: Sequence[Any]) -> tuple[list[int], list[Any]]:

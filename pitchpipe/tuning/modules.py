@@ -156,11 +156,11 @@ class ModuleBuild:
         if kind_of(target).has_streams:
             from pitchpipe.torch_backend.run_on_gpu import GpuRunner
 
-            self._runner = GpuRunner(manifest, library, weighed, calls.results, graphs=True)
+            self._runner = GpuRunner(manifest, library, weighed, calls.results, bounds={}, graphs=True)
         else:
             from pitchpipe.torch_backend.run import Runner
 
-            self._runner = Runner(manifest, library, weighed, calls.results)
+            self._runner = Runner(manifest, library, weighed, calls.results, bounds={})
 
     @property
     def is_current(self) -> bool:

@@ -103,7 +103,8 @@ class Earlier(Wire):
 
 
 class Best(Wire):
-    """The served record of a (workload, target): verified, and confirmed against the baseline in an interleaved run."""
+    """The served record of a (workload, target): verified, and confirmed against the baseline in an interleaved run, or,
+    where a budget ended before one, beyond doubt by what the search timed (ADR 0094)."""
 
     record: str | None = Field(description="record id; none when the baseline itself won")
     trace: str

@@ -41,8 +41,7 @@ log = structlog.get_logger()
 BATCH_CANDIDATES = 32
 """Candidates of one search round, at most: enough to amortise the search, few enough to learn from results soon."""
 DONORS = 4
-"""Similar workloads whose schedules a task's first search begins with: its smallest batch (tuner/tuning/budget.py,
-FEWEST)."""
+"""Similar workloads whose schedules a task's first search begins with: its smallest batch (FEWEST in tuning/budget.py)."""
 LOOK_SECS = 1.0
 """Time between two looks for a worker, without which the job's clock stands."""
 MAX_CRASHES = 3
@@ -220,8 +219,7 @@ class JobRun:
         return True
 
     def _effort(self, view: JobView, tasks: Sequence[Task]) -> float:
-        tuned = sum(task.kind is TaskKind.TUNED for task in tasks)
-        return effort(tuned, view.budget.trials, view.budget.seconds)
+        return effort(sum(task.kind is TaskKind.TUNED for task in tasks), view.budget.trials, view.budget.seconds)
 
     def _build_loop(self, view: JobView) -> TuningLoop:
         store = SqlRecordStore(self.database, self.project, here=self._circumstances)
@@ -296,6 +294,7 @@ class JobRun:
             until_gain=budget.until_gain,
             confirming=frozenset(confirming),
             on_confirmed=self._confirmed,
+            on_undoubted=partial(self._decide, last=True, confirmed=False),
             on_searched=self.wake.notify,
             donors=self._donors,
             donors_only=self._origin is JobOrigin.TRANSFER,
@@ -341,11 +340,11 @@ class JobRun:
         self._ledger.confirmed(at, best.secs)
         self._decide(at, best, last=True)
 
-    def _decide(self, at: int, best: Best | None, *, last: bool) -> bool:
-        """Stores the verdict of a confirming run on a task; returns whether the task then needs no search.
+    def _decide(self, at: int, best: Best | None, *, last: bool, confirmed: bool = True) -> bool:
+        """Stores a verdict on a task; returns whether it then needs no search: where a replayed schedule still holds and was
+        found with at least the effort that this job offers.
 
-        last: whether the run came after the search, not after a replay. No search is needed where a replayed schedule still
-        holds and was found with at least the effort that this job offers.
+        last: whether it came after the search, not a replay. confirmed: by a run; else it counts as no effort of this job.
         """
         task = self._tasks[at]
         digest, target = task.workload.digest, task.target
@@ -375,8 +374,9 @@ class JobRun:
                 with self._spans.span("set_best", task):
                     records.set_best(session, self.project, digest, target, best, effort=effort, owed=owed)
             if last or enough or self._origin is JobOrigin.UPGRADE:
-                secs = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
-                job_tasks.update_task(session, self.job, digest, target, device_class=best.device_class, **secs)
+                told: dict[str, object] = {"untuned_secs": best.baseline_secs, "tuned_secs": best.secs}
+                told |= {"device_class": best.device_class} if confirmed else {}
+                job_tasks.update_task(session, self.job, digest, target, **told)
         return enough
 
     def _publish(self) -> None:

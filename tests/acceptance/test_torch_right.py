@@ -261,6 +261,46 @@ def test_errors_that_values_cause_are_eagers(name: str) -> None:
     assert report.runs == "pitchpipe", report
 
 
+class Words(nn.Module):  # type: ignore[misc]
+    """Embeddings of its argument and of a buffer, and a bias by a buffer of places, as of windowed attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.up = nn.Embedding(9, 8), nn.Embedding(6, 8), nn.Linear(8, 8)
+        self.register_buffer("order", torch.arange(6).expand(1, -1).clone())
+        self.register_buffer("pairs", torch.randint(-5, 5, (4, 4)))
+        self.biases = nn.Parameter(torch.randn(5))
+
+    def forward(self, rows: Any) -> Any:
+        x = self.words(rows) + self.places(self.order[:, : rows.shape[1]])
+        masked = torch.where(self.pairs > 0, torch.tensor(0.0), torch.finfo(x.dtype).min)
+        y = self.up(x)
+        return (y @ y.mT + self.biases[self.pairs] + masked).softmax(-1) @ y, y
+
+
+def test_indices_of_arguments_and_buffers_are_compiled_and_an_error_as_before() -> None:
+    model = Words().eval()
+    fast, rows = compiled(model), torch.tensor([[0, 8, 3, 1]])
+    with torch.no_grad():
+        check_equal(fast(rows), model(rows))
+        (program,) = torch_backend.reports()
+        (graph,) = program.graphs
+        assert (program.runs, graph.left, len(graph.partitions)) == ("pitchpipe", {}, 1), program
+        for bad in (9, -1):
+            with pytest.raises(IndexError):
+                fast(torch.tensor([[0, bad, 0, 0]]))
+        check_equal(fast(rows.flip(1)), model(rows.flip(1)))
+        for buffer, more in ((model.order, 3), (model.pairs, 9)):
+            buffer += more
+            with pytest.raises(IndexError):
+                fast(rows)
+            buffer -= more
+        check_equal(fast(rows), model(rows))
+        model.order.copy_(model.order.flip(1))
+        check_equal(fast(rows), model(rows))
+    assert program.runs == "pitchpipe", program
+
+
 def test_a_change_of_weights_through_data_is_seen() -> None:
     model, average, x = mlp(), mlp(), torch.randn(4, 8)
     fast = compiled(average)

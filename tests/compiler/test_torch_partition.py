@@ -11,7 +11,10 @@ torch = pytest.importorskip("torch")
 from torch import fx  # noqa: E402  # needs torch
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from pitchpipe.torch_backend.partition import split  # noqa: E402
+from pitchpipe.torch_backend.graph_text import decode, encode  # noqa: E402
+from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked  # noqa: E402
+from pitchpipe.torch_backend.literals import write_out  # noqa: E402
+from pitchpipe.torch_backend.partition import fuse, split  # noqa: E402
 from tuner.ingest import parse_container  # noqa: E402
 from tuner.ingest.torch_fx import from_graph, unsupported  # noqa: E402
 from tuner.tvm_compat import load_ir  # noqa: E402
@@ -96,3 +99,74 @@ def test_what_lies_the_same_is_no_gather() -> None:
     images = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
     captured = make_fx(program, tracing_mode="fake")(images, torch.randn(8, 3))
     assert "as_strided" not in str(load_ir(parse_container(from_graph(captured, {"w_1"})).ir))
+
+
+def test_a_partition_keeps_the_graphs_order() -> None:
+    """What the sum of two products is fused with follows from which comes last."""
+
+    def program(x: Any, w: Any) -> Any:
+        return (x @ w).relu() + (x.relu() @ w)
+
+    captured = make_fx(program)(torch.ones(2, 3), torch.ones(3, 3))
+    names = [node.name for node in captured.graph.nodes if node.op == "call_function"]
+    for inside in (names, names[::-1], names[2:] + names[:2]):
+        module = fx.GraphModule(captured, fx.Graph())
+        module.graph.output(module.graph.graph_copy(captured.graph, {}))
+        fuse(module, [inside])
+        inner = module.get_submodule("pitchpipe_0").graph
+        assert [node.name for node in inner.nodes if node.op == "call_function"] == names
+
+
+def looked_up(table: Any, rows: Any, kinds: Any, of: Any, bias: Any, places: Any) -> Any:
+    """Indices that are arguments, constants, and numbers of an argument at places that another tells."""
+    x = torch.embedding(table, rows[:, :4].to(torch.int64))
+    x = x + torch.embedding(table, torch.arange(4)) + torch.embedding(table, kinds.gather(0, of))
+    return x @ bias[places.view(-1)].view(6, 6)
+
+
+def captured_look_up() -> Any:
+    rows, kinds, of = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(4).long()
+    given = (torch.ones(5, 6), rows, kinds, of, torch.ones(12), torch.zeros(6, 6).long())
+    return make_fx(looked_up)(*given), given
+
+
+def test_bounds_of_indices_are_those_of_the_arguments_that_hold_them() -> None:
+    graph, _ = captured_look_up()
+    assert bounds(graph.graph) == {"rows_1": (0, 4), "kinds_1": (0, 4), "of_1": (0, 8), "places_1": (-12, 11)}
+
+
+@pytest.mark.parametrize(("readable", "count"), [(None, 5), ({"kinds_1", "of_1", "places_1"}, 4), (set(), 1)])
+def test_indices_are_checked_where_they_can_be_read(readable: set[str] | None, count: int) -> None:
+    """Of the five operators that index here, one by a constant."""
+    graph, _ = captured_look_up()
+    assert sum(can_be_checked(node, readable) for node in graph.graph.nodes) == count
+
+
+def test_indices_that_were_computed_or_are_wrong_cannot_be_checked() -> None:
+    def computed(table: Any, x: Any) -> Any:
+        return torch.embedding(table, x.argmax(1)) + torch.embedding(table, torch.arange(2, 6)).sum()
+
+    graph = make_fx(computed, tracing_mode="fake")(torch.ones(5, 6), torch.ones(4, 5))
+    assert not any(can_be_checked(node, None) for node in graph.graph.nodes)
+    indexing = [node for node in graph.graph.nodes if "embedding" in node.name]
+    assert all("checks its indices" in str(unsupported(node)) for node in indexing)
+
+
+def test_literals_are_constants_and_other_tensors_of_a_program_are_weights() -> None:
+    row = torch.arange(3.0)
+
+    def program(x: Any, w: Any) -> Any:
+        return torch.where(x > 0, torch.tensor(0.5), x) @ w * torch.tensor([1.0, 2.0, 3.0]) + row
+
+    x, w = torch.randn(2, 3), torch.randn(3, 3)
+    captured = make_fx(program)(x, w)
+    write_out(captured)
+    captured.recompile()
+    assert torch.equal(captured(x, w), program(x, w))
+    again = decode(encode(captured))
+    found = split(again, {"w_1"}, unsupported)
+    ((name, weights),) = found.weights.items()
+    assert found.left == {}
+    assert weights == {"w_1", "_tensor_constant1", "_tensor_constant2"}
+    fuse(captured, [found.nodes[name]])
+    assert torch.equal(captured(x, w), program(x, w))

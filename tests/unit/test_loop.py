@@ -572,3 +572,25 @@ def test_a_loop_that_begins_after_the_replay_was_measured_confirms_it():
     scene.run()
     assert submitted(scene) == [(Purpose.REPLAY, 4), (Purpose.CONFIRM, 2)]
     assert [best.trace for _, best in earlier.verdicts] == [TRACES[0]]
+
+
+def on_gpu(name):
+    """A task whose baseline is a schedule, as on a GPU: a search times it."""
+    return fake_task(name).model_copy(update={"fixed": '[["fixed"],[]]', "baseline": '[["fixed"],[]]'})
+
+
+def test_what_a_search_shows_beyond_doubt_is_served_where_confirming_came_too_late():
+    told: dict[int, Best] = {}
+    scene = in_time(20.0, on_gpu("a"), slow=(Purpose.CONFIRM,))
+    scene.loop.on_undoubted = told.__setitem__
+    assert any(scene.loop.step(at / 2) for at in range(60))
+    assert scene.bests == {}
+    assert told[0].trace == TRACES[0]
+    assert told[0].baseline_secs == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_task_with_a_verdict_keeps_it():
+    told: dict[int, Best] = {}
+    scene = Scene(on_gpu("a"), on_undoubted=told.__setitem__).run()
+    assert told == {}
+    assert scene.bests.keys() == {0}

@@ -85,12 +85,17 @@ def from_graph(graph_module: Any, weights: Collection[str]) -> bytes:
     return container(finalize(module, variables, specs, num_input, DEFAULT_LIMITS))
 
 
-def unsupported(node: Any) -> str | None:
-    """Why a node of a graph cannot be compiled; None when it can."""
+def unsupported(node: Any, *, indices_checked: bool = False) -> str | None:
+    """Why a node of a graph cannot be compiled; None when it can.
+
+    indices_checked: whether somebody looks, before each run, whether the operator's indices are in range.
+    """
     if node.op != "call_function":
         return f"{node.op} is no operator"
     if node.target is operator.getitem:
-        return unsupported(node.args[0]) if isinstance(node.args[0], fx.Node) else "an index into no node"
+        if not isinstance(node.args[0], fx.Node):
+            return "an index into no node"
+        return unsupported(node.args[0], indices_checked=indices_checked)
     if not isinstance(node.target, torch._ops.OpOverload):
         return f"{node.target} is no ATen operator"
     tensors = [*node.all_input_nodes, *results_of(node)]
@@ -100,9 +105,9 @@ def unsupported(node: Any) -> str | None:
         return f"{node.target.__name__} reads memory, which a compiled program arranges as it likes"
     # Results as well: the same arguments may have a result that is used in one place and not in another.
     given, got = fx.node.map_arg((node.args, node.kwargs), _type_text), [_type_text(each) for each in results_of(node)]
-    key = f"{node.target}|{given}|{got}"
+    key = f"{node.target}|{given}|{got}|{indices_checked}"
     if key not in _known:
-        _known[key] = _tried(node)
+        _known[key] = _tried(node, indices_checked)
     return _known[key]
 
 
@@ -130,14 +135,14 @@ def _unusable(node: Any) -> str | None:
     return None
 
 
-def _tried(node: Any) -> str | None:
+def _tried(node: Any, indices_checked: bool) -> str | None:
     target = node.target
     name = target.__name__
     if (reason := randomness(node)) is not None:
         return f"{name} {reason}"
     if target._schema.is_mutable:
         return f"{name} writes into its arguments"
-    if name.partition(".")[0] in INDEXED:
+    if name.partition(".")[0] in INDEXED and not indices_checked:
         return f"{name} checks its indices"
     if name.partition(".")[0] in RANGED:
         return f"{name} checks its values"

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pitchpipe.wire.ids import candidate_digest
-from pitchpipe.wire.measure import Failed, Measurement, Timed
+from pitchpipe.wire.measure import BASELINE_TRACE, Failed, Measurement, Timed
 from pitchpipe.wire.task import Task, TaskKind
 
 ALPHA = 0.2
@@ -86,7 +86,7 @@ class TaskLedger:
     searched_secs: float | None = None
     """Its best before it was confirmed, of a task that is; then best_secs is what was confirmed."""
     default: str | None = None
-    """Digest of the candidate that is its default schedule; None where that is the baseline, or nobody knows."""
+    """Digest of the candidate that is its default schedule; None where that is the naive program, or nobody knows."""
     default_secs: float | None = None
     """The least that the interval of its time allows; None while it has none."""
     bound_secs: float | None = None
@@ -389,7 +389,7 @@ class BudgetLedger:
 
 
 def _default(task: Task) -> str | None:
-    return None if task.fixed in (None, task.baseline) else candidate_digest(task.workload.digest, str(task.fixed))
+    return None if task.fixed in (None, BASELINE_TRACE) else candidate_digest(task.workload.digest, str(task.fixed))
 
 
 def effort(tunable_tasks: int, trials: int | None, seconds: float | None) -> float:

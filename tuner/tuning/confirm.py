@@ -97,14 +97,14 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
     ]
     baseline = _result_of(task.baseline, batch)
     if isinstance(baseline, Timed):
-        limit = _interval(baseline)[0] * (1 - WORTHWHILE)
-        faster = [entry for entry in timed if _interval(entry[0])[1] < limit] or [(baseline, task.baseline, None)]
+        limit = interval_of(baseline)[0] * (1 - WORTHWHILE)
+        faster = [entry for entry in timed if interval_of(entry[0])[1] < limit] or [(baseline, task.baseline, None)]
     elif timed and baseline is not None and baseline.kind is FailureKind.RUN_TIMEOUT:
         faster = timed
     else:
         return None
     winner, trace, record = min(faster, key=lambda entry: entry[0].secs)
-    low, high = later_interval(*_interval(winner))
+    low, high = later_interval(*interval_of(winner))
     return Best(
         record=record,
         trace=trace,
@@ -153,6 +153,6 @@ def _result_of(trace: str, batch: MeasuredBatch) -> Measurement | None:
     return next((result for candidate, result in paired if candidate.trace == trace), None)
 
 
-def _interval(timed: Timed) -> tuple[float, float]:
+def interval_of(timed: Timed) -> tuple[float, float]:
     """Of its median, over samples and processes. Workers of older versions report no processes: it is one then."""
     return run_interval(timed.run_secs, timed.rule.processes if timed.rule is not None else 1)

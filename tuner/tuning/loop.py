@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
 from pitchpipe.errors import StepDied, StepTimeout
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.lease import Purpose
-from pitchpipe.wire.measure import Candidate
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate
 from pitchpipe.wire.record import Best
 from pitchpipe.wire.task import Task, TaskKind
 from pitchpipe.wire.upgrade import REPLAYED
@@ -29,8 +28,10 @@ from tuner.tuning.confirm import MeasuredBatch, choose_best, left_in, undecided
 from tuner.tuning.confirming_cost import ConfirmingCost
 from tuner.tuning.confirming_plan import by_value, compared
 from tuner.tuning.forecast import outlook
+from tuner.tuning.protocols import Measurer, Predictor
 from tuner.tuning.records import RecordStore
 from tuner.tuning.replay import NoReplays, Replays, ReplayStage
+from tuner.tuning.undoubted import undoubted
 
 log = structlog.get_logger("pitchpipe.loop")
 
@@ -50,36 +51,6 @@ MAX_SEARCH_CRASHES = 3
 many children have died or were killed in searches ..."""
 MAX_SEARCH_DEATHS = 10
 """... and any other job when this many have."""
-
-
-class Measurer(Protocol):
-    """Queues candidates for measurement and collects the results. One thread calls it."""
-
-    def submit(self, task: int, purpose: Purpose, proposals: Sequence[Proposal], incumbent_secs: float | None) -> int:
-        """Queues a batch durably; returns how many candidates were new. Zero queues nothing."""
-
-    def collect(self) -> list[MeasuredBatch]:
-        """Batches that ended since the last call, each exactly once; never blocks."""
-
-    def has_capacity(self, waiting: int) -> bool:
-        """Whether another batch should be started, when `waiting` batches are being searched for."""
-
-    def withdraw(self, purposes: Sequence[Purpose]) -> None:
-        """Cancels the candidates for these purposes that nobody measures yet, and stops trials that are measured, where it
-        can; their batches end without them."""
-
-    def parallel(self) -> int:
-        """Batches that are measured side by side: the workers that are there, at least one."""
-
-
-class Predictor(Protocol):
-    """Provides the newest cost model. It is advisory: without one the search goes on at random."""
-
-    def latest(self) -> bytes | None:
-        """Serialised model, or None."""
-
-    def observe(self, measured: int) -> None:
-        """Tells that `measured` results have arrived, so that a new training may start. Never blocks."""
 
 
 @dataclass(kw_only=True)
@@ -115,6 +86,7 @@ class TuningLoop:
         until_gain: float | None = None,
         confirming: frozenset[int] = frozenset(),
         on_confirmed: Callable[[int, Best], None],
+        on_undoubted: Callable[[int, Best], object] = lambda _index, _best: None,
         on_searched: Callable[[], None] = lambda: None,
         donors: Callable[[Task], Sequence[Donor]] = lambda _: (),
         donors_only: bool = False,
@@ -125,6 +97,7 @@ class TuningLoop:
         """Starts nothing yet; `step` does.
 
         until_gain: share of the latency; when another minute of trials is expected to save less, no more are spent.
+        on_undoubted: called in the end, with what is served of a task that no confirming run came to (undoubted.py).
         on_searched: called from another thread when a search has ended, so that the next step is due.
         donors: the schedules of other workloads with which a task's first search begins.
         donors_only: whether that search proposes nothing else.
@@ -134,7 +107,12 @@ class TuningLoop:
         self.tasks, self.ledger, self.measurer, self.records = tasks, ledger, measurer, records
         # By target kind: a cost model of CPU schedules knows nothing of a GPU's.
         self.predictor, self.executor, self.seed, self.on_confirmed = predictor, executor, seed, on_confirmed
-        self.on_searched, self.donors, self.donors_only = on_searched, donors, donors_only
+        self.on_undoubted, self.on_searched, self.donors, self.donors_only = (
+            on_undoubted,
+            on_searched,
+            donors,
+            donors_only,
+        )
         self.replays: Replays = replays or NoReplays()
         self.replay_only = replay_only
         self._replaying = dict(replaying or {})
@@ -150,6 +128,8 @@ class TuningLoop:
         last = confirming - self._replaying.keys()
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
         self._confirming = set(confirming)
+        self._open = {i for i, task in enumerate(tasks) if task.kind is TaskKind.TUNED and i not in reused}
+        """Tasks that are searched and have no verdict yet."""
         for index, task in enumerate(tasks):
             ledger.tasks[index].replaying = index in self._replaying
             if task.kind is TaskKind.FIXED or index in reused or index in last or replay_only:
@@ -184,12 +164,24 @@ class TuningLoop:
         if self.ledger.overdue(elapsed_secs):
             for index in list(self._replaying):
                 self._replay_confirmed(index, None)
+            self._end()
             return True
         if not self.ledger.finished(elapsed_secs):
             return False
         for index in list(self._to_confirm):
             self._confirm_last(index)
-        return not self._confirming
+        if self._confirming:
+            return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        """Passes on what is served of the tasks that were searched and never confirmed."""
+        for index in sorted(self._open):
+            task = self.tasks[index]
+            best = undoubted(task, self.records.for_task(task.workload.digest, task.target))
+            if best is not None:
+                self.on_undoubted(index, best)
 
     def _free(self, elapsed_secs: float) -> list[int]:
         """The tasks whose last confirming run may begin before all trials have ended, in their order: those that get no more
@@ -305,6 +297,7 @@ class TuningLoop:
         elif batch.task in self._replaying:
             self._replay_confirmed(batch.task, best)
         elif best is not None:
+            self._open.discard(batch.task)
             self.on_confirmed(batch.task, best)
 
     @property
@@ -363,7 +356,7 @@ class TuningLoop:
         """The proposals of a task's first search with the default schedule among them, in place of the last one: what a
         deployment runs without us is what a winner has to be faster than."""
         task, ledger = self.tasks[search.task], self.ledger.tasks[search.task]
-        if task.fixed in (None, task.baseline) or self.donors_only or ledger.batches or ledger.batches_in_flight > 1:
+        if task.fixed in (None, BASELINE_TRACE) or self.donors_only or ledger.batches or ledger.batches_in_flight > 1:
             return proposals
         default = Proposal(candidate=Candidate.of(task.workload.digest, str(task.fixed)), features=None)
         others = [each for each in proposals if each.candidate.digest != default.candidate.digest]
