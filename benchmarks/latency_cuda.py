@@ -189,6 +189,8 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_grad_enabled(False)
     torch.set_float32_matmul_precision("high")
+    # Each contestant is captured for what it is given, whatever the others were given before.
+    torch._dynamo.config.automatic_dynamic_shapes = False
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(SEED)
     module, inputs = runpy.run_path(case["models"])["MODELS"][case["model"]]()

@@ -9,6 +9,7 @@ bucket, and Dynamo, whose guards allow every size, never captures again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,10 +42,13 @@ class Sizes:
         places = symbols(self._arguments)
         self.places = {str(symbol): place for symbol, place in places.items()}
         """Symbol -> the argument, and its axis, that tells its size."""
-        self.padded = frozenset(str(symbol) for symbol in places if is_batch_independent(module, symbol))
-        """Symbols along which rows may be added."""
+        rows = {symbol for one in self._arguments if isinstance(one, torch.Tensor) for symbol in _symbols_in(one.shape)}
+        self.padded = frozenset(str(each) for each in places if each in rows and is_batch_independent(module, each))
+        """Symbols along which rows may be added. A symbol that is no tensor's size is a stride."""
         if any(_is_size(one) for one in self._results):
             self.padded = frozenset()  # a result that is a size would be the bucket's
+        self._growing = [(at, one) for at, one in enumerate(self._arguments) if _varies(one)]
+        self._cutting = [(at, one) for at, one in enumerate(self._results) if _varies(one)]
 
     def of(self, arguments: Sequence[Any]) -> dict[str, int]:
         """What the symbols are in a call."""
@@ -59,11 +63,14 @@ class Sizes:
         rounded = self.rounded(sizes)
         if all(sizes[name] == extent for name, extent in rounded.items()):
             return compiled(*arguments)
-        grown = [grown_to(one, wanted, rounded) for one, wanted in zip(arguments, self._arguments, strict=True)]
+        grown = list(arguments)
+        for at, wanted in self._growing:
+            grown[at] = grown_to(grown[at], wanted, rounded)
         found = compiled(*grown)
         results = [found] if self._one else list(found)
-        cut = [cut_to(one, wanted, sizes) for one, wanted in zip(results, self._results, strict=True)]
-        return cut[0] if self._one else cut
+        for at, wanted in self._cutting:
+            results[at] = cut_to(results[at], wanted, sizes)
+        return results[0] if self._one else results
 
     def fixed(self, rounded: Mapping[str, int]) -> Any:
         """A copy of the graph in which the symbols are these sizes and all shapes are known. Takes milliseconds an
@@ -131,7 +138,23 @@ def size(extent: Any, sizes: Mapping[str, int]) -> int:
     if not _is_size(extent):
         return int(extent)
     expression = extent.node.expr
-    return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
+    return sizes[expression.name] if expression.is_Symbol else _value(expression, tuple(sorted(sizes.items())))
+
+
+@lru_cache(maxsize=4096)
+def _value(expression: Any, sizes: tuple[tuple[str, int], ...]) -> int:
+    """To evaluate one takes 20 us, and some are evaluated in every call."""
+    known = dict(sizes)
+    return int(expression.subs({symbol: known[str(symbol)] for symbol in expression.free_symbols}))
+
+
+def _symbols_in(extents: Sequence[Any]) -> set[Any]:
+    return {symbol for extent in extents if _is_size(extent) for symbol in extent.node.expr.free_symbols}
+
+
+def _varies(one: Any) -> bool:
+    """Whether it is a size, or a tensor that has one."""
+    return _is_size(one) or (isinstance(one, torch.Tensor) and bool(_symbols_in((*one.shape, *one.stride()))))
 
 
 def _is_size(one: Any) -> bool:

@@ -244,3 +244,55 @@ def test_results_must_be_as_eagers_in_strides_gradient_and_memory(other: Any) ->
             lambda: rehearsal(lambda x: (other(x),)), lambda: rehearsal(lambda x: (x * 2,))
         )
     assert wrong is not None
+
+
+def recaptured(function: Any, *calls: tuple[Any, ...]) -> Any:
+    """What Dynamo captures last, once arguments have varied."""
+    found: list[Any] = []
+
+    def keep(module: Any, _inputs: Any) -> Any:
+        found.append(module)
+        return make_boxed_func(module.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=keep))
+    with torch.no_grad():
+        for call in calls:
+            compiled(*call)
+    return found[-1]
+
+
+def test_a_stride_that_varied_is_not_padded() -> None:
+    """Images that were given with channels last and then with channels first: the stride is a number of its own."""
+    x = torch.randn(1, 3, 8, 8)
+    sizes = Sizes(recaptured(lambda x: x * 2, (x.to(memory_format=torch.channels_last),), (x,)))
+    assert len(sizes.places) == 1
+    assert sizes.padded == frozenset()
+
+
+def test_what_has_no_size_that_varies_is_passed_on_as_it_is() -> None:
+    w = torch.randn(4, 4)
+    graph = recaptured(lambda x, w: ((x @ w).relu(), w * 2), (torch.randn(5, 4), w), (torch.randn(6, 4), w))
+    sizes = Sizes(graph)
+    (name,) = sizes.padded
+    given = [
+        6 if isinstance(node.meta["val"], torch.SymInt) else w for node in graph.graph.find_nodes(op="placeholder")
+    ]
+    at = next(at for at, node in enumerate(graph.graph.find_nodes(op="placeholder")) if _varies(node.meta["val"], 2))
+    given[at] = torch.randn(6, 4)
+    seen: list[Any] = []
+
+    def compiled(*arguments: Any) -> list[Any]:
+        seen.extend(arguments)
+        return [torch.ones(8, 4), w]
+
+    cut, whole = sizes.run(compiled, given, {name: 6})
+    assert (cut.shape, whole is w) == ((6, 4), True)
+    assert seen[at].shape == (8, 4)
+    assert torch.equal(seen[at][:6], given[at])
+    assert sum(one is w for one in seen) == 1
+    assert [one for one in seen if isinstance(one, int)] == [8] * (len(given) - 2)
+
+
+def _varies(value: Any, dims: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == dims and isinstance(value.shape[0], torch.SymInt)
