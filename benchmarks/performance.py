@@ -127,7 +127,9 @@ SECTIONS = (
         more="Times are those of calls that are queued; `wall` has the wait for each. A minute of tuning each, from an "
         "empty database; four runs went on side by side, each with a GPU and 16 cores. max-autotune stands beside BERT, "
         "where it was the best of PyTorch's modes before; not run: batches of eight in bfloat16 but ResNet-50, and those of "
-        "the models from ConvNeXt on. In float32 everybody may use TF32: what is slower or beyond four times eager's error "
+        "the models from ConvNeXt on. torch.compile of the two image models was captured with a stride as a symbol, as "
+        "the peers had been given channels last before; most of its time there is what that cost in each call, which is "
+        "mended, not measured. In float32 everybody may use TF32: what is slower or beyond four times eager's error "
         "there read weights that lay badly, and cut bits off where it now rounds (ADR 0090, not measured since).",
     ),
     Section(

@@ -18,9 +18,9 @@ from pitchpipe.model.comparison import PRECISION, less_precise
 from pitchpipe.model.local import LocalModel
 from pitchpipe.target_kind import kind_of_device
 from pitchpipe.torch_backend.beside import in_native_code
+from pitchpipe.torch_backend.constants import write_out
 from pitchpipe.torch_backend.cutting import Cut, Piece, cut, known_cut, tf32_allowed
 from pitchpipe.torch_backend.dynamic import Sizes, copy_of
-from pitchpipe.torch_backend.literals import write_out
 from pitchpipe.torch_backend.options import Options
 from pitchpipe.torch_backend.part import Part, Trials
 from pitchpipe.torch_backend.partition import PREFIX, fuse, is_static, tensors_of

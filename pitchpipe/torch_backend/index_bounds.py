@@ -57,7 +57,7 @@ def _is_right(index: Any, low: int, high: int, readable: Collection[str] | None)
         if root.op == "placeholder":
             if readable is not None and root.name not in readable:
                 return False
-        elif not all(low <= number <= high for number in _extremes(root)):
+        elif root.op != "get_attr" and not all(low <= number <= high for number in _extremes(root)):
             return False
     return True
 
@@ -69,9 +69,7 @@ def _indices(node: Any) -> Iterator[tuple[Any, int, int]]:
     match name_of(node):
         case "embedding":
             yield node.args[1], 0, node.args[0].meta["val"].shape[0] - 1
-        case "gather":
-            yield node.args[2], 0, _extent(node) - 1
-        case "index_select":
+        case "gather" | "index_select":
             yield node.args[2], 0, _extent(node) - 1
         case "index":
             for index, extent in zip(node.args[1], node.args[0].meta["val"].shape, strict=False):
@@ -81,13 +79,15 @@ def _indices(node: Any) -> Iterator[tuple[Any, int, int]]:
 
 def _extent(node: Any) -> int:
     """Of the axis that is the operator's second argument; a number alone has one of one element."""
-    return int((*node.args[0].meta["val"].shape, 1)[node.args[1]]) if node.args[0].meta["val"].dim() else 1
+    value = node.args[0].meta["val"]
+    return int(value.shape[node.args[1]]) if value.dim() else 1
 
 
 def _roots(node: Any) -> list[Any] | None:
-    """The placeholders and constants whose numbers a node holds; None where something was computed."""
+    """The placeholders, tensors of the graph's own and constants whose numbers a node holds; None where some were
+    computed."""
     if node.op in ("placeholder", "get_attr"):
-        return [node] if node.op == "placeholder" else None
+        return [node]
     if node.target is operator.getitem:
         return _roots(node.args[0])
     name = name_of(node)

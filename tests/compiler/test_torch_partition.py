@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from torch import fx  # noqa: E402  # needs torch
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from pitchpipe.torch_backend.constants import write_out  # noqa: E402
 from pitchpipe.torch_backend.graph_text import decode, encode  # noqa: E402
 from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked  # noqa: E402
-from pitchpipe.torch_backend.literals import write_out  # noqa: E402
 from pitchpipe.torch_backend.partition import fuse, split  # noqa: E402
 from tuner.ingest import parse_container  # noqa: E402
 from tuner.ingest.torch_fx import from_graph, unsupported  # noqa: E402
@@ -120,7 +120,7 @@ def test_a_partition_keeps_the_graphs_order() -> None:
 def looked_up(table: Any, rows: Any, kinds: Any, of: Any, bias: Any, places: Any) -> Any:
     """Indices that are arguments, constants, and numbers of an argument at places that another tells."""
     x = torch.embedding(table, rows[:, :4].to(torch.int64))
-    x = x + torch.embedding(table, torch.arange(4)) + torch.embedding(table, kinds.gather(0, of))
+    x = x + torch.embedding(table, torch.arange(4)) + torch.embedding(table, kinds.gather(-1, of))
     return x @ bias[places.view(-1)].view(6, 6)
 
 
@@ -170,3 +170,42 @@ def test_literals_are_constants_and_other_tensors_of_a_program_are_weights() -> 
     assert weights == {"w_1", "_tensor_constant1", "_tensor_constant2"}
     fuse(captured, [found.nodes[name]])
     assert torch.equal(captured(x, w), program(x, w))
+
+
+def test_what_follows_from_nothing_that_is_given_is_computed_once() -> None:
+    """Positions by a running sum, a mask that hides nothing, and buckets of distances by logarithms."""
+
+    def program(x: Any) -> Any:
+        ones = torch.ones(1, 4, dtype=torch.int64)
+        at = ones.cumsum(1) - 1
+        mask = (at[:, None] <= at[..., None]) | (at >= 0)[:, None]
+        far = (at - at.mT).abs().clamp(min=1).float().log().mul(3).long()
+        zeros, rows = torch.zeros(4, dtype=torch.bool), torch.arange(4).expand(3, 4)
+        return x[:, at[0]] + far, torch.where(mask[0], x, 2.0), zeros, rows
+
+    x = torch.randn(4, 4)
+    captured = make_fx(program)(x)
+    right = program(x)
+    write_out(captured)
+    captured.recompile()
+    left = [node.target.__name__ for node in captured.graph.nodes if node.op == "call_function"]
+    assert not {"cumsum.default", "log.default", "le.Tensor", "bitwise_or.Tensor"} & set(left)
+    assert {"arange.start_step", "full.default", "lift_fresh_copy.default"} <= set(left)
+    for _ in range(2):
+        found = captured(x)
+        for one, other in zip(found, right, strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
+        found[2].fill_(True)  # a program may write into what it was given
+    found = split(captured, set(), lambda node: unsupported(node, indices_checked=can_be_checked(node, None)))
+    assert found.left == {}
+
+
+def test_what_is_drawn_lies_in_memory_or_is_large_is_left() -> None:
+    def program(x: Any) -> Any:
+        return x + torch.rand(4) + torch.empty(4).isnan() + torch.arange(2 << 20).sum() + torch.ones(2 << 20)[:4]
+
+    captured = make_fx(program)(torch.randn(4))
+    before = [node.name for node in captured.graph.nodes]
+    write_out(captured)
+    assert [node.name for node in captured.graph.nodes] == before
