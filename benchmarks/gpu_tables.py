@@ -112,7 +112,7 @@ def _tasks_over_queued(row: Row) -> str:
     if not tasks:
         return "not tuned"
     if untimed := sum(task["secs"] is None for task in tasks):
-        return f"{untimed} of {len(tasks)} tasks not confirmed"
+        return f"{untimed} of {len(tasks)} tasks have default schedules"
     return percent(sum(task["weight"] * task["secs"] for task in tasks) / row["queued_secs"])
 
 

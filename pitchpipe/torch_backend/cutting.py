@@ -18,7 +18,7 @@ from pitchpipe.processes.child import run_step
 from pitchpipe.processes.plugins import step
 from pitchpipe.target_kind import kind_named, kinds
 from pitchpipe.torch_backend.graph_text import decode, encode
-from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked
+from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked, is_proved
 from pitchpipe.torch_backend.own_code import own_code
 from pitchpipe.torch_backend.partition import name_of, split
 from pitchpipe.wire._base import Wire
@@ -122,18 +122,20 @@ def cut_fx(
         found: str | None = unsupported(node, indices_checked=can_be_checked(node, readable))
         return found if found is not None else _elsewhere(node, device)
 
-    found = split(decode(model), weights, reason)
-    pieces = [_piece(found.module.get_submodule(name), found, name, wanted, tf32) for name in found.weights]
+    module = decode(model)
+    proved = {node.name for node in module.graph.nodes if is_proved(node)}
+    found = split(module, weights, reason)
+    pieces = [_piece(found.module.get_submodule(name), found, name, wanted, tf32, proved) for name in found.weights]
     whole = Cut(target=wanted, operators=found.operators, left=found.left, pieces=tuple(pieces))
     return whole.model_dump(mode="json", by_alias=True)
 
 
-def _piece(eager: Any, found: Any, name: str, target: Target, tf32: Sequence[str]) -> Piece:
+def _piece(eager: Any, found: Any, name: str, target: Target, tf32: Sequence[str], proved: Collection[str]) -> Piece:
     told: dict[str, Any] = {
         "nodes": found.nodes[name],
         "takes": [node.name for node in eager.graph.find_nodes(op="placeholder")],
         "weights": sorted(found.weights[name]),
-        "bounds": bounds(eager.graph),
+        "bounds": bounds(eager.graph, proved),
     }
     try:
         exported = step("export_fx")(eager, found.weights[name])

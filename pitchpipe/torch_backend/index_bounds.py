@@ -1,38 +1,31 @@
 """Which of a graph's arguments are indices, and the numbers that they may hold.
 
-PyTorch raises for an index out of range where compiled code reads memory of others. So an operator that indexes is compiled
-where its indices are an argument's numbers, moved about but not computed with, or constants: who runs it looks at that
-argument first, and leaves a run with an index out of range to PyTorch, which raises.
+PyTorch raises for an index out of range where compiled code reads the first or the last element. So an operator that
+indexes is compiled where its indices are an argument's numbers, moved about but not computed with: who runs it looks at that
+argument first, and leaves a run with an index out of range to PyTorch, which raises. It is compiled, too, where they are
+right whatever the graph is given, such as places of extrema (index_intervals.py).
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import torch
-
+from pitchpipe.torch_backend.index_intervals import WHOLE, extremes, interval, moved
 from pitchpipe.torch_backend.partition import name_of
 
 Bounds = dict[str, tuple[int, int]]
 """Placeholder -> the least and the largest number that it may hold."""
-MOVING = frozenset(
-    {
-        *("view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "squeeze", "unsqueeze", "flatten"),
-        *("slice", "select", "narrow", "split", "split_with_sizes", "unbind", "alias", "detach", "clone", "contiguous"),
-        *("flip", "repeat", "roll", "lift_fresh_copy", "gather", "index", "index_select", "embedding"),
-    }
-)
-"""Operators whose results hold numbers of their first argument and no others."""
-WHOLE = (torch.int32, torch.int64)
 
 
-def bounds(graph: Any) -> Bounds:
-    """Those of the placeholders of a graph that is compiled, for whatever is indexed in it."""
+def bounds(graph: Any, proved: Collection[str]) -> Bounds:
+    """Those of the placeholders of a graph that is compiled, for whatever is indexed in it.
+
+    proved: names of operators whose indices are right whatever the placeholders hold.
+    """
     found: Bounds = {}
     for node in graph.nodes:
-        for source, low, high in _indices(node):
+        for source, low, high in () if node.name in proved else _indices(node):
             for root in _roots(source) or ():
                 if root.op == "placeholder":
                     before = found.get(root.name, (low, high))
@@ -40,8 +33,14 @@ def bounds(graph: Any) -> Bounds:
     return found
 
 
+def is_proved(node: Any) -> bool:
+    """Whether all indices that an operator takes are right, whatever the graph is given."""
+    known = [(interval(index), low, high) for index, low, high in _indices(node)]
+    return bool(known) and all(one is not None and low <= one[0] and one[1] <= high for one, low, high in known)
+
+
 def can_be_checked(node: Any, readable: Collection[str] | None) -> bool:
-    """Whether all indices that an operator takes can be looked at before a run, and those that are constants are right.
+    """Whether all indices that an operator takes can be looked at before a run, or are right whatever the graph is given.
 
     readable: the placeholders whose numbers can be read then; None: all of them.
     """
@@ -50,16 +49,23 @@ def can_be_checked(node: Any, readable: Collection[str] | None) -> bool:
 
 
 def _is_right(index: Any, low: int, high: int, readable: Collection[str] | None) -> bool:
-    roots = _roots(index)
-    if roots is None or index.meta["val"].dtype not in WHOLE:
+    if index.meta["val"].dtype not in WHOLE:
         return False
-    for root in roots:
-        if root.op == "placeholder":
-            if readable is not None and root.name not in readable:
-                return False
-        elif root.op != "get_attr" and not all(low <= number <= high for number in _extremes(root)):
-            return False
-    return True
+    known = interval(index)
+    if known is not None and low <= known[0] and known[1] <= high:
+        return True
+    return all(_can_be_looked_at(root, low, high, readable) for root in _roots(index) or (None,))
+
+
+def _can_be_looked_at(root: Any, low: int, high: int, readable: Collection[str] | None) -> bool:
+    if root is None:
+        return False
+    if root.op == "placeholder":
+        return readable is None or root.name in readable
+    if root.op == "get_attr":
+        return True
+    least, largest = extremes(root)
+    return low <= least and largest <= high
 
 
 def _indices(node: Any) -> Iterator[tuple[Any, int, int]]:
@@ -88,26 +94,17 @@ def _roots(node: Any) -> list[Any] | None:
     computed."""
     if node.op in ("placeholder", "get_attr"):
         return [node]
-    if node.target is operator.getitem:
-        return _roots(node.args[0])
+    if (source := moved(node)) is not None:
+        return _roots(source)
     name = name_of(node)
     if name in ("cat", "stack"):
         found = [_roots(each) for each in node.args[0]]
         return None if None in found else [root for roots in found for root in roots or ()]
     if name == "_to_copy":
         return _roots(node.args[0]) if _keeps_numbers(node) else None
-    if name in MOVING:
-        return _roots(node.args[0])
     return [node] if name in ("arange", "full") and not node.all_input_nodes else None
 
 
 def _keeps_numbers(node: Any) -> bool:
     before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype
     return before in WHOLE and after in WHOLE and before.itemsize <= after.itemsize
-
-
-def _extremes(node: Any) -> tuple[int, int]:
-    """The least and the largest number of a constant that is not empty."""
-    keywords = {key: value for key, value in node.kwargs.items() if key != "device"}
-    low, high = torch.aminmax(node.target(*node.args, **keywords))
-    return int(low), int(high)

@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from pitchpipe.torch_backend.constants import write_out  # noqa: E402
 from pitchpipe.torch_backend.graph_text import decode, encode  # noqa: E402
-from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked  # noqa: E402
+from pitchpipe.torch_backend.index_bounds import bounds, can_be_checked, is_proved  # noqa: E402
+from pitchpipe.torch_backend.index_intervals import interval  # noqa: E402
 from pitchpipe.torch_backend.partition import fuse, split  # noqa: E402
 from tuner.ingest import parse_container  # noqa: E402
 from tuner.ingest.torch_fx import from_graph, unsupported  # noqa: E402
@@ -132,7 +133,7 @@ def captured_look_up() -> Any:
 
 def test_bounds_of_indices_are_those_of_the_arguments_that_hold_them() -> None:
     graph, _ = captured_look_up()
-    assert bounds(graph.graph) == {"rows_1": (0, 4), "kinds_1": (0, 4), "of_1": (0, 8), "places_1": (-12, 11)}
+    assert bounds(graph.graph, ()) == {"rows_1": (0, 4), "kinds_1": (0, 4), "of_1": (0, 8), "places_1": (-12, 11)}
 
 
 @pytest.mark.parametrize(("readable", "count"), [(None, 5), ({"kinds_1", "of_1", "places_1"}, 4), (set(), 1)])
@@ -146,7 +147,7 @@ def test_indices_that_were_computed_or_are_wrong_cannot_be_checked() -> None:
     def computed(table: Any, x: Any) -> Any:
         return torch.embedding(table, x.argmax(1)) + torch.embedding(table, torch.arange(2, 6)).sum()
 
-    graph = make_fx(computed, tracing_mode="fake")(torch.ones(5, 6), torch.ones(4, 5))
+    graph = make_fx(computed, tracing_mode="fake")(torch.ones(5, 6), torch.ones(4, 6))
     assert not any(can_be_checked(node, None) for node in graph.graph.nodes)
     indexing = [node for node in graph.graph.nodes if "embedding" in node.name]
     assert all("checks its indices" in str(unsupported(node)) for node in indexing)
@@ -209,3 +210,46 @@ def test_what_is_drawn_lies_in_memory_or_is_large_is_left() -> None:
     before = [node.name for node in captured.graph.nodes]
     write_out(captured)
     assert [node.name for node in captured.graph.nodes] == before
+
+
+INTERVALS = {
+    "a place along an axis": (lambda x, _: x.argmax(1), (0, 6)),
+    "a place among all": (lambda x, _: x.argmin(), (0, 27)),
+    "places of the largest": (lambda x, _: x.topk(2, 0)[1], (0, 3)),
+    "places of a maximum": (lambda x, _: x.max(1)[1].view(2, 2), (0, 6)),
+    "an order": (lambda x, _: x.sort(dim=0, stable=True)[1][1:], (0, 3)),
+    "a count": (lambda x, _: (x > 0).cumsum(1) * 2 - 1, (-1, 13)),
+    "positions of what is no padding": (lambda _, i: i.ne(1).int().cumsum(1).int() * i.ne(1).int() + 1, (1, 4)),
+    "a bound": (lambda _, i: i.clamp(-2, 5), (-2, 5)),
+    "a bound of what is known": (lambda x, _: x.argmax(1).clamp(min=0, max=3), (0, 3)),
+    "one bound": (lambda _, i: i.clamp(min=0), None),
+    "a remainder": (lambda _, i: i.remainder(7), (0, 6)),
+    "either": (lambda x, i: torch.where(i > 0, x.argmax(1)[:1, None], i.remainder(10)), (0, 9)),
+    "together": (lambda x, _: torch.cat([x.argmax(1), x.argmin(0)]), (0, 6)),
+    "what is given": (lambda _, i: i + 1, None),
+    "a fraction": (lambda x, _: (x * 3).long(), None),
+    "bits": (lambda x, _: x.argmax(1).view(torch.float64).view(torch.int64), None),
+}
+
+
+@pytest.mark.parametrize("name", INTERVALS)
+def test_numbers_lie_in_their_interval(name: str) -> None:
+    function, expected = INTERVALS[name]
+    given = torch.randn(4, 7), torch.randint(-9, 9, (2, 3))
+    graph = make_fx(function)(*given).graph
+    (result,) = graph.output_node().all_input_nodes
+    assert interval(result) == expected
+    if expected is not None:
+        assert expected[0] <= int(function(*given).min()) <= int(function(*given).max()) <= expected[1]
+
+
+def test_what_is_proved_needs_no_look() -> None:
+    def program(x: Any, table: Any, places: Any) -> Any:
+        return table[x.argmax(1)] + table[places]
+
+    graph = make_fx(program)(torch.randn(4, 7), torch.randn(7, 2), torch.zeros(4).long()).graph
+    proved = {node.name for node in graph.nodes if is_proved(node)}
+    assert len(proved) == 1
+    assert bounds(graph, proved) == {"places_1": (-7, 6)}
+    indexing = [node for node in graph.nodes if "index" in node.name]
+    assert [can_be_checked(node, ()) for node in indexing] == [True, False]

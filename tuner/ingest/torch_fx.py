@@ -43,12 +43,13 @@ INDEXED = frozenset(
         *("scatter", "scatter_add", "scatter_reduce", "max_unpool2d", "max_unpool3d"),
     }
 )
-"""Operators for which an index out of range is an error in PyTorch, and memory of others in compiled code."""
+"""Operators for which an index out of range is an error in PyTorch, and another element's number in compiled code."""
 RANGED = frozenset({"binary_cross_entropy", "binary_cross_entropy_backward", "histc"})
 """Operators that raise in PyTorch for values out of a range, which compiled code would take."""
 DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 """Operators for which a zero among whole divisors is an error in PyTorch, and ends the process in compiled code."""
-LOWERED = frozenset({"relax.call_tir", "relax.reshape"})
+LOWERED = frozenset({"relax.call_tir", "relax.reshape", "relax.cumprod", "relax.cumsum"})
+"""What is left of an operator that can be compiled; preparation makes tensor functions of the last two in its own way."""
 DTYPES = frozenset(
     {
         torch.float32,
