@@ -173,6 +173,16 @@ def test_what_has_no_formula_stays() -> None:
     assert 2.5 not in POWERS
 
 
+@pytest.mark.parametrize("name", ["exp", "log", "tanh"])
+def test_a_whole_number_may_be_made_of_what_a_function_gives(name: str) -> None:
+    """As buckets of distances are of logarithms, in 64 bits, which TVM then narrows where it can."""
+    function, reference, *_ = FUNCTIONS[name]
+    module = compile_module(kernel(lambda x: tirx.Cast("int64", function(x) * 3.0), length=64), TARGETS[0])
+    x, found = np.linspace(0.3, 2, 64).astype(np.float32), tvm.runtime.empty((64,), "int64")
+    module.get_function("main", query_imports=True)(tvm.runtime.tensor(x), found)
+    np.testing.assert_array_equal(found.numpy(), (reference(x) * 3).astype(np.int64))
+
+
 @pytest.mark.parametrize(("function", "reference"), [(tirx.erf, erf), (tirx.sin, np.sin), (tirx.tan, np.tan)])
 def test_half_precision_goes_by_way_of_single(
     function: Callable[[Any], Any], reference: Callable[..., np.ndarray]

@@ -217,12 +217,18 @@ def _erf(x: Any, bind: Bind) -> Any:
     return _odd_ratio(x, ERF_END, ERF, bind)
 
 
+def _whole(value: Any, bind: Bind) -> Any:
+    """An int32 by a name, which is that of the float32 of its bits. Where a logarithm becomes a whole number, TVM's
+    narrowing of types bounds a named whole number twice, once without what it is bound to, and refuses the two bounds."""
+    return tirx.reinterpret("int32", bind(tirx.reinterpret("float32", value)))
+
+
 def _log(x: Any, bind: Bind) -> Any:
     """k ln 2 + log(1 + t) with x = 2^k (1 + t) and 1 + t in [sqrt(1/2), sqrt(2))."""
     bits = tirx.reinterpret("int32", x)
-    subnormal = bind((bits - _integer(ONE_BITS - (126 << 23))) >> _integer(31))  # all ones, or zero
+    subnormal = _whole((bits - _integer(ONE_BITS - (126 << 23))) >> _integer(31), bind)  # all ones, or zero
     scale = tirx.reinterpret("float32", _integer(ONE_BITS) + (subnormal & _integer(23 << 23)))
-    offset = bind(tirx.reinterpret("int32", x * scale) - _integer(ROOT_HALF_BITS))
+    offset = _whole(tirx.reinterpret("int32", x * scale) - _integer(ROOT_HALF_BITS), bind)
     exponent = (offset >> _integer(23)) - (subnormal & _integer(23))
     k = bind(tirx.Cast("float32", exponent))
     significand = (offset & _integer(0x7FFFFF)) + _integer(ROOT_HALF_BITS)
