@@ -314,7 +314,7 @@ def test_what_follows_a_convolution_of_bytes_is_computed_where_it_lies() -> None
     nodes += [node("DequantizeLinear", ["q2", "scale", "zero"], ["a"]), node("Add", ["a", "x1"], ["y"])]
     proto = model(nodes, {"x": [1, 16, 9, 7]}, ["y"], weights)
     x = np.random.default_rng(0).normal(0, 1, (1, 16, 9, 7)).astype(np.float32)
-    found, right = ours(proto, [x])[0], theirs(proto, [x])[0]
+    found, right = ours(proto, [x])[0], theirs(proto, [x], literally=True)[0]
     assert (np.abs(found - right) > 1e-4).mean() < 0.01, "single elements at a rounding boundary"
     stripped = strip_onnx(proto.SerializeToString())
     mod = prepare(load_ir(read_onnx(stripped.data, IngestLimits()).ir), detect_target("llvm"))
@@ -341,7 +341,7 @@ def test_pools_and_means_between_convolutions_of_bytes_are_taken_where_they_lie(
     nodes += [node("DequantizeLinear", ["q2", "scale", "zero"], ["a"]), node("GlobalAveragePool", ["a"], ["y"])]
     proto = model(nodes, {"x": [1, 8, 12, 10]}, ["y"], weights)
     x = np.random.default_rng(0).normal(0, 1, (1, 8, 12, 10)).astype(np.float32)
-    found, right = ours(proto, [x])[0], theirs(proto, [x])[0]
+    found, right = ours(proto, [x])[0], theirs(proto, [x], literally=True)[0]
     np.testing.assert_allclose(found, right, atol=0.02)
     stripped = strip_onnx(proto.SerializeToString())
     mod = prepare(load_ir(read_onnx(stripped.data, IngestLimits()).ir), detect_target("llvm"))
