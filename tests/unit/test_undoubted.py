@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pitchpipe.wire.ids import new_id
-from pitchpipe.wire.measure import Candidate, Failed, FailureKind
+from pitchpipe.wire.measure import BASELINE_TRACE, Candidate, Failed, FailureKind
 from pitchpipe.wire.record import TuningRecord
 from tuner.tuning.testing import DEVICE, TARGET, TOOLCHAIN, fake_task, timed
 from tuner.tuning.undoubted import BEYOND_DOUBT, undoubted
@@ -57,3 +57,8 @@ SLOW = {"reference_ratio": 1.3}
 )
 def test_nothing_is_served_where_there_is_doubt(records):
     assert undoubted(TASK, records) is None
+
+
+def test_to_be_faster_than_the_naive_program_is_not_enough():
+    naive = TASK.model_copy(update={"baseline": BASELINE_TRACE})
+    assert undoubted(naive, [record(BASELINE_TRACE, 1.0), record(FASTEST, 0.1)]) is None

@@ -128,8 +128,10 @@ class TuningLoop:
         last = confirming - self._replaying.keys()
         self._to_confirm = [i for i in range(len(tasks)) if i not in reused and i not in last]
         self._confirming = set(confirming)
-        self._open = {i for i, task in enumerate(tasks) if task.kind is TaskKind.TUNED and i not in reused}
-        """Tasks that are searched and have no verdict yet."""
+        self._open = (
+            {i for i, task in enumerate(tasks) if task.kind is TaskKind.TUNED} - reused - self._replaying.keys()
+        )
+        """Tasks that are searched, nothing but that, and have no verdict yet."""
         for index, task in enumerate(tasks):
             ledger.tasks[index].replaying = index in self._replaying
             if task.kind is TaskKind.FIXED or index in reused or index in last or replay_only:

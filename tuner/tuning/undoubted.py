@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pitchpipe.wire.measure import MEASURE_VERSION, Timed
+from pitchpipe.wire.measure import BASELINE_TRACE, MEASURE_VERSION, Timed
 from pitchpipe.wire.record import Best, TuningRecord
 from pitchpipe.wire.task import Task
 from tuner.measure.drift import drifted
@@ -19,7 +19,10 @@ moment: the placement of memory makes 9 %, and a device that drifts is seen from
 
 def undoubted(task: Task, records: Sequence[TuningRecord]) -> Best | None:
     """The fastest candidate of those records, where the baseline was timed on such a device too and takes BEYOND_DOUBT times
-    as long, by the ends of both intervals that are nearest. None where that is not so, or the device was not quiet."""
+    as long, by the ends of both intervals that are nearest. None where that is not so, or the device was not quiet, or the
+    baseline is the naive program: what is faster than that may be slower than a default schedule."""
+    if task.baseline == BASELINE_TRACE:
+        return None
     timed = [(record, record.result) for record in records if isinstance(record.result, Timed) and _counts(record)]
     if not timed:
         return None
