@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensor
 PREFIX = "_pitchpipe_constant"
 MOST_ELEMENTS = 1 << 20
 """Of what is computed here."""
-_ATEN = torch.ops.aten
+_HOST, _ATEN = torch.device("cpu"), torch.ops.aten
 _STRIDED = _ATEN.as_strided.default
 _FULL, _ARANGE, _FRESH = _ATEN.full.default, _ATEN.arange.start_step, _ATEN.lift_fresh_copy.default
 _WHOLE = frozenset({torch.bool, torch.int32, torch.int64})
@@ -61,7 +61,7 @@ def _computed(node: Any, known: dict[fx.Node, Any]) -> Any:
         return None
     if not isinstance(expected, torch.Tensor) or not 0 < expected.numel() <= MOST_ELEMENTS:
         return None
-    if expected.dtype not in (_TYPES if expected.device.type == "cpu" else _WHOLE):
+    if expected.dtype not in (_TYPES if expected.device == _HOST else _WHOLE):
         return None
     target = node.target
     if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable or target.namespace != "aten":
@@ -72,7 +72,7 @@ def _computed(node: Any, known: dict[fx.Node, Any]) -> Any:
         return None
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
     try:
-        found = target(*args, **{key: torch.device("cpu") if key == "device" else kwargs[key] for key in kwargs})
+        found = target(*args, **{key: _HOST if key == "device" else kwargs[key] for key in kwargs})
     except Exception:  # noqa: BLE001 - what raises here raises when the program runs
         return None
     alike = isinstance(found, torch.Tensor) and (found.dtype, found.shape) == (expected.dtype, expected.shape)
