@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pitchpipe.torch_backend.index_intervals import WHOLE, extremes, interval, moved
+from pitchpipe.torch_backend.index_intervals import WHOLE, Interval, extremes, interval, moved
 from pitchpipe.torch_backend.partition import name_of
 
-Bounds = dict[str, tuple[int, int]]
+Bounds = dict[str, Interval]
 """Placeholder -> the least and the largest number that it may hold."""
 
 
@@ -35,8 +35,8 @@ def bounds(graph: Any, proved: Collection[str]) -> Bounds:
 
 def is_proved(node: Any) -> bool:
     """Whether all indices that an operator takes are right, whatever the graph is given."""
-    known = [(interval(index), low, high) for index, low, high in _indices(node)]
-    return bool(known) and all(one is not None and low <= one[0] and one[1] <= high for one, low, high in known)
+    indices = list(_indices(node))
+    return bool(indices) and all(_lies_within(interval(index), low, high) for index, low, high in indices)
 
 
 def can_be_checked(node: Any, readable: Collection[str] | None) -> bool:
@@ -51,10 +51,9 @@ def can_be_checked(node: Any, readable: Collection[str] | None) -> bool:
 def _is_right(index: Any, low: int, high: int, readable: Collection[str] | None) -> bool:
     if index.meta["val"].dtype not in WHOLE:
         return False
-    known = interval(index)
-    if known is not None and low <= known[0] and known[1] <= high:
-        return True
-    return all(_can_be_looked_at(root, low, high, readable) for root in _roots(index) or (None,))
+    return _lies_within(interval(index), low, high) or all(
+        _can_be_looked_at(root, low, high, readable) for root in _roots(index) or (None,)
+    )
 
 
 def _can_be_looked_at(root: Any, low: int, high: int, readable: Collection[str] | None) -> bool:
@@ -64,8 +63,11 @@ def _can_be_looked_at(root: Any, low: int, high: int, readable: Collection[str] 
         return readable is None or root.name in readable
     if root.op == "get_attr":
         return True
-    least, largest = extremes(root)
-    return low <= least and largest <= high
+    return _lies_within(extremes(root), low, high)
+
+
+def _lies_within(found: Interval | None, low: int, high: int) -> bool:
+    return found is not None and low <= found[0] and found[1] <= high
 
 
 def _indices(node: Any) -> Iterator[tuple[Any, int, int]]:
