@@ -301,6 +301,26 @@ def test_indices_of_arguments_and_buffers_are_compiled_and_an_error_as_before() 
     assert program.runs == "pitchpipe", program
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_constants_and_indices_of_half_precision_models_are_eagers(dtype: Any) -> None:
+    """A table of sines, a causal mask of positions by a running sum, negative places, and a row where an id is largest."""
+    words, up, places = nn.Embedding(9, 16).to(dtype), nn.Linear(16, 16).to(dtype), torch.tensor([[-1, 0], [2, -3]])
+
+    def program(rows: Any) -> Any:
+        at = torch.ones_like(rows[:1]).cumsum(1) - 1
+        x = up(words(rows) + torch.arange(4, dtype=dtype).sin()[:, None])
+        mask = torch.where(at[0][:, None] >= at[0], torch.tensor(0.0, dtype=dtype), torch.finfo(dtype).min)
+        return (x @ x.mT + mask).softmax(-1) @ x, up.weight[places], x[torch.arange(2), rows.argmax(-1)]
+
+    rows = torch.tensor([[0, 8, 3, 1], [2, 2, 7, 0]])
+    with torch.no_grad():
+        for found, right in zip(compiled(program)(rows), program(rows), strict=True):
+            assert found.dtype == right.dtype
+            assert torch.allclose(found, right, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+    (report,) = torch_backend.reports()
+    assert (report.runs, report.graphs[0].left) == ("pitchpipe", {}), report
+
+
 def test_a_change_of_weights_through_data_is_seen() -> None:
     model, average, x = mlp(), mlp(), torch.randn(4, 8)
     fast = compiled(average)
