@@ -7,6 +7,7 @@ import pytest
 
 from tests.compiler.programs import conv, dense
 from tests.hostile import program
+from tuner.measure import parts
 from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, poison, verdict
 from tuner.measure.input_sets import RANGES, make_inputs
 from tuner.schedule.tensor_type import TensorType
@@ -54,6 +55,23 @@ def test_one_missing_term_in_thousands_fails(dtype: str) -> None:
         reference.compare([product(found, name, missing)])[0] for name, reference in zip(SETS, references, strict=True)
     ]
     assert not all(passed)
+
+
+def test_a_large_output_is_compared_part_by_part_like_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_SMALL", 16)
+    monkeypatch.setattr(parts, "_LARGE", 16)
+    found = properties(reduction=1)
+    expected = np.random.default_rng(0).standard_normal((7, 9)).astype(np.float32)
+    wrong = expected.copy()
+    wrong[4, 5] += 1.0
+    for many in (1 << 22, 8):
+        monkeypatch.setattr(parts, "_MANY", many)
+        reference = ReferenceOutputs(found, "random", [expected])
+        assert reference.compare([expected]) == (True, 0.0, pytest.approx(reference.compare([expected])[2]))
+        right, error, tolerance = reference.compare([wrong])
+        assert (right, error) == (False, pytest.approx(1.0))
+        scale = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
+        assert tolerance == pytest.approx(16 * found.relative_error * (abs(expected[4, 5]) + scale), rel=1e-5)
 
 
 def test_nan_never_passes_where_the_reference_is_finite() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from pitchpipe.wire.task import Workload
+from tests.compiler import half_workloads
 from tests.compiler.programs import TARGET, dense, dense_add, workload
 from tuner.measure.candidate import Bench
-from tuner.measure.check import SETS, ReferenceOutputs
-from tuner.tvm_compat import relax
+from tuner.measure.check import SETS, ReferenceOutputs, inspect, root_mean_square
+from tuner.tvm_compat import load_ir, relax
 
 ROWS, REDUCTION, COLUMNS = 64, 576, 64
 
@@ -80,6 +81,31 @@ def test_inputs_are_afterwards_as_they_were() -> None:
 def test_nothing_is_added_behind_a_sum_alone(name: str) -> None:
     bench, reference = opened(dense())
     assert bench.run_reference(reference, name)[1] == []
+
+
+def clamped(builder: Any, x: Any, w: Any) -> Any:
+    return relax.op.clip(builder.emit(relax.op.matmul(x, w)), 0, 6)
+
+
+def rectified(builder: Any, x: Any, w: Any) -> Any:
+    return relax.op.nn.relu(builder.emit(relax.op.matmul(x, w)))
+
+
+def variance(builder: Any, x: Any, _w: Any) -> Any:
+    return relax.op.variance(x, [1])
+
+
+@pytest.mark.parametrize(("function", "bounds"), [(rectified, False), (clamped, True), (variance, True)])
+def test_only_what_may_be_small_beside_its_sums_is_looked_at(function: Any, bounds: bool) -> None:
+    assert inspect(load_ir(workload(function, (32, 64), (64, 32)).ir)).bounds == bounds
+
+
+def test_a_product_in_half_precision_is_a_sum_alone_whatever_its_size() -> None:
+    """On the edges its outputs are as small as what a function has bounded: its numbers are."""
+    bench, reference = opened(half_workloads.dense(32, 64, 48))
+    outputs, changes = bench.run_reference(reference, "edges")
+    assert changes == []
+    assert root_mean_square(outputs[0].astype(np.float32)) < 1024
 
 
 def root_of_mean(builder: Any, y: Any, x: Any, _z: Any) -> Any:

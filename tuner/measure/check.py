@@ -45,6 +45,7 @@ import numpy as np
 from pitchpipe.wire.measure import CheckVerdict
 from tuner.graph.precision import multiplies_tf32
 from tuner.measure.build import parameters
+from tuner.measure.parts import over_parts
 from tuner.schedule.recurrence import DTYPE, STATE_WEIGHTS, find_recurrence
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
@@ -53,8 +54,6 @@ SETS = ("random", "structured", "edges")
 NOT_FINITE = 1e308
 """Stands for an infinite or undefined error in a verdict."""
 _FACTOR = 16.0
-_PART = 1 << 15
-"""Elements compared at a time, so that intermediate results fit the cache and no pages are allocated for them."""
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
 _STEEP_CALLS = frozenset(f"tirx.{name}" for name in ("sqrt", "rsqrt", "pow", "log", "log2", "log10", "log1p"))
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
@@ -91,6 +90,9 @@ class WorkloadProperties:
     """Whether only exact operations occur (+ - * min max, choices)."""
     steep: bool
     """Whether a quotient, a root, a logarithm or a power occurs: its relative error may be many times its operand's."""
+    bounds: bool = True
+    """Whether an output may be small beside the sums that it was made of: false of one sum of products, scaled, added to,
+    and cut off at zero."""
     floats: bool
     """Whether any float takes part."""
     rounds: bool = False
@@ -121,19 +123,22 @@ def inspect(mod: Any) -> WorkloadProperties:
     written: set[int] = set()
     bits, reduction_bits, reduction = 53, 53, 0
     exact, floats, bound = True, any("float" in param.dtype for param in params), None
-    steep = rounds = False
+    steep = rounds = bounds = False
+    sums = 0
     extents: dict[Any, int] = {}
     equalities: list[Any] = []
     shifted: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal bits, reduction_bits, reduction, exact, floats, bound, steep, rounds
+        nonlocal bits, reduction_bits, reduction, exact, floats, bound, steep, rounds, bounds, sums
         kind = type(node).__name__
+        bounds = bounds or _bounds(node, kind)
         if kind == "SBlock":
             extents.update((v.var, int(v.dom.extent)) for v in node.iter_vars)
             length = math.prod(int(v.dom.extent) for v in node.iter_vars if v.iter_type == v.CommReduce)
             reducing = any(v.iter_type == v.CommReduce for v in node.iter_vars)
             reduction += length if reducing else 0
+            sums += reducing
             for region in node.writes:
                 written.update(i for i, param in enumerate(function.params) if param.same_as(region.source))
                 found = significand_bits(str(region.source.ty.dtype))
@@ -165,7 +170,7 @@ def inspect(mod: Any) -> WorkloadProperties:
     if multiplies_tf32(function):
         reduction_bits = min(reduction_bits, TF32_BITS)
     if (layer := find_recurrence(function)) is not None:  # an opaque block, whose sums are in loops
-        reduction, reduction_bits, exact = layer.units, _BITS[DTYPE], False
+        reduction, reduction_bits, exact, bounds = layer.units, _BITS[DTYPE], False, True
     if not written:
         raise ValueError("the workload writes none of its parameters")
     return WorkloadProperties(
@@ -176,12 +181,23 @@ def inspect(mod: Any) -> WorkloadProperties:
         reduction_bits=reduction_bits,
         exact=exact,
         steep=steep,
+        bounds=bounds or sums > 1,
         floats=floats,
         rounds=rounds,
         state_weights=None if layer is None else STATE_WEIGHTS,
         words=frozenset(i for i, param in enumerate(function.params) if any(map(param.same_as, shifted))),
         index_bound=bound,
     )
+
+
+def _bounds(node: Any, kind: str) -> bool:
+    """Whether the node makes one float of others in another way than by + - *, a choice, a cast, or cutting off at zero."""
+    if kind in ("Min", "Max"):
+        zero = any(type(side).__name__ == "FloatImm" and side.value == 0.0 for side in (node.a, node.b))
+        return "float" in str(node.ty) and not zero
+    if kind in _INEXACT_NODES or kind == "Call":
+        return "float" in str(node.ty) and not (kind == "Call" and getattr(node.op, "name", "") in _EXACT_CALLS)
+    return False
 
 
 def _least(a: int | None, b: int | None) -> int | None:
@@ -241,15 +257,24 @@ def poison(array: np.ndarray[Any, Any]) -> None:
 
 def mostly_finite(arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
     """Whether at least half of all elements are finite: comparing with fewer would show too little."""
-    total = sum(array.size for array in arrays)
-    finite = sum(int(np.isfinite(plain(array)).sum()) for array in arrays)
-    return 2 * finite >= total
+    return 2 * sum(map(_finite, arrays)) >= sum(array.size for array in arrays)
+
+
+def _finite(array: np.ndarray[Any, Any]) -> int:
+    """Number of finite elements."""
+    flat = array.reshape(-1)
+    return sum(over_parts(lambda part: int(np.isfinite(plain(flat[part])).sum()), flat.size))
 
 
 def root_mean_square(array: np.ndarray[Any, Any]) -> float:
     """Of the finite elements, others counted as 0; 0.0 where there are none."""
-    finite = np.where(np.isfinite(array), array, 0)
-    return math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
+    flat = array.reshape(-1)
+
+    def squares(part: slice) -> float:
+        finite = np.where(np.isfinite(flat[part]), flat[part], 0)
+        return float(np.square(finite, dtype=np.float64).sum())
+
+    return math.sqrt(sum(over_parts(squares, flat.size)) / flat.size) if flat.size else 0.0
 
 
 def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -283,16 +308,24 @@ class ReferenceOutputs:
         """tol_i of every element, in the output's shape and type; None for integers."""
         if output.dtype.kind in "iub":
             return None
-        finite = np.isfinite(output)
-        size = np.abs(np.where(finite, output, 0))
-        scale = root_mean_square(size)
-        with np.errstate(over="ignore"):  # of an element as large as its type has them
-            tolerance = _FACTOR * properties.relative_error * (size + scale)
-        if name == "structured" and properties.exact and finite.all():
-            limit = 2.0 ** (min(properties.bits, properties.reduction_bits) - 1)
-            if bool((size <= limit).all()) and bool((output == np.rint(output)).all()):
-                tolerance = np.minimum(tolerance, 0.25)
-        return np.asarray(tolerance, dtype=output.dtype)
+        scale, flat = root_mean_square(output), output.reshape(-1)
+        tolerance = np.empty_like(flat)
+        limit = 2.0 ** (min(properties.bits, properties.reduction_bits) - 1)
+
+        def fill(part: slice) -> bool:
+            """Fills a part, and tells whether all of it may be exact."""
+            values = flat[part]
+            finite = np.isfinite(values)
+            size = np.abs(np.where(finite, values, 0))
+            with np.errstate(over="ignore"):  # of an element as large as its type has them
+                tolerance[part] = _FACTOR * properties.relative_error * (size + scale)
+            if name != "structured" or not properties.exact:
+                return False
+            return bool(finite.all()) and bool((size <= limit).all()) and bool((values == np.rint(values)).all())
+
+        if all(over_parts(fill, flat.size)):
+            np.minimum(tolerance, 0.25, out=tolerance)
+        return tolerance.reshape(output.shape)
 
     def compare(self, outputs: Sequence[np.ndarray[Any, Any]]) -> tuple[bool, float, float]:
         """Compares a candidate's outputs: (whether all are right, largest absolute error, tolerance of the element whose
@@ -312,16 +345,20 @@ class ReferenceOutputs:
     def _differences(
         self, output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], tolerance: np.ndarray[Any, Any] | None
     ) -> Iterator[tuple[bool, float, float, float]]:
-        """(right, error, tolerance, error / tolerance) of an output: once for integers, for floats of each part of _PART
-        elements."""
+        """(right, error, tolerance, error / tolerance) of an output: once for integers, for floats of
+        each part."""
         if tolerance is None:
             ok, error, allowed = self._compare_integers(output, expected)
             yield ok, error, allowed, error / max(allowed, 0.5)
             return
         flat = output.reshape(-1), expected.reshape(-1), tolerance.reshape(-1)
-        for start in range(0, max(1, flat[0].size), _PART):
-            found, wanted, allowance = (array[start : start + _PART] for array in flat)
-            yield self._compare_floats(plain(found), wanted, allowance)
+
+        def compared(part: slice) -> tuple[bool, float, float, float]:
+            found, wanted, allowance = (array[part] for array in flat)
+            with np.errstate(all="ignore"):
+                return self._compare_floats(plain(found), wanted, allowance)
+
+        yield from over_parts(compared, flat[0].size)
 
     def _compare_integers(
         self, output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]

@@ -199,9 +199,9 @@ class CpuKind(TargetKind):
         return apply_trace(module, default_trace(workload, target)).mod
 
     def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
-        from tuner.measure.reference_program import on_all_cores
+        from tuner.measure.reference_program import on_all_cores, target_of
 
-        return on_all_cores(module), tvm_target
+        return on_all_cores(module), target_of(module, tvm_target)
 
     def code(self, module: Any, scheduled: Any, target: Target) -> Iterator[tuple[str, str]]:
         from tuner.measure.build import generate, with_packings

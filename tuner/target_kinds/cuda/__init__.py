@@ -185,9 +185,9 @@ class CudaKind(TargetKind):
 
     def reference_program(self, module: Any, tvm_target: Any) -> tuple[Any, Any]:
         from tuner.measure.build import cpu_target_of_host
-        from tuner.measure.reference_program import on_all_cores
+        from tuner.measure.reference_program import on_all_cores, target_of
 
-        return on_all_cores(module), cpu_target_of_host()
+        return on_all_cores(module), target_of(module, cpu_target_of_host())
 
     def roofline(self, target: Target) -> Roofline | None:
         from tuner.measure import gpu_roofline
