@@ -127,9 +127,7 @@ SECTIONS = (
         more="Times are those of calls that are queued; `wall` has the wait for each. A minute of tuning each, from an "
         "empty database; four runs went on side by side, each with a GPU and 16 cores. max-autotune stands beside BERT, "
         "where it was the best of PyTorch's modes before; not run: batches of eight in bfloat16 but ResNet-50, and those of "
-        "the models from ConvNeXt on. torch.compile of the two image models was captured with a stride as a symbol, as "
-        "the peers had been given channels last before; most of its time there is what that cost in each call, which is "
-        "mended, not measured. In float32 everybody may use TF32: what is slower or beyond four times eager's error "
+        "the models from ConvNeXt on. In float32 everybody may use TF32: what is slower or beyond four times eager's error "
         "there read weights that lay badly, and cut bits off where it now rounds (ADR 0090, not measured since).",
     ),
     Section(
@@ -153,6 +151,14 @@ SECTIONS = (
         script="latency_cuda",
         table=gpu_tables.latency_cuda,
         more="As above; four runs side by side, each with a GPU and 16 cores.",
+    ),
+    Section(
+        file="latency_cuda_h200_compiled",
+        title="torch.compile on an H200",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="As above, after 150 s of tuning each; two runs side by side. What torch.compile takes longer is the host's: "
+        "guards and a look at each weight, 200 of them in BERT.",
     ),
     Section(
         file="latency_cuda_h200_columns",
@@ -187,7 +193,8 @@ SECTIONS = (
         script="operators_cuda",
         table=gpu_tables.operators_cuda,
         more="Losses are set in bold. A spike of templates in Triton and Gluon had measured the first fifteen shapes on an "
-        "H200, with weights from memory in every call.",
+        "H200, with weights from memory in every call. Each shape beside its peers on one GPU: an H100, or for the last 40 "
+        "to be measured, at 7f99d00, an H200.",
     ),
     Section(
         file="memory_bound",
