@@ -346,3 +346,44 @@ def test_a_process_tells_at_once_that_its_baseline_is_far_behind(
     with pytest.raises(SystemExit):
         child.process_body(bench, built, MeasureConfig(), copy)(cast(Line, line))
     assert line.said[1:] == [expected]
+
+
+def test_what_was_timed_of_a_large_workload_is_told_before_the_rest_is(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its candidates take seconds each: with one phase for all, none had a result when the job's seconds were over."""
+    monkeypatch.setattr(search, "_TIMING_SECS", 0.0)
+    told: list[int] = []
+    monkeypatch.setattr(host, "phase", lambda name: told.append(len(host.results)) or nullcontext(Parts()))
+    candidates = [Candidate.of("0" * 64, json.dumps(f"fine {'x' * n}")) for n in range(4)]
+    batch = Batch(
+        candidates=tuple(candidates),
+        config=MeasureConfig(),
+        purpose=Purpose.SEARCH,
+        incumbent_secs=None,
+        usual_secs=1e-4,
+    )
+    SearchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    assert sorted(set(told)) == [0, 1, 2, 3]
+    assert {result.candidate for result in host.results} == {candidate.digest for candidate in candidates}
+    assert all(isinstance(result, Timed) for result in host.results)
+
+
+def test_the_best_of_a_search_are_built_first(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[str] = []
+    monkeypatch.setattr(
+        search,
+        "candidate_body",
+        lambda _, candidate, config: spawned.append(candidate.digest) or searched(_, candidate, config),
+    )
+    candidates = [Candidate.of("0" * 64, json.dumps(f"fine {'x' * n}")) for n in range(5)]
+    batch = Batch(
+        candidates=tuple(candidates),
+        config=MeasureConfig(),
+        purpose=Purpose.SEARCH,
+        incumbent_secs=None,
+        usual_secs=1e-4,
+    )
+    SearchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    first, second, *rest = [candidate.digest for candidate in candidates]
+    assert spawned == [first, second, *reversed(rest)]

@@ -107,12 +107,16 @@ class BatchRun(ABC):
 
     # -- children that get ready for their turn
 
-    def _get_ready(self, enough: int) -> None:
-        """Starts children until `enough` wait for their turn or none is left to start; freezes those that are not ready."""
+    def _get_ready(self, enough: int, *, within_secs: float = math.inf) -> None:
+        """Starts children until `enough` wait for their turn or none is left to start, or some wait and the seconds are
+        over; freezes those that are not ready."""
+        until = time.monotonic() + within_secs
         with quiet.computing(self._host.abandoned):
             for trial in self._building:
                 trial.child.thaw()
             while len(self._built) < enough and (self._starts or self._building):
+                if self._built and time.monotonic() >= until:
+                    break
                 while self._starts and len(self._building) < self._host.parallel_builds:
                     if (started := self._starts.popleft()()) is not None:
                         self._building.append(started)

@@ -4,11 +4,14 @@ build   children build in parallel until enough of them wait for their turn; tho
 time    one after another they are checked and timed, then the reference workload is (tuner/measure/heartbeat.py)
 report  if its beat is too slow, and was not so before, the whole phase is timed again; then the results are sent and the
         children ended
+
+A phase ends early where a workload is so large that its candidates take seconds: what was timed is known then, when the
+job's seconds are over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from functools import partial
 
 from pitchpipe.wire.measure import Candidate
@@ -22,6 +25,8 @@ from workers.sandbox.nursery import Child
 
 _FEWEST_PER_PHASE = 16
 """Candidates of a phase, at least. Each waits in a process of its own, so a phase is not much larger."""
+_BUILDING_SECS, _TIMING_SECS = 4.0, 2.0
+"""Of a phase, after which the candidates that are not ready yet, or not timed, are left to the next one."""
 
 
 class SearchRun(BatchRun):
@@ -29,9 +34,12 @@ class SearchRun(BatchRun):
 
     def __init__(self, host: Host, bench: Bench, batch: Batch) -> None:
         super().__init__(host, bench, batch)
-        # Long traces compile slowly: started last, one of them would keep the other cores waiting at the end.
-        ordered = sorted(batch.candidates, key=lambda candidate: len(candidate.trace), reverse=True)
-        self._starts.extend(partial(self._spawn, candidate) for candidate in ordered)
+        # The best of a search come first: of a large workload few are timed before the job's seconds are over. Long traces
+        # compile slowly: started last, one of them would keep the other cores waiting at the end.
+        best = batch.candidates[: host.parallel_builds]
+        others = batch.candidates[host.parallel_builds :]
+        ordered = sorted(others, key=lambda candidate: len(candidate.trace), reverse=True)
+        self._starts.extend(partial(self._spawn, candidate) for candidate in (*best, *ordered))
         self._incumbent_secs = batch.incumbent_secs
         self._parts = Parts()
         self._dismissed: list[Child] = []
@@ -42,7 +50,7 @@ class SearchRun(BatchRun):
         enough = max(_FEWEST_PER_PHASE, 4 * self._host.parallel_builds)
         while self._starts or self._building or self._built:
             with self._host.phase("build"):
-                self._get_ready(enough)
+                self._get_ready(enough, within_secs=_BUILDING_SECS)
             if self._built:
                 with self._host.phase("check and time") as self._parts:
                     self._time_phase()
@@ -71,14 +79,20 @@ class SearchRun(BatchRun):
                 ),
             )
 
-    def _time(self, phase: Sequence[Trial]) -> tuple[list[tuple[Trial, Sampled]], float | None]:
-        """(the children that got a time, the incumbent's seconds after them); the other children failed.
+    def _time(self, phase: list[Trial]) -> tuple[list[tuple[Trial, Sampled]], float | None]:
+        """(the children that got a time, the incumbent's seconds after them); the other children failed, or were taken out
+        of the phase.
 
         The incumbent starts as that of the phases before, so that a phase which is repeated in a slower moment is not
         judged by its own earlier times.
         """
-        timed, incumbent = [], self._incumbent_secs
-        for trial in phase:
+        timed: list[tuple[Trial, Sampled]] = []
+        incumbent, until = self._incumbent_secs, time.monotonic() + _TIMING_SECS
+        for at, trial in enumerate(phase):
+            if timed and time.monotonic() >= until:
+                self._built[:0] = phase[at:]
+                del phase[at:]
+                break
             sampled = self._ask(trial, GO, Sampled, number=incumbent)
             if sampled is None:
                 continue
