@@ -97,7 +97,7 @@ def _columns(schedule: Any, target: Target) -> bool:
         return False  # Row by row, or column by column, its data is read once.
     blocks = root_blocks(schedule)
     divided = [block for block in blocks if divide_columns(schedule, block, target)]
-    for block in blocks:
+    for block in blocks if divided else []:
         if block not in divided:
             spread(schedule, block, target)
     return bool(divided)
@@ -105,14 +105,14 @@ def _columns(schedule: Any, target: Target) -> bool:
 
 def _windows(schedule: Any, target: Target) -> bool:
     inline_producers(schedule)
-    found = False
-    for block in root_blocks(schedule):
-        if is_window(schedule.get(block), target) and all(axis_loops(schedule, block)):
+    blocks = root_blocks(schedule)
+    windows = [each for each in blocks if is_window(schedule.get(each), target) and all(axis_loops(schedule, each))]
+    for block in blocks if windows else []:
+        if block in windows:
             _unroll_window(schedule, block, target)
-            found = True
         else:
             spread(schedule, block, target)
-    return found
+    return bool(windows)
 
 
 def _unroll_window(schedule: Any, block: Any, target: Target) -> None:
