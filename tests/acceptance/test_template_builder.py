@@ -13,8 +13,8 @@ import pytest
 from pitchpipe.gpu.encoding import decode
 from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import Candidate, FailureKind, MeasureConfig
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import dense
-from tests.compiler.test_gpu_default import HOPPER
 from tuner.measure.candidate import Bench
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.templates import compiler

@@ -23,6 +23,8 @@ TARGET = Target.parse(
         "thread_warp_size": 32,
     }
 )
+HOPPER = Target.parse({**TARGET.attributes(), "arch": "sm_90a", "max_shared_memory_per_block": 232448})
+"""As a driver describes it: all that the device has."""
 
 
 def workload(tensors: Sequence[Any]) -> Workload:

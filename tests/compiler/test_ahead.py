@@ -11,8 +11,8 @@ import pytest
 
 from tests.compiler import template_cases
 from tests.compiler.gpu_cases import arguments_of
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.template_cases import STEPS, Case
-from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_joining import norm, product
 from tests.compiler.test_templates import ARGUMENTS
 from tests.triton_interpreter import run

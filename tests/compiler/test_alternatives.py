@@ -16,8 +16,8 @@ from pitchpipe.gpu.executable import GpuModel
 from pitchpipe.gpu.program import Place, Pointer, Program, TensorMap
 from pitchpipe.gpu.variants import Drawn
 from pitchpipe.target_kind import kind_of
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.programs import workloads_of
-from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_gpu_model import device_of, evaluated, flows, settled
 from tests.compiler.test_gpu_models import half_bert
 from tuner.deploy.alternatives import Alternatives, add_calls, compile_alternatives

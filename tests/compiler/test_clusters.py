@@ -12,9 +12,9 @@ import pytest
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.target_kind import kind_of
 from tests.compiler import template_cases
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import TEN
 from tests.compiler.template_cases import STEPS, Case
-from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_templates import ARGUMENTS, TOLERANCE
 from tests.triton_interpreter import run
 from tuner.measure.check import inspect

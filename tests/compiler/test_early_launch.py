@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.compiler.gpu_cases import functions, one_function
-from tests.compiler.test_gpu_default import CASES, FUSED, HOPPER, trace_of
+from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.test_gpu_default import CASES, FUSED, trace_of
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import TEN
-from tests.compiler.test_gpu_default import HOPPER
 from tuner.templates.contraction import Contraction, find_contraction
 from tuner.templates.estimate import estimate_secs
 from tuner.templates.experience import FILE, described, factors, features, learn, shipped, with_products

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler.gpu_cases import Spec, functions
-from tests.compiler.gpu_programs import TARGET
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.graphs import Graph
 from tests.compiler.half_workloads import TEN
 from tuner.graph.prepare import prepare
@@ -25,8 +24,6 @@ from tuner.tasks import split
 from tuner.templates.text import is_template
 from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target
 from tuner.workload.digest import workload_digest
-
-HOPPER = Target.parse({**TARGET.attributes(), "arch": "sm_90a", "max_shared_memory_per_block": 232448})
 
 
 @pytest.mark.filterwarnings("ignore")

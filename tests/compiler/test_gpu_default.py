@@ -15,7 +15,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import Spec, check, functions, one_function
-from tests.compiler.gpu_programs import TARGET
+from tests.compiler.gpu_programs import HOPPER, TARGET
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
@@ -26,7 +26,6 @@ from tuner.tvm_compat import load_ir, relax, save_ir, to_tvm_target, topi
 from tuner.workload.digest import workload_digest
 
 op = relax.op
-HOPPER = Target.parse({**TARGET.attributes(), "arch": "sm_90a", "max_shared_memory_per_block": 232448})
 
 F, H, B = "float32", "float16", "bfloat16"
 

@@ -13,7 +13,8 @@ import pytest
 from pitchpipe.wire.target import Target
 from tests import triton_interpreter
 from tests.compiler.gpu_cases import functions, one_function
-from tests.compiler.test_gpu_default import HOPPER, compilers, trace_of
+from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.test_gpu_default import compilers, trace_of
 from tests.gpu_interpreter import run
 from tuner.lowering.device_extrema import DEFINITIONS
 from tuner.measure.gpu_code import lower

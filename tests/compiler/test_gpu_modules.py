@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.compiler.test_gpu_default import HOPPER, compilers
+from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.test_gpu_default import compilers
 from tuner.deploy.build import schedule_model
 from tuner.deploy.gpu_model import compile_gpu_model
 from tuner.ingest import parse_container

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.compiler.gpu_cases import Spec, check, functions, one_function
-from tests.compiler.test_gpu_default import HOPPER
+from tests.compiler.gpu_programs import HOPPER
 from tuner.tvm_compat import relax, te, tirx
 
 op = relax.op

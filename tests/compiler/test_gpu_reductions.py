@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.compiler.gpu_cases import check, one_function
-from tests.compiler.test_gpu_default import HOPPER, trace_of
+from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.test_gpu_default import trace_of
 from tests.gpu_interpreter import run
 from tuner.graph import image_norms
 from tuner.ingest.aten.reductions import arg_reducer

@@ -10,7 +10,8 @@ import pytest
 
 from pitchpipe.wire.target import Target
 from tests.compiler.gpu_cases import check, functions, one_function
-from tests.compiler.test_gpu_default import HOPPER, compilers
+from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.test_gpu_default import compilers
 from tests.gpu_interpreter import _Kernel, _Memory
 from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.measure.gpu_code import lower

@@ -13,8 +13,8 @@ from pitchpipe.gpu import variants
 from pitchpipe.gpu.program import Program
 from pitchpipe.gpu.testing import FakeDriver
 from pitchpipe.target_kind import kind_of
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.programs import workloads_of
-from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_gpu_models import half_bert
 from tuner.deploy.build import identify
 from tuner.ingest import parse_container

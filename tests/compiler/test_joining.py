@@ -16,8 +16,8 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.gpu.program import Buffer, Place
 from tests.compiler import template_cases
 from tests.compiler.gpu_cases import arguments_of, functions
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.template_cases import STEPS, Case
-from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_templates import ARGUMENTS, SLOW, fitting
 from tests.triton_interpreter import run
 from tuner.deploy.flow import Flow, Step, Tensor, View

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pitchpipe.model.local import local_model
-from tests.compiler.test_gpu_default import HOPPER
+from tests.compiler.gpu_programs import HOPPER
 
 torch = pytest.importorskip("torch")
 

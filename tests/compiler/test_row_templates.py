@@ -16,7 +16,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import arguments_of, functions, one_function
-from tests.compiler.test_gpu_default import HOPPER
+from tests.compiler.gpu_programs import HOPPER
 from tests.triton_interpreter import run
 from tuner.schedule.trace import apply_trace
 from tuner.templates import compiler

@@ -11,9 +11,9 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.gpu.encoding import decode, encode
 from pitchpipe.target_kind import kind_of
 from tests.compiler import programs
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import TEN
 from tests.compiler.programs import workloads_of
-from tests.compiler.test_gpu_default import HOPPER
 from tests.compiler.test_gpu_models import half_bert, text_model
 from tuner.deploy import build, gpu_model
 from tuner.deploy.build import compile_scheduled, schedule_model

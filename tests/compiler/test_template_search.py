@@ -13,8 +13,8 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.ids import candidate_digest
 from pitchpipe.wire.task import Workload
 from tests.compiler.attention import attention
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import TEN
-from tests.compiler.test_gpu_default import HOPPER
 from tuner.ingest.metaschedule_files import export
 from tuner.schedule.trace import apply_trace
 from tuner.search.evolution import propose

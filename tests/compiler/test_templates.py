@@ -21,9 +21,9 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.gpu.program import TensorMap
 from tests.compiler import template_cases
 from tests.compiler.gpu_cases import arguments_of, functions, on_the_host
+from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import TEN
 from tests.compiler.template_cases import Case
-from tests.compiler.test_gpu_default import HOPPER
 from tests.triton_interpreter import run
 from tuner.graph.precision import PRECISION, TF32
 from tuner.measure.build import build

@@ -10,16 +10,14 @@ import pytest
 
 from pitchpipe.model.local import local_model
 from pitchpipe.target_kind import kind_of
-from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
-from tests.compiler.gpu_programs import TARGET
+from tests.compiler.gpu_programs import HOPPER
 from tuner.measure.build import build
 from tuner.tvm_compat import load_ir, to_tvm_target, tvm
 
 torch = pytest.importorskip("torch")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-HOPPER = Target.parse({**TARGET.attributes(), "arch": "sm_90a", "max_shared_memory_per_block": 232448})
 
 sys.path.insert(0, str(BENCHMARKS))
 try:
