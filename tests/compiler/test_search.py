@@ -212,6 +212,13 @@ def test_the_first_round_has_the_analytic_seeds_and_something_of_every_sketch(
         assert sketches <= {family_of(key) for key in keys}
 
 
+def test_without_a_model_the_analytic_seeds_come_first_in_their_order(first: list[Proposal]) -> None:
+    """Of a large workload few are measured before a job's seconds are over; the default schedule is the first of them."""
+    seeds = [encode_trace(seed) for seed in space_of(programs.conv(), programs.TARGET).analytic_seeds]
+    keys = [without_postproc(p.candidate.trace) for p in first]
+    assert keys[: len(seeds)] == seeds
+
+
 def test_analytic_seeds_that_a_small_round_left_come_in_the_next() -> None:
     seeds = {encode_trace(seed) for seed in space_of(programs.conv(), programs.TARGET).analytic_seeds}
     taken: set[str] = set()

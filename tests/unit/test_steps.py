@@ -36,7 +36,7 @@ def request(n: int) -> ProposeRequest:
     return ProposeRequest(workload=task.workload, target=TARGET, measured=(), seen=frozenset(), model=None, n=n, seed=5)
 
 
-def proposal(name: int, predicted: float) -> Proposal:
+def proposal(name: int, predicted: float | None) -> Proposal:
     return Proposal(candidate=Candidate.of("0" * 64, f"[[{name}],[]]", predicted), features=None)
 
 
@@ -65,6 +65,16 @@ def test_the_answer_is_that_of_all_parts_best_first_each_once() -> None:
     assert not future.done()
     executor.futures[0].set_result([proposal(1, 0.5), proposal(3, 0.7)])
     assert [found.candidate.predicted for found in future.result(0)] == [0.9, 0.7, 0.5]
+
+
+def test_without_predictions_the_first_of_each_part_come_first() -> None:
+    """A job whose seconds end early measures these alone."""
+    executor = Held(2)
+    future = propose_on(executor, request(16))
+    first, second, third, fourth = (proposal(name, None) for name in (4, 3, 2, 1))
+    executor.futures[0].set_result([first, third])
+    executor.futures[1].set_result([first, second, fourth])
+    assert future.result(0) == [first, third, second, fourth]
 
 
 def test_a_part_that_fails_costs_its_share_only() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from itertools import zip_longest
 
 from pitchpipe.wire.cost_model import TaskMarks
 from pitchpipe.wire.ids import json_digest
@@ -53,7 +54,7 @@ def propose_on(executor: Executor, request: ProposeRequest) -> Future[list[Propo
 
 
 class _Together(Future[list[Proposal]]):
-    """Done when all parts are: their proposals, each once, best predicted first."""
+    """Done when all parts are: their proposals, each once, best predicted first; those without a prediction in turns."""
 
     def __init__(self, parts: Sequence[Future[list[Proposal]]]) -> None:
         super().__init__()
@@ -79,8 +80,9 @@ class _Together(Future[list[Proposal]]):
         if not answers:
             self.set_exception(done[0].exception())
             return
-        unique = {proposal.candidate.digest: proposal for answer in answers for proposal in answer}
-        self.set_result(sorted(unique.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest)))
+        turns = [proposal for turn in zip_longest(*answers) for proposal in turn if proposal is not None]
+        unique = {proposal.candidate.digest: proposal for proposal in turns}
+        self.set_result(sorted(unique.values(), key=lambda proposal: -(proposal.candidate.predicted or 0.0)))
 
 
 def train(samples: Sequence[Sample], seed: int, rival: Rival | None = None) -> TrainedModel | None:

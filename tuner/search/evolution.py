@@ -339,9 +339,10 @@ class _Round:
     def _choose(self) -> list[Proposal]:
         """The candidates with the best predicted scores, then the random share; none was issued before.
 
-        Ties of scores are broken by key, so the choice is deterministic. For a task without any result the analytic seeds
-        come before the predicted ones, and random points take what is left: a cost model that was trained on other tasks
-        should not keep the search from trying every sketch of this one.
+        Ties of scores are broken by key, so the choice is deterministic; without predictions candidates stay in the order of
+        their choice, analytic seeds first. For a task without any result the analytic seeds come before the predicted ones,
+        and random points take what is left: a cost model that was trained on other tasks should not keep the search from
+        trying every sketch of this one.
         """
         n = self.request.n
         guided, fresh = self.model is not None, not self.request.measured
@@ -372,7 +373,7 @@ class _Round:
                 if (proposal := self._proposal(score, individual)) is not None:
                     chosen[individual.key] = proposal
                     ties[tie] += 1
-        return sorted(chosen.values(), key=lambda p: (-(p.candidate.predicted or 0.0), p.candidate.digest))
+        return sorted(chosen.values(), key=lambda proposal: -(proposal.candidate.predicted or 0.0))
 
     def _proposal(self, score: float, individual: Individual) -> Proposal | None:
         if (trace := self.replays.trace(individual)) is None:
