@@ -23,7 +23,7 @@ from torch_equivalents import Equivalent, NoEquivalent, equivalents
 from pitchpipe.model.local import LocalModel
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task
-from tuner.measure.check import inspect
+from tuner.measure.properties import inspect
 from tuner.tvm_compat import load_ir
 
 CALLS = 20

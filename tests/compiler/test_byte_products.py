@@ -19,8 +19,9 @@ from tuner.graph.prepare import calls, prepare
 from tuner.ingest import IngestLimits
 from tuner.ingest.onnx_reader import read_onnx
 from tuner.measure.build import apply, compile_module, generate, with_packings
-from tuner.measure.check import ReferenceOutputs, inspect
+from tuner.measure.check import ReferenceOutputs
 from tuner.measure.input_sets import make_inputs
+from tuner.measure.properties import inspect
 from tuner.space.contraction import find_contraction
 from tuner.space.default import default_trace
 from tuner.tvm_compat import IRModule, Schedule, load_ir, save_ir, structural_walk, te, tirx, to_tvm_target, tvm

@@ -17,9 +17,9 @@ from tests.compiler.half_workloads import TEN
 from tests.compiler.template_cases import STEPS, Case
 from tests.compiler.test_templates import ARGUMENTS, TOLERANCE
 from tests.triton_interpreter import run
-from tuner.measure.check import inspect
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu_code import compile_program
+from tuner.measure.properties import inspect
 from tuner.schedule.trace import apply_trace
 from tuner.templates import assembler, compiler
 from tuner.templates.kernels import compile_function, source_of

@@ -16,9 +16,9 @@ from pitchpipe.gpu.program import Place
 from pitchpipe.wire.target import Target
 from tests.compiler import gpu_programs
 from tests.compiler.gpu_programs import TARGET, product, relu_of_product, schedules, workload
-from tuner.measure.check import inspect
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled, for_nvrtc
 from tuner.measure.gpu_code import Lowered, compile_program, lower
+from tuner.measure.properties import inspect
 from tuner.schedule.trace import apply_trace
 from tuner.tvm_compat import IRModule, PrimFunc, Schedule, load_ir, relax, te, to_tvm_target
 

@@ -8,8 +8,9 @@ import pytest
 from tests.compiler.programs import conv, dense
 from tests.hostile import program
 from tuner.measure import parts
-from tuner.measure.check import SETS, ReferenceOutputs, WorkloadProperties, inspect, poison, verdict
+from tuner.measure.check import SETS, ReferenceOutputs, poison, verdict
 from tuner.measure.input_sets import RANGES, make_inputs
+from tuner.measure.properties import WorkloadProperties, inspect
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import IRModule, load_ir, te, tvm
 

@@ -9,9 +9,10 @@ import pytest
 
 from pitchpipe.wire.task import Workload
 from tests.compiler import half_workloads
-from tests.compiler.programs import TARGET, dense, dense_add, workload
+from tests.compiler.programs import TARGET, conv, dense, dense_add, workload
 from tuner.measure.candidate import Bench
-from tuner.measure.check import SETS, ReferenceOutputs, inspect, root_mean_square
+from tuner.measure.check import SETS, ReferenceOutputs, root_mean_square
+from tuner.measure.properties import inspect
 from tuner.tvm_compat import load_ir, relax
 
 ROWS, REDUCTION, COLUMNS = 64, 576, 64
@@ -95,9 +96,32 @@ def variance(builder: Any, x: Any, _w: Any) -> Any:
     return relax.op.variance(x, [1])
 
 
-@pytest.mark.parametrize(("function", "bounds"), [(rectified, False), (clamped, True), (variance, True)])
-def test_only_what_may_be_small_beside_its_sums_is_looked_at(function: Any, bounds: bool) -> None:
-    assert inspect(load_ir(workload(function, (32, 64), (64, 32)).ir)).bounds == bounds
+def above(builder: Any, x: Any, w: Any) -> Any:
+    return relax.op.greater(builder.emit(relax.op.matmul(x, w)), relax.const(0.5))
+
+
+def chosen(builder: Any, x: Any, w: Any) -> Any:
+    product = builder.emit(relax.op.matmul(x, w))
+    return relax.op.where(builder.emit(relax.op.greater(product, relax.const(0.0))), relax.const(1.0), product)
+
+
+def cut(builder: Any, x: Any, w: Any) -> Any:
+    return relax.op.astype(builder.emit(relax.op.matmul(x, w)), "int32")
+
+
+@pytest.mark.parametrize(
+    ("function", "shrinks"),
+    [
+        (rectified, False),
+        *((each, True) for each in (clamped, variance, above, chosen, cut)),
+    ],
+)
+def test_only_what_may_be_small_beside_its_sums_is_looked_at(function: Any, shrinks: bool) -> None:
+    assert inspect(load_ir(workload(function, (32, 64), (64, 32)).ir)).shrinks == shrinks
+
+
+def test_a_padded_convolution_chooses_by_places_alone() -> None:
+    assert not inspect(load_ir(conv().ir)).shrinks
 
 
 def test_a_product_in_half_precision_is_a_sum_alone_whatever_its_size() -> None:

@@ -24,7 +24,7 @@ from tuner.deploy.build import schedule_model
 from tuner.graph.prepare import prepare, workload_module
 from tuner.ingest import IngestedModel, TensorSpec, container, ingest
 from tuner.ingest.precision import set_precision
-from tuner.measure.check import inspect
+from tuner.measure.properties import inspect
 from tuner.tasks import split, workload_functions
 from tuner.tvm_compat import load_ir, relax, save_ir
 

@@ -27,9 +27,9 @@ from tests.compiler.template_cases import Case
 from tests.triton_interpreter import run
 from tuner.graph.precision import PRECISION, TF32
 from tuner.measure.build import build
-from tuner.measure.check import inspect
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu_code import compile_program, lower
+from tuner.measure.properties import inspect
 from tuner.schedule.trace import apply_trace
 from tuner.templates import assembler, compiler
 from tuner.templates.contraction import LEAST_SUMMED, NotRecognised, find_contraction

@@ -22,8 +22,9 @@ from tests.compiler.test_tasks import tasks_of
 from tuner.deploy.build import schedule_model
 from tuner.graph.prepare import TRANSFORM, call_counts
 from tuner.measure.build import build
-from tuner.measure.check import SETS, ReferenceOutputs, inspect
+from tuner.measure.check import SETS, ReferenceOutputs
 from tuner.measure.input_sets import make_inputs
+from tuner.measure.properties import inspect
 from tuner.schedule.rewrites import REWRITE, WINOGRAD, rewrite_of
 from tuner.schedule.trace import apply_trace, decode_trace, encode_trace, without_postproc
 from tuner.schedule.winograd import find_convolution, winograd

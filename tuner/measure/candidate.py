@@ -20,21 +20,12 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import CheckVerdict, MeasureConfig
 from pitchpipe.wire.target import Target
 from tuner.measure.build import CpuProgram, build, cpu_target_of_host
-from tuner.measure.check import (
-    SETS,
-    ReferenceOutputs,
-    WorkloadProperties,
-    inspect,
-    mostly_finite,
-    numpy_dtype,
-    poison,
-    size_bytes,
-    verdict,
-)
+from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite, numpy_dtype, poison, size_bytes, verdict
 from tuner.measure.conditioning import CHANGE_TYPE, changes_of
 from tuner.measure.eviction import evict
 from tuner.measure.guards import Guards
 from tuner.measure.input_sets import RANGES, make_inputs
+from tuner.measure.properties import WorkloadProperties, inspect
 from tuner.measure.timing import CONFIRM_SAMPLE_FACTOR, MAX_CALLS, Sampled, calls_per_sample, sample
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import load_ir, to_tvm_target, tvm

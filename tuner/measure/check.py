@@ -37,192 +37,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pitchpipe.wire.measure import CheckVerdict
-from tuner.graph.precision import multiplies_tf32
-from tuner.measure.build import parameters
 from tuner.measure.parts import over_parts
-from tuner.schedule.recurrence import DTYPE, STATE_WEIGHTS, find_recurrence
+from tuner.measure.properties import WorkloadProperties
 from tuner.schedule.tensor_type import TensorType
-from tuner.tvm_compat import structural_walk
 
 SETS = ("random", "structured", "edges")
 NOT_FINITE = 1e308
 """Stands for an infinite or undefined error in a verdict."""
 _FACTOR = 16.0
-_INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
-_STEEP_CALLS = frozenset(f"tirx.{name}" for name in ("sqrt", "rsqrt", "pow", "log", "log2", "log10", "log1p"))
-_EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
-_ROUNDING_CALLS = frozenset(f"tirx.{name}" for name in ("round", "nearbyint", "floor", "ceil", "trunc"))
 AT_BOUNDARY = 1 / 1000
 """Share of an output's elements that may lie at a rounding boundary."""
-_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-TF32_BITS = 11
-"""Of operands that tensor cores round."""
-_FEWEST_BITS = 3
-"""Significand bits of the 8-bit and smaller floats."""
-
-
-def significand_bits(dtype: str) -> int | None:
-    """Bits of a float type's significand, the hidden one counted; None for types that are not floats."""
-    return _BITS.get(dtype, _FEWEST_BITS) if "float" in dtype else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadProperties:
-    """The properties of a workload that decide its inputs and its tolerance."""
-
-    params: tuple[TensorType, ...]
-    outputs: tuple[int, ...]
-    """Indices of the parameters that the function writes."""
-    reduction: int
-    """K: summed lengths of the reduction blocks."""
-    bits: int
-    """Fewest significand bits of a float that any block writes; 53 when none does."""
-    reduction_bits: int
-    """Fewest significand bits of a float that a reduction block writes, or of TF32 where products may be that; 53 when none
-    does."""
-    exact: bool
-    """Whether only exact operations occur (+ - * min max, choices)."""
-    steep: bool
-    """Whether a quotient, a root, a logarithm or a power occurs: its relative error may be many times its operand's."""
-    bounds: bool = True
-    """Whether an output may be small beside the sums that it was made of: false of one sum of products, scaled, added to,
-    and cut off at zero."""
-    floats: bool
-    """Whether any float takes part."""
-    rounds: bool = False
-    """Whether a float is rounded to a whole number."""
-    state_weights: int | None = None
-    """Of a recurrent layer the parameter that multiplies its state; None of any other workload."""
-    words: frozenset[int] = frozenset()
-    """Indices of the parameters of int32 that are shifted: each number holds several, so all of its bits count."""
-    index_bound: int | None
-    """Smallest extent that values read from integer buffers index, or of an axis whose places they are compared with, as in
-    a scatter; None where there is neither."""
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """Indices of the parameters that are only read."""
-        return tuple(i for i in range(len(self.params)) if i not in self.outputs)
-
-    @property
-    def relative_error(self) -> float:
-        """u(t_s) + u(t_a) * sqrt(K): of a sum in any order, beside its typical size."""
-        return 2.0**-self.bits + 2.0**-self.reduction_bits * math.sqrt(self.reduction)
-
-
-def inspect(mod: Any) -> WorkloadProperties:
-    """The properties of a workload. Raises ValueError when a parameter is no buffer of static shape or none is written."""
-    function = mod["main"]
-    params = parameters(mod)
-    written: set[int] = set()
-    bits, reduction_bits, reduction = 53, 53, 0
-    exact, floats, bound = True, any("float" in param.dtype for param in params), None
-    steep = rounds = bounds = False
-    sums = 0
-    extents: dict[Any, int] = {}
-    equalities: list[Any] = []
-    shifted: list[Any] = []
-
-    def visit(node: Any) -> None:
-        nonlocal bits, reduction_bits, reduction, exact, floats, bound, steep, rounds, bounds, sums
-        kind = type(node).__name__
-        bounds = bounds or _bounds(node, kind)
-        if kind == "SBlock":
-            extents.update((v.var, int(v.dom.extent)) for v in node.iter_vars)
-            length = math.prod(int(v.dom.extent) for v in node.iter_vars if v.iter_type == v.CommReduce)
-            reducing = any(v.iter_type == v.CommReduce for v in node.iter_vars)
-            reduction += length if reducing else 0
-            sums += reducing
-            for region in node.writes:
-                written.update(i for i, param in enumerate(function.params) if param.same_as(region.source))
-                found = significand_bits(str(region.source.ty.dtype))
-                if found is not None:
-                    floats = True
-                    bits = min(bits, found)
-                    reduction_bits = min(reduction_bits, found) if reducing else reduction_bits
-        elif kind == "BufferStore":
-            written.update(i for i, param in enumerate(function.params) if param.same_as(node.buffer))
-            bound = _least(bound, _indexed_extent(node.buffer, node.indices))
-        elif kind == "TensorLoad":
-            bound = _least(bound, _indexed_extent(node.source, node.indices))
-        elif kind == "EQ":
-            equalities.append(node)
-        elif kind == "RShift" and type(node.a).__name__ == "TensorLoad" and str(node.ty.dtype) == "int32":
-            shifted.append(node.a.source)
-        elif kind in _INEXACT_NODES:
-            exact = exact and "float" not in str(node.ty)
-            steep = steep or (kind == "Div" and type(node.b).__name__ != "FloatImm")
-        elif kind == "Call":
-            exact = exact and getattr(node.op, "name", "") in _EXACT_CALLS
-            steep = steep or getattr(node.op, "name", "") in _STEEP_CALLS
-            rounds = rounds or getattr(node.op, "name", "") in _ROUNDING_CALLS
-
-    structural_walk(function.body, [(object, visit)])
-    for equality in equalities:
-        for place, axis in ((equality.a, equality.b), (equality.b, equality.a)):
-            bound = _least(bound, extents.get(axis) if type(axis).__name__ == "Var" and _loads(place) else None)
-    if multiplies_tf32(function):
-        reduction_bits = min(reduction_bits, TF32_BITS)
-    if (layer := find_recurrence(function)) is not None:  # an opaque block, whose sums are in loops
-        reduction, reduction_bits, exact, bounds = layer.units, _BITS[DTYPE], False, True
-    if not written:
-        raise ValueError("the workload writes none of its parameters")
-    return WorkloadProperties(
-        params=params,
-        outputs=tuple(sorted(written)),
-        reduction=max(1, reduction),
-        bits=bits,
-        reduction_bits=reduction_bits,
-        exact=exact,
-        steep=steep,
-        bounds=bounds or sums > 1,
-        floats=floats,
-        rounds=rounds,
-        state_weights=None if layer is None else STATE_WEIGHTS,
-        words=frozenset(i for i, param in enumerate(function.params) if any(map(param.same_as, shifted))),
-        index_bound=bound,
-    )
-
-
-def _bounds(node: Any, kind: str) -> bool:
-    """Whether the node makes one float of others in another way than by + - *, a choice, a cast, or cutting off at zero."""
-    if kind in ("Min", "Max"):
-        zero = any(type(side).__name__ == "FloatImm" and side.value == 0.0 for side in (node.a, node.b))
-        return "float" in str(node.ty) and not zero
-    if kind in _INEXACT_NODES or kind == "Call":
-        return "float" in str(node.ty) and not (kind == "Call" and getattr(node.op, "name", "") in _EXACT_CALLS)
-    return False
-
-
-def _least(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
-
-
-def _indexed_extent(buffer: Any, indices: Sequence[Any]) -> int | None:
-    """The smallest extent of `buffer` that is indexed by a value read from memory."""
-    least: int | None = None
-    for extent, index in zip(buffer.ty.shape, indices, strict=True):
-        if _loads(index):
-            least = _least(least, int(extent))
-    return least
-
-
-def _loads(expression: Any) -> list[Any]:
-    """The nodes that read memory."""
-    loads: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if type(node).__name__ == "TensorLoad":
-            loads.append(node)
-
-    structural_walk(expression, [(object, visit)])
-    return loads
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -345,8 +174,7 @@ class ReferenceOutputs:
     def _differences(
         self, output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], tolerance: np.ndarray[Any, Any] | None
     ) -> Iterator[tuple[bool, float, float, float]]:
-        """(right, error, tolerance, error / tolerance) of an output: once for integers, for floats of
-        each part."""
+        """(right, error, tolerance, error / tolerance) of an output: once for integers, for floats part by part."""
         if tolerance is None:
             ok, error, allowed = self._compare_integers(output, expected)
             yield ok, error, allowed, error / max(allowed, 0.5)

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tuner.measure.check import WorkloadProperties, plain, root_mean_square
+from tuner.measure.check import plain, root_mean_square
 from tuner.measure.parts import over_parts
+from tuner.measure.properties import WorkloadProperties
 
 CHANGE_TYPE = "float32"
 PERTURBATIONS = 8
@@ -46,7 +47,7 @@ def changes_of(
 
     `run` gives the outputs for what `inputs`, TVM's tensors, hold; they are changed meanwhile, and afterwards as they were.
     """
-    bounded = name == "edges" and properties.bounds and properties.reduction > 1 and _are_bounded(outputs)
+    bounded = name == "edges" and properties.shrinks and properties.reduction > 1 and _are_bounded(outputs)
     if name == "structured" or not properties.floats or not (bounded or properties.steep):
         return []
     tensors = [tensor for tensor in inputs if "float" in str(tensor.dtype)]

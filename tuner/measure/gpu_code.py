@@ -29,10 +29,11 @@ from tuner.lowering.lane_conditions import free_of_lanes
 from tuner.lowering.named_operands import NAMED_OPERANDS
 from tuner.lowering.special_constants import KNOWN_CONSTANTS
 from tuner.measure.build import parameters
-from tuner.measure.check import WorkloadProperties, numpy_dtype, size_bytes
+from tuner.measure.check import numpy_dtype, size_bytes
 from tuner.measure.device_compiler import DeviceCompiler, NotCompiled
 from tuner.measure.gpu_alignment import misaligned, without_type
 from tuner.measure.gpu_lowered import KernelCall, Lowered, from_template
+from tuner.measure.properties import WorkloadProperties
 from tuner.schedule.tensor_type import TensorType
 from tuner.templates.kernels import template_of
 from tuner.tvm_compat import IRModule, codegen_build, ir, structural_walk, sym, tirx, tvm, tvm_ffi

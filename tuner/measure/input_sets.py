@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.measure.check import SETS, WorkloadProperties, numpy_dtype, root_mean_square, significand_bits
+from tuner.measure.check import SETS, numpy_dtype, root_mean_square
+from tuner.measure.properties import WorkloadProperties, significand_bits
 from tuner.schedule.tensor_type import TensorType
 
 GAIN = 0.5

@@ -15,7 +15,7 @@ import numpy as np
 from pitchpipe.wire.finding import Finding, FindingKind
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
-from tuner.measure.check import WorkloadProperties
+from tuner.measure.properties import WorkloadProperties
 from tuner.minify.literals import IMPORTS, PREAMBLE, Literals, comments
 from tuner.minify.script import CRASH
 from tuner.tvm_compat import save_ir, tvm

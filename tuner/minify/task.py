@@ -18,8 +18,9 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import TensorShape
 from tuner.measure.build import build
 from tuner.measure.candidate import Bench, Running
-from tuner.measure.check import SETS, ReferenceOutputs, inspect, mostly_finite
+from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite
 from tuner.measure.input_sets import make_inputs
+from tuner.measure.properties import inspect
 from tuner.minify.attempts import Outcome, Say, in_fork, outcome_of
 from tuner.minify.reduction import bisected
 from tuner.minify.script_of_task import write_task_script
