@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from mmap import mmap
 from pathlib import Path
@@ -41,6 +41,7 @@ CHECK = CheckVerdict(passed=True, max_abs_error=0.0, tolerance=1.0, input_sets=3
 SAMPLED = Sampled(run_secs=(1e-5,) * 6, calls=7, stop=Stop.PRECISE, check=CHECK)
 ANOTHER = Candidate.of("0" * 64, json.dumps("another")).model_dump(mode="json")
 LIMITS = Limits(memory_bytes=1 << 30, cpu_secs=60, confined=False)
+BENCH = cast(Bench, SimpleNamespace(cold_bytes=lambda: 0))
 
 HOSTILE: dict[str, tuple[FailureKind, list[Wire | dict[str, Any]], list[Wire | dict[str, Any]]]] = {
     "names another candidate": (
@@ -76,6 +77,11 @@ HOSTILE: dict[str, tuple[FailureKind, list[Wire | dict[str, Any]], list[Wire | d
     "is built again": (FailureKind.RUN_ERROR, [], [Waiting(build_secs=0.1)]),
 }
 """What each ends as; what it reports instead of being built; what it reports when it is told to go."""
+
+
+def batch_of(traces: Sequence[str], purpose: Purpose = Purpose.SEARCH) -> Batch:
+    candidates = tuple(Candidate.of("0" * 64, trace) for trace in traces)
+    return Batch(candidates=candidates, config=MeasureConfig(), purpose=purpose, incumbent_secs=None, usual_secs=1e-4)
 
 
 def tell(line: Line, *said: Wire | dict[str, Any]) -> None:
@@ -185,6 +191,8 @@ class Host:
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
     monkeypatch.setenv("PITCHPIPE_QUIET_LOCK", str(tmp_path / "lock"))
     monkeypatch.setattr(search, "candidate_body", searched)
+    monkeypatch.setattr(search, "_BUILDING_SECS", math.inf)  # whatever else the machine does
+    monkeypatch.setattr(search, "_TIMING_SECS", math.inf)
     monkeypatch.setattr(confirm, "process_body", loaded)
     made = Host()
     yield made
@@ -195,15 +203,12 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
 @pytest.mark.parametrize("purpose", [Purpose.SEARCH, Purpose.CONFIRM])
 def test_a_report_that_makes_no_sense_ends_its_candidate_and_no_other(host: Host, purpose: Purpose) -> None:
     names = ["fine 0", *HOSTILE, "fine 1", "another"]
-    candidates = [Candidate.of("0" * 64, json.dumps(name)) for name in names]
-    batch = Batch(
-        candidates=tuple(candidates), config=MeasureConfig(), purpose=purpose, incumbent_secs=None, usual_secs=1e-4
-    )
+    batch = batch_of([json.dumps(name) for name in names], purpose)
     run = ConfirmRun if purpose is Purpose.CONFIRM else SearchRun
-    run(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    run(host, BENCH, batch).run()
     results = {result.candidate: result for result in host.results}
     assert len(results) == len(host.results) == len(names), "exactly one result per candidate"
-    for name, candidate in zip(names, candidates, strict=True):
+    for name, candidate in zip(names, batch.candidates, strict=True):
         result = results[candidate.digest]
         if name in HOSTILE:
             assert isinstance(result, Failed), name
@@ -229,14 +234,8 @@ def test_a_candidate_that_compiles_far_longer_than_the_others_is_given_up(
     monkeypatch.setattr(search, "candidate_body", slow_to_build)
     monkeypatch.setattr("workers.sandbox.builders.STRAGGLER_SECS", 0.3)
     names = ["fine 0", "slow", "fine 1"]
-    batch = Batch(
-        candidates=tuple(Candidate.of("0" * 64, json.dumps(name)) for name in names),
-        config=MeasureConfig(),
-        purpose=Purpose.SEARCH,
-        incumbent_secs=None,
-        usual_secs=1e-4,
-    )
-    SearchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    batch = batch_of([json.dumps(name) for name in names])
+    SearchRun(host, BENCH, batch).run()
     ended = {result.candidate: getattr(result, "kind", None) for result in host.results}
     assert [ended[c.digest] for c in batch.candidates] == [None, FailureKind.BUILD_TIMEOUT, None]
 
@@ -264,14 +263,8 @@ def test_a_baseline_that_is_far_behind_in_its_first_process_is_not_asked_in_the_
 
     monkeypatch.setattr(confirm, "process_body", one_call)
     traces = [BASELINE_TRACE, json.dumps("fine")]
-    batch = Batch(
-        candidates=tuple(Candidate.of("0" * 64, trace) for trace in traces),
-        config=MeasureConfig(),
-        purpose=Purpose.CONFIRM,
-        incumbent_secs=None,
-        usual_secs=1e-4,
-    )
-    ConfirmRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
+    batch = batch_of(traces, Purpose.CONFIRM)
+    ConfirmRun(host, BENCH, batch).run()
     baseline, fine = (next(r for r in host.results if r.candidate == c.digest) for c in batch.candidates)
     assert isinstance(baseline, Timed)
     assert isinstance(fine, Timed)
@@ -288,18 +281,11 @@ def test_what_a_search_found_the_fastest_is_not_compiled_again(host: Host, monke
         lambda candidate, slot: compiled_again.append(candidate.trace) or compiled(candidate, slot),
     )
     names = [BASELINE_TRACE, *(json.dumps(f"fine {n}") for n in range(2))]
-    batch = Batch(
-        candidates=tuple(Candidate.of("0" * 64, name) for name in names),
-        config=MeasureConfig(),
-        purpose=Purpose.SEARCH,
-        incumbent_secs=None,
-        usual_secs=1e-4,
-    )
-    bench = cast(Bench, SimpleNamespace(cold_bytes=lambda: 0))
-    SearchRun(host, bench, batch.model_copy(update={"candidates": batch.candidates[1:]})).run()
+    batch = batch_of(names)
+    SearchRun(host, BENCH, batch.model_copy(update={"candidates": batch.candidates[1:]})).run()
     assert {built.program for built in host.programs.values()} == {name.encode() for name in names[1:]}
     assert host.phases == ["build", "check and time"]
-    ConfirmRun(host, bench, batch.model_copy(update={"purpose": Purpose.CONFIRM})).run()
+    ConfirmRun(host, BENCH, batch.model_copy(update={"purpose": Purpose.CONFIRM})).run()
     assert compiled_again == [BASELINE_TRACE]
     assert host.phases[2:] == ["build", "check", "time"]
     assert all(isinstance(result, Timed) for result in host.results)
@@ -355,17 +341,10 @@ def test_what_was_timed_of_a_large_workload_is_told_before_the_rest_is(
     monkeypatch.setattr(search, "_TIMING_SECS", 0.0)
     told: list[int] = []
     monkeypatch.setattr(host, "phase", lambda name: told.append(len(host.results)) or nullcontext(Parts()))
-    candidates = [Candidate.of("0" * 64, json.dumps(f"fine {'x' * n}")) for n in range(4)]
-    batch = Batch(
-        candidates=tuple(candidates),
-        config=MeasureConfig(),
-        purpose=Purpose.SEARCH,
-        incumbent_secs=None,
-        usual_secs=1e-4,
-    )
-    SearchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
-    assert sorted(set(told)) == [0, 1, 2, 3]
-    assert {result.candidate for result in host.results} == {candidate.digest for candidate in candidates}
+    batch = batch_of([json.dumps(f"fine {'x' * n}") for n in range(4)])
+    SearchRun(host, BENCH, batch).run()
+    assert told == [0, 0, 1, 2, 3], "built once, then timed one by one"
+    assert {result.candidate for result in host.results} == {candidate.digest for candidate in batch.candidates}
     assert all(isinstance(result, Timed) for result in host.results)
 
 
@@ -376,14 +355,7 @@ def test_the_best_of_a_search_are_built_first(host: Host, monkeypatch: pytest.Mo
         "candidate_body",
         lambda _, candidate, config: spawned.append(candidate.digest) or searched(_, candidate, config),
     )
-    candidates = [Candidate.of("0" * 64, json.dumps(f"fine {'x' * n}")) for n in range(5)]
-    batch = Batch(
-        candidates=tuple(candidates),
-        config=MeasureConfig(),
-        purpose=Purpose.SEARCH,
-        incumbent_secs=None,
-        usual_secs=1e-4,
-    )
-    SearchRun(host, cast(Bench, SimpleNamespace(cold_bytes=lambda: 0)), batch).run()
-    first, second, *rest = [candidate.digest for candidate in candidates]
+    batch = batch_of([json.dumps(f"fine {'x' * n}") for n in range(5)])
+    SearchRun(host, BENCH, batch).run()
+    first, second, *rest = [candidate.digest for candidate in batch.candidates]
     assert spawned == [first, second, *reversed(rest)]

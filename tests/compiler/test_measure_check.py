@@ -25,6 +25,7 @@ def properties(dtype: str = "float32", reduction: int = 4608, **changes: object)
         "reduction_bits": bits,
         "exact": True,
         "steep": False,
+        "shrinks": False,
         "floats": dtype != "int32",
         "index_bound": None,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pitchpipe.target_kind import kind_of
-from tests.compiler import half_workloads, programs
+from tests.compiler import gpu_programs, half_workloads, programs
 from tests.compiler.programs import TARGET
 from tests.compiler.test_recurrence import HALF_LAYERS, LAYERS, module_of
 from tests.compiler.test_rowwise import CHAINS
@@ -51,6 +51,10 @@ WORKLOADS: dict[str, Callable[[], list[str]]] = {
     **{name: partial(irs, make, shapes) for name, (make, shapes) in {**CHAINS, **PROGRAMS, **MORE}.items()},
     "gather": lambda: [gather().ir],
     "dense in half precision": lambda: [half_workloads.dense(32, 64, 48, gelu=True).ir],
+    "products of bfloat16": lambda: [
+        gpu_programs.workload(gpu_programs.product(33, 67, 130, dtype="bfloat16", out=out)).ir
+        for out in ("float32", "bfloat16")
+    ],
     "convolution in half precision": lambda: [half_workloads.convolution(14, 16, 32).ir],
     "recurrent layers": lambda: [save_ir(module_of(layer)) for layer in (*LAYERS, *HALF_LAYERS)],
 }

@@ -48,7 +48,7 @@ class WorkloadProperties:
     """Whether only exact operations occur (+ - * min max, choices)."""
     steep: bool
     """Whether a quotient, a root, a logarithm or a power occurs: its relative error may be many times its operand's."""
-    shrinks: bool = True
+    shrinks: bool
     """Whether an output may be small beside the sums that it was made of: not of one sum of products that is scaled, added
     to, and cut off at zero."""
     floats: bool

@@ -49,8 +49,9 @@ class SearchRun(BatchRun):
     def run(self) -> None:
         enough = max(_FEWEST_PER_PHASE, 4 * self._host.parallel_builds)
         while self._starts or self._building or self._built:
-            with self._host.phase("build"):
-                self._get_ready(enough, within_secs=_BUILDING_SECS)
+            if not self._built:  # Those that the phase before had no time for come first.
+                with self._host.phase("build"):
+                    self._get_ready(enough, within_secs=_BUILDING_SECS)
             if self._built:
                 with self._host.phase("check and time") as self._parts:
                     self._time_phase()
