@@ -326,7 +326,7 @@ class _Trial:
     def __enter__(self) -> None:
         for one in self._inside:
             one.__enter__()
-        self._program.trials.until = self._until
+        self._program.trials.begin(self._until)
 
     def __exit__(self, *error: Any) -> None:
         self._program.trials.until = None

@@ -28,6 +28,20 @@ class Trials:
 
     until: float | None = None
     """Of the monotonic clock; None: it runs for its caller, who is not to wait."""
+    _went_on = False
+
+    def begin(self, until: float | None) -> None:
+        """A trial of the program."""
+        self.until, self._went_on = until, False
+
+    def may_go_on(self) -> bool:
+        """Whether a partition's benchmark may, asked by one that then does. One in a trial does, however late: a run of all
+        that comes before it can take longer than a trial may, and it would never be decided."""
+        late = self.until is None or time.monotonic() >= self.until
+        if late and self._went_on:
+            return False
+        self._went_on = True
+        return True
 
 
 class Part:
@@ -139,7 +153,7 @@ class Part:
         try:
             if self._run is None and self.spec is None:
                 self._run = self._inductor(tensors)
-            elif self._run is None and self._runner is not None and time.monotonic() < until:
+            elif self._run is None and self._runner is not None and self._trials.may_go_on():
                 self._go_on(tensors, until)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail("a part of the model runs in eager mode", error)
