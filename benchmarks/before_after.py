@@ -16,7 +16,6 @@ made the model faster.
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 import sqlite3
 import sys
@@ -30,6 +29,7 @@ import numpy as np
 from contestants import Contestant, take_turns
 from environment import ROOT, commit, environment, kernel_threads, models_parser, names_chosen, show
 from latency import TOLERANCE, deviation
+from model_file import models_of
 from rounds import geometric_mean, ratio_of, time_of
 
 SIDES = ("before", "after")
@@ -117,7 +117,7 @@ def main() -> None:
     for checkout in checkouts.values():
         if not (checkout / ".venv" / "bin" / "python").exists():
             arguments.error(f"{checkout} has no .venv: `make setup` there makes it")
-    names = names_chosen(arguments, options, runpy.run_path(str(options.models))["MODELS"], MODELS)
+    names = names_chosen(arguments, options, models_of(options.models), MODELS)
     rounds = QUICK_ROUNDS if options.quick else options.rounds
     commits = {side: commit(checkout) for side, checkout in checkouts.items()}
     result: dict[str, Any] = {"environment": environment(rounds=rounds, commits=commits), "rows": []}

@@ -24,7 +24,6 @@ A worker has its next lease before it ends one; a lease counts from the end of t
 from __future__ import annotations
 
 import json
-import runpy
 import sqlite3
 import statistics
 import sys
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import environment, models_parser, names_chosen, show
+from model_file import models_of
 from peers.contestant import SEED
 
 import pitchpipe
@@ -167,7 +167,7 @@ def main() -> None:
     options = arguments.parse_args()
     import torch
 
-    builders = runpy.run_path(str(options.models))["MODELS"]
+    builders = models_of(options.models)
     names = names_chosen(arguments, options, builders)
     budgets: tuple[float, ...] = QUICK_BUDGETS if options.quick else BUDGETS
     if options.budgets:

@@ -26,7 +26,6 @@ import contextlib
 import importlib
 import json
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from unittest import mock
 
 import torch
 from environment import environment, kernel_threads, parser, show
+from model_file import models_of
 from training_step import COMPILED, arrays, train
 
 from pitchpipe import sdk
@@ -73,7 +73,7 @@ def main() -> None:
     arguments.add_argument("--jobs", type=int, default=2, help="models at a time")
     arguments.add_argument("--limit", type=float, default=900.0, help="seconds that a model may take")
     options = arguments.parse_args()
-    builders = runpy.run_path(str(options.models))["MODELS"] if options.models else architectures(options.families)
+    builders = models_of(options.models) if options.models else architectures(options.families)
     chosen = QUICK if options.quick and not options.models else builders
     names = options.only or [name for name in builders if name in chosen]
     rows = _kept(options.work)

@@ -13,12 +13,12 @@ A model in half precision is the module after `.half()` or `.bfloat16()`, export
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from environment import environment, models_parser, show
+from model_file import models_of
 
 from pitchpipe.errors import PitchpipeError
 from pitchpipe.target_kind import kind_of
@@ -111,7 +111,7 @@ def main() -> None:
     arguments.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     arguments.add_argument("names", nargs="*")
     options = arguments.parse_args()
-    models = runpy.run_path(str(options.models))["MODELS"]
+    models = models_of(options.models)
     names = options.names or (["resnet18"] if options.quick else list(models))
     rows = [row for name in names for row in rows_of(name, models[name], options.dtypes)]
     over = [

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -46,6 +45,7 @@ import latency_cuda
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
 from environment import environment, models_parser, names_chosen, show
+from model_file import models_of
 from model_tuning import tune_ours, tune_stock, write
 from peak import peak
 from peers.contestant import PEERS
@@ -244,7 +244,7 @@ def main() -> None:
     )
     arguments.add_argument("--tasks", type=int, default=10, help="on a GPU: costliest tasks to compare with PyTorch's")
     options = arguments.parse_args()
-    known = runpy.run_path(str(options.models))["MODELS"]
+    known = models_of(options.models)
     if options.target == "cuda":
         latency_cuda.main(options, names_chosen(arguments, options, known, latency_cuda.MODELS))
         return

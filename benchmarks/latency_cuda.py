@@ -32,7 +32,6 @@ import argparse
 import concurrent.futures
 import json
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -58,6 +57,7 @@ from cuda_contestants import (
     tuned_model,
 )
 from environment import commit, environment, kernel_threads, show
+from model_file import models_of
 from rounds import geometric_mean, orders, ratio_of, time_of
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -193,7 +193,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.config.automatic_dynamic_shapes = False
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(SEED)
-    module, inputs = runpy.run_path(case["models"])["MODELS"][case["model"]]()
+    module, inputs = models_of(case["models"])[case["model"]]()
     inputs = tuple(torch.cat([x] * case["batch"]) if x.dim() else x for x in inputs)
     reference = None if case.get("only_compile") else reference_of(torch, module, inputs)
     module = module.to("cuda", dtype)
@@ -212,9 +212,16 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.synchronize()
         setup[name] = time.perf_counter() - began
 
+    absent: dict[str, str] = {}
     for peer in case["peers"]:
         if peer != BACKEND:
-            set_up(peer, partial(torch_call, torch, lasting, images, peer))
+            try:
+                set_up(peer, partial(torch_call, torch, lasting, images, peer))
+            except Exception as error:  # noqa: BLE001 - a mode of torch.compile that fails is a peer less
+                if peer == "eager":
+                    raise
+                absent[peer] = f"{type(error).__name__}: {error}"[:300]
+                calls.pop(peer, None)
     if case.get("only_compile"):
         return setup
     began, folder = time.perf_counter(), Path(tempfile.mkdtemp(dir=case["scratch"]))
@@ -255,6 +262,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "best_peer": best,
         "best_peer_over_ours": rows[best]["queued_over_ours"],
         "peers": rows,
+        **({"absent_peers": absent} if absent else {}),
         **({} if backend is None else {BACKEND: {**backend, "partitions": partitions()}}),
         **tuned,
         "table": table(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from model_file import models_of
 from peers.contestant import SEED
 from peers.metaschedule import lean_path
 from peers.stock_model import keep_whole_lines
@@ -42,7 +42,7 @@ def tune_ours(name: str, models: Path, seconds: float, database: str, target: Ta
     import torch
 
     torch.manual_seed(SEED)
-    module, inputs = runpy.run_path(str(models))["MODELS"][name]()
+    module, inputs = models_of(models)[name]()
     fresh = database.startswith("sqlite:///") and not Path(database.removeprefix("sqlite:///")).exists()
     started, began = time.monotonic(), datetime.now(UTC)
     with Embedded(database, target) as client:

@@ -12,7 +12,6 @@ turns, and the result is checked against eager. `--traces` keeps what the tuning
 from __future__ import annotations
 
 import json
-import runpy
 import statistics
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from environment import environment, models_parser, show
+from model_file import models_of
 
 from pitchpipe.model.local import detect_target
 from pitchpipe.target_kind import kind_of
@@ -188,7 +188,7 @@ def main() -> None:
     if options.only != "time":
         from tuner.ingest.torch_export import from_torch
 
-        models = runpy.run_path(str(options.models))["MODELS"]
+        models = models_of(options.models)
         for name in options.names or (list(models)[:1] if options.quick else list(models)):
             module, inputs = models[name]()
             found = counted(name, parse_container(from_torch(module, inputs)[0]), target)

@@ -15,7 +15,6 @@ from ONNX Runtime's, `peers_deviate` OpenVINO's, both as comparison.py defines a
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
 from environment import environment, kernel_threads, models_parser, names_chosen, show
+from model_file import models_of
 from rounds import geometric_mean, ratio_of, time_of
 
 from pitchpipe.model.comparison import largest_error
@@ -49,7 +49,7 @@ def write_files(models: Path, name: str, folder: Path, ways: Sequence[str]) -> N
     )
 
     torch.manual_seed(0)
-    module, inputs = runpy.run_path(str(models))["MODELS"][name]()
+    module, inputs = models_of(models)[name]()
     whole = folder / "float32.onnx"
     names = [f"input{at}" for at in range(len(inputs))]
     torch.onnx.export(module, inputs, str(whole), dynamo=False, opset_version=17, input_names=names)
@@ -113,7 +113,7 @@ def main() -> None:
     arguments = models_parser(__doc__)
     arguments.add_argument("--only", help=f"names of models, with commas between; default: {','.join(NAMES)}")
     options = arguments.parse_args()
-    known = runpy.run_path(str(options.models))["MODELS"]
+    known = models_of(options.models)
     names = names_chosen(
         arguments, options, [*filter(known.__contains__, NAMES), *sorted({*known} - {*NAMES})], len(NAMES)
     )

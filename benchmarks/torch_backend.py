@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ import numpy as np
 from contestants import Contestant, take_turns
 from environment import environment, models_parser, names_chosen, show
 from latency import TOLERANCE, deviation
+from model_file import models_of
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
 
@@ -52,11 +52,13 @@ TRIALS, QUICK_TRIALS = 300, 16
 ROUNDS, QUICK_ROUNDS = 16, 6
 """With four contestants, each has every place equally often in 8 rounds; six are the fewest that give an interval."""
 OURS = "torch_backend"
-TUNE_STEP = """
-import runpy, sys, torch
+TUNE_STEP = f"""
+import sys, torch
+sys.path.append({str(Path(__file__).parent)!r})
+from model_file import models_of
 torch.manual_seed(0)
-module, inputs = runpy.run_path(sys.argv[1])["MODELS"][sys.argv[2]]()
-options = {"mode": "max-autotune", "trials": int(sys.argv[3])}
+module, inputs = models_of(sys.argv[1])[sys.argv[2]]()
+options = {{"mode": "max-autotune", "trials": int(sys.argv[3])}}
 torch.compile(module, backend="pitchpipe", options=options)(*inputs).backward()
 """
 
@@ -149,7 +151,7 @@ def main() -> None:
     options = arguments.parse_args()
     if options.phase in ("time", "report") and options.work is None:
         arguments.error(f"--phase {options.phase} needs --work: the folder of an earlier phase")
-    sources = {name: models for models in (options.models, TRAINING) for name in runpy.run_path(str(models))["MODELS"]}
+    sources = {name: models for models in (options.models, TRAINING) for name in models_of(models)}
     names = names_chosen(arguments, options, sources)
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     target = detect_target("llvm").model_copy(update={"num_cores": options.threads})

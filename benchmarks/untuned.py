@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ import numpy as np
 from contestants import Contestant, ContestantFailed, take_turns
 from environment import environment, kernel_threads, models_parser, names_chosen, show
 from latency import LIBRARIES, TOLERANCE, deviation
+from model_file import models_of
 from model_tuning import tune_ours, write
 from rounds import geometric_mean, ratio_of, time_of
 
@@ -129,7 +129,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, help=f"of tuning, all included; default {SECONDS:g}")
     options = arguments.parse_args()
     options.seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
-    names = names_chosen(arguments, options, runpy.run_path(str(options.models))["MODELS"])
+    names = names_chosen(arguments, options, models_of(options.models))
     threads = kernel_threads()
     target = detect_target("llvm").model_copy(update={"num_cores": threads})
     result: dict[str, Any] = {"environment": environment(seconds=options.seconds), "rows": []}

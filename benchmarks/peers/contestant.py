@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -27,6 +26,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from model_file import models_of
 
 SEED = 0
 PATIENCE_SECS = 3600
@@ -252,7 +254,7 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
 
     torch.set_num_threads(threads())
     torch.manual_seed(SEED)
-    module, inputs = runpy.run_path(models)["MODELS"][name]()
+    module, inputs = models_of(models)[name]()
     with torch.inference_mode(not module.training):
         call = {**PEERS, "default": default, "deployed": deployed}[peer](module, inputs, Path(folder))
         if module.training:

@@ -51,6 +51,7 @@ FUNCTIONS = {
     "replication and elu": lambda x: functional.elu(functional.pad(x, (2,) * (2 * x.ndim - 4), mode="replicate")),
     "rows in another order": lambda x: x.index_select(-1, torch.tensor([3, 3, 0, 5, 1, 2])),
     "choice between ranks": lambda x: torch.where(x > 0, x, x.mean()),
+    "choice of numbers": lambda x: x * torch.where(x > 0.1, 1.0, -0.5),
 }
 
 

@@ -31,30 +31,32 @@ def channels_last(mod: Any) -> Any:
     def_use = DefUse(mod["main"])
     if not any(True for name in LAYOUTS for _ in def_use.calls(name)):
         return mod
-    wanted = {call: _of_equal_rank(call) for _, call in def_use.calls("relax.where") if _ranks_differ(call)}
+    wanted = {call: _of_equal_rank(call) for _, call in def_use.calls("relax.where") if _of_lower_rank(call)}
     return relax.transform.ConvertLayout(LAYOUTS)(replace_calls(mod, wanted))
 
 
-def _ranks_differ(call: Any) -> bool:
-    """Whether an operand of `where` has not the result's rank, which its layout then cannot be passed to."""
-    return static_shape(call) is not None and any(_is_of_lower_rank(operand, call) for operand in call.args)
-
-
-def _is_of_lower_rank(operand: Any, call: Any) -> bool:
-    shape = static_shape(operand)
-    is_number = shape == [] and not isinstance(operand, relax.Var)
-    return shape is not None and len(shape) < len(static_shape(call) or []) and not is_number
+def _of_lower_rank(call: Any) -> set[int]:
+    """Operands of `where` that have not the result's rank, which its layout then cannot be passed to. A constant number has
+    no layout, and needs none; but where both choices are numbers, as in a mask of 0 and minus infinity, TVM takes them for
+    a majority that has none, so one of them gets the rank."""
+    shapes = [static_shape(operand) for operand in call.args]
+    if (result := static_shape(call)) is None or None in shapes:
+        return set()
+    numbers = {i for i, operand in enumerate(call.args) if shapes[i] == [] and not isinstance(operand, relax.Var)}
+    if numbers >= {1, 2}:
+        numbers.remove(1)
+    return {i for i, shape in enumerate(shapes) if len(shape or []) < len(result)} - numbers
 
 
 def _of_equal_rank(call: Any) -> Replacement:
-    """`where` on operands with leading dimensions of one. A constant number has no layout."""
+    """`where` on operands with leading dimensions of one."""
 
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
-        rank = len(static_shape(call) or [])
+        rank, lower = len(static_shape(call) or []), _of_lower_rank(call)
         operands = []
-        for operand in call.args:
+        for i, operand in enumerate(call.args):
             x = current(operand)
-            if _is_of_lower_rank(operand, call):
+            if i in lower:
                 shape = static_shape(operand) or []
                 x = builder.emit(relax.op.reshape(x, [1] * (rank - len(shape)) + shape))
             operands.append(x)

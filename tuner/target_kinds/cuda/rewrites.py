@@ -19,10 +19,11 @@ from tuner.graph.scans import decompose_scans
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
+from tuner.graph.wide_reductions import reduce_in_32_bits
 from tuner.target_kinds.cuda.serial import serial_functions
 
 REWRITES = Rewrites(
-    always=(decompose_scans, *ALWAYS),
+    always=(decompose_scans, reduce_in_32_bits, *ALWAYS),
     products=(
         *PARTS,
         even_biases,
