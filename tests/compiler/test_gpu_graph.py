@@ -405,3 +405,21 @@ def test_a_group_norm_between_casts_is_one_function_with_its_activation() -> Non
     parts = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 1e-5)
     y = parts.reshape(2, 8, 4, 4) * values[2][:, None, None] + values[3][:, None, None]
     np.testing.assert_allclose(found.astype(np.float64), y / (1 + np.exp(-y)), atol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+@pytest.mark.parametrize("name", ["max", "min", "sum", "prod"])
+def test_whole_numbers_that_threads_cannot_exchange_are_reduced_in_32_bits(name: str, dtype: str) -> None:
+    graph = Graph()
+    x = graph.tensor(3, 40)
+    graph.values[0] = np.arange(120, dtype=np.float32).reshape(3, 40) % 7 + 1
+
+    def make(emit: Emit) -> Any:
+        narrow = emit(relax.op.astype(x, dtype))
+        return emit(getattr(relax.op, name)(emit(relax.op.multiply(narrow, narrow)), axis=1))
+
+    prepared = prepare(graph.module(make, 1), GPU)
+    assert '"int32"' in prepared.script()
+    (found,) = run_here(prepared, graph.values, [])
+    narrow = graph.values[0].astype(dtype)
+    np.testing.assert_array_equal(found, getattr(np, name)(narrow * narrow, axis=1).astype(dtype))

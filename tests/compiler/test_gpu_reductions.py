@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 
 from tests.compiler.gpu_cases import check, one_function
 from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.graphs import Graph
 from tests.compiler.test_gpu_default import trace_of
 from tests.gpu_interpreter import run
 from tuner.graph import image_norms
+from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest.aten.reductions import arg_reducer
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import te, topi
+from tuner.tvm_compat import IRModule, relax, te, topi
 
 F, H = "float32", "float16"
 
@@ -97,6 +100,24 @@ def two_pass(groups: int | None) -> Any:
     return make
 
 
+def activated(channels_last: bool, shape: Sequence[int], groups: int) -> Any:
+    """The tensor function of a prepared model, of a norm of groups of channels with its activation; channels lie last
+    behind a convolution."""
+    graph = Graph()
+    x, weight = graph.tensor(*shape, dtype=H), graph.tensor(shape[1], shape[1], 1, 1, dtype=H)
+    gamma, beta = graph.tensor(shape[1]), graph.tensor(shape[1])
+
+    def make(emit: Callable[[Any], Any]) -> Any:
+        y = emit(relax.op.nn.conv2d(x, weight)) if channels_last else x
+        wide = emit(relax.op.astype(y, F))
+        normed = emit(relax.op.nn.group_norm(wide, gamma, beta, num_groups=groups, channel_axis=1, axes=[2, 3]))
+        return emit(relax.op.nn.silu(emit(relax.op.astype(normed, H))))
+
+    prepared = prepare(graph.module(make, 1), HOPPER)
+    (name,) = (each for each in call_counts(prepared) if "group_norm" in each)
+    return IRModule({"main": prepared[name].with_attr("global_symbol", "main")})
+
+
 def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
     """A batch norm in training mode."""
     return [topi.nn.instance_norm(x, g, s, 1, [0, 2, 3])]
@@ -122,6 +143,17 @@ def norm_of_batch(x: Any, g: Any, s: Any) -> list[Any]:
 def test_a_norm_of_images_is_one_kernel_or_divides_long_rows(make: Any, shape: Any, dtype: str, kernels: int) -> None:
     mod = one_function(make, (shape, dtype), ((shape[1],), dtype), ((shape[1],), dtype))
     assert len(check(mod, HOPPER).lowered.calls) == kernels
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("shape", "groups"), [((1, 256, 16, 16), 32), ((2, 16, 16, 16), 8), ((2, 12, 9, 7), 3)])
+def test_a_norm_of_groups_has_a_block_for_each_and_is_activated_in_it(
+    channels_last: bool, shape: Sequence[int], groups: int
+) -> None:
+    """The activation is of an image, whose channels are no groups; one block had the sums of all groups."""
+    (call,) = check(activated(channels_last, shape, groups), HOPPER).lowered.calls
+    assert math.prod(call.grid) == shape[0] * groups
 
 
 @pytest.mark.filterwarnings("ignore")

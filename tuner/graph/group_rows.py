@@ -27,6 +27,15 @@ REDUCTIONS = frozenset(f"relax.{name}" for name in ("max", "mean", "min", "sum",
 NORMS = frozenset(f"relax.nn.{name}" for name in ("layer_norm", "log_softmax", "rms_norm", "softmax"))
 NORMS_OF_IMAGES = frozenset(("relax.nn.group_norm", "relax.nn.instance_norm"))
 """Norms whose rows are taken to be whole images."""
+COMPARISONS = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and"),
+        *("logical_not", "logical_or", "not_equal"),
+    )
+)
+"""What asks of single elements, as before `any` and `all` of a row: whether an attention masks all of it, for one."""
+OF_ELEMENTS = ELEMENTWISE | COMPARISONS
 ANCHORS = PRODUCTS.union(CONVOLUTIONS, ("relax.call_tir",))
 """What element-wise operators are fused behind."""
 MAX_CALLS = 48
@@ -93,7 +102,7 @@ class _Rows:
         shape = static_shape(call)
         if shape is None:
             return False
-        if op_name(call) in ELEMENTWISE:
+        if op_name(call) in OF_ELEMENTS:
             lead = len(self.shape) - self.axes
             return tuple(shape) in (self.shape, self.shape[:lead], (*self.shape[:lead], *[1] * self.axes))
         return _Rows.reduced_by(call) == self
@@ -154,7 +163,7 @@ class _Group:
         return [each for each in self.def_use.values if each in found]
 
     def _is_elementwise(self, x: Any) -> bool:
-        return op_name(self.def_use.values.get(x)) in ELEMENTWISE
+        return op_name(self.def_use.values.get(x)) in OF_ELEMENTS
 
     def _belongs_here(self, x: Any) -> bool:
         """Whether x is computed here rather than behind a product: a cast of half precision is done where it is read."""
@@ -204,4 +213,4 @@ def _written(def_use: DefUse, group: list[Any]) -> Replacement:
 def _is_number(call: Any, expr: Any) -> bool:
     """Whether an operand is a number that is written into the function."""
     values = constant_value(expr)
-    return values is not None and values.ndim == 0 and op_name(call) in BINARY
+    return values is not None and values.ndim == 0 and op_name(call) in BINARY | COMPARISONS

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.space.access import spatial_axes
 from tuner.space.inlining import root_blocks
-from tuner.tvm_compat import loop_bindings, tirx
+from tuner.tvm_compat import loop_bindings, sym, tirx
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +107,20 @@ def _axes_beside(
 
 def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
     """Buffer -> the indices of every access to it. A dimension that is accessed over a range stands there as its extent, so
-    that it equals no axis."""
+    that it equals no axis. A quotient is simplified: of an axis that was divided in two, it is the first of these."""
     found: dict[Any, list[list[Any]]] = {}
     definition = schedule.get(block)
+    analyzer = sym.Analyzer()
+    for axis in definition.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+
+    def index(dim: Any) -> Any:
+        if getattr(dim.extent, "value", None) != 1:
+            return dim.extent
+        return analyzer.simplify(dim.min) if isinstance(dim.min, tirx.FloorDiv) else dim.min
+
     for region in [*definition.reads, *definition.writes]:
-        found.setdefault(region.source, []).append(
-            [dim.min if getattr(dim.extent, "value", None) == 1 else dim.extent for dim in region.region]
-        )
+        found.setdefault(region.source, []).append([index(dim) for dim in region.region])
     return found
 
 

@@ -18,7 +18,7 @@ from tuner.space.gpu.elementwise import schedule_elementwise
 from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits, NoSchedule
 from tuner.space.gpu.mapping import Chain, mapping_of, row_lanes
 from tuner.space.gpu.rows import find_chain, schedule_chain
-from tuner.space.gpu.stages import axis_loops, fused, inline_stages, is_opaque
+from tuner.space.gpu.stages import axis_loops, divide_by_group, fused, inline_stages, is_opaque
 from tuner.space.inlining import is_reduction
 
 ONE_LAUNCH = 1 << 16
@@ -33,6 +33,7 @@ def schedule_memory_bound(schedule: Any, limits: Limits) -> None:
     blocks = inline_stages(schedule)
     if not blocks or any(is_opaque(schedule, block) or axis_loops(schedule, block) is None for block in blocks):
         raise NoSchedule("a stage is neither a reduction nor one statement for each element")
+    divide_by_group(schedule, blocks)
     for block in blocks if len(blocks) > 1 else ():
         if not schedule.get_loops(block):
             schedule.add_unit_loop(block)  # TVM's rfactor fails beside a stage without a loop.

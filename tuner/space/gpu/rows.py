@@ -163,7 +163,7 @@ def _order(definitions: Sequence[Any], shared: Sequence[Sequence[Any]]) -> list[
     last = None
     for definition, axes in zip(definitions, shared, strict=True):
         for read in definition.reads:
-            size = math.prod(int(extent) for extent in read.source.shape)
+            size = _size(read)
             for number in order:
                 (axis,) = (a for a in definition.iter_vars if a.var.same_as(axes[number]))
                 if size > best and step(definition, read, [axis], 2) == 1:
@@ -172,19 +172,24 @@ def _order(definitions: Sequence[Any], shared: Sequence[Sequence[Any]]) -> list[
 
 
 def _side_by_side(definitions: Sequence[Any], shared: Sequence[Sequence[Any]]) -> bool:
-    """Whether more elements are read along the last row axis than along the last reduced axis."""
+    """Whether more of the largest operands of reductions are read along the last row axis than along the last reduced axis.
+    What is small, as the means that a second reduction reads, says nothing."""
+    reductions = [(each, rows) for each, rows in zip(definitions, shared, strict=True) if reduction_axes(each)]
+    reads = [(_size(read), read, each, rows) for each, rows in reductions for read in each.reads]
+    largest = max((size for size, *_ in reads), default=0)
     along_rows = along_columns = 0
-    for definition, rows in zip(definitions, shared, strict=True):
-        reduced = reduction_axes(definition)
-        if not reduced:
+    for size, read, definition, rows in reads:
+        if size < largest:
             continue
-        for read in definition.reads:
-            size = math.prod(int(extent) for extent in read.source.shape)
-            if rows:
-                (last,) = (a for a in definition.iter_vars if a.var.same_as(rows[-1]))
-                along_rows += size if step(definition, read, [last], 2) == 1 else 0
-            along_columns += size if step(definition, read, reduced[-1:], 2) == 1 else 0
+        if rows:
+            (last,) = (a for a in definition.iter_vars if a.var.same_as(rows[-1]))
+            along_rows += step(definition, read, [last], 2) == 1
+        along_columns += step(definition, read, reduction_axes(definition)[-1:], 2) == 1
     return along_rows > along_columns
+
+
+def _size(region: Any) -> int:
+    return math.prod(int(extent) for extent in region.source.shape)
 
 
 def _column_axes(definition: Any, rows: Sequence[Any]) -> list[Any]:

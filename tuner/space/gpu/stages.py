@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from tuner.space.inlining import copied_operations, is_reduction, root_blocks
-from tuner.tvm_compat import inline_into_producer, ir, loop_bindings, tirx
+from tuner.tvm_compat import inline_into_producer, ir, loop_bindings, structural_walk, tirx
 
 MOST_COPIED = 512
 """Cost, in additions, of all copies of a stage that are still cheaper than a kernel of its own. Chains of stages that each
@@ -40,6 +40,44 @@ def inline_stages(schedule: Any) -> list[Any]:
         if copied_operations(schedule, block, users) <= MOST_COPIED:
             _tried(schedule.compute_inline, block)
     return root_blocks(schedule)
+
+
+def divide_by_group(schedule: Any, blocks: Sequence[Any]) -> None:
+    """Divides in two each axis c of a stage that reads what another reduced at c // size alone: it then has the rows of
+    that reduction, as of a norm of groups of channels, whose reshape back to channels is fused with what follows."""
+    reduced = {
+        region.source for block in blocks if is_reduction(schedule, block) for region in schedule.get(block).writes
+    }
+    for block in blocks:
+        if not is_reduction(schedule, block) and (found := _group_axis(schedule.get(block), reduced)) is not None:
+            schedule.transform_block_layout(block, _divided(len(schedule.get(block).iter_vars), *found))
+
+
+def _group_axis(definition: Any, reduced: set[Any]) -> tuple[int, int] | None:
+    """(place of the axis, size of a group), if there is one."""
+    quotients: list[Any] = []
+
+    def note(load: Any) -> None:
+        if load.source in reduced:
+            quotients.extend(index for index in load.indices if isinstance(index, tirx.FloorDiv))
+
+    structural_walk(definition.body, (ir.TensorLoad, note))
+    found = {
+        (place, int(quotient.b))
+        for quotient in quotients
+        for place, axis in enumerate(definition.iter_vars)
+        if quotient.a.same_as(axis.var)
+        and isinstance(quotient.b, tirx.IntImm)
+        and int(axis.dom.extent) % int(quotient.b) == 0
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _divided(rank: int, place: int, size: int) -> Any:
+    """The map of so many indices that divides one of them in two, the second of `size` values."""
+    indices = [tirx.Var(f"x{number}", "int64") for number in range(rank)]
+    at = indices[place]
+    return tirx.IndexMap(indices, [*indices[:place], at // size, at % size, *indices[place + 1 :]], None)
 
 
 def is_opaque(schedule: Any, block: Any) -> bool:

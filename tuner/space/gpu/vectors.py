@@ -90,10 +90,19 @@ def _is_single(constant: Any) -> bool:
 def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, aligned: bool = False) -> int | None:
     """How far apart in memory, in elements, an access's neighbouring lanes are: 0, 1, or None for anything else.
 
-    aligned: neighbours that do not begin at a multiple of `lanes` elements count as anything else.
+    aligned: neighbours that do not begin at a multiple of `lanes` elements count as anything else. Of several accesses to
+    one buffer, as to an element and to the first of its row, those that stay the same count only if all do.
     """
-    if (indices := _indices(definition, region)) is None:
-        return None
+    steps = {
+        _step(definition, indices, region.source.shape, axes, lanes, aligned)
+        for indices in _accesses(definition, region)
+    }
+    return max((one for one in steps if one is not None), default=None) if None not in steps else None
+
+
+def _step(
+    definition: Any, indices: Sequence[Any], shape: Sequence[Any], axes: Sequence[Any], lanes: int, aligned: bool
+) -> int | None:
     analyzer = sym.Analyzer()
     for other in definition.iter_vars:
         analyzer.bind(other.var, other.dom)
@@ -111,7 +120,7 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, align
         places[axis.var] = tirx.floormod(position, tirx.const(extent, dtype)) if inner * extent < total else position
         inner *= extent
     offset: Any = tirx.const(0, dtype)
-    for index, size in zip(indices, region.source.shape, strict=True):
+    for index, size in zip(indices, shape, strict=True):
         offset = offset * size.astype(dtype) + index.astype(dtype)
     moved = analyzer.simplify(tvm_ffi.structural_map(offset, (tirx.Var, lambda found: places.get(found, found))))
     start = tvm_ffi.structural_map(moved, (tirx.Var, lambda v: tirx.const(0, dtype) if v.same_as(lane) else v))
@@ -124,19 +133,19 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, align
     return 1 if not aligned or analyzer.can_prove_equal(first, 0) else None
 
 
-def _indices(definition: Any, region: Any) -> list[Any] | None:
-    """The indices of the one element that a block accesses in a region; None where there are several.
+def _accesses(definition: Any, region: Any) -> list[list[Any]]:
+    """The indices of each element that a block accesses in a region.
 
-    A region bounds an element that is looked up, where its place is one of two, so the block's own access is taken.
+    A region of one element is its own; of others, which bound several accesses, or an element that is looked up, those of
+    the block's own loads are taken.
     """
     if all(getattr(dim.extent, "value", None) == 1 for dim in region.region):
-        return [dim.min for dim in region.region]
+        return [[dim.min for dim in region.region]]
     loads: list[Any] = []
-    structural_walk(
-        definition.body,
-        (ir.TensorLoad, lambda load: loads.append(load) if load.source.same_as(region.source) else None),
-    )
-    first, *others = loads or [None]
-    if first is None or not all(tvm_ffi.structural_equal(first, other) for other in others):
-        return None
-    return list(first.indices)
+
+    def note(load: Any) -> None:
+        if load.source.same_as(region.source) and not any(tvm_ffi.structural_equal(load, known) for known in loads):
+            loads.append(load)
+
+    structural_walk(definition.body, (ir.TensorLoad, note))
+    return [list(load.indices) for load in loads]
