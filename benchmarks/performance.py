@@ -84,6 +84,13 @@ SECTIONS = (
         more="As above, on processors with 16 vector registers of 8 lanes and half the speed of those above.",
     ),
     Section(
+        file="latency_others",
+        title="Other models after a minute, with AVX2",
+        script="latency",
+        table=tables.latency,
+        more="Models of `benchmarks/others.py`. Whisper has no peer: neither exporter takes it.",
+    ),
+    Section(
         file="budgets",
         title="Budgets of seconds",
         script="budgets",
@@ -159,6 +166,15 @@ SECTIONS = (
         table=gpu_tables.latency_cuda,
         more="As above, after 150 s of tuning each; two runs side by side. What torch.compile takes longer is the host's: "
         "guards and a look at each weight, 200 of them in BERT.",
+    ),
+    Section(
+        file="latency_cuda_h200_others",
+        title="Other models on an H200",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="Fourteen models of `benchmarks/others.py`, a minute of tuning each from an empty database; two runs side by "
+        "side. Rows name their commits: T5's is of before reductions of bytes were made in 32 bits (ADR 0098), and was not "
+        "measured again.",
     ),
     Section(
         file="latency_cuda_h200_columns",

@@ -224,6 +224,7 @@ def flops(module: Any, inputs: Any) -> int:
     """Of one run's products and convolutions as PyTorch counts them, two for a multiply-add."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    module.requires_grad_(module.training)  # The counter asks for the graph of what needs a gradient: here is none.
     with FlopCounterMode(display=False) as counter:
         module(*inputs)
     return int(counter.get_total_flops())
