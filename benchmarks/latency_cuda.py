@@ -14,7 +14,8 @@ confirming included, and called with GPU tensors. With `--seconds 0` it is not t
 
 Rounds are interleaved (rounds.py). `error` is the largest |a_i - r_i| / (|r_i| + s) with r from eager in float32 without
 TF32 and s its root mean square, for every contestant: eager's own says what the type costs. `table` has the costliest
-tasks beside cuDNN, cuBLAS and inductor (task_table.py), `failures` the failed trials by kind.
+tasks beside cuDNN, cuBLAS and inductor (task_table.py), `failures` the failed trials by kind, `absent_peers` the modes of
+torch.compile that fail, and how.
 
 `--peers` may name `torch_backend` too: torch.compile(backend="pitchpipe") in its mode reduce-overhead, with what that tuning
 left in its database and cache, beside `pitchpipe.load`. It is no peer, and a row has it apart. Its `partitions` tell who

@@ -49,8 +49,10 @@ def divide_by_group(schedule: Any, blocks: Sequence[Any]) -> None:
         region.source for block in blocks if is_reduction(schedule, block) for region in schedule.get(block).writes
     }
     for block in blocks:
-        if not is_reduction(schedule, block) and (found := _group_axis(schedule.get(block), reduced)) is not None:
-            schedule.transform_block_layout(block, _divided(len(schedule.get(block).iter_vars), *found))
+        definition = schedule.get(block)
+        if not is_reduction(schedule, block) and (found := _group_axis(definition, reduced)) is not None:
+            divided = _divided(definition.iter_vars, *found)
+            _tried(partial(schedule.transform_block_layout, index_map=divided), block)
 
 
 def _group_axis(definition: Any, reduced: set[Any]) -> tuple[int, int] | None:
@@ -73,9 +75,9 @@ def _group_axis(definition: Any, reduced: set[Any]) -> tuple[int, int] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _divided(rank: int, place: int, size: int) -> Any:
-    """The map of so many indices that divides one of them in two, the second of `size` values."""
-    indices = [tirx.Var(f"x{number}", "int64") for number in range(rank)]
+def _divided(axes: Sequence[Any], place: int, size: int) -> Any:
+    """The map of a block's axes that divides one of them in two, the second of `size` values."""
+    indices = [tirx.Var(f"x{number}", axis.var.ty.dtype) for number, axis in enumerate(axes)]
     at = indices[place]
     return tirx.IndexMap(indices, [*indices[:place], at // size, at % size, *indices[place + 1 :]], None)
 

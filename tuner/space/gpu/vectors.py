@@ -93,11 +93,10 @@ def step(definition: Any, region: Any, axes: Sequence[Any], lanes: int, *, align
     aligned: neighbours that do not begin at a multiple of `lanes` elements count as anything else. Of several accesses to
     one buffer, as to an element and to the first of its row, those that stay the same count only if all do.
     """
-    steps = {
-        _step(definition, indices, region.source.shape, axes, lanes, aligned)
-        for indices in _accesses(definition, region)
-    }
-    return max((one for one in steps if one is not None), default=None) if None not in steps else None
+    shape = region.source.shape
+    steps = [_step(definition, indices, shape, axes, lanes, aligned) for indices in _accesses(definition, region)]
+    known = [one for one in steps if one is not None]
+    return max(known, default=None) if len(known) == len(steps) else None
 
 
 def _step(
