@@ -409,17 +409,22 @@ def test_a_group_norm_between_casts_is_one_function_with_its_activation() -> Non
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("name", ["max", "min", "sum", "prod"])
-def test_whole_numbers_that_threads_cannot_exchange_are_reduced_in_32_bits(name: str, dtype: str) -> None:
+@pytest.mark.parametrize("axis", [1, None])
+def test_whole_numbers_that_threads_cannot_exchange_are_reduced_in_32_bits(
+    name: str, dtype: str, axis: int | None
+) -> None:
+    """Negative ones too, to sums and products that wrap around, and to a scalar."""
     graph = Graph()
-    x = graph.tensor(3, 40)
-    graph.values[0] = np.arange(120, dtype=np.float32).reshape(3, 40) % 7 + 1
+    x = graph.tensor(3, 7)
+    given = np.array([[-3, 5, 3, -5, 7, 9, -7], [100, 90, 80, 70, 60, 50, 41], [-1, -128, -9, -11, -90, -77, -3]])
+    graph.values[0] = (given if dtype.startswith("int") else abs(given)).astype(np.float32)
 
     def make(emit: Emit) -> Any:
         narrow = emit(relax.op.astype(x, dtype))
-        return emit(getattr(relax.op, name)(emit(relax.op.multiply(narrow, narrow)), axis=1))
+        return emit(getattr(relax.op, name)(narrow, axis=axis))
 
     prepared = prepare(graph.module(make, 1), GPU)
-    assert '"int32"' in prepared.script()
+    assert ("uint32" if name in ("sum", "prod") else "int32") in prepared.script()
     (found,) = run_here(prepared, graph.values, [])
-    narrow = graph.values[0].astype(dtype)
-    np.testing.assert_array_equal(found, getattr(np, name)(narrow * narrow, axis=1).astype(dtype))
+    expected = getattr(np, name)(graph.values[0].astype(np.int64), axis=axis).astype(dtype)
+    np.testing.assert_array_equal(found, expected)

@@ -146,6 +146,21 @@ def test_a_norm_of_images_is_one_kernel_or_divides_long_rows(make: Any, shape: A
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [F, H])
+@pytest.mark.parametrize("other", [lambda i, j: (i, 0), lambda i, j: (i, j + 8), lambda i, j: (i, j + 1)])
+def test_a_statement_that_reads_a_tensor_at_two_places_computes_what_it_should(dtype: str, other: Any) -> None:
+    """The first element of a row stays the same, what lies a whole vector away is aligned, and what is next is not."""
+
+    def make(x: Any) -> list[Any]:
+        apart = te.compute((40, 128), lambda i, j: x[i, j] - x[other(i, j)], name="apart")
+        k = te.reduce_axis((0, 128), "k")
+        total = te.compute((40,), lambda i: te.sum(single(x[i, k] - x[other(i, k)]), axis=k), name="total")
+        return [apart, total]
+
+    check(one_function(make, ((40, 136), dtype)), HOPPER)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize(("shape", "groups"), [((1, 256, 16, 16), 32), ((2, 16, 16, 16), 8), ((2, 12, 9, 7), 3)])
 def test_a_norm_of_groups_has_a_block_for_each_and_is_activated_in_it(

@@ -110,18 +110,22 @@ def _accesses(schedule: Any, block: Any) -> dict[Any, list[list[Any]]]:
     that it equals no axis. A quotient is simplified: of an axis that was divided in two, it is the first of these."""
     found: dict[Any, list[list[Any]]] = {}
     definition = schedule.get(block)
-    analyzer = sym.Analyzer()
-    for axis in definition.iter_vars:
-        analyzer.bind(axis.var, axis.dom)
 
     def index(dim: Any) -> Any:
         if getattr(dim.extent, "value", None) != 1:
             return dim.extent
-        return analyzer.simplify(dim.min) if isinstance(dim.min, tirx.FloorDiv) else dim.min
+        return _simplified(definition, dim.min) if isinstance(dim.min, tirx.FloorDiv) else dim.min
 
     for region in [*definition.reads, *definition.writes]:
         found.setdefault(region.source, []).append([index(dim) for dim in region.region])
     return found
+
+
+def _simplified(definition: Any, index: Any) -> Any:
+    analyzer = sym.Analyzer()
+    for axis in definition.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+    return analyzer.simplify(index)
 
 
 def _position(indices: Sequence[Any], axis: Any) -> int | None:
