@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import torch
+from small import perceptron
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -338,10 +338,10 @@ class Ranking(nn.Module):
 
     def __init__(self, width: int = 64, categories: int = 26, rows: int = 10_000) -> None:
         super().__init__()
-        self.bottom = nn.Sequential(*perceptron(13, 512, 256, width), nn.ReLU())
+        self.bottom = nn.Sequential(perceptron(13, 512, 256, width), nn.ReLU())
         self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(categories))
         pairs = categories * (categories + 1) // 2
-        self.top = nn.Sequential(*perceptron(width + pairs, 512, 256, 1), nn.Sigmoid())
+        self.top = nn.Sequential(perceptron(width + pairs, 512, 256, 1), nn.Sigmoid())
         self.register_buffer("pairs", torch.triu_indices(categories + 1, categories + 1, 1))
 
     def forward(self, numbers: Tensor, places: Tensor) -> Tensor:
@@ -349,13 +349,6 @@ class Ranking(nn.Module):
         found = torch.stack([dense, *(table(places[:, at]) for at, table in enumerate(self.tables))], 1)
         products = torch.bmm(found, found.transpose(1, 2))
         return self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
-
-
-def perceptron(*widths: int) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return layers[:-1]
 
 
 class LanguageModel(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 
-def _perceptron(*widths: int) -> nn.Module:
+def perceptron(*widths: int) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -19,15 +19,15 @@ def _perceptron(*widths: int) -> nn.Module:
 
 
 def mlp_64_128_128_10():
-    return _perceptron(64, 128, 128, 10), (torch.randn(1, 64),)
+    return perceptron(64, 128, 128, 10), (torch.randn(1, 64),)
 
 
 def mlp_3x512():
-    return _perceptron(512, 512, 512, 512), (torch.randn(1, 512),)
+    return perceptron(512, 512, 512, 512), (torch.randn(1, 512),)
 
 
 def mlp_3x512_batch8():
-    return _perceptron(512, 512, 512, 512), (torch.randn(8, 512),)
+    return perceptron(512, 512, 512, 512), (torch.randn(8, 512),)
 
 
 def small_cnn():
@@ -52,10 +52,10 @@ class _Recommender(nn.Module):
     def __init__(self, tables: int = 8, rows: int = 1000, width: int = 16) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
-        self.bottom = _perceptron(13, 64, width)
+        self.bottom = perceptron(13, 64, width)
         pairs = torch.tril_indices(tables + 1, tables + 1, offset=-1)
         self.register_buffer("pairs", pairs[0] * (tables + 1) + pairs[1])
-        self.top = _perceptron(width + pairs.shape[1], 64, 1)
+        self.top = perceptron(width + pairs.shape[1], 64, 1)
 
     def forward(self, dense: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
         first = self.bottom(dense)

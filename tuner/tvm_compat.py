@@ -303,6 +303,13 @@ def loop_bindings(schedule: Any, block: Any) -> list[Any]:
     return list(_block_realize(schedule, block).iter_values)
 
 
+def dividing(types: Sequence[str], place: int, size: int) -> Any:
+    """The map of indices of such types that divides one of them in two, the second of `size` values."""
+    indices = [tirx.Var(f"x{number}", dtype) for number, dtype in enumerate(types)]
+    at = indices[place]
+    return tirx.IndexMap(indices, [*indices[:place], at // size, at % size, *indices[place + 1 :]], None)
+
+
 def inline_into_producer(schedule: Any, stage: Any) -> None:
     """reverse_compute_inline: computes a stage where the stage that it reads is computed, which then writes its result.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.graph.one_function import with_short_indices
-from tuner.tvm_compat import IRModule, PrimFunc, Schedule, structural_walk, tirx, tvm, tvm_ffi
+from tuner.tvm_compat import IRModule, PrimFunc, Schedule, dividing, structural_walk, tirx, tvm, tvm_ffi
 
 
 def batch_groups(mod: Any) -> Any:
@@ -43,10 +43,10 @@ def _divided(function: Any) -> Any | None:
         if (found := _grouped(definition)) is None:
             continue
         axis, dimension, columns = found
-        schedule.transform_block_layout(stage, _dividing(len(definition.iter_vars), axis, columns))
+        schedule.transform_block_layout(stage, dividing(["int64"] * len(definition.iter_vars), axis, columns))
         if readers:
             schedule.transform_layout(
-                stage, ("write", 0), _dividing(len(definition.writes[0].region), dimension, columns)
+                stage, ("write", 0), dividing(["int64"] * len(definition.writes[0].region), dimension, columns)
             )
             stages += [reader for reader in readers if reader not in stages]
     made = schedule.mod["main"]
@@ -79,10 +79,3 @@ def _grouped(definition: Any) -> tuple[int, int, int] | None:
             for dim in read.region:
                 structural_walk(dim.min, (tirx.FloorDiv, look))
     return found.pop() if len(found) == 1 else None
-
-
-def _dividing(rank: int, place: int, columns: int) -> Any:
-    """The map of so many indices that divides one of them in two, the second of `columns` values."""
-    indices = [tirx.Var(f"x{number}", "int64") for number in range(rank)]
-    at = indices[place]
-    return tirx.IndexMap(indices, [*indices[:place], at // columns, at % columns, *indices[place + 1 :]], None)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tuner.space.inlining import copied_operations, is_reduction, root_blocks
-from tuner.tvm_compat import inline_into_producer, ir, loop_bindings, structural_walk, tirx
+from tuner.tvm_compat import dividing, inline_into_producer, ir, loop_bindings, structural_walk, tirx
 
 MOST_COPIED = 512
 """Cost, in additions, of all copies of a stage that are still cheaper than a kernel of its own. Chains of stages that each
@@ -51,7 +51,7 @@ def divide_by_group(schedule: Any, blocks: Sequence[Any]) -> None:
     for block in blocks:
         definition = schedule.get(block)
         if not is_reduction(schedule, block) and (found := _group_axis(definition, reduced)) is not None:
-            divided = _divided(definition.iter_vars, *found)
+            divided = dividing([axis.var.ty.dtype for axis in definition.iter_vars], *found)
             _tried(partial(schedule.transform_block_layout, index_map=divided), block)
 
 
@@ -73,13 +73,6 @@ def _group_axis(definition: Any, reduced: set[Any]) -> tuple[int, int] | None:
         and int(axis.dom.extent) % int(quotient.b) == 0
     }
     return found.pop() if len(found) == 1 else None
-
-
-def _divided(axes: Sequence[Any], place: int, size: int) -> Any:
-    """The map of a block's axes that divides one of them in two, the second of `size` values."""
-    indices = [tirx.Var(f"x{number}", axis.var.ty.dtype) for number, axis in enumerate(axes)]
-    at = indices[place]
-    return tirx.IndexMap(indices, [*indices[:place], at // size, at % size, *indices[place + 1 :]], None)
 
 
 def is_opaque(schedule: Any, block: Any) -> bool:
