@@ -27,6 +27,7 @@ TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "tf32": 2e-2
 without a unit. TF32 is how products of float32 may be computed (pitchpipe/wire/precision.py), and as precise as float16."""
 PRECISION = ("bfloat16", "float16", "tf32", "float32", "float64")
 """The types of TOLERANCE, the least precise first."""
+HALF_PRECISION = ("bfloat16", "float16")
 CANCELLED = 0.05
 """Share of the largest output's size that every output is at least measured by."""
 NO_SIZE = 1e-3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -208,6 +209,49 @@ class TestTorch:
         assert str(expected.outputs[0][0].dtype) == "float32"
         assert expected.computed == dtype
         assert (found.difference, found.tolerance) == (None, {"float16": 2e-2, "bfloat16": 6e-2}[dtype])
+
+    def test_tokens_whose_rounding_a_network_of_half_precision_magnifies_may_be_as_far_off(
+        self, tmp_path: Path
+    ) -> None:
+        torch = self.torch
+
+        def forward(self: Any, x: Any) -> Any:
+            for _ in range(6):
+                x = (3 * self.layer(x)).sin().repeat(1, 2)
+            return x
+
+        module = self.made(forward)
+        tokens = torch.nn.Sequential(torch.nn.Embedding(50, 8), module).half().eval()
+        expected, found = compared(local_model(tokens, (torch.arange(50),)), tmp_path)
+        assert 0.02 < expected.magnified < 0.5
+        assert found.difference is None
+
+    def test_what_half_precision_changes_is_told_by_the_same_operators_in_float32(self) -> None:
+        torch = self.torch
+
+        class Cached(torch.nn.Module):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lines, self.norm = torch.nn.Conv1d(8, 8, 3, padding=1), torch.nn.LayerNorm(16)
+                self.register_buffer("cache", torch.zeros(1, 16, 16))
+
+            def forward(self, x: Any) -> Any:
+                self.cache[:, 4:12] = self.norm(self.lines(x).to(self.lines.weight.dtype))
+                return self.cache.softmax(-1) + torch.full((1, 1, 16), 0.1, dtype=self.cache.dtype)
+
+        torch.manual_seed(0)
+        module, x = Cached().eval(), torch.randn(1, 8, 16)
+        from pitchpipe.model.reference.torch_runner import TorchRunner
+
+        half = TorchRunner(copy.deepcopy(module).half(), (x.half(),))
+        assert half.widened is None, "it has not run"
+        narrow = half([x.half().numpy()])[0]
+        assert half.widened is not None
+        wide = half.widened([x.half().numpy()])[0]
+        rounded = copy.deepcopy(module).half().float()
+        assert (narrow.dtype, wide.dtype) == (np.float16, np.float32)
+        np.testing.assert_allclose(wide, rounded(x.half().float()).detach().numpy(), rtol=2e-3)
+        assert TorchRunner(module, (x,)).widened is None
 
     def test_a_wrong_import_is_told(self, tmp_path: Path) -> None:
         model = local_model(self.made(lambda self, x: self.layer(x).relu()), (self.torch.randn(5, 8),))

@@ -146,6 +146,7 @@ class Framework:
     steps: tuple[float, ...] = ()
     computed: str | None = None
     rounded: Callable[..., Any] | None = None
+    widened: Callable[..., Any] | None = None
 
     def __init__(self, function: Callable[..., Sequence[Any]], *examples: Any) -> None:
         self.function, self.examples = function, examples
@@ -263,6 +264,33 @@ def test_a_quantised_model_that_rounding_changes_altogether_is_not_compared() ->
     quantised.rounded = lambda arrays: [np.asarray(-arrays[0])]
     with pytest.raises(CannotRun, match="differ by rounding alone"):
         expect(quantised)
+
+
+def test_what_half_precision_makes_of_a_model_is_allowed_and_no_more() -> None:
+    half = Framework(lambda x: (x.astype(np.float16),), R)
+    half.widened = lambda arrays: [np.asarray(arrays[0] * np.float32(1.05))]
+    found = expect(half)
+    assert len(found.inputs) == 3
+    assert 0.05 < found.magnified < 0.15, "three times what 1.05 r is off, less than 0.05 of |r| + s"
+    assert found.agreement([[outputs[0] * np.float16(1.05)] for outputs in found.outputs]).difference is None
+    assert found.agreement([[outputs[0] * np.float16(1.5)] for outputs in found.outputs]).difference is not None
+
+
+@pytest.mark.parametrize("wide", [lambda x: -x, lambda x: np.full_like(x, 1e6), lambda x: np.full_like(x, np.nan)])
+def test_an_input_set_whose_outputs_half_precision_changes_altogether_is_left_out(wide: Callable[[Any], Any]) -> None:
+    half = Framework(lambda x: (x.astype(np.float16),), R)
+    half.widened = lambda arrays: [wide(arrays[0])]
+    with pytest.raises(CannotRun, match="differ by rounding alone"):
+        expect(half)
+
+
+def test_a_framework_that_cannot_widen_a_model_is_taken_at_its_word() -> None:
+    def widened(_: Any) -> Any:
+        raise RuntimeError("expected half")
+
+    half = Framework(lambda x: (x.astype(np.float16),), R)
+    half.widened = widened
+    assert (expect(half).magnified, len(expect(half).inputs)) == (0.0, 3)
 
 
 def test_whole_numbers_of_a_quantised_model_are_equal() -> None:

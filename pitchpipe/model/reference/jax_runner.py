@@ -18,7 +18,7 @@ class FunctionRunner:
 
     steps: tuple[float, ...] = ()
     computed: str | None = None
-    rounded = None
+    rounded = widened = None
 
     def __init__(self, function: Any, arguments: Sequence[Any] | None) -> None:
         self.name = f"JAX {jax.__version__}"
@@ -43,7 +43,7 @@ class ModuleRunner:
 
     steps: tuple[float, ...] = ()
     computed: str | None = None
-    rounded = None
+    rounded = widened = None
 
     def __init__(self, data: bytes, specs: Sequence[tuple[Sequence[int], str]]) -> None:
         self.name = f"JAX {jax.__version__}"

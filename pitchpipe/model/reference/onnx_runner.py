@@ -75,7 +75,7 @@ class OnnxRunner:
             self._by_definition = True
             self._run = self._started({})
             self.name = f"onnx.reference {onnx.__version__}"
-        self.rounded = self._rounded if self._quantises else None
+        self.rounded, self.widened = (self._rounded if self._quantises else None), None
 
     def _started(self, weights: Mapping[str, np.ndarray]) -> Any:
         """The file, ready to run, with these weights in place of those inside it.

@@ -22,7 +22,7 @@ class TfliteRunner:
         self._interpreter = Interpreter(model_content=data, num_threads=1)
         self._interpreter.allocate_tensors()
         self.computed: str | None = None
-        self.rounded = None
+        self.rounded = self.widened = None
         self.steps = tuple(map(self._step, self._interpreter.get_output_details()))
         rng = np.random.default_rng(0)
         self.examples = [_example(told, rng) for told in self._interpreter.get_input_details()]

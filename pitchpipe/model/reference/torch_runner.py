@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pitchpipe.model.comparison import PRECISION, less_precise
+from pitchpipe.model.comparison import HALF_PRECISION, PRECISION, less_precise
 from pitchpipe.model.reference.expected import CannotRun, ModelFile
 from pitchpipe.torch_operators.arrays import to_array, to_tensor
+from pitchpipe.torch_operators.in_float32 import InFloat32, in_float32
 from pitchpipe.torch_operators.ties import TiesByPlace
 
 ASSERTING = frozenset(("cuda",))
@@ -89,12 +91,29 @@ class TorchRunner:
             self._on_cpu(arguments, keywords)
         tensors = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
         watching = contextlib.nullcontext() if self._ran else _Watching(tensors)
-        with torch.random.fork_rng(), torch.no_grad(), without_tf32(), TiesByPlace(), watching:
-            torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
-            found = self._module(*arguments, **keywords)
+        found = self._run(arguments, keywords, watching)
         if isinstance(watching, _Watching):
             self.computed, self._indexes, self._ran = watching.least, watching.indexes, True
-        return [to_array(leaf).copy() for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        return [to_array(leaf).copy() for leaf in found]
+
+    def _run(self, arguments: Any, keywords: Any, mode: AbstractContextManager[object]) -> list[torch.Tensor]:
+        """The tensors that the module gives."""
+        with torch.random.fork_rng(), torch.no_grad(), without_tf32(), TiesByPlace(), mode:
+            torch.manual_seed(int.from_bytes(np.random.default_rng().bytes(4), "little"))  # noise is to show as noise
+            found = self._module(*arguments, **keywords)
+        return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def widened(self) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None:
+        """See Runner.widened."""
+        return self._widened if self.computed in HALF_PRECISION else None
+
+    def _widened(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        arguments, keywords = pytree.tree_map(in_float32, self._arguments(arrays))
+        with (
+            torch.inference_mode()
+        ):  # where modes see convolutions whole, before they compare the types of their inputs
+            return [to_array(leaf).copy() for leaf in self._run(arguments, keywords, InFloat32())]
 
     def _on_cpu(self, arguments: Any, keywords: Any) -> None:
         """Raises what the module raises there, and TypeError where it cannot be moved."""
