@@ -339,6 +339,32 @@ def test_products_use_tensor_cores_and_asynchronous_copies() -> None:
     assert "mma.sync" in compiler.to_ptx(source.kernels[0], "sm_80").ptx
 
 
+@pytest.mark.parametrize("step", [32, 64])
+def test_registers_that_a_product_reads_are_not_written_before_it_is_done(step: int) -> None:
+    a, b = te.placeholder((512, 768), "float16"), te.placeholder((768, 256), "float16")
+    positive = te.compute((512, 768), lambda i, k: te.abs(a[i, k]))
+    k = te.reduce_axis((0, 768))
+    sums = te.compute(
+        (512, 256), lambda i, j: te.sum(positive[i, k].astype("float32") * b[k, j].astype("float32"), axis=k)
+    )
+    mod = IRModule(
+        {"main": te.create_prim_func([a, b, te.compute((512, 256), lambda i, j: sums[i, j].astype("float16"))])}
+    )
+    ptx = compiler.to_ptx(source_of(mod, chosen(rows=128, step=step)).kernels[0], "sm_90a").ptx
+    loop = re.search(r"(\$L__BB0_\d+):.*(wgmma.*)bra \t\1;", ptx, re.DOTALL)
+    assert loop is not None
+    assert re.search(r"mma_async\S+ \{[^}]*\}, \{", loop[0]), "the first operand is in registers"
+    assert re.findall(r"wgmma.wait_group.sync.aligned \t?(\d+)", loop[0])[-1] == "0"
+
+
+def test_what_is_read_as_zero_is_not_chosen_again() -> None:
+    mod = load_ir(TEN["3x3 14x14x256, residual"]().ir)
+    whole, rest = (source_of(mod, chosen(step=64, parts=parts)).kernels[0].text for parts in (4, 5))
+    assert "< 2304" not in whole
+    assert "< 2304" in rest
+    assert "tl.where" not in rest
+
+
 @pytest.fixture
 def restless_threads() -> Iterator[None]:
     """Threads take turns as often as they can, in the middle of Python's parser too: the collector calls Python code there."""

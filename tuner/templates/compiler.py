@@ -29,6 +29,10 @@ HIDDEN_PARAMETERS = 2
 _MATRIX_PARAMETERS = 5
 """Of a kernel for each of its matrices: a tensor map, two extents and two strides."""
 _DESCRIBED = {"float16": "fp16", "bfloat16": "bf16", "tfloat32": "fp32"}
+_LABEL = re.compile(r"^(\$L\w+):", re.MULTILINE)
+_FROM_REGISTERS = re.compile(r"wgmma\.mma_async\S+\s*\{[^{}]*\},\s*\{")
+"""A product of which both the sums and the first operand are registers."""
+_WAIT = re.compile(r"(wgmma\.wait_group\.sync\.aligned\s+)\d+")
 _reading = threading.Lock()
 """Held while a text is in the cache of sources, and while it is parsed. Two tensor functions may have kernels of one text,
 compiled in threads; and CPython 3.11 counts the depth of a tree for all threads at once, so that one that parses while
@@ -125,7 +129,7 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
         raise NotCompiled(f"Triton refuses {source.name}: {reason}") from error
     _check_parameters(module, metadata, source)
     return Compiled(
-        ptx=_LINES.sub("", module),
+        ptx=awaited(_LINES.sub("", module)),
         name=str(metadata["name"]),
         threads=32 * int(metadata["num_warps"]),
         shared_bytes=int(metadata["shared"]),
@@ -134,6 +138,22 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
             for one in metadata.get("tensordesc_meta") or ()
         ),
     )
+
+
+def awaited(ptx: str) -> str:
+    """The PTX with loops at whose end all products are done that read registers.
+
+    Triton 3.6 waits there for the first of those that it divides a product into, and the next turn writes the registers of
+    the others while they may still be read (https://github.com/triton-lang/triton/issues/9433).
+    """
+    if not _FROM_REGISTERS.search(ptx):
+        return ptx
+    for label in reversed(list(_LABEL.finditer(ptx))):
+        start, end = label.end(), ptx.rfind(f"{label[1]};")  # of the loop, where something behind the label leads back
+        waits = list(_WAIT.finditer(ptx, start, end)) if end > start else []
+        if waits and _FROM_REGISTERS.search(ptx, start, end):
+            ptx = f"{ptx[: waits[-1].start()]}{waits[-1][1]}0{ptx[waits[-1].end() :]}"
+    return ptx
 
 
 def jitted(source: KernelSource) -> Any:

@@ -31,6 +31,8 @@ class Value:
     """TIR's element type."""
     axes: frozenset[int] = frozenset()
     literal: bool = False
+    zero_unless: frozenset[str] = frozenset()
+    """Conditions, as texts, each of which must hold for it to be anything but zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,9 +253,11 @@ class Printer:
         mask = self._mask(axes, tile, given)
         if mask is None:
             return Value(text=self.let(f"tl.load({pointer})"), dtype=dtype, axes=axes)
+        needed = frozenset(one.text for one in _concerning(axes, tile, given))
         if not mask.axes <= axes:
             pointer, axes = self.spread(pointer, axes | mask.axes, tile), axes | mask.axes
-        return Value(text=self.let(f"tl.load({pointer}, mask={mask.text}, other=0)"), dtype=dtype, axes=axes)
+        text = self.let(f"tl.load({pointer}, mask={mask.text}, other=0)")
+        return Value(text=text, dtype=dtype, axes=axes, zero_unless=needed)
 
     def store(self, buffer: Any, pointer: str, indices: Sequence[Any], value: Value, tile: Tile) -> None:
         """Writes a value to the places of the tile that are inside."""
@@ -299,7 +303,7 @@ class Printer:
 
     def _mask(self, axes: frozenset[int], tile: Tile, given: Sequence[Value]) -> Value | None:
         """Where all conditions hold that concern something that varies along these axes."""
-        used = [one for one in tile.inside if one.axes <= axes] + list(given)
+        used = _concerning(axes, tile, given)
         if not used:
             return None
         names = list(dict.fromkeys(one.text for one in used))
@@ -307,6 +311,11 @@ class Printer:
 
     def _place(self, buffer: Any) -> int | None:
         return next((at for at, param in enumerate(self._params) if buffer.same_as(param)), None)
+
+
+def _concerning(axes: frozenset[int], tile: Tile, given: Sequence[Value]) -> list[Value]:
+    """The conditions given, and those of the tile that concern something that varies along these axes."""
+    return [*(one for one in tile.inside if one.axes <= axes), *given]
 
 
 def _sum(texts: Sequence[str]) -> str:

@@ -39,7 +39,6 @@ from tuner.templates.kernel_source import (
 )
 from tuner.templates.printer import Printer, Tile, Value
 from tuner.templates.text import COLUMNS, FETCHES
-from tuner.tvm_compat import ir
 
 SUM_ELEMENTS, SUM_WARPS = 1024, 4
 """Of a block of the kernel that adds parts."""
@@ -303,7 +302,7 @@ class Writer:
         tile = Tile(shape=shape, variables=variables, inside=tuple(inside))
         value = printer.expression(expression, tile)
         text = printer.spread(value.text, BOTH, tile) if value.axes != BOTH else value.text
-        if beyond and not isinstance(expression, ir.TensorLoad):
+        if beyond and inside[-1].text not in value.zero_unless:
             zero = f"tl.full((), 0, tl.{self.found.dtype})"
             text = f"tl.where({inside[-1].text}, {text}, {zero})"
         return printer.let(text)
