@@ -310,6 +310,13 @@ def dividing(types: Sequence[str], place: int, size: int) -> Any:
     return tirx.IndexMap(indices, [*indices[:place], at // size, at % size, *indices[place + 1 :]], None)
 
 
+def joining(types: Sequence[str], place: int, size: int) -> Any:
+    """The map of indices of such types that makes one of two neighbours, the second of `size` values."""
+    indices = [tirx.Var(f"x{number}", dtype) for number, dtype in enumerate(types)]
+    joined = indices[place] * size + indices[place + 1]
+    return tirx.IndexMap(indices, [*indices[:place], joined, *indices[place + 2 :]], None)
+
+
 def inline_into_producer(schedule: Any, stage: Any) -> None:
     """reverse_compute_inline: computes a stage where the stage that it reads is computed, which then writes its result.
 

@@ -139,6 +139,40 @@ def test_attention_sees_no_later_keys_where_it_is_causal() -> None:
     close(found, (softmax(scores) @ v).swapaxes(0, 1), H)
 
 
+def test_a_masked_softmax_whose_heads_are_an_axis_of_its_own() -> None:
+    size, heads, rows, keys, head = 2, 3, 21, 40, 16
+
+    def make(q: Any, k: Any, v: Any, mask: Any) -> list[Any]:
+        axes = [te.reduce_axis((0, n), name=name) for name, n in (("d", head), ("m", keys), ("e", keys), ("j", keys))]
+        d, m, e, j = axes
+        whole, apart = (size * heads, rows, keys), (size, heads, rows, keys)
+        dot = te.compute(whole, lambda s, i, c: te.sum(q[s, i, d].astype(F) * k[s, c, d].astype(F), axis=d), name="dot")
+        scores = te.compute(
+            apart, lambda b, h, i, c: dot[b * heads + h, i, c] * 0.25 + mask[b, h, i, c].astype(F), name="scores"
+        )
+        top = te.compute(apart[:3], lambda b, h, i: te.max(scores[b, h, i, m], axis=m), name="top")
+        powers = te.compute(apart, lambda b, h, i, c: te.exp(scores[b, h, i, c] - top[b, h, i]), name="powers")
+        total = te.compute(apart[:3], lambda b, h, i: te.sum(powers[b, h, i, e], axis=e), name="total")
+
+        def share(s: Any, i: Any, c: Any) -> Any:
+            b, h = s // heads, s % heads
+            return (powers[b, h, i, c] / total[b, h, i]).astype(H)
+
+        shares = te.compute(whole, share, name="shares")
+        out = te.compute(
+            (size * heads, rows, head),
+            lambda s, i, c: te.sum(shares[s, i, j].astype(F) * v[s, j, c].astype(F), axis=j),
+            name="out",
+        )
+        return [te.compute((size * heads, rows, head), lambda *at: out(*at).astype(H), name="result")]
+
+    shapes = [(size * heads, extent, head) for extent in (rows, keys, keys)]
+    mod = one_function(make, *((shape, H) for shape in shapes), ((size, heads, rows, keys), H))
+    (q, k, v, mask), found = computed(mod, 16)
+    scores = q @ k.swapaxes(-1, -2) / 4 + mask.reshape(size * heads, rows, keys)
+    close(found, softmax(scores) @ v, H)
+
+
 @pytest.mark.parametrize(
     ("make", "shapes", "numpy"),
     [

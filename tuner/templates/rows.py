@@ -5,7 +5,9 @@ that has columns of its own. What is element-wise in between is a part of the ex
 all stages have and none reduces are the rows; of these, axes that an operand with columns has too are batches (the heads of
 an attention). A block that holds whole rows of one batch can compute the chain without writing anything in between.
 
-Axes of different stages are one axis where one stage reads what another wrote.
+Axes of different stages are one axis where one stage reads what another wrote. A stage that has two axes where the one that
+it reads has one, their product in row-major order, as batches and heads of a masked softmax between two products, has that
+one as well.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tuner.templates.contraction import (
     store_of,
     substituted,
 )
-from tuner.tvm_compat import Schedule, inline_into_producer, ir, structural_walk, tirx, uses
+from tuner.tvm_compat import Schedule, inline_into_producer, ir, joining, structural_walk, tirx, uses
 
 LARGEST = 3.4028234663852886e38
 """The largest number of float32."""
@@ -106,6 +108,9 @@ def _isolated(schedule: Any) -> list[Any]:
     if not 1 <= len(reductions) < MAX_STAGES:
         raise NotRecognised(f"{len(reductions)} stages of the workload reduce")
     for block in found:
+        while (pair := _as_one(schedule, block)) is not None:
+            _make_one(schedule, block, *pair)
+    for block in found:
         if schedule.get_consumers(block) and not reduces(schedule.get(block)):
             schedule.compute_inline(block)
     last = reductions[-1]
@@ -120,6 +125,38 @@ def _isolated(schedule: Any) -> list[Any]:
     if len(blocks) != len(reductions) + 1:
         raise NotRecognised("the workload has more than one result")
     return blocks
+
+
+def _as_one(schedule: Any, block: Any) -> tuple[int, int] | None:
+    """(the place of the first of two neighbouring axes of a block, the extent of the second) that are one axis of what
+    another stage wrote; None where there are no such two."""
+    definition = schedule.get(block)
+    axes = [axis.var for axis in definition.iter_vars]
+    made = [schedule.get(one).writes[0].source for one in schedule.get_producers(block)]
+    loads: list[Any] = []
+    structural_walk(definition.body, (ir.TensorLoad, loads.append))
+    for load in loads:
+        for index in load.indices if any(load.source.same_as(one) for one in made) else ():
+            match index:
+                case tirx.Add(a=tirx.Mul(a=tirx.Var() as first, b=tirx.IntImm() as count), b=tirx.Var() as second):
+                    at = next((at for at, axis in enumerate(axes[:-1]) if axis.same_as(first)), None)
+                    if at is None or not axes[at + 1].same_as(second):
+                        continue
+                    if int(definition.iter_vars[at + 1].dom.extent) == int(count):
+                        return at, int(count)
+    return None
+
+
+def _make_one(schedule: Any, block: Any, at: int, count: int) -> None:
+    """Makes two neighbouring axes of a block one, and those of the intermediate that it writes."""
+    definition = schedule.get(block)
+    first, second = (definition.iter_vars[place].var for place in (at, at + 1))
+    indices = [dim.min for dim in definition.writes[0].region]
+    schedule.transform_block_layout(block, joining([axis.var.ty.dtype for axis in definition.iter_vars], at, count))
+    places = [place for place, index in enumerate(indices) if index.same_as(first)]
+    neighbours = len(places) == 1 and places[0] + 1 < len(indices) and indices[places[0] + 1].same_as(second)
+    if neighbours and schedule.get_consumers(block):
+        schedule.transform_layout(block, ("write", 0), joining([index.ty.dtype for index in indices], places[0], count))
 
 
 def _reads_another(schedule: Any, block: Any, reductions: Sequence[Any]) -> bool:
