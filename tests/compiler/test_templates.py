@@ -7,6 +7,7 @@ import itertools
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from pitchpipe.errors import InvalidTrace
 from pitchpipe.gpu.program import TensorMap
-from tests.compiler import template_cases
+from tests.compiler import half_workloads, template_cases
 from tests.compiler.gpu_cases import arguments_of, functions, on_the_host
 from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.half_workloads import TEN
@@ -355,6 +356,21 @@ def test_registers_that_a_product_reads_are_not_written_before_it_is_done(step: 
     assert loop is not None
     assert re.search(r"mma_async\S+ \{[^}]*\}, \{", loop[0]), "the first operand is in registers"
     assert re.findall(r"wgmma.wait_group.sync.aligned \t?(\d+)", loop[0])[-1] == "0"
+
+
+def test_both_halves_of_packed_registers_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(load_ir(half_workloads.convolution(56, 64, 128, stride=2).ir), chosen(step=64)).kernels[0]
+
+    def open_halves() -> int:
+        ptx = compiler.to_ptx(source, "sm_90a").ptx
+        times = Counter(re.findall(r"%\w+", ptx))
+        packed = re.findall(r"mov\.b32\s+%\w+, \{(%\w+), (%\w+)\};", ptx)
+        assert packed
+        return sum(times[half] == 1 for halves in packed for half in halves)
+
+    assert open_halves() == 0
+    monkeypatch.setattr(compiler, "filled", lambda ptx: ptx)
+    assert open_halves() > 0, "LLVM leaves none open any more: `filled` is not needed"
 
 
 def test_what_is_read_as_zero_is_not_chosen_again() -> None:
