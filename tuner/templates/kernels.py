@@ -13,6 +13,8 @@ from typing import Any
 
 from pitchpipe.gpu.program import MAP_TYPES, Pointer, TensorMap
 from tuner.templates import assembler, compiler
+from tuner.templates.attention import find_attention
+from tuner.templates.attention_source import write_attention
 from tuner.templates.contraction import find_contraction
 from tuner.templates.joined_source import write_joined
 from tuner.templates.kernel_source import KernelSource, TemplateSource
@@ -86,7 +88,10 @@ def followed(function: Any, then: Any, *, reads: int, keeps: bool) -> Any:
 def source_of(mod: Any, chosen: Chosen) -> TemplateSource:
     """The kernels of a workload in Triton. Raises InvalidTrace where the template does not apply to it."""
     if chosen.template == ROWS:
-        return write_rows(find_rows(mod), chosen.arguments)
+        chain = find_rows(mod)
+        if chosen.arguments["keys"]:
+            return write_attention(find_attention(chain), chosen.arguments)
+        return write_rows(chain, chosen.arguments)
     write = write_with_tma if chosen.template == CONTRACTION_TMA else write_contraction
     return write(find_contraction(mod), chosen.arguments)
 

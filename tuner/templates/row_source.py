@@ -63,7 +63,7 @@ class RowWriter:
     def __init__(self, found: Rows, arguments: Mapping[str, int], params: Sequence[Any] = ()) -> None:
         self.found, self.rows = found, arguments["rows"]
         self.params = tuple(params) or found.params
-        self.warps, self.early = arguments["warps"], bool(arguments["early"])
+        self.warps, self.early, self.depth = arguments["warps"], bool(arguments["early"]), arguments["depth"]
         self.reads_ahead = arguments["early"] == FETCHES and not found.multiplies
         self.printer = Printer(self.params)
         self.computed: list[tuple[Any, tuple[Axis, ...], Value]] = []
@@ -73,7 +73,7 @@ class RowWriter:
 
     def kernel(self, workspace: tuple[str, str] | None = None) -> KernelSource:
         """The kernel. workspace: as `written` takes it."""
-        printer, count = self.printer, self.found.extent("rows")
+        printer = self.printer
         begin(printer, self.early)
         printer.line(f"row = tl.program_id(0) * {self.rows} + tl.arange(0, {self.rows})[:, None]")
         printer.line("batch = tl.program_id(2)")
@@ -83,11 +83,15 @@ class RowWriter:
             for stage in self.found.stages:
                 self._read_ahead(stage)
         wait(printer, self.early)
+        self._stages()
+        grid = (-(-self.found.extent("rows") // self.rows), 1, self.found.extent("batch"))
+        shape = Shape(grid=grid, warps=self.warps, stages=self.depth, early=self.early)
+        return written(printer, self.params, "rows", shape, workspace)
+
+    def _stages(self) -> None:
+        """What the kernel computes."""
         for stage in self.found.stages:
             self._stage(stage)
-        grid = (-(-count // self.rows), 1, self.found.extent("batch"))
-        shape = Shape(grid=grid, warps=self.warps, stages=1, early=self.early)
-        return written(printer, self.params, "rows", shape, workspace)
 
     def _read_ahead(self, stage: Stage) -> None:
         tile = self._tile(stage.columns, with_rows=True)
@@ -167,18 +171,23 @@ class RowWriter:
             inside.append(printer.value(f"row < {count}", "bool", number("row", 0)) if count % height else None)
         else:
             variables |= unravelled(printer, above, self._flat(above, 0))
-            height = width(self.found, above)
+            height = self._width(above)
             inside.append(self._columns_inside(above, 0))
-        shape = (height, width(self.found, columns))
+        shape = (height, self._width(columns))
         return Tile(shape=shape, variables=variables, inside=tuple(one for one in inside if one is not None))
 
     def _flat(self, axes: Sequence[Axis], axis: int) -> Value:
+        """The place of each element of a tile along these axes."""
         place = "[None, :]" if axis == 1 else "[:, None]"
-        return number(self.printer.let(f"tl.arange(0, {width(self.found, axes)}){place}"), axis)
+        return number(self.printer.let(f"tl.arange(0, {self._width(axes)}){place}"), axis)
+
+    def _width(self, axes: Sequence[Axis]) -> int:
+        """Elements of a tile along these axes."""
+        return width(self.found, axes)
 
     def _columns_inside(self, axes: Sequence[Axis], axis: int) -> Value | None:
         extent = math.prod(one.extent for one in axes)
-        if extent == width(self.found, axes):
+        if extent % self._width(axes) == 0:
             return None
         flat = self._flat(axes, axis)
         return self.printer.value(f"{flat.text} < {extent}", "bool", flat)

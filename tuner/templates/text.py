@@ -49,7 +49,13 @@ TEMPLATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "early": (0, 1),
         "cluster": (0, 1),
     },
-    ROWS: {"rows": tuple(1 << exponent for exponent in range(8)), "warps": (1, 2, 4, 8, 16), "early": (0, 1, FETCHES)},
+    ROWS: {
+        "rows": tuple(1 << exponent for exponent in range(8)),
+        "warps": (1, 2, 4, 8, 16),
+        "early": (0, 1, FETCHES),
+        "keys": (0, 32, 64, 128),
+        "depth": (1, 2, 3, 4),
+    },
 }
 """Template -> argument -> values that it may have.
 
@@ -62,9 +68,10 @@ cluster that adds their sums, where else a second kernel does (cluster).
 contraction-tma-1: the same, of a kernel that has the tensor memory accelerator copy tiles and that waits for each of them
 alone (stages: tiles of an operand in shared memory; early: and weights are copied until the launch before has ended).
 
-rows-1: the rows that a block computes, its warps, early (FETCHES: and weights are read until then).
+rows-1: the rows that a block computes, its warps, early (FETCHES: and weights are read until then); of an attention the keys
+that it takes at a time (keys; 0 for all), and the depth of the pipeline of copies then (depth).
 """
-LATER: Mapping[str, int] = {"cluster": 0}
+LATER: Mapping[str, int] = {"cluster": 0, "keys": 0, "depth": 1}
 """Argument that came later -> what a text says that lacks it."""
 
 
