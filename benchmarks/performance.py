@@ -91,6 +91,13 @@ SECTIONS = (
         more="Models of `benchmarks/others.py`. Whisper has no peer: neither exporter takes it.",
     ),
     Section(
+        file="latency_others_more",
+        title="More of these models after a minute, with AVX2",
+        script="latency",
+        table=tables.latency,
+        more="Others of `benchmarks/others.py`, at a later commit. Qwen2 has no peer beside eager.",
+    ),
+    Section(
         file="budgets",
         title="Budgets of seconds",
         script="budgets",
@@ -172,9 +179,9 @@ SECTIONS = (
         title="Other models on an H200",
         script="latency_cuda",
         table=gpu_tables.latency_cuda,
-        more="Fourteen models of `benchmarks/others.py`, a minute of tuning each from an empty database; two runs side by "
-        "side. Rows name their commits: T5's is of before reductions of bytes were made in 32 bits (ADR 0098), and was not "
-        "measured again.",
+        more="Models of `benchmarks/others.py`, a minute of tuning each from an empty database; two runs side by side. Rows "
+        "name their commits: all are of before attention could take some keys at a time (ADR 0102), and all but SAM's of a "
+        "batch of 8 are of before masked attention had templates (ADR 0101).",
     ),
     Section(
         file="latency_cuda_h200_columns",

@@ -222,7 +222,7 @@ def test_a_task_gets_the_template_that_is_for_it_within_the_limits_of_the_device
     workload = Workload(digest=workload_digest(mod), ir=save_ir(mod))
     assert list(kind_of(HOPPER).templates(workload, HOPPER)) == points
     long = find_rows(load_ir(attention(1, 1, 16, 8192, 64).ir))
-    assert row_space(long, HOPPER) == []
+    assert all(parse(point.text).arguments["keys"] for point in row_space(long, HOPPER)), "no block has room for all"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
