@@ -12,12 +12,12 @@ from typing import Any
 import tvm_ffi
 
 from tuner.templates.contraction import NotRecognised
+from tuner.templates.operators import HALVES
 from tuner.templates.rows import Rows, Stage
 from tuner.tvm_compat import ir, tirx
 
 KINDS = ("product", "max", "sum", "product", "write")
 """Of the stages, in their order."""
-HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,9 +110,8 @@ class TorchRunner:
 
     def _widened(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         arguments, keywords = pytree.tree_map(in_float32, self._arguments(arrays))
-        with (
-            torch.inference_mode()
-        ):  # where modes see convolutions whole, before they compare the types of their inputs
+        # In this mode others see convolutions whole, before the types of their inputs are compared.
+        with torch.inference_mode():
             return [to_array(leaf).copy() for leaf in self._run(arguments, keywords, InFloat32())]
 
     def _on_cpu(self, arguments: Any, keywords: Any) -> None:
