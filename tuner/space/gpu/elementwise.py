@@ -13,8 +13,6 @@ from tuner.space.gpu.transposition import find_transposition, schedule_transposi
 from tuner.space.gpu.vectors import computed_lanes, lanes_of, step, uniform_lanes
 from tuner.tvm_compat import ScheduleError, ir, structural_walk, tirx
 
-LEAST_THREADS = 64
-"""Of a block: a multiprocessor that holds 32 blocks of fewer is not full."""
 MAX_VECTORS = 4
 """Vectors of a thread, at most: more of them in flight hide more of the memory's latency."""
 
@@ -84,9 +82,8 @@ def _shares(vectors: int, limits: Limits) -> tuple[int, int]:
     while each < MAX_VECTORS and vectors >= 4 * each * threads * MULTIPROCESSORS * (2048 // threads):
         each *= 2
     counts = [threads >> power for power in range(4) if threads >> power >= limits.warp]
-    shares = [(n, count) for n in (each, each // 2, each // 4) if n for count in counts if vectors % (count * n) == 0]
-    most, count = max(shares, key=lambda one: (one[1] >= LEAST_THREADS, *one), default=(each, threads))
-    return count, most
+    even = ((count, n) for n in (each, each // 2, each // 4) if n for count in counts if vectors % (count * n) == 0)
+    return next(even, (threads, each))
 
 
 def _loads(schedule: Any, block: Any, axes: list[Any], lanes: int) -> list[Any]:
