@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from pitchpipe.wire.task import Workload
 from tuner.tvm_compat import IRModule, save_ir, te, tirx
 from tuner.workload.digest import workload_digest
@@ -56,3 +58,19 @@ def attention(
     result = te.compute((*lead, size), lambda *at: values(*at).astype(dtype), name="result")
     mod = IRModule({"main": te.create_prim_func([q, k, v, *bias, result])})
     return Workload(digest=workload_digest(mod), ir=save_ir(mod))
+
+
+ATOL = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
+"""Of the largest value."""
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Along the last axis."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def close(found: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
+    """Asserts that results of that type are as near as rounding lets them be."""
+    largest = float(np.nanmax(np.abs(wanted)))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL[dtype] * max(1e-3, largest))

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pitchpipe.errors import InvalidTrace
-from tests.compiler.attention import attention
+from tests.compiler.attention import attention, close, softmax
 from tests.compiler.gpu_cases import arguments_of, functions, one_function
 from tests.compiler.gpu_programs import HOPPER
 from tests.triton_interpreter import run
@@ -26,48 +24,11 @@ from tuner.templates.text import ROWS, Chosen, checked, parse
 from tuner.tvm_compat import load_ir, relax, te
 
 op = relax.op
-H, F, B = "float16", "float32", "bfloat16"
-ATOL = {H: 6e-3, B: 4e-2}
-"""Of the largest value."""
-SLOW = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+H, F = "float16", "float32"
 
 
 def chosen(rows: int, keys: int, warps: int = 4, depth: int = 2, early: int = 0) -> Chosen:
     return checked(ROWS, {"rows": rows, "warps": warps, "early": early, "keys": keys, "depth": depth})
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    powers = np.exp(x - x.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
-
-
-def close(found: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
-    largest = float(np.nanmax(np.abs(wanted)))
-    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=0, atol=ATOL[dtype] * max(1e-3, largest))
-
-
-@pytest.mark.long
-@SLOW
-@given(
-    size=st.tuples(st.integers(1, 2), st.integers(1, 3)),
-    rows=st.integers(2, 40),
-    keys=st.integers(33, 200),
-    head=st.sampled_from((8, 16, 24, 64)),
-    dtype=st.sampled_from((H, B)),
-    mask=st.booleans(),
-    block=st.sampled_from((16, 32)),
-    at_once=st.sampled_from((32, 64)),
-)
-def test_attention_of_some_keys_at_a_time(
-    size: tuple[int, int], rows: int, keys: int, head: int, dtype: str, mask: bool, block: int, at_once: int
-) -> None:  # fmt: skip
-    mod = load_ir(attention(*size, rows, keys, head, dtype=dtype, mask=mask).ir)
-    values = arguments_of(mod)
-    values[-1].view(np.uint8)[...] = 0xFF
-    run(source_of(mod, chosen(block, at_once)), values)
-    q, k, v, *bias, found = (value.astype(np.float64) for value in values)
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(head) + (bias[0] if bias else 0)
-    close(found, softmax(scores) @ v, dtype)
 
 
 def test_keys_that_are_masked_count_for_nothing_wherever_they_are() -> None:

@@ -227,6 +227,8 @@ class TestTorch:
         assert found.difference is None
 
     def test_what_half_precision_changes_is_told_by_the_same_operators_in_float32(self) -> None:
+        from pitchpipe.model.reference.torch_runner import TorchRunner
+
         torch = self.torch
 
         class Cached(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -241,8 +243,6 @@ class TestTorch:
 
         torch.manual_seed(0)
         module, x = Cached().eval(), torch.randn(1, 8, 16)
-        from pitchpipe.model.reference.torch_runner import TorchRunner
-
         half = TorchRunner(copy.deepcopy(module).half(), (x.half(),))
         assert half.widened is None, "it has not run"
         narrow = half([x.half().numpy()])[0]

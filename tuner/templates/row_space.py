@@ -103,13 +103,13 @@ def attention_secs(found: Attention, point: Mapping[str, int], early: int) -> fl
     """The formula of the module's docstring, of a block that takes some keys at a time."""
     chain, rows, keys, warps = found.chain, point["rows"], point["keys"], point["warps"]
     blocks = chain.extent("batch") * -(-chain.extent("rows") // rows)
-    held = max(1, min(SHARED_BYTES // (attention_bytes(found, point) + RESERVED_BYTES), WARPS // warps, BLOCKS))
-    waves, turns = -(-blocks // (MULTIPROCESSORS * held)), -(-found.keys // keys)
+    waves, beside = _waves(blocks, attention_bytes(found, point), warps)
+    turns = -(-found.keys // keys)
     heads = sum(width(chain, axes) for axes in (found.products.summed, found.values.columns))
     rate = FLOPS["float16"] * (1.0 if rows >= 16 * warps else NARROW)
     turn = 2.0 * rows * keys * heads / rate + rows * (3 * keys + heads) / (32 * warps) * ELEMENT_SECS
     steps = STEP_SECS * (3 + (point["depth"] == 1))
-    block = LATENCY_SECS + turns * (steps + turn * min(held, -(-blocks // MULTIPROCESSORS)))
+    block = LATENCY_SECS + turns * (steps + turn * beside)
     return LAUNCH_SECS - EARLY_SAVES_SECS * bool(early) + max(_moved(chain) / BANDWIDTH, waves * block)
 
 
@@ -126,16 +126,21 @@ def shared_bytes(found: Rows, rows: int) -> int:
 def estimate_secs(found: Rows, rows: int, warps: int, early: int) -> float:
     """The formula of the module's docstring."""
     blocks = found.extent("batch") * -(-found.extent("rows") // rows)
-    held = max(1, min(SHARED_BYTES // (shared_bytes(found, rows) + RESERVED_BYTES), WARPS // warps, BLOCKS))
-    waves = -(-blocks // (MULTIPROCESSORS * held))
+    waves, beside = _waves(blocks, shared_bytes(found, rows), warps)
     flops, elements = 0.0, 0.0
     for stage in found.stages:
         elements += rows * width(found, stage.columns)
         if stage.kind == "product":
             flops += 2.0 * rows * width(found, stage.columns) * width(found, stage.summed)
     computing = flops / (FLOPS["float16"] * NARROW) + elements / (32 * min(warps, 16)) * ELEMENT_SECS
-    block = LATENCY_SECS + STEP_SECS * len(found.stages) + computing * min(held, -(-blocks // MULTIPROCESSORS))
+    block = LATENCY_SECS + STEP_SECS * len(found.stages) + computing * beside
     return LAUNCH_SECS - EARLY_SAVES_SECS * bool(early) + max(_moved(found) / BANDWIDTH, waves * block)
+
+
+def _waves(blocks: int, block_bytes: int, warps: int) -> tuple[int, int]:
+    """(waves, blocks that share a multiprocessor) of so many blocks with so much shared memory and so many warps each."""
+    held = max(1, min(SHARED_BYTES // (block_bytes + RESERVED_BYTES), WARPS // warps, BLOCKS))
+    return -(-blocks // (MULTIPROCESSORS * held)), min(held, -(-blocks // MULTIPROCESSORS))
 
 
 def _moved(found: Rows) -> int:
