@@ -21,12 +21,18 @@ class Attention:
     """An attention in a graph: the variables that its calls are bound to. It is the Replacement of the last one."""
 
     def_use: DefUse
+    masks: tuple[Any, ...]
+    """Of the calls that make masks, in order."""
     scores: tuple[Any, ...]
     """Of the first product, and of all that follows up to the left operand of the second one, in order."""
+    softmax: Any
+    """Among these."""
     read: Any
     """Of the second product."""
     tail: tuple[Any, ...]
     """Of the element-wise calls behind it, in order."""
+    hidden: Any
+    """Of the choice of zeros, in the tail, for rows of which all scores are minus infinity; None where there is none."""
     axes: tuple[int, ...]
     """The axes of the second product's result, in the order in which the permutation at the end puts them."""
     last: Any
@@ -34,7 +40,7 @@ class Attention:
 
     def __call__(self, builder: Any, current: Callable[[Any], Any]) -> Any:
         writer = _Writer(self)
-        return call_of(builder, "attention", [current(each) for each in writer.reads.operands], writer.write)
+        return call_of(builder, "attention", [current(each) for each in writer.operands], writer.write)
 
 
 class _Writer:
@@ -44,40 +50,71 @@ class _Writer:
         self.attention = attention
         self.calls = attention.def_use.values
         self.reads = Reads(attention.def_use)
+        self.keys = Reads(attention.def_use)
+        """Of the first product's right operand, if its left one reads the same tensor, which is two operands then: TVM makes
+        the accesses of a product to one tensor one region, which no schedule can hold."""
         self.scales: dict[Any, list[Any]] = {}
         """Product -> the calls that multiply or divide its operands by numbers, which are done to its result."""
-        left, right = (_made_of(attention.def_use, each) for each in self.calls[attention.scores[0]].args)
-        if any(one.same_as(other) for one in left for other in right):
-            # TVM merges the accesses of a product to one tensor into one region, which no schedule can hold.
-            self.reads.whole.append(self.calls[attention.scores[0]].args[1])
-        inside = (*attention.scores, attention.read, *attention.tail)
-        for variable in inside:
-            outer = [each for each in self.calls[variable].args if each not in inside and dtype_of(each)]
+        left, right = self.calls[attention.scores[0]].args
+        scales = self.reads.add(left, scaled=True)
+        of_keys = self.keys.add(right, scaled=True)
+        if not any(one.same_as(other) for one in self.keys.operands for other in self.reads.operands):
+            self.keys, of_keys = self.reads, self.reads.add(right, scaled=True)
+        self.scales[attention.scores[0]] = [*scales, *of_keys]
+        inside = (*attention.masks, *attention.scores, attention.read, *attention.tail)
+        for variable in (*attention.masks, *attention.scores[1:], attention.read, *attention.tail):
+            arguments = () if variable == attention.hidden else self.calls[variable].args
+            outer = [each for each in arguments if each not in inside and dtype_of(each)]
             outer = [each for each in outer if _mask(attention.def_use, each) is None]
-            scaled = variable in (attention.scores[0], attention.read)
+            scaled = variable == attention.read
             self.scales[variable] = [scale for each in outer for scale in self.reads.add(each, scaled=scaled)]
+
+    @property
+    def operands(self) -> list[Any]:
+        """What the function reads; a tensor that holds queries and keys twice."""
+        return [*self.reads.operands, *([] if self.keys is self.reads else self.keys.operands)]
 
     def write(self, builder: Any, variables: Any) -> Any:
         """The result, in a function whose parameters are `variables`."""
-        self.builder, self.emit, self.variables = builder, builder.emit, variables
+        self.builder, self.emit = builder, builder.emit
+        self.variables = variables[: len(self.reads.operands)]
+        self.of_keys = self.variables if self.keys is self.reads else variables[len(self.reads.operands) :]
         self.written: dict[Any, Any] = {}
         attention = self.attention
         first, *steps = attention.scores
+        for each in attention.masks:
+            self.written[each] = self._step(each, self._value)
         self.written[first] = self._product(first, tuple(range(len(static_shape(first) or ()))))
         for each in steps:
-            self.written[each] = self._step(each, self._value)
+            is_safe = each == attention.softmax and attention.hidden is not None
+            self.written[each] = self._safe_softmax(each) if is_safe else self._step(each, self._value)
         self.written[attention.read] = self._product(attention.read, attention.axes)
         last = attention.read
         for last in attention.tail:
-            self.written[last] = self._step(last, lambda x: self._permuted(self._value(x)))
+            is_done = last == attention.hidden
+            self.written[last] = self.written[self.calls[last].args[2]] if is_done else self._step(last, self._behind)
         return cast(builder, self.written[last], dtype_of(last))
+
+    def _safe_softmax(self, variable: Any) -> Any:
+        """The softmax with zeros in rows that are minus infinity alone."""
+        (x,) = self.calls[variable].args
+        scores = cast(self.builder, self.written[x] if x in self.written else self._value(x), SUMS)
+        largest = self._called(_largest(scores), scores)
+        powers = self.emit(relax.op.exp(self.emit(relax.op.subtract(scores, largest))))
+        total = self.emit(relax.op.sum(powers, -1, keepdims=True))
+        return self._called(_shares(powers), powers, total, largest)
+
+    def _called(self, function: Any, *arguments: Any) -> Any:
+        """A call of a tensor function."""
+        shape = [int(extent) for extent in function.params[-1].ty.shape]
+        added = self.builder.add_func(function, "softmax")
+        return self.emit(relax.call_tir(added, arguments, relax.TensorType(shape, SUMS)))
 
     def _step(self, variable: Any, value: Callable[[Any], Any]) -> Any:
         """An element-wise call, or the softmax. `value` gives an argument that comes from outside."""
         call = self.calls[variable]
-        return again(
-            self.builder, call, [self.written[each] if each in self.written else value(each) for each in call.args]
-        )
+        arguments = [self.written[each] if each in self.written else value(each) for each in call.args]
+        return again(self.builder, call, arguments)
 
     def _value(self, argument: Any) -> Any:
         """An argument that comes from outside."""
@@ -94,20 +131,29 @@ class _Writer:
         call = self.calls[variable]
         dtype = dtype_of(call.args[0])
         sums = SUMS if dtype in HALF else dtype_of(call)
-        left, right = (
-            cast(self.builder, self.written[each], dtype)
-            if each in self.written
-            else self.reads.write(self.builder, self.variables, each, scaled=True)
-            for each in call.args
-        )
+        left, right = call.args
+        is_first = variable == self.attention.scores[0]
+        keys = (self.keys, self.of_keys) if is_first else (self.reads, self.variables)
+        a = self._operand(left, dtype, self.reads, self.variables)
+        b = self._operand(right, dtype, *keys)
         out = [(static_shape(call) or [])[axis] for axis in axes]
-        function = self.builder.add_func(_product(left, right, out, axes, sums), "product")
-        y = self.emit(relax.call_tir(function, (left, right), relax.TensorType(out, sums)))
+        function = self.builder.add_func(_product(a, b, out, axes, sums), "product")
+        y = self.emit(relax.call_tir(function, (a, b), relax.TensorType(out, sums)))
         for scale in self.scales[variable]:
             number = constant_value(scale.args[1])
             assert number is not None
             y = again(self.builder, scale, [y, relax.const(number.reshape(()).astype(sums), sums)])
         return y
+
+    def _operand(self, x: Any, dtype: str, reads: Reads, variables: Any) -> Any:
+        """An operand of a product: what was computed before, or what is read."""
+        if x in self.written:
+            return cast(self.builder, self.written[x], dtype)
+        return reads.write(self.builder, variables, x, scaled=True)
+
+    def _behind(self, argument: Any) -> Any:
+        """An argument of a step behind the second product that comes from outside."""
+        return self._permuted(self._value(argument))
 
     def _permuted(self, x: Any) -> Any:
         """An argument of a step behind the second product, in the order of that product's axes."""
@@ -118,10 +164,31 @@ class _Writer:
         return self.emit(relax.op.permute_dims(wide, list(axes)))
 
 
-def _made_of(def_use: DefUse, x: Any) -> list[Any]:
-    reads = Reads(def_use)
-    reads.add(x, scaled=True)
-    return reads.operands
+def _largest(scores: Any) -> Any:
+    """The tensor function of the largest score of each row, which is minus infinity where all of them are: TVM's own begins
+    with the least finite number."""
+    x = te.placeholder(static_shape(scores), SUMS)
+    j = te.reduce_axis((0, x.shape[-1]), name="j")
+    largest = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda dtype: -tirx.infinity(dtype), name="largest")
+    result = te.compute((*x.shape[:-1], 1), lambda *at: largest(x[(*at[:-1], j)], axis=j), name="largest")
+    return _function(x, result)
+
+
+def _shares(powers: Any) -> Any:
+    """The tensor function (powers, their sum, largest score) -> powers / sum, zero where that score is minus infinity."""
+    shape = static_shape(powers) or []
+    x, total, largest = (te.placeholder(each, SUMS) for each in (shape, [*shape[:-1], 1], [*shape[:-1], 1]))
+
+    def share(*at: Any) -> Any:
+        row = (*at[:-1], 0)
+        hides = tirx.EQ(largest[row], -tirx.infinity(SUMS))
+        return tirx.Select(hides, tirx.const(0, SUMS), x[at] / total[row])
+
+    return _function(x, total, largest, te.compute(tuple(shape), share, name="shares"))
+
+
+def _function(*tensors: Any) -> Any:
+    return te.create_prim_func(list(tensors), index_dtype_override="int64").without_attr("global_symbol")
 
 
 def _product(left: Any, right: Any, out: list[int], axes: tuple[int, ...], sums: str) -> Any:
@@ -141,7 +208,7 @@ def _product(left: Any, right: Any, out: list[int], axes: tuple[int, ...], sums:
         return te.sum(factors[0] * factors[1], axis=k)
 
     result = te.compute(tuple(out), element, name="product")
-    return te.create_prim_func([*tensors, result], index_dtype_override="int64").without_attr("global_symbol")
+    return _function(*tensors, result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +229,7 @@ class _Mask:
             return tirx.Select(index[-1] <= index[-2] + self.offset, before, behind) if index else before
 
         result = te.compute(self.shape, element, name="mask")
-        return te.create_prim_func([result], index_dtype_override="int64").without_attr("global_symbol")
+        return _function(result)
 
 
 def _mask(def_use: DefUse, argument: Any) -> _Mask | None:

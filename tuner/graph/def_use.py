@@ -71,8 +71,10 @@ class DefUse:
         """What each variable is bound to."""
         self.uses: dict[Any, int] = {}
         """How many operands a variable is; the result of the function counts as one."""
+        self.users: dict[Any, list[Any]] = {}
+        """The variables of the bindings that read a variable, in order; None for the result of the function."""
         self.last_users: dict[Any, Any] = {}
-        """The variable of the last binding that reads a variable; None where that is the result of the function."""
+        """The last of these."""
         count = int((function.attrs or {}).get("num_input", 0))
         self.inputs = set(function.params[:count])
         self.weights = set(function.params[count:])
@@ -90,6 +92,7 @@ class DefUse:
     def _use(self, value: Any, user: Any) -> None:
         if isinstance(value, relax.Var):
             self.uses[value] = self.uses.get(value, 0) + 1
+            self.users.setdefault(value, []).append(user)
             self.last_users[value] = user
         for part in _parts(value):
             self._use(part, user)

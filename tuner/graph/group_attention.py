@@ -14,18 +14,26 @@ multiplies or divides q or k does so to the scores.
   queries) becomes index arithmetic, and so does the permutation behind the second product.
 * A constant mask that is one value up to a diagonal and another one behind it, as for causal attention, follows from the
   indices: nothing is read.
+* A mask of as many elements as there are scores is not written either, if element-wise operators make it for this attention
+  alone: the function reads what they read.
+* Rows that a mask hides whole, as the model asks for (hidden_rows.py), are those whose largest score is minus infinity.
 
 Where something else reads one of the values in between, too, the graph is left as it is: a function has one result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tuner.graph.attention_function import Attention
 from tuner.graph.def_use import DefUse, Replacement, op_name, permutation, replace_calls, static_shape
 from tuner.graph.epilogue import ELEMENTWISE, MAX_EPILOGUE
+from tuner.graph.hidden_rows import hidden_where, keeps_rows, number
+from tuner.tvm_compat import relax
+
+MOVEMENTS = frozenset(f"relax.{name}" for name in ("broadcast_to", "permute_dims", "reshape"))
 
 
 def group_attention(mod: Any) -> Any:
@@ -51,15 +59,60 @@ def _found(def_use: DefUse, softmax: Any) -> Attention | None:
     *steps, read = after
     tail = list(_tail(def_use, read))
     axes = permutation(def_use.values[tail[-1]]) if tail else []
-    last = tail.pop() if axes else read
+    last = tail[-1] if tail else read
+    tail = tail[:-1] if axes else tail
+    scores = (*before, softmax, *steps)
+    hidden, asked = _hidden(def_use, scores, tail)
     return Attention(
         def_use=def_use,
-        scores=(*before, softmax, *steps),
+        masks=_masks(def_use, scores, {*scores, read, *tail, *asked}),
+        scores=scores,
+        softmax=softmax,
         read=read,
-        tail=tuple(tail) if axes else (),
+        tail=tuple(tail),
+        hidden=hidden,
         axes=tuple(axes) or tuple(range(len(static_shape(read) or ()))),
         last=last,
     )
+
+
+def _hidden(def_use: DefUse, scores: Sequence[Any], tail: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """(the choice in the tail of zeros for rows that a mask of these scores hides whole, the variables of its
+    condition); (None, []) where there is none."""
+    added = [_unshaped(def_use, each) for x in scores[1:] for each in def_use.values[x].args if _is_sum(def_use, x)]
+    for variable in tail:
+        call = def_use.values[variable]
+        if op_name(call) == "relax.where" and number(call.args[1]) == 0:
+            mask, asked = hidden_where(def_use, call.args[0])
+            if mask is not None and any(_unshaped(def_use, mask).same_as(each) for each in added):
+                return variable, asked
+    return None, []
+
+
+def _is_sum(def_use: DefUse, x: Any) -> bool:
+    return op_name(def_use.values[x]) == "relax.add"
+
+
+def _unshaped(def_use: DefUse, x: Any) -> Any:
+    while op_name(call := def_use.definition(x)) == "relax.reshape":
+        x = call.args[0]
+    return x
+
+
+def _masks(def_use: DefUse, scores: Sequence[Any], inside: set[Any]) -> tuple[Any, ...]:
+    """The variables, in order, of the calls that make masks as large as the scores for what is inside alone; without an
+    element-wise one among them there are none."""
+    size = math.prod(static_shape(scores[0]) or ())
+    wanted = {each for x in scores[1:] for each in def_use.values[x].args if isinstance(each, relax.Var)}
+    found: list[Any] = []
+    for x in reversed(list(def_use.values)):
+        call: Any = def_use.values[x]
+        is_made = x in wanted - inside and op_name(call) in ELEMENTWISE | MOVEMENTS and not def_use.from_weights(x)
+        fits = is_made and math.prod(static_shape(call) or ()) == size and len(found) < MAX_EPILOGUE
+        if fits and {*def_use.users[x]} <= inside | {*found}:
+            found.insert(0, x)
+            wanted |= {each for each in call.args if isinstance(each, relax.Var)}
+    return tuple(found) if any(op_name(def_use.values[x]) in ELEMENTWISE for x in found) else ()
 
 
 def _is_of_matrices(def_use: DefUse, call: Any) -> bool:
@@ -67,13 +120,6 @@ def _is_of_matrices(def_use: DefUse, call: Any) -> bool:
     if op_name(call) != "relax.matmul" or static_shape(call) is None or any(map(def_use.from_weights, call.args)):
         return False
     return all(len(static_shape(each) or ()) > 1 for each in call.args)
-
-
-def _keeps_rows(call: Any) -> bool:
-    """Whether a call is a reshape of other dimensions than the last two."""
-    shape, source = static_shape(call), static_shape(call.args[0])
-    is_reshape = op_name(call) == "relax.reshape" and shape is not None and source is not None
-    return is_reshape and len(shape or ()) > 1 and (shape or [])[-2:] == (source or [])[-2:]
 
 
 def _back_to_product(def_use: DefUse, x: Any, steps: int) -> list[Any]:
@@ -86,7 +132,7 @@ def _back_to_product(def_use: DefUse, x: Any, steps: int) -> list[Any]:
     sources = []
     if op_name(call) in ELEMENTWISE and static_shape(call) is not None:
         sources = [each for each in call.args if static_shape(each) == static_shape(call)]
-    elif op_name(call) and _keeps_rows(call):
+    elif op_name(call) and keeps_rows(call):
         sources = [call.args[0]]
     for source in sources:
         if found := _back_to_product(def_use, source, steps - 1):
@@ -104,7 +150,7 @@ def _on_to_product(def_use: DefUse, x: Any) -> list[Any]:
             is_left = call.args[0].same_as(x) and _is_of_matrices(def_use, call)
             return [*found, user] if is_left else []
         is_elementwise = op_name(call) in ELEMENTWISE and static_shape(call) == static_shape(x)
-        if not is_elementwise and not (op_name(call) and _keeps_rows(call)):
+        if not is_elementwise and not (op_name(call) and keeps_rows(call)):
             return []
         found.append(user)
         x = user

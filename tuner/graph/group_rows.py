@@ -45,33 +45,17 @@ MAX_CALLS = 48
 def group_rows(mod: Any) -> Any:
     """The module with such groups of main as calls of one tensor function each. Bindings must be canonical."""
     def_use = DefUse(mod["main"])
-    users = _users(def_use)
     taken: set[Any] = set()
     replacements: dict[Any, Replacement] = {}
     for variable, call in def_use.values.items():
         rows = None if variable in taken or def_use.from_weights(variable) else _Rows.reduced_by(call)
         if rows is None:
             continue
-        group = _Group(def_use, users, rows, variable, taken).grown()
+        group = _Group(def_use, rows, variable, taken).grown()
         if len(group) > 1:
             taken.update(group)
             replacements[def_use.values[group[-1]]] = _written(def_use, group)
     return replace_calls(mod, replacements)
-
-
-def _users(def_use: DefUse) -> dict[Any, list[Any]]:
-    """Variable -> the variables whose bindings read it, None for the result of the function; in order."""
-    found: dict[Any, list[Any]] = {}
-    for variable, value in def_use.values.items():
-        parts = getattr(value, "args", None) or getattr(value, "fields", None) or [getattr(value, "tuple_value", value)]
-        for part in parts:
-            for each in getattr(part, "fields", (part,)):
-                if isinstance(each, relax.Var):
-                    found.setdefault(each, []).append(variable)
-    for variable, user in def_use.last_users.items():
-        if user is None:
-            found.setdefault(variable, []).append(None)
-    return found
 
 
 @dataclass(frozen=True)
@@ -111,8 +95,8 @@ class _Rows:
 class _Group:
     """A group of calls that grows around a reduction."""
 
-    def __init__(self, def_use: DefUse, users: dict[Any, list[Any]], rows: _Rows, anchor: Any, taken: set[Any]) -> None:
-        self.def_use, self.users, self.rows, self.anchor, self.taken = def_use, users, rows, anchor, taken
+    def __init__(self, def_use: DefUse, rows: _Rows, anchor: Any, taken: set[Any]) -> None:
+        self.def_use, self.users, self.rows, self.anchor, self.taken = def_use, def_use.users, rows, anchor, taken
 
     def grown(self) -> list[Any]:
         """The variables of its calls in the order of their bindings, the last of which alone is read elsewhere."""

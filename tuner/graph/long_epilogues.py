@@ -1,17 +1,19 @@
 """What follows a product is fused with it while an element reads few copies of the product's.
 
 A kernel computes its epilogue on a tile in registers, as one expression, in which a value that is read twice stands twice: a
-chain of n operators that each read the one before twice would take 2^n to write down. A slice of a product begins the next
-kernel, and is fused with what follows it.
+chain of n operators that each read the one before twice would take 2^n to write down. What TVM fuses with nothing behind it,
+as the state of a recurrence that the next step and an output read, is read from memory, and copies nothing.
+
+A slice of a product begins the next kernel, and is fused with what follows it; so does what a norm is padded to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
+from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
 from tuner.graph.gathers import OPAQUE, PATTERN
 from tuner.graph.resamplings import OUT_ELEMWISE_FUSABLE
 from tuner.tvm_compat import ir, relax, tirx, tvm_ffi
@@ -29,16 +31,18 @@ def end_long_epilogues(mod: Any) -> Any:
     products: dict[Any, list[Any]] = {}  # variable -> the products that may be at the beginning of its kernel
     replacements: dict[Any, Replacement] = {}
     def_use = DefUse(mod["main"])
+    patterns = {variable: _pattern(mod, call) for variable, call in def_use.values.items()}
+    carried = _carried(def_use, patterns)
     for variable, call in def_use.calls("relax.call_tir"):
-        function = mod[call.args[0]]
-        pattern = int((function.attrs or {}).get(PATTERN, OPAQUE))
+        function, pattern = mod[call.args[0]], patterns[variable]
+        read = [argument if argument in carried else None for argument in call.args[1].fields]
         if pattern >= OUT_ELEMWISE_FUSABLE:
             copies[variable] = int(pattern == OUT_ELEMWISE_FUSABLE)
             products |= {variable: [call]} if copies[variable] else {}
-        elif any(given := [copies.get(argument, 0) for argument in call.args[1].fields]):
+        elif any(given := [copies.get(argument, 0) for argument in read]):
             copies[variable] = _copies(function, given)
-            before = [product for each in call.args[1].fields for product in products.get(each, ())]
-            if before and pattern <= INJECTIVE and _keeps_a_part(def_use, call):
+            before = [product for each in read for product in products.get(each, ())]
+            if before and pattern <= INJECTIVE and (_keeps_a_part(def_use, call) or _pads(def_use, call, before)):
                 copies[variable] = 0
                 replacements |= {product: _alone(product, mod[product.args[0]], "") for product in before}
             elif copies[variable] > MOST_COPIES:
@@ -49,6 +53,31 @@ def end_long_epilogues(mod: Any) -> Any:
     return replace_calls(mod, replacements)
 
 
+def _pattern(mod: Any, call: Any) -> int:
+    """TVM's pattern of the function that a binding calls; OPAQUE for any other binding."""
+    if op_name(call) != "relax.call_tir":
+        return OPAQUE
+    return int((mod[call.args[0]].attrs or {}).get(PATTERN, OPAQUE))
+
+
+def _carried(def_use: DefUse, patterns: Mapping[Any, int]) -> set[Any]:
+    """The variables that TVM may fuse with what reads them: all that is computed of one comes together again, in its
+    immediate post-dominator, with nothing but injective operators on the way. Any other value is written to memory."""
+    place = {variable: at for at, variable in enumerate(def_use.values)}
+    above: dict[Any, tuple[Any, int]] = {}
+    """Variable -> its immediate post-dominator, and the largest pattern between the two."""
+    for variable in reversed(def_use.values):
+        ways = dict.fromkeys(def_use.users.get(variable, [None]), -1)
+        """Where the ways from the variable have come to, and the largest pattern on each."""
+        while len(ways) > 1 and None not in ways:
+            first = min(ways, key=place.__getitem__)
+            passed = max(ways.pop(first), patterns[first])
+            end, between = above[first]
+            ways[end] = max(ways.get(end, -1), passed, between)
+        above[variable] = ways.popitem() if len(ways) == 1 else (None, -1)
+    return {variable for variable, (end, between) in above.items() if end is not None and between <= INJECTIVE}
+
+
 def _keeps_a_part(def_use: DefUse, call: Any) -> bool:
     """Whether the result has fewer elements than the argument, which nothing else reads, as a slice: then no tile of the
     product is written whole."""
@@ -57,6 +86,14 @@ def _keeps_a_part(def_use: DefUse, call: Any) -> bool:
     shapes = [static_shape(each) for each in (call, *call.args[1].fields)]
     sizes = [math.prod(shape) for shape in shapes if shape is not None]
     return len(shapes) == len(sizes) == 2 and sizes[0] < sizes[1]
+
+
+def _pads(def_use: DefUse, call: Any, products: Sequence[Any]) -> bool:
+    """Whether the result has more elements than the argument, which is one of the products itself."""
+    shape, *given = (static_shape(each) for each in (call, *call.args[1].fields))
+    if shape is None or len(given) != 1 or given[0] is None or math.prod(shape) <= math.prod(given[0]):
+        return False
+    return any(def_use.definition(call.args[1].fields[0]).same_as(product) for product in products)
 
 
 def _copies(function: Any, given: Sequence[int]) -> int:

@@ -31,6 +31,8 @@ class Attention:
     """What the softmax is of: an expression of a row and a key, in which the products are loaded."""
     values: Stage
     """softmax(score) V, of columns of its own."""
+    hides: bool
+    """Whether the softmax of scores that are all minus infinity is zero, and not undefined."""
     result: Stage
     """What follows, and is written."""
 
@@ -49,6 +51,8 @@ def find_attention(chain: Rows) -> Attention:
         raise NotRecognised("the stages of the softmax are not over the keys")
     share = values.value.value if isinstance(values.value, tirx.Cast) else values.value
     powers = total.value
+    hides = isinstance(share, tirx.Select) and _hides(share, largest)
+    share = share.false_value if hides else share
     is_softmax = (
         largest.start == -math.inf
         and getattr(getattr(powers, "op", None), "name", "") == "tirx.exp"
@@ -63,7 +67,14 @@ def find_attention(chain: Rows) -> Attention:
         raise NotRecognised("between the products is no softmax")
     if str(values.value.ty.dtype) not in HALVES or str(products.value.ty.dtype) not in HALVES:
         raise NotRecognised("an attention that is not of half precision")
-    return Attention(chain=chain, products=products, score=largest.value, values=values, result=result)
+    return Attention(chain=chain, products=products, score=largest.value, values=values, hides=hides, result=result)
+
+
+def _hides(choice: Any, largest: Stage) -> bool:
+    """Whether a choice is of zero where the largest score is minus infinity."""
+    condition, chosen = choice.condition, choice.true_value
+    is_of_largest = isinstance(condition, tirx.EQ) and _loads(condition.a, largest)
+    return is_of_largest and float(condition.b.value) == -math.inf and float(getattr(chosen, "value", math.nan)) == 0
 
 
 def _loads(expression: Any, stage: Stage) -> bool:

@@ -13,7 +13,7 @@ which is what softmax(s) V is of all keys (Milakov and Gimelshein, 2018; Dao et 
 rounded to half precision before they are divided by l, where the workload rounds them after it.
 
 A row of which all scores so far are minus infinity has m = 0 in the exponents, so that they are zero and not undefined; if
-all of its scores are, o / l is 0 / 0, as in the workload.
+all of its scores are, o / l is 0 / 0, as in the workload, or zero where the workload says so.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class AttentionWriter(RowWriter):
         self._turn(query)
         printer.lines += self.printer.lines
         self.printer = printer
-        last = Value(text=printer.let("sums / total"), dtype="float32", axes=BOTH)
+        read = "tl.where(largest == float('-inf'), 0.0, sums / total)" if found.hides else "sums / total"
+        last = Value(text=printer.let(read), dtype="float32", axes=BOTH)
         self.computed = [(found.values.buffer, found.values.columns, last)]
         self._stage(found.result)
 

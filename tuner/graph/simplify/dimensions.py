@@ -133,17 +133,19 @@ class DimensionRules(Rewriter):
         return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
 
     def _batched(self, call: Any, out: list[int]) -> Any:
-        """The product of operands reshaped from [images, heads, ...] to [images * heads, ...], without those reshapes."""
-        sources = []
+        """The product of operands reshaped from [images, heads, ...] to [images * heads, ...], without that reshape. One of
+        them may have had the one dimension before, too."""
+        batches = []
         for argument in call.args:
             definition, shape = self.definition(argument), static_shape(argument) or []
             source = static_shape(definition.args[0]) if op_name(definition) == "relax.reshape" else None
-            if source is None or source[-2:] != shape[-2:] or self._batch_rank(source) < 2:
+            if source is None or source[-2:] != shape[-2:] or len(shape) != 3:
                 return None
-            sources.append((definition.args[0], source[:-2]))
-        (x, batch), (y, other) = sources
-        if batch != other:
+            batches.append([extent for extent in source[:-2] if extent != 1])
+        batch = max(batches, key=len)
+        if len(batch) < 2 or any(len(each) > 1 and each != batch for each in batches):
             return None
+        x, y = (self.reshaped(each, [*batch, *(static_shape(each) or [])[-2:]]) for each in call.args)
         return self.reshaped(self.emit(relax.op.matmul(x, y, out_dtype=call.attrs.out_dtype)), out)
 
     @staticmethod

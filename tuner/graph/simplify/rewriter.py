@@ -119,7 +119,8 @@ class Rewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         shape = static_shape(expr) or []
         if movement.moves_nothing:
             return self.reshaped(x, shape)
-        if permutations == 1 and not (has_units and len(steps) > 1):
+        splits_for_nothing = steps[0][0] == "reshape" and list(movement.split) == source
+        if permutations == 1 and not (has_units and len(steps) > 1) and not splits_for_nothing:
             return expr
         y = self.emit(relax.op.permute_dims(self.reshaped(x, movement.split), list(movement.axes)))
         return self.reshaped(y, shape)

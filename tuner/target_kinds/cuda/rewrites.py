@@ -10,6 +10,7 @@ from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
 from tuner.graph.gathers import mark_gathers
 from tuner.graph.group_attention import group_attention
 from tuner.graph.group_rows import group_rows
+from tuner.graph.hoist_slices import hoist_slices
 from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, PARTS, Rewrites
@@ -19,6 +20,7 @@ from tuner.graph.scans import decompose_scans
 from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
+from tuner.graph.split_norms import split_norms
 from tuner.graph.wide_reductions import reduce_in_32_bits
 from tuner.target_kinds.cuda.serial import serial_functions
 
@@ -27,7 +29,7 @@ REWRITES = Rewrites(
     products=(
         *PARTS,
         even_biases,
-        *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, fold_transposes),
+        *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, hoist_slices, fold_transposes),
     ),
     layout=(
         simplify,
@@ -37,6 +39,7 @@ REWRITES = Rewrites(
         simplify,
         fold_input_transpose,
         slice_views_of_inputs,
+        split_norms,
         group_rows,
     ),
     fusion=(mark_gathers,),
