@@ -38,7 +38,14 @@ def batched(batch: int, rows: int, columns: int, length: int, *, scaled: bool = 
 
 
 def convolution(
-    size: int, channels: int, outputs: int, *, window: int = 3, stride: int = 1, residual: bool = False
+    size: int,
+    channels: int,
+    outputs: int,
+    *,
+    window: int = 3,
+    stride: int = 1,
+    residual: bool = False,
+    images: int = 1,
 ) -> Workload:
     """A convolution, channels last, with a bias, a residual and a ReLU."""
 
@@ -51,9 +58,9 @@ def convolution(
         return op.nn.relu(y)
 
     out = -(-size // stride)
-    more = [((1, out, out, outputs), H)] if residual else []
+    more = [((images, out, out, outputs), H)] if residual else []
     weight = (outputs, window, window, channels)
-    return _workload(make, ((1, size, size, channels), H), (weight, H), ((1, 1, 1, outputs), H), *more)
+    return _workload(make, ((images, size, size, channels), H), (weight, H), ((1, 1, 1, outputs), H), *more)
 
 
 def _workload(make: Callable[..., Any], *specs: Spec) -> Workload:

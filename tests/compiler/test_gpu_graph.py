@@ -271,7 +271,7 @@ def test_a_product_of_scores_reads_two_tensors() -> None:
         return read(emit, scores, v, [2, 6, 48])
 
     prepared = check(graph, make, inputs=2, target=GPU)
-    assert kernels(prepared) == ["attention", "transpose"]
+    assert kernels(prepared) == ["attention"]
     (function,) = (prepared[name] for name in call_counts(prepared) if "attention" in name)
     assert len(stages(function)[0].reads) == 2
 

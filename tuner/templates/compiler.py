@@ -14,7 +14,6 @@ import linecache
 import re
 import sys
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +32,11 @@ _DESCRIBED = {"float16": "fp16", "bfloat16": "bf16", "tfloat32": "fp32"}
 _LABEL = re.compile(r"^(\$L\w+):", re.MULTILINE)
 _FROM_REGISTERS = re.compile(r"wgmma\.mma_async\S+\s*\{[^{}]*\},\s*\{")
 """A product of which both the sums and the first operand are registers."""
-_PACKED = re.compile(r"(mov\.b\d+\s+%\w+, )\{(%\w+), (%\w+)\};")
-_REGISTER = re.compile(r"%\w+")
+_PACKED = re.compile(r"\badd\.s16x2\s+(%\w+), (%\w+), (%\w+);")
+_ONE_BY_ONE = (
+    r"{ .reg .b16 %one<6>; mov.b32 {%one0, %one1}, \2; mov.b32 {%one2, %one3}, \3; "
+    r"add.s16 %one4, %one0, %one2; add.s16 %one5, %one1, %one3; mov.b32 \1, {%one4, %one5}; }"
+)
 _WAIT = re.compile(r"(wgmma\.wait_group\.sync\.aligned\s+)\d+")
 _reading = threading.Lock()
 """Held while a text is in the cache of sources, and while it is parsed. Two tensor functions may have kernels of one text,
@@ -132,7 +134,7 @@ def to_ptx(source: KernelSource, arch: str) -> Compiled:
         raise NotCompiled(f"Triton refuses {source.name}: {reason}") from error
     _check_parameters(module, metadata, source)
     return Compiled(
-        ptx=awaited(filled(_LINES.sub("", module))),
+        ptx=awaited(apart(_LINES.sub("", module))),
         name=str(metadata["name"]),
         threads=32 * int(metadata["num_warps"]),
         shared_bytes=int(metadata["shared"]),
@@ -159,25 +161,13 @@ def awaited(ptx: str) -> str:
     return ptx
 
 
-def filled(ptx: str) -> str:
-    """The PTX with both halves of packed registers written.
+def apart(ptx: str) -> str:
+    """The PTX with sums of two packed numbers of 16 bits made one after the other.
 
-    LLVM leaves a half open that nothing reads. The assembler of CUDA 12.8 takes such a register as a whole for one that
-    holds anything: the window of a convolution with strides was cut off at wrong places.
+    Where one of the two is not read, the assembler adds 0 in place of a constant (CUDA 12.8 to 13.0, for Hopper and later):
+    the window of a convolution with strides was cut off at wrong places.
     """
-    if not _PACKED.search(ptx):
-        return ptx
-    times = Counter(_REGISTER.findall(ptx))
-
-    def both(found: re.Match[str]) -> str:
-        low, high = found[2], found[3]
-        if times[low] == 1:  # It is read here and written nowhere.
-            low = high
-        elif times[high] == 1:
-            high = low
-        return f"{found[1]}{{{low}, {high}}};"
-
-    return _PACKED.sub(both, ptx)
+    return _PACKED.sub(_ONE_BY_ONE, ptx)
 
 
 def jitted(source: KernelSource) -> Any:
