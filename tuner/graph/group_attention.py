@@ -34,6 +34,8 @@ from tuner.graph.hidden_rows import hidden_where, keeps_rows, number
 from tuner.tvm_compat import relax
 
 MOVEMENTS = frozenset(f"relax.{name}" for name in ("broadcast_to", "permute_dims", "reshape"))
+KEEP_INFINITIES = frozenset(("relax.astype", "relax.reshape"))
+"""Of what may follow the sum of scores and mask, beside other sums: a score of minus infinity stays one."""
 
 
 def group_attention(mod: Any) -> Any:
@@ -62,7 +64,7 @@ def _found(def_use: DefUse, softmax: Any) -> Attention | None:
     last = tail[-1] if tail else read
     tail = tail[:-1] if axes else tail
     scores = (*before, softmax, *steps)
-    hidden, asked = _hidden(def_use, scores, tail)
+    hidden, asked = _hidden(def_use, scores, softmax, tail)
     return Attention(
         def_use=def_use,
         masks=_masks(def_use, scores, {*scores, read, *tail, *asked}),
@@ -76,10 +78,16 @@ def _found(def_use: DefUse, softmax: Any) -> Attention | None:
     )
 
 
-def _hidden(def_use: DefUse, scores: Sequence[Any], tail: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """(the choice in the tail of zeros for rows that a mask of these scores hides whole, the variables of its
-    condition); (None, []) where there is none."""
-    added = [_unshaped(def_use, each) for x in scores[1:] for each in def_use.values[x].args if _is_sum(def_use, x)]
+def _hidden(def_use: DefUse, scores: Sequence[Any], softmax: Any, tail: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """(the choice in the tail of zeros for rows that a mask of these scores hides whole, the variables of its condition);
+    (None, []) where there is none."""
+    added: list[Any] = []
+    for x in scores[1 : scores.index(softmax)]:
+        call = def_use.values[x]
+        if op_name(call) == "relax.add":
+            added += [_unshaped(def_use, each) for each in call.args]
+        elif op_name(call) not in KEEP_INFINITIES:
+            added.clear()
     for variable in tail:
         call = def_use.values[variable]
         if op_name(call) == "relax.where" and number(call.args[1]) == 0:
@@ -87,10 +95,6 @@ def _hidden(def_use: DefUse, scores: Sequence[Any], tail: Sequence[Any]) -> tupl
             if mask is not None and any(_unshaped(def_use, mask).same_as(each) for each in added):
                 return variable, asked
     return None, []
-
-
-def _is_sum(def_use: DefUse, x: Any) -> bool:
-    return op_name(def_use.values[x]) == "relax.add"
 
 
 def _unshaped(def_use: DefUse, x: Any) -> Any:
