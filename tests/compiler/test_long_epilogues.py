@@ -80,3 +80,20 @@ def test_a_stage_of_fewer_elements_is_not_computed_where_its_producer_is() -> No
         else:
             with pytest.raises(ValueError, match="another number of elements"):
                 inline_into_producer(schedule, schedule.get_sblock("z"))
+
+
+def test_a_state_that_the_next_step_and_an_output_read_copies_nothing() -> None:
+    """A kernel writes it to memory in any case: the steps of an unrolled recurrence are fused as short ones are."""
+    layer, steps = torch.nn.Linear(16, 16), 48
+
+    def scan(x: Any) -> Any:
+        inputs = layer(x)
+        state, read = torch.zeros(x.shape[0], 16), []
+        for _ in range(steps):
+            state = state * 0.5 + inputs * inputs
+            read.append((state * state).sum(-1))
+        return torch.stack(read, -1)
+
+    kernels = check(Of(scan), torch.rand(8, 16))
+    assert not any("alone" in name for name in kernels)
+    assert sum(kernels.values()) <= 2 * steps + 2
