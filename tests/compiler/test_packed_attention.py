@@ -94,6 +94,14 @@ def test_a_mask_that_something_else_reads_is_written_once() -> None:
     assert find_attention(find_rows(attention_of(prepared))).hides
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mask_that_is_computed_leaves_the_type_of_the_scores(dtype: Any) -> None:
+    prepared = checked(lambda: (Attention(positions).to(dtype), (images().to(dtype),)))
+    text = attention_of(prepared).script()
+    assert "-inf" in text
+    assert ("float32" in text) == (dtype == torch.float32)
+
+
 @pytest.mark.parametrize("keys", [0, 32])
 def test_rows_that_a_mask_hides_whole_read_nothing(keys: int) -> None:
     module = torch.nn.Module()

@@ -69,8 +69,10 @@ def test_parts_are_as_small_as_is_worth_a_block() -> None:
 def test_small_norms_wide_groups_and_single_precision_are_one_kernel() -> None:
     whole = ["group_norm_astype_sigmoid_multiply_astype"]
     assert norms(checked(lambda: normed(64, 32, 6, 10))) == whole
-    large = checked(lambda: normed(64, 4, 96, 96))
-    assert norms(large) == whole
+    assert norms(checked(lambda: normed(64, 4, 96, 96))) == whole
+    module, inputs = normed(64, 32, 96, 96)
+    single = checked(lambda: (module.float(), tuple(each.float() for each in inputs)))
+    assert len(norms(single)) == 1
 
 
 @pytest.mark.usefixtures("small")

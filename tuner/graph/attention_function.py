@@ -98,7 +98,8 @@ class _Writer:
     def _safe_softmax(self, variable: Any) -> Any:
         """The softmax with zeros in rows that are minus infinity alone."""
         (x,) = self.calls[variable].args
-        scores = cast(self.builder, self.written[x] if x in self.written else self._value(x), SUMS)
+        scores = self.written[x] if x in self.written else self._value(x)
+        scores = cast(self.builder, scores, SUMS) if dtype_of(scores) in HALF else scores
         largest = self._called(_largest(scores), scores)
         powers = self.emit(relax.op.exp(self.emit(relax.op.subtract(scores, largest))))
         total = self.emit(relax.op.sum(powers, -1, keepdims=True))
@@ -108,7 +109,7 @@ class _Writer:
         """A call of a tensor function."""
         shape = [int(extent) for extent in function.params[-1].ty.shape]
         added = self.builder.add_func(function, "softmax")
-        return self.emit(relax.call_tir(added, arguments, relax.TensorType(shape, SUMS)))
+        return self.emit(relax.call_tir(added, arguments, relax.TensorType(shape, dtype_of(arguments[0]))))
 
     def _step(self, variable: Any, value: Callable[[Any], Any]) -> Any:
         """An element-wise call, or the softmax. `value` gives an argument that comes from outside."""
@@ -167,7 +168,7 @@ class _Writer:
 def _largest(scores: Any) -> Any:
     """The tensor function of the largest score of each row, which is minus infinity where all of them are: TVM's own begins
     with the least finite number."""
-    x = te.placeholder(static_shape(scores), SUMS)
+    x = te.placeholder(static_shape(scores), dtype_of(scores))
     j = te.reduce_axis((0, x.shape[-1]), name="j")
     largest = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda dtype: -tirx.infinity(dtype), name="largest")
     result = te.compute((*x.shape[:-1], 1), lambda *at: largest(x[(*at[:-1], j)], axis=j), name="largest")
@@ -176,13 +177,13 @@ def _largest(scores: Any) -> Any:
 
 def _shares(powers: Any) -> Any:
     """The tensor function (powers, their sum, largest score) -> powers / sum, zero where that score is minus infinity."""
-    shape = static_shape(powers) or []
-    x, total, largest = (te.placeholder(each, SUMS) for each in (shape, [*shape[:-1], 1], [*shape[:-1], 1]))
+    shape, dtype = static_shape(powers) or [], dtype_of(powers)
+    x, total, largest = (te.placeholder(each, dtype) for each in (shape, [*shape[:-1], 1], [*shape[:-1], 1]))
 
     def share(*at: Any) -> Any:
         row = (*at[:-1], 0)
-        hides = tirx.EQ(largest[row], -tirx.infinity(SUMS))
-        return tirx.Select(hides, tirx.const(0, SUMS), x[at] / total[row])
+        hides = tirx.EQ(largest[row], -tirx.infinity(dtype))
+        return tirx.Select(hides, tirx.const(0, dtype), x[at] / total[row])
 
     return _function(x, total, largest, te.compute(tuple(shape), share, name="shares"))
 

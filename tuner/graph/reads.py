@@ -24,8 +24,6 @@ class Reads:
     def __init__(self, def_use: DefUse) -> None:
         self.def_use = def_use
         self.operands: list[Any] = []
-        self.whole: list[Any] = []
-        """What is read as it is, whatever it is made of."""
 
     def add(self, x: Any, *, scaled: bool = False) -> list[Any]:
         """Collects what x is made of.
@@ -57,7 +55,7 @@ class Reads:
     def _sources(self, x: Any, scaled: bool) -> list[Any] | None:
         """What x is read through; None where it is read itself."""
         call: Any = self.def_use.values.get(x) if isinstance(x, relax.Var) else None
-        if static_shape(call) is None or self.def_use.from_weights(x) or any(x.same_as(each) for each in self.whole):
+        if static_shape(call) is None or self.def_use.from_weights(x):
             return None
         if op_name(call) == "relax.reshape" or is_view(self.def_use, x, of_inputs=True):
             return None if self._sources(call.args[0], scaled) is None else [call.args[0]]
