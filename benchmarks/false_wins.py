@@ -1,13 +1,16 @@
 """A/A comparisons: how often a program beats itself in a confirming run.
 
     python benchmarks/false_wins.py --json > benchmarks/results/false_wins.json
+    python benchmarks/false_wins.py --target cuda --pairs 3000 --json > benchmarks/results/false_wins_cuda.json
 
-1,000 pairs (`--quick`: 20) over programs of about 5 us to 5 ms on all cores, one of them bound by memory. Both sides are
-one program under its schedule: the baseline's trace, and the same trace after instructions that only look a block up. Each
-side is built and timed as in production, through the Sandbox with Purpose.CONFIRM, in fresh processes of its own, and
-judged by the real `choose_best`. A false win is a candidate served instead of the baseline.
+10,000 pairs (`--quick`: 4 of each program) over programs of about 5 us to 5 ms on all cores, or of 3 to 700 us on a GPU,
+some of them bound by memory. Both sides are one program under its schedule: the baseline's trace, and the same trace after
+instructions that only look a block up. Each side is built and timed as in production, through the Sandbox with
+Purpose.CONFIRM, in fresh processes, and judged by the real `choose_best`. A false win is a candidate served instead of the
+baseline.
 
-PAIRS_PER_BATCH pairs share a batch, as the candidates of a task do, but no process: every side is in one pair.
+Some pairs share a batch, as the candidates of a task do; every side is in one pair. On a CPU each side has processes of its
+own; on a GPU each process holds every side, as there.
 `by_samples_alone` counts the pairs that the interval of the pooled samples would have given to the candidate: what a rule
 errs that does not see that processes differ. Bounds are Clopper and Pearson's (1934), one-sided, 95 %.
 """
@@ -34,15 +37,20 @@ from tuner.tuning.confirm import MeasuredBatch, choose_best
 from workers.device import detect_target, fingerprint, toolchain
 from workers.sandbox.sandbox import Sandbox
 
-PAIRS_PER_BATCH = 4
-PAIRS = {"product_96": 260, "product_224": 260, "sum_1m": 220, "product_448": 180, "product_768": 80}
-"""Name to pairs; their sum is the 1,000."""
+PAIRS = 10_000
+PAIRS_PER_BATCH = {"llvm": 4, "cuda": 8}
+SHARES = {
+    "llvm": {"product_96": 0.26, "product_224": 0.26, "sum_1m": 0.22, "product_448": 0.18, "product_768": 0.08},
+    "cuda": {"product_128": 0.3, "sum_1m": 0.3, "product_1024": 0.2, "sum_8m": 0.2},
+}
+"""Kind of target to programs, and the share of the pairs that each gets."""
 QUICK_PAIRS = 4
+GPU_THREADS = 256
 CONFIDENCE = 0.95
 
 
 def product(n: int, target: Target) -> Task:
-    """A product of two n x n matrices on all cores, tiled and vectorised."""
+    """A product of two n x n matrices: on all cores, tiled and vectorised, or with a thread for each element."""
     from tuner.tvm_compat import IRModule, Schedule, te
 
     a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
@@ -52,6 +60,9 @@ def product(n: int, target: Target) -> Task:
     schedule = Schedule(mod)
     block = schedule.get_sblock("c")
     i, j, reduced = schedule.get_loops(block)
+    if target.kind == "cuda":
+        on_threads(schedule, schedule.fuse(i, j))
+        return task_of(f"product_{n}", mod, schedule, target)
     rows, row = schedule.split(i, [None, 4])
     columns, column = schedule.split(j, [None, 32])
     outer, inner = schedule.split(reduced, [None, 8])
@@ -64,7 +75,7 @@ def product(n: int, target: Target) -> Task:
 
 
 def elementwise(n: int, target: Target) -> Task:
-    """c = a * b + a over n elements on all cores: bound by memory."""
+    """c = a * b + a over n elements, on all cores or with a thread for each: bound by memory."""
     from tuner.tvm_compat import IRModule, Schedule, te
 
     a, b = te.placeholder((n,), name="a"), te.placeholder((n,), name="b")
@@ -72,10 +83,20 @@ def elementwise(n: int, target: Target) -> Task:
     mod = IRModule({"main": te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")})
     schedule = Schedule(mod)
     (loop,) = schedule.get_loops(schedule.get_sblock("c"))
-    outer, _, inner = schedule.split(loop, [target.num_cores or 1, None, 16])
-    schedule.parallel(outer)
-    schedule.vectorize(inner)
-    return task_of("sum_1m", mod, schedule, target)
+    if target.kind == "cuda":
+        on_threads(schedule, loop)
+    else:
+        outer, _, inner = schedule.split(loop, [target.num_cores or 1, None, 16])
+        schedule.parallel(outer)
+        schedule.vectorize(inner)
+    return task_of(f"sum_{n >> 20}m", mod, schedule, target)
+
+
+def on_threads(schedule: Any, loop: Any) -> None:
+    """A thread of a GPU for each iteration of the loop."""
+    outer, inner = schedule.split(loop, [None, GPU_THREADS])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
 
 
 def task_of(name: str, mod: Any, schedule: Any, target: Target) -> Task:
@@ -97,10 +118,12 @@ def task_of(name: str, mod: Any, schedule: Any, target: Target) -> Task:
 
 
 def programs(target: Target) -> list[Task]:
-    """The tasks named in PAIRS."""
-    return [
-        elementwise(1 << 20, target) if "sum" in name else product(int(name.split("_")[1]), target) for name in PAIRS
-    ]
+    """The tasks named in SHARES."""
+    found = []
+    for name in SHARES[target.kind]:
+        kind, size = name.split("_")
+        found.append(elementwise(int(size.rstrip("m")) << 20, target) if kind == "sum" else product(int(size), target))
+    return found
 
 
 def same(trace: str, count: int) -> list[str]:
@@ -194,14 +217,25 @@ def row(name: str, found: Sequence[dict[str, Any]], repeated: int, secs: float) 
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
-    target = detect_target("llvm")
-    device, line = fingerprint().device_class, toolchain(target).key
-    budget = {name: QUICK_PAIRS if options.quick else count for name, count in PAIRS.items()}
+    arguments = parser(__doc__)
+    arguments.add_argument("--target", choices=sorted(SHARES), default="llvm")
+    arguments.add_argument("--pairs", type=int, default=PAIRS, help=f"default {PAIRS}")
+    arguments.add_argument(
+        "--seconds", type=float, default=math.inf, help="of all programs, after which fewer pairs are enough"
+    )
+    options = arguments.parse_args()
+    target = detect_target(options.target)
+    device, line = fingerprint(target.kind).device_class, toolchain(target).key
+    shares, per_batch = SHARES[target.kind], PAIRS_PER_BATCH[target.kind]
+    budget = {name: QUICK_PAIRS if options.quick else round(share * options.pairs) for name, share in shares.items()}
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         "environment": environment(
-            pairs=budget, per_batch=PAIRS_PER_BATCH, processes_per_side=CONFIRM_PROCESSES, nice=os.nice(0)
+            gpu=target.kind == "cuda",
+            pairs=budget,
+            per_batch=per_batch,
+            processes_per_side=CONFIRM_PROCESSES,
+            nice=os.nice(0),
         ),
         "rows": rows,
     }
@@ -209,9 +243,10 @@ def main() -> None:
         for task in programs(target):
             found: list[dict[str, Any]] = []
             started = time.monotonic()
+            until = started + shares[task.name] * options.seconds
             before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
-            while (left := budget[task.name] - len(found)) > 0:
-                found += pairs(sandbox, task, min(left, PAIRS_PER_BATCH), device, line)
+            while (left := budget[task.name] - len(found)) > 0 and time.monotonic() < until:
+                found += pairs(sandbox, task, min(left, per_batch), device, line)
             repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
             rows.append(row(task.name, found, repeated, time.monotonic() - started))
     result["environment"]["load_after"] = os.getloadavg()[0]

@@ -1,43 +1,71 @@
-"""Reshapes behind the element-wise operators that follow them: f(reshape(x)) becomes reshape(f(x)).
+"""Reshapes behind the element-wise operators that follow them: f(reshape(x), y) becomes reshape(f(x, reshape(y))).
 
-FuseOps fuses f behind the convolution that computes x, but not behind a reshape of it. Transformers on images reshape
-between a depthwise convolution and its activation.
+FuseOps fuses f behind what computes x, but not behind a reshape of it. Transformers on images reshape between a depthwise
+convolution and its activation, and between a norm and the sum with its operand. A reshape of y is a view where y is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
-from tuner.graph.epilogue import UNARY
+from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, reshaped, static_shape
+from tuner.graph.epilogue import BINARY, UNARY
 from tuner.tvm_compat import relax
 
 
 def sink_reshapes(mod: Any) -> Any:
-    """The module with such chains of unary operators of main before the reshape. Bindings must be canonical."""
+    """The module with such chains of operators of main before the reshape. Bindings must be canonical."""
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for variable, call in def_use.calls("relax.reshape"):
-        chain: list[Any] = []
-        x = variable
-        while def_use.has_one_use(x) and _is_unary(def_use.values.get(def_use.last_users[x])):
-            x = def_use.last_users[x]
-            chain.append(def_use.values[x])
-        if chain and static_shape(call.args[0]) is not None and not def_use.from_weights(variable):
-            replacements[chain[-1]] = _sunk(call, chain)
+        if static_shape(call.args[0]) is None or def_use.from_weights(variable):
+            continue
+        chain = [variable]
+        while def_use.has_one_use(chain[-1]) and _follows(def_use, call, chain):
+            chain.append(def_use.last_users[chain[-1]])
+        if len(chain) > 1:
+            replacements[def_use.values[chain[-1]]] = _sunk(def_use, call, chain)
     return replace_calls(mod, replacements)
 
 
-def _is_unary(call: Any) -> bool:
-    return op_name(call) in UNARY and len(call.args) == 1 and static_shape(call) is not None
+def _follows(def_use: DefUse, reshape: Any, chain: list[Any]) -> bool:
+    """Whether the one reader of the last of a chain can be computed before the reshape, and is better computed there."""
+    call: Any = def_use.values.get(def_use.last_users[chain[-1]])
+    if op_name(call) in UNARY:
+        return len(call.args) == 1 and static_shape(call) is not None
+    if op_name(call) not in BINARY or not def_use.has_one_use(reshape.args[0]):
+        return False
+    others = [each for each in call.args if not each.same_as(chain[-1])]
+    return static_shape(call) == static_shape(chain[0]) and all(_fits(def_use, each, reshape) for each in others)
 
 
-def _sunk(reshape: Any, chain: list[Any]) -> Replacement:
+def _fits(def_use: DefUse, x: Any, reshape: Any) -> bool:
+    """Whether an operand can be read in the shape before the reshape: a number, or a tensor that is stored anyway."""
+    shape = static_shape(x)
+    if shape is None or math.prod(shape) == 1:
+        return shape is not None
+    is_stored = isinstance(x, relax.Var) and not (x in def_use.values and def_use.has_one_use(x))
+    return is_stored and shape == static_shape(reshape)
+
+
+def in_shape(builder: Any, x: Any, shape: Sequence[int]) -> Any:
+    """An operand in another shape; one of a single element without dimensions."""
+    y = reshaped(x, shape if math.prod(static_shape(x) or []) > 1 else [])
+    return y if y is x else builder.emit(y)
+
+
+def _sunk(def_use: DefUse, reshape: Any, chain: list[Any]) -> Replacement:
+    shape = static_shape(reshape.args[0]) or []
+
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         y = current(reshape.args[0])
-        for call in chain:
-            y = builder.emit(relax.Call(call.op, [y], call.attrs, call.ty_args))
+        for before, variable in pairwise(chain):
+            call = def_use.values[variable]
+            arguments = [y if each.same_as(before) else in_shape(builder, current(each), shape) for each in call.args]
+            y = builder.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args))
         return relax.op.reshape(y, static_shape(reshape))
 
     return replacement

@@ -11,6 +11,7 @@ from tuner.graph.gathers import mark_gathers
 from tuner.graph.group_attention import group_attention
 from tuner.graph.group_rows import group_rows
 from tuner.graph.hoist_slices import hoist_slices
+from tuner.graph.lift_reshapes import lift_reshapes
 from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, PARTS, Rewrites
@@ -21,6 +22,7 @@ from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
 from tuner.graph.split_norms import split_norms
+from tuner.graph.vector_products import vector_products
 from tuner.graph.wide_reductions import reduce_in_32_bits
 from tuner.target_kinds.cuda.serial import serial_functions
 
@@ -30,6 +32,7 @@ REWRITES = Rewrites(
         *PARTS,
         even_biases,
         *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, hoist_slices, fold_transposes),
+        vector_products,
     ),
     layout=(
         simplify,
@@ -37,6 +40,8 @@ REWRITES = Rewrites(
         align_layouts,
         sink_reshapes,
         simplify,
+        sink_reshapes,  # again: simplifying moves reshapes behind whatever follows a product, fused with it or not
+        lift_reshapes,
         fold_input_transpose,
         slice_views_of_inputs,
         split_norms,
