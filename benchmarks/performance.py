@@ -179,9 +179,10 @@ SECTIONS = (
         title="Other models on an H200",
         script="latency_cuda",
         table=gpu_tables.latency_cuda,
-        more="Models of `benchmarks/others.py`, a minute of tuning each from an empty database; two runs side by side. Rows "
-        "name their commits: those of 161933b are of attention that reads what it is made of and of large norms in three "
-        "kernels (ADR 0102 to 0104), the others of before, so that models with attention may be faster now than they say.",
+        more="Models of `benchmarks/others.py`, a minute of tuning each from an empty database, with 16 cores and one GPU. "
+        "Rows name their commits: those of 161933b and later are of attention that reads what it is made of and of large "
+        "norms in three kernels (ADR 0102 to 0104), those of 850f01d of reshapes that keep nothing apart, too (ADR 0105). "
+        "The others are of before, so that models with attention may be faster now than they say.",
     ),
     Section(
         file="latency_cuda_h200_columns",
@@ -256,6 +257,13 @@ SECTIONS = (
     Section(file="isolation", title="Hostile candidates", script="isolation", table=tables.isolation),
     Section(file="isolation_cuda", title="Hostile candidates on a GPU", script="isolation", table=tables.isolation),
     Section(file="false_wins", title="A program beside itself", script="false_wins", table=tables.false_wins),
+    Section(
+        file="false_wins_cuda",
+        title="A program beside itself on a GPU",
+        script="false_wins",
+        table=tables.false_wins,
+        more="As many pairs as four minutes allow (`--seconds 240`), not the 10,000 of a CPU.",
+    ),
     Section(file="agreement", title="Served times measured again", script="agreement", table=tables.agreement),
     Section(file="coverage", title="Small architectures", script="coverage", table=verdicts.coverage),
     Section(

@@ -103,9 +103,12 @@ def claims(found: Results) -> str:
         ),
         (
             "a program beside itself",
-            f"{summaries['false_wins']['false_wins']} false wins in {summaries['false_wins']['pairs']:,},"
-            f" below {percent(summaries['false_wins']['rate_upper95'])} with 95 % confidence",
-            link("false_wins"),
+            "; on a GPU ".join(
+                f"{summaries[name]['false_wins']} false wins in {summaries[name]['pairs']:,},"
+                f" below {percent(summaries[name]['rate_upper95'])} with 95 % confidence"
+                for name in ("false_wins", "false_wins_cuda")
+            ),
+            f"{link('false_wins')}, {link('false_wins_cuda')}",
         ),
         (
             "served times measured again in a new process",

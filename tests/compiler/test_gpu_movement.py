@@ -107,3 +107,13 @@ def test_rows_of_a_table_are_copied_in_vectors(width: int, dtype: str, vector: s
     source = source_of(one_function(looked_up, ((100, width), dtype), ((70,), "int64")))
     assert vector is None or f"*({vector}*)" in source
     assert "__shared__" not in source
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_odd_number_of_rows_makes_no_blocks_of_one_warp() -> None:
+    def made(rows: int) -> Any:
+        return functions(activated, ((rows, 3, 41), H), ((rows, 3, 44), H))[0]
+
+    many, few = made(32 * 9), made(32)
+    assert "__launch_bounds__(256)" in source_of(many)
+    assert "__launch_bounds__(32)" in source_of(few)

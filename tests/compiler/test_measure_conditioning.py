@@ -9,11 +9,13 @@ import pytest
 
 from pitchpipe.wire.task import Workload
 from tests.compiler import half_workloads
+from tests.compiler.gpu_cases import one_function
 from tests.compiler.programs import TARGET, conv, dense, dense_add, workload
 from tuner.measure.candidate import Bench
 from tuner.measure.check import SETS, ReferenceOutputs, root_mean_square
 from tuner.measure.properties import inspect
-from tuner.tvm_compat import load_ir, relax
+from tuner.tvm_compat import load_ir, relax, save_ir, te, tirx
+from tuner.workload.digest import workload_digest
 
 ROWS, REDUCTION, COLUMNS = 64, 576, 64
 
@@ -130,6 +132,53 @@ def test_a_product_in_half_precision_is_a_sum_alone_whatever_its_size() -> None:
     outputs, changes = bench.run_reference(reference, "edges")
     assert changes == []
     assert root_mean_square(outputs[0].astype(np.float32)) < 1024
+
+
+def activated(function: Any, before: bool) -> Workload:
+    """A product of half precision that is summed in float32 and rounded, and a function of it, or of its first operand."""
+
+    def make(x: Any, w: Any) -> list[Any]:
+        def applied(y: Any) -> Any:
+            return te.compute(y.shape, lambda *at: function(y[at].astype("float32")).astype("float16"))
+
+        k, a = te.reduce_axis((0, REDUCTION), name="k"), applied(x) if before else x
+        total = te.compute(
+            (ROWS, COLUMNS), lambda i, j: te.sum(a[i, k].astype("float32") * w[k, j].astype("float32"), axis=k)
+        )
+        rounded = te.compute(total.shape, lambda *at: total[at].astype("float16"))
+        return [rounded if before else applied(rounded)]
+
+    mod = one_function(make, ((ROWS, REDUCTION), "float16"), ((REDUCTION, COLUMNS), "float16"))
+    return Workload(digest=workload_digest(mod), ir=save_ir(mod))
+
+
+def silu(y: Any) -> Any:
+    return y * te.sigmoid(y)
+
+
+def is_large(y: Any) -> Any:
+    return tirx.Select(y > tirx.const(0.5, "float32"), tirx.const(1, "float32"), tirx.const(0, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "is_exact"),
+    [(silu, False, True), (te.tanh, False, True), (is_large, False, False), (silu, True, False)],
+)
+def test_sums_of_half_precision_are_exact_on_the_edges(function: Any, before: bool, is_exact: bool) -> None:
+    bench, reference = opened(activated(function, before))
+    assert bench.properties.exact_on_edges == is_exact
+    outputs, changes = bench.run_reference(reference, "edges")
+    assert changes == [] or not is_exact
+    x, w = (tensor.numpy().astype(np.float32) for tensor in bench.inputs["edges"])
+    if is_exact:
+        total = np.zeros((ROWS, COLUMNS), np.float32)
+        for k in np.random.default_rng(1).permutation(REDUCTION):
+            total += x[:, k, None] * w[None, k, :]
+        assert np.array_equal(total, x.astype(np.float64) @ w.astype(np.float64))
+        expected = ReferenceOutputs(bench.properties, "edges", outputs, changes)
+        numbers = np.tanh if function is te.tanh else lambda y: y * (1 + np.tanh(y / 2)) / 2
+        assert expected.compare([numbers(total).astype(np.float16)])[0]
+        assert not expected.compare([numbers(total - x[:, :1] * w[:1]).astype(np.float16)])[0]
 
 
 def root_of_mean(builder: Any, y: Any, x: Any, _z: Any) -> Any:

@@ -16,15 +16,17 @@
    reassociated (reassociate.py), patch embeddings become products (patch_embedding.py), the head split is folded into
    weights (fold_head_split.py), and matmuls that share an input are merged (merge_matmuls.py). For a GPU, attention
    becomes one tensor function (group_attention.py), and slices that it alone needed whole are taken earlier. Transposes
-   are folded into products (fold_transposes.py).
+   are folded into products (fold_transposes.py), of which those with one column and few terms become sums
+   (vector_products.py).
 4. Convolutions get the layout channels last (channels_last.py), in which the inner loop is vectorised; transposed
    convolutions are decomposed (conv_transpose.py), and functions of single elements are computed where their operand lies
    (sink_transposes.py). The graph is simplified again, to remove permutations that cancel, and
    contiguous slices become views (slice_views.py). For a CPU, columns of products with weights fill vectors
    (target_kinds/cpu/even_columns.py). Resizes go along one axis after another (resizes.py). For a CPU, maxima
    over windows are taken of columns and then of rows (separable_pools.py). For a GPU, sums are made in the layout of their
-   operands (align_layouts.py), element-wise operators follow the convolution before them (sink_reshapes.py), large norms
-   of groups become three tensor functions (split_norms.py), and other norms one with what is around them (group_rows.py).
+   operands (align_layouts.py), no reshape is left between operators that one kernel can compute (sink_reshapes.py,
+   lift_reshapes.py), large norms of groups become three tensor functions (split_norms.py), and other norms one with what
+   is around them (group_rows.py).
 5. Whatever depends on parameters only is lifted into `main_transform_params`, which runs once, when weights are bound.
 6. Half precision is computed in float32 (half_precision.py). Operators are lowered to tensor functions (max pools by
    max_pools.py, norms of images by image_norms.py), which are fused, look-ups too for a GPU (gathers.py),

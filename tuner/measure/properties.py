@@ -14,11 +14,13 @@ from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
 
 _COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
+_ARITHMETIC = frozenset({"Add", "Mul", "Sub", "Max", "Min"})
 _INEXACT_NODES = frozenset({"Div", "Mod", "FloorDiv", "FloorMod"})
 _STEEP_CALLS = frozenset(f"tirx.{name}" for name in ("sqrt", "rsqrt", "pow", "log", "log2", "log10", "log1p"))
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _ROUNDING_CALLS = frozenset(f"tirx.{name}" for name in ("round", "nearbyint", "floor", "ceil", "trunc"))
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+_HALF_BITS = 11
 TF32_BITS = 11
 """Of operands that tensor cores round."""
 _FEWEST_BITS = 3
@@ -53,6 +55,9 @@ class WorkloadProperties:
     to, and cut off at zero."""
     floats: bool
     """Whether any float takes part."""
+    exact_on_edges: bool = False
+    """Whether the one sum is of products of half precision as they are given, in float32, and what follows has no jump. On
+    the edges, whose elements are few powers of two, it is exact in any order, but for some of the longest."""
     rounds: bool = False
     """Whether a float is rounded to a whole number."""
     state_weights: int | None = None
@@ -81,15 +86,16 @@ def inspect(mod: Any) -> WorkloadProperties:
     written: set[int] = set()
     bits, reduction_bits, reduction = 53, 53, 0
     exact, floats, bound = True, any("float" in param.dtype for param in params), None
-    steep = rounds = shrinks = False
+    steep = rounds = jumps = shrinks = False
     sums = 0
     extents: dict[Any, int] = {}
     equalities: list[Any] = []
     shifted: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal bits, reduction_bits, reduction, exact, floats, bound, steep, rounds, shrinks, sums
+        nonlocal bits, reduction_bits, reduction, exact, floats, bound, steep, rounds, jumps, shrinks, sums
         kind = type(node).__name__
+        jumps = jumps or _jumps(node, kind)
         shrinks = shrinks or _shrinks(node, kind)
         if kind == "SBlock":
             extents.update((v.var, int(v.dom.extent)) for v in node.iter_vars)
@@ -141,6 +147,7 @@ def inspect(mod: Any) -> WorkloadProperties:
         steep=steep,
         shrinks=shrinks or sums > 1,
         floats=floats,
+        exact_on_edges=reduction_bits >= _BITS[DTYPE] and not rounds and not jumps and _sums_half(function),
         rounds=rounds,
         state_weights=None if layer is None else STATE_WEIGHTS,
         words=frozenset(i for i, param in enumerate(function.params) if any(map(param.same_as, shifted))),
@@ -148,18 +155,53 @@ def inspect(mod: Any) -> WorkloadProperties:
     )
 
 
+def _jumps(node: Any, kind: str) -> bool:
+    """Whether the node makes something else than a float of floats: it may be another one for the smallest difference."""
+    if kind in _COMPARISONS:
+        return "float" in str(node.a.ty)
+    return kind == "Cast" and "float" in str(node.value.ty) and "float" not in str(node.ty)
+
+
 def _shrinks(node: Any, kind: str) -> bool:
     """Whether the node makes something of floats in another way than by + - *, a cast to floats, or cutting off at zero:
     a choice by where they lie, too."""
-    if kind in _COMPARISONS:
-        return "float" in str(node.a.ty)
-    if kind == "Cast":
-        return "float" in str(node.value.ty) and "float" not in str(node.ty)
+    if kind in _COMPARISONS or _jumps(node, kind):
+        return _jumps(node, kind)
     if "float" not in str(getattr(node, "ty", "")):
         return False
     if kind in ("Min", "Max"):
         return not any(type(side).__name__ == "FloatImm" and side.value == 0.0 for side in (node.a, node.b))
     return kind in _INEXACT_NODES or (kind == "Call" and getattr(node.op, "name", "") not in _EXACT_CALLS)
+
+
+def _sums_half(function: Any) -> bool:
+    """Whether there is one reduction, which reads half precision, and before which elements are moved only."""
+    blocks: list[Any] = []
+    structural_walk(function.body, [(object, lambda node: blocks.append(node) if _is_block(node) else None)])
+    reductions = [block for block in blocks if any(v.iter_type == v.CommReduce for v in block.iter_vars)]
+    if len(reductions) != 1:
+        return False
+    (reduction,) = reductions
+    half = all((significand_bits(str(read.source.ty.dtype)) or 53) <= _HALF_BITS for read in reduction.reads)
+    return half and not any(map(_computes, blocks[: blocks.index(reduction)]))
+
+
+def _is_block(node: Any) -> bool:
+    return type(node).__name__ == "SBlock" and len(node.iter_vars) > 0
+
+
+def _computes(block: Any) -> bool:
+    """Whether a block computes floats, and not only moves or converts them."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        kind = type(node).__name__
+        inexact = kind == "Call" and getattr(node.op, "name", "") not in _EXACT_CALLS
+        if (inexact or kind in _ARITHMETIC | _INEXACT_NODES) and "float" in str(node.ty):
+            found.append(node)
+
+    structural_walk(block.body, [(object, visit)])
+    return bool(found)
 
 
 def _least(a: int | None, b: int | None) -> int | None:

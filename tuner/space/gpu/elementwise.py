@@ -15,6 +15,8 @@ from tuner.tvm_compat import ScheduleError, ir, structural_walk, tirx
 
 MAX_VECTORS = 4
 """Vectors of a thread, at most: more of them in flight hide more of the memory's latency."""
+FULL_BLOCKS = 16 * MULTIPROCESSORS
+"""Thread blocks of a kernel from which on the start of one is felt: small ones take longer to start than to run."""
 
 
 def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
@@ -76,13 +78,20 @@ def spread(schedule: Any, loop: Any, each: int, threads: int, *, inner: list[Any
 
 def _shares(vectors: int, limits: Limits) -> tuple[int, int]:
     """(threads of a block, vectors of a thread): several vectors where there are enough to fill the device twice, and, if
-    there are such numbers, without a remainder."""
+    there are such numbers that do not make many blocks of few threads, without a remainder."""
     threads = BLOCK_THREADS if vectors >= BLOCK_THREADS * MULTIPROCESSORS else 2 * limits.warp
     threads, each = min(threads, limits.threads), 1
     while each < MAX_VECTORS and vectors >= 4 * each * threads * MULTIPROCESSORS * (2048 // threads):
         each *= 2
     counts = [threads >> power for power in range(4) if threads >> power >= limits.warp]
-    even = ((count, n) for n in (each, each // 2, each // 4) if n for count in counts if vectors % (count * n) == 0)
+    fewest = min(threads * each // 4, vectors // FULL_BLOCKS)
+    even = (
+        (count, n)
+        for n in (each, each // 2, each // 4)
+        if n
+        for count in counts
+        if vectors % (count * n) == 0 and count * n >= fewest
+    )
     return next(even, (threads, each))
 
 
