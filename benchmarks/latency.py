@@ -204,7 +204,10 @@ def deviation(output: np.ndarray, reference: np.ndarray) -> float:
     if output.shape != reference.shape or not np.isfinite(output).all():
         return float("inf")
     r = reference.astype(np.float64)
-    return float((np.abs(output - r) / (np.abs(r) + np.sqrt(np.mean(r * r)))).max())
+    off = np.abs(output - r)
+    allowed = np.abs(r) + np.sqrt(np.mean(r * r))
+    with np.errstate(divide="ignore"):  # where all of r is zero
+        return float(np.divide(off, allowed, out=np.zeros_like(off), where=off != 0).max())
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:

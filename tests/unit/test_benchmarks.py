@@ -112,6 +112,8 @@ def test_a_wrong_element_is_outside_the_tolerance_whatever_the_others_are() -> N
     wrong[500] = math.nan
     assert latency.deviation(wrong, reference) == math.inf
     assert latency.deviation(reference[:-1], reference) == math.inf
+    assert latency.deviation(0 * reference, 0 * reference) == 0
+    assert latency.deviation(reference, 0 * reference) == math.inf
 
 
 def test_workloads_are_chosen_by_kind_or_by_shape() -> None:

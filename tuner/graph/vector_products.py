@@ -29,7 +29,7 @@ def vector_products(mod: Any) -> Any:
 def _is_one(def_use: DefUse, call: Any) -> bool:
     """A product with a weight stays one, and a matrix, of which the launch is not most."""
     a, b = (static_shape(each) or [] for each in call.args)
-    if len(a) < 2 or len(a) != len(b) or b[-1] != 1 or a[-1] > MOST_TERMS:
+    if len(a) < 2 or len(a) != len(b) or b[-1] != 1 or not 0 < a[-1] <= MOST_TERMS:
         return False
     return dtype_of(call) in (SUMS, *HALF) and not any(def_use.from_weights(each) for each in call.args)
 
