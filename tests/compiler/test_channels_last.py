@@ -51,6 +51,10 @@ FUNCTIONS = {
     "replication and elu": lambda x: functional.elu(functional.pad(x, (2,) * (2 * x.ndim - 4), mode="replicate")),
     "rows in another order": lambda x: x.index_select(-1, torch.tensor([3, 3, 0, 5, 1, 2])),
     "choice between ranks": lambda x: torch.where(x > 0, x, x.mean()),
+    "scale of channels": lambda x: x + x * torch.arange(8.0)[(..., *[None] * (x.ndim - 2))],
+    "mean over windows without padding": lambda x: (
+        (None, functional.avg_pool1d, functional.avg_pool2d)[x.ndim - 2](x, 3, 1, 1, count_include_pad=False) - x
+    ),
     "choice of numbers": lambda x: x * torch.where(x > 0.1, 1.0, -0.5),
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tuner.graph import conv_transpose
 from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
+from tuner.graph.epilogue import BINARY
 from tuner.tvm_compat import pass_layouts_like, relax
 
 LAYOUTS = {
@@ -31,14 +32,16 @@ def channels_last(mod: Any) -> Any:
     def_use = DefUse(mod["main"])
     if not any(True for name in LAYOUTS for _ in def_use.calls(name)):
         return mod
-    wanted = {call: _of_equal_rank(call) for _, call in def_use.calls("relax.where") if _of_lower_rank(call)}
+    names = BINARY | {"relax.where"}
+    wanted = {call: _of_equal_rank(call) for name in names for _, call in def_use.calls(name) if _of_lower_rank(call)}
     return relax.transform.ConvertLayout(LAYOUTS)(replace_calls(mod, wanted))
 
 
 def _of_lower_rank(call: Any) -> set[int]:
-    """Operands of `where` that have not the result's rank, which its layout then cannot be passed to. A constant number has
-    no layout, and needs none; but where both choices are numbers, as in a mask of 0 and minus infinity, TVM takes them for
-    a majority that has none, so one of them gets the rank."""
+    """Operands of an operator of two tensors or of `where` that have not the result's rank, which its layout then cannot be
+    passed to: a scale of channels [C, 1, 1], for one. A constant number has no layout, and needs none; but where both
+    choices of `where` are numbers, as in a mask of 0 and minus infinity, TVM takes them for a majority that has none, so one
+    of them gets the rank."""
     shapes = [static_shape(operand) for operand in call.args]
     if (result := static_shape(call)) is None or None in shapes:
         return set()
@@ -49,7 +52,7 @@ def _of_lower_rank(call: Any) -> set[int]:
 
 
 def _of_equal_rank(call: Any) -> Replacement:
-    """`where` on operands with leading dimensions of one."""
+    """The operator on operands with leading dimensions of one."""
 
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         rank, lower = len(static_shape(call) or []), _of_lower_rank(call)

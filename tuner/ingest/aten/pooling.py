@@ -167,7 +167,7 @@ def _avg_pool(rank: int) -> Callable[..., Any]:
         pad = _each(padding, rank)
         result = to.dtype
         x = to.cast(x, result)
-        if is_float(result) and not ceil_mode and divisor_override is None and (count_include_pad or not any(pad)):
+        if is_float(result) and not ceil_mode and divisor_override is None:
             make = MEANS[rank]
             return _batched(
                 to,
