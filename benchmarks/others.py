@@ -221,6 +221,22 @@ ARCHITECTURES = {
     "convnextv2": architecture(
         "ConvNextV2", {"pixel_values": image(224)}, hidden_sizes=[40, 80, 160, 320], depths=[2, 2, 6, 2]
     ),
+    "segformer": architecture("Segformer", {"pixel_values": image(256)}),
+    "poolformer": architecture("PoolFormer", {"pixel_values": image(224)}, depths=[2, 2, 6, 2]),
+    "regnet": architecture(
+        "RegNet",
+        {"pixel_values": image(224)},
+        depths=[1, 2, 7, 12],
+        hidden_sizes=[32, 96, 192, 432],
+        groups_width=48,
+    ),
+    "wav2vec2": architecture(
+        "Wav2Vec2",
+        {"input_values": partial(torch.randn, 1, 16_000)},
+        num_hidden_layers=6,
+        intermediate_size=1536,
+        **_SMALL,
+    ),
     "mixtral": architecture(
         "Mixtral",
         {"input_ids": tokens(32)},
