@@ -32,16 +32,21 @@ def channels_last(mod: Any) -> Any:
     def_use = DefUse(mod["main"])
     if not any(True for name in LAYOUTS for _ in def_use.calls(name)):
         return mod
-    names = BINARY | {"relax.where"}
-    wanted = {call: _of_equal_rank(call) for name in names for _, call in def_use.calls(name) if _of_lower_rank(call)}
-    return relax.transform.ConvertLayout(LAYOUTS)(replace_calls(mod, wanted))
+    wanted = [call for _, call in def_use.calls("relax.where") if _of_lower_rank(call)]
+    wanted += [call for name in BINARY for _, call in def_use.calls(name) if _scales_channels(call)]
+    return relax.transform.ConvertLayout(LAYOUTS)(replace_calls(mod, {call: _of_equal_rank(call) for call in wanted}))
+
+
+def _scales_channels(call: Any) -> bool:
+    """Whether an operator of two tensors has an operand [C, 1, ...] beside one of [N, C, ...], as layer scale does."""
+    shapes, result = [static_shape(operand) for operand in call.args], static_shape(call) or []
+    return len(result) > 2 and [result[1], *[1] * (len(result) - 2)] in shapes
 
 
 def _of_lower_rank(call: Any) -> set[int]:
-    """Operands of an operator of two tensors or of `where` that have not the result's rank, which its layout then cannot be
-    passed to: a scale of channels [C, 1, 1], for one. A constant number has no layout, and needs none; but where both
-    choices of `where` are numbers, as in a mask of 0 and minus infinity, TVM takes them for a majority that has none, so one
-    of them gets the rank."""
+    """Operands that have not the result's rank, which its layout then cannot be passed to. A constant number has no layout,
+    and needs none; but where both choices of `where` are numbers, as in a mask of 0 and minus infinity, TVM takes them for a
+    majority that has none, so one of them gets the rank."""
     shapes = [static_shape(operand) for operand in call.args]
     if (result := static_shape(call)) is None or None in shapes:
         return set()
