@@ -98,6 +98,13 @@ SECTIONS = (
         more="Others of `benchmarks/others.py`, at a later commit. Qwen2 has no peer beside eager.",
     ),
     Section(
+        file="latency_others_further",
+        title="Four more of these models after a minute, with AVX2",
+        script="latency",
+        table=tables.latency,
+        more="Segmentation, pools in place of attention, grouped convolutions, and speech.",
+    ),
+    Section(
         file="budgets",
         title="Budgets of seconds",
         script="budgets",
