@@ -1,7 +1,7 @@
 """A/A comparisons: how often a program beats itself in a confirming run.
 
     python benchmarks/false_wins.py --json > benchmarks/results/false_wins.json
-    python benchmarks/false_wins.py --target cuda --pairs 3000 --json > benchmarks/results/false_wins_cuda.json
+    python benchmarks/false_wins.py --target cuda --seconds 240 --json > benchmarks/results/false_wins_cuda.json
 
 10,000 pairs (`--quick`: 4 of each program) over programs of about 5 us to 5 ms on all cores, or of 3 to 700 us on a GPU,
 some of them bound by memory. Both sides are one program under its schedule: the baseline's trace, and the same trace after

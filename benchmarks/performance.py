@@ -264,13 +264,7 @@ SECTIONS = (
     Section(file="isolation", title="Hostile candidates", script="isolation", table=tables.isolation),
     Section(file="isolation_cuda", title="Hostile candidates on a GPU", script="isolation", table=tables.isolation),
     Section(file="false_wins", title="A program beside itself", script="false_wins", table=tables.false_wins),
-    Section(
-        file="false_wins_cuda",
-        title="A program beside itself on a GPU",
-        script="false_wins",
-        table=tables.false_wins,
-        more="As many pairs as four minutes allow (`--seconds 240`), not the 10,000 of a CPU.",
-    ),
+    Section(file="false_wins_cuda", title="The same on a GPU", script="false_wins", table=tables.false_wins),
     Section(file="agreement", title="Served times measured again", script="agreement", table=tables.agreement),
     Section(file="coverage", title="Small architectures", script="coverage", table=verdicts.coverage),
     Section(

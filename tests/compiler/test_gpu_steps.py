@@ -67,6 +67,19 @@ def test_the_default_schedule_of_a_product_with_one_column_is_one_kernel_and_rig
     np.testing.assert_allclose(found[..., 0], expected, rtol=1e-3 if dtype == "float16" else 1e-5, atol=1e-3)
 
 
+class Overflow(nn.Module):  # type: ignore[misc,name-defined]
+    """A state beyond half precision, which is infinite where it is read."""
+
+    def forward(self, x: Any, c: Any) -> Any:
+        h = (x.float().abs() + 1) * 1e5
+        return h.sum(-1), h.half() @ (c.abs() + 1)
+
+
+def test_a_state_is_rounded_where_it_is_read() -> None:
+    prepared = checked(lambda: (Overflow(), (torch.randn(2, 6, 16).half(), torch.randn(2, 16, 1).half())))
+    assert any(name.startswith("vector_product") for name in kernels(prepared))
+
+
 class Products(nn.Module):  # type: ignore[misc,name-defined]
     """Products with one column: of many terms, and with a weight."""
 

@@ -17,6 +17,7 @@ from tuner.graph.reads import Reads
 from tuner.tvm_compat import relax
 
 MOST_TERMS = 64
+"""Of a sum. With more of them a product has work to divide."""
 
 
 def vector_products(mod: Any) -> Any:
@@ -36,13 +37,14 @@ def _is_one(def_use: DefUse, call: Any) -> bool:
 
 def _sum(def_use: DefUse, call: Any) -> Replacement:
     reads = Reads(def_use)
-    factors = [_uncast(def_use, each) for each in call.args]
-    for factor in factors:
+    factors = [(_uncast(def_use, each), dtype_of(each)) for each in call.args]
+    for factor, _ in factors:
         reads.add(factor)
 
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         def write(inner: Any, variables: Sequence[Any]) -> Any:
-            a, b = (cast(inner, reads.write(inner, variables, each), SUMS) for each in factors)
+            given = (cast(inner, reads.write(inner, variables, factor), dtype) for factor, dtype in factors)
+            a, b = (cast(inner, each, SUMS) for each in given)
             *lead, terms, _ = static_shape(b) or []
             row = inner.emit(relax.op.reshape(b, [*lead, 1, terms]))
             total = inner.emit(relax.op.sum(inner.emit(relax.op.multiply(a, row)), axis=-1, keepdims=True))
@@ -54,7 +56,7 @@ def _sum(def_use: DefUse, call: Any) -> Replacement:
 
 
 def _uncast(def_use: DefUse, x: Any) -> Any:
-    """What a cast to half precision was made of: the sum computes in float32 anyway."""
+    """What a cast to half precision was made of, which is done in the sum."""
     call: Any = def_use.values.get(x)
     wide = op_name(call) == "relax.astype" and dtype_of(call) in HALF and dtype_of(call.args[0]) == SUMS
     return call.args[0] if wide else x

@@ -20,7 +20,6 @@ _STEEP_CALLS = frozenset(f"tirx.{name}" for name in ("sqrt", "rsqrt", "pow", "lo
 _EXACT_CALLS = frozenset({"prim.if_then_else", "prim.likely"})
 _ROUNDING_CALLS = frozenset(f"tirx.{name}" for name in ("round", "nearbyint", "floor", "ceil", "trunc"))
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-_HALF_BITS = 11
 TF32_BITS = 11
 """Of operands that tensor cores round."""
 _FEWEST_BITS = 3
@@ -182,7 +181,7 @@ def _sums_half(function: Any) -> bool:
     if len(reductions) != 1:
         return False
     (reduction,) = reductions
-    half = all((significand_bits(str(read.source.ty.dtype)) or 53) <= _HALF_BITS for read in reduction.reads)
+    half = all((significand_bits(str(read.source.ty.dtype)) or 53) <= _BITS["float16"] for read in reduction.reads)
     return half and not any(map(_computes, blocks[: blocks.index(reduction)]))
 
 
