@@ -68,6 +68,13 @@ def test_what_keeps_a_part_of_a_combination_of_two_products_begins_the_next_kern
     assert all("strided_slice" not in name or "matmul" not in name for name in kernels)
 
 
+def test_a_sum_stays_in_the_kernel_of_what_it_scales() -> None:
+    """As the norm of a Llama: a row is scaled by what was computed of it."""
+    kernels = check(Of(lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)), torch.rand(48, 64))
+    assert len(kernels) <= 2
+    assert any("mean" in name and "multiply" in name for name in kernels)
+
+
 def test_a_stage_of_fewer_elements_is_not_computed_where_its_producer_is() -> None:
     """TVM would write beyond its end."""
     x = te.placeholder((8,), name="x")

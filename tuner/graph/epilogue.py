@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.graph.convolutions import CONVOLUTIONS
 from tuner.graph.def_use import DefUse, op_name, static_shape
 from tuner.tvm_compat import relax
 
@@ -49,9 +50,19 @@ def is_product(x: Any, definition: Callable[[Any], Any]) -> bool:
 
     `definition` gives what a variable is bound to.
     """
+    return _origin(x, definition) in PRODUCTS
+
+
+def is_convolution(x: Any, definition: Callable[[Any], Any]) -> bool:
+    """The same of a convolution."""
+    return _origin(x, definition) in CONVOLUTIONS
+
+
+def _origin(x: Any, definition: Callable[[Any], Any]) -> str | None:
+    """The operator before the element-wise ones that x comes from."""
     shape, value = static_shape(x), definition(x)
     for _ in range(MAX_EPILOGUE):
         if op_name(value) not in ELEMENTWISE:
             break
         value = definition(next((each for each in value.args if static_shape(each) == shape), value.args[0]))
-    return op_name(value) in PRODUCTS
+    return op_name(value)

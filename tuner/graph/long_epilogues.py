@@ -4,13 +4,15 @@ A kernel computes its epilogue on a tile in registers, as one expression, in whi
 chain of n operators that each read the one before twice would take 2^n to write down. What TVM fuses with nothing behind it,
 as the state of a recurrence that the next step and an output read, is read from memory, and copies nothing.
 
-A slice of a product begins the next kernel, and is fused with what follows it; so does what a norm is padded to.
+What has another size than the product begins the next kernel, and is fused with what follows it: a slice, what a norm is
+padded to, or an image whose channels are scaled by the sigmoid of a product, which fused with it would be computed for each
+pixel. TVM takes an operator for element-wise that reads one operand at its own indices, whatever else it reads or leaves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
@@ -26,9 +28,11 @@ MOST_COPIES = 64
 
 def end_long_epilogues(mod: Any) -> Any:
     """The module of tensor functions with annotated patterns, where an operator is fused with nothing whose result would
-    hold more copies of a product's than MOST_COPIES: the next kernel begins after it."""
+    hold more copies of a product's than MOST_COPIES: the next kernel begins after it. It begins before an operator whose
+    result has another size than the product."""
     copies: dict[Any, int] = {}
-    products: dict[Any, list[Any]] = {}  # variable -> the products that may be at the beginning of its kernel
+    products: set[Any] = set()
+    """Variables whose kernels begin with a function of several tensors; a sum of one is computed a row at a time."""
     replacements: dict[Any, Replacement] = {}
     def_use = DefUse(mod["main"])
     patterns = {variable: _pattern(mod, call) for variable, call in def_use.values.items()}
@@ -38,18 +42,18 @@ def end_long_epilogues(mod: Any) -> Any:
         read = [argument if argument in carried else None for argument in call.args[1].fields]
         if pattern >= OUT_ELEMWISE_FUSABLE:
             copies[variable] = int(pattern == OUT_ELEMWISE_FUSABLE)
-            products |= {variable: [call]} if copies[variable] else {}
+            products |= {variable} if copies[variable] and len(read) > 1 else set[Any]()
         elif any(given := [copies.get(argument, 0) for argument in read]):
             copies[variable] = _copies(function, given)
-            before = [product for each in read for product in products.get(each, ())]
-            if before and pattern <= INJECTIVE and (_keeps_a_part(def_use, call) or _pads(def_use, call, before)):
+            before = products.intersection(read)
+            if pattern <= INJECTIVE and before and _is_resized(call, before):
                 copies[variable] = 0
-                replacements |= {product: _alone(product, mod[product.args[0]], "") for product in before}
+                replacements[call] = _marked(call, function, "_next", INJECTIVE)
             elif copies[variable] > MOST_COPIES:
                 copies[variable] = 0
-                replacements[call] = _alone(call, function, "_alone")
+                replacements[call] = _marked(call, function, "_alone", OPAQUE)
             elif before:
-                products[variable] = list(dict.fromkeys(before))
+                products.add(variable)
     return replace_calls(mod, replacements)
 
 
@@ -78,22 +82,10 @@ def _carried(def_use: DefUse, patterns: Mapping[Any, int]) -> set[Any]:
     return {variable for variable, (end, between) in above.items() if end is not None and between <= INJECTIVE}
 
 
-def _keeps_a_part(def_use: DefUse, call: Any) -> bool:
-    """Whether the result has fewer elements than the argument, which nothing else reads, as a slice: then no tile of the
-    product is written whole."""
-    if not def_use.has_one_use(call.args[1].fields[0]):
-        return False
-    shapes = [static_shape(each) for each in (call, *call.args[1].fields)]
-    sizes = [math.prod(shape) for shape in shapes if shape is not None]
-    return len(shapes) == len(sizes) == 2 and sizes[0] < sizes[1]
-
-
-def _pads(def_use: DefUse, call: Any, products: Sequence[Any]) -> bool:
-    """Whether the result has more elements than the argument, which is one of the products itself."""
-    shape, *given = (static_shape(each) for each in (call, *call.args[1].fields))
-    if shape is None or len(given) != 1 or given[0] is None or math.prod(shape) <= math.prod(given[0]):
-        return False
-    return any(def_use.definition(call.args[1].fields[0]).same_as(product) for product in products)
+def _is_resized(call: Any, arguments: Collection[Any]) -> bool:
+    """Whether the result has another number of elements than each of some arguments."""
+    size, *others = (math.prod(static_shape(each) or [0]) for each in (call, *arguments))
+    return size not in others
 
 
 def _copies(function: Any, given: Sequence[int]) -> int:
@@ -111,11 +103,12 @@ def _copies(function: Any, given: Sequence[int]) -> int:
     return last
 
 
-def _alone(call: Any, function: Any, suffix: str) -> Replacement:
-    """The call of a function that is fused with nothing, of the same name with the suffix."""
+def _marked(call: Any, function: Any, suffix: str, pattern: int) -> Replacement:
+    """The call of a function of the same name with the suffix, which TVM fuses as the pattern says: with nothing where it is
+    OPAQUE, with no product before it where it is INJECTIVE."""
 
     def replacement(builder: Any, current: Any) -> Any:
-        opaque = builder.add_func(function.with_attr(PATTERN, OPAQUE), f"{call.args[0].name_hint}{suffix}")
-        return relax.call_tir(opaque, tuple(current(each) for each in call.args[1].fields), call.ty)
+        marked = builder.add_func(function.with_attr(PATTERN, pattern), f"{call.args[0].name_hint}{suffix}")
+        return relax.call_tir(marked, tuple(current(each) for each in call.args[1].fields), call.ty)
 
     return replacement

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tuner.graph.def_use import op_name, permutation, static_shape
+from tuner.graph.epilogue import is_convolution
 from tuner.graph.fold_constants import constant_value
 from tuner.graph.simplify.rewriter import Rewriter
 from tuner.tvm_compat import relax
@@ -67,7 +68,11 @@ class ElementwiseRules(Rewriter):
         if (permuted := self._permuted_alike(call, out)) is not None:
             return permuted
         # Only operands of the result's shape count: a bias that was reshaped to the rank of x gives no reason to reshape x.
-        count = max((self.squeezed(operand)[1] for operand in call.args if static_shape(operand) == out), default=0)
+        # Nor does the bias of a convolution of one pixel, which has that shape: the convolution is fused with no reshape.
+        alike = [operand for operand in call.args if static_shape(operand) == out]
+        count = max((self.squeezed(operand)[1] for operand in alike), default=0)
+        if count and any(is_convolution(operand, self.definition) for operand in alike):
+            count = 0
         if count == 0 or out[:count] != [1] * count or len(out) == count:
             return self._on_product(call, out)
         operands = [self.without_units(operand, len(out) - count) for operand in call.args]
