@@ -17,6 +17,7 @@ from tuner.space.access import element_bits
 from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.long_rows import has_long_rows, schedule_long_rows
 from tuner.space.metaschedule import generate
+from tuner.space.pieces import spread_pieces
 from tuner.space.processor import VectorUnit
 from tuner.space.recurrence import recurrent_sketches
 from tuner.space.refusals import tell_refused
@@ -39,7 +40,8 @@ def default_traces(workload: Workload, target: Target) -> Iterator[str]:
     A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a convolution of 3 x 3 by
     Winograd's algorithm where tuner/space/winograd.py offers it, any other contraction in the register tile that the model
     in tuner/space/tiles.py ranks best, sums of columns by rows (tuner/space/spread.py), pools of
-    images whose channels come first by unrolled windows (tuner/space/windows.py), a chain of reductions row by row
+    images whose channels come first by unrolled windows (tuner/space/windows.py), concatenations piece by piece
+    (tuner/space/pieces.py), a chain of reductions row by row
     (tuner/space/rowwise.py), with its rows divided where they are fewer than cores (tuner/space/long_rows.py). In anything
     else outer loops are parallel and the innermost is vectorised, and a transposition is tiled. Where TVM refuses one of
     these, or it changes nothing (a call of a library), the next is tried.
@@ -53,6 +55,7 @@ def default_traces(workload: Workload, target: Target) -> Iterator[str]:
     plans = {
         "columns": _columns,
         "windows": _windows,
+        "pieces": _pieces,
         "long rows": _long_rows,
         "row by row": _row_by_row,
         "stage by stage": _stage_by_stage,
@@ -126,6 +129,16 @@ def _unroll_window(schedule: Any, block: Any, target: Target) -> None:
     for loop in window:
         schedule.unroll(loop)
     schedule.decompose_reduction(block, window[0])
+
+
+def _pieces(schedule: Any, target: Target) -> bool:
+    inline_producers(schedule)
+    blocks = root_blocks(schedule)
+    in_pieces = [block for block in blocks if spread_pieces(schedule, block, target)]
+    for block in blocks if in_pieces else []:
+        if block not in in_pieces:
+            spread(schedule, block, target)
+    return bool(in_pieces)
 
 
 def _long_rows(schedule: Any, target: Target) -> bool:
