@@ -116,6 +116,26 @@ def test_a_gather_gets_a_schedule_that_computes_the_same() -> None:
     check(gather())
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("axes", "shape", "tile"),
+    [
+        ((0, 3, 1, 2), (1, 20, 128, 21), (64, 21)),
+        ((1, 0), (84, 150), (42, 150)),
+        ((0, 3, 1, 2), (2, 19, 19, 85), (19, 85)),
+    ],
+)
+def test_a_transposition_of_an_axis_that_no_vector_divides_is_tiled(
+    axes: tuple[int, ...], shape: tuple[int, ...], tile: tuple[int, int]
+) -> None:
+    """A tile reads one piece of memory, with all of that axis."""
+    workload = programs.workload(lambda _, x: op.permute_dims(x, axes), shape)
+    mod = apply_trace(load_ir(workload.ir), check(workload)).mod
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(mod["main"].body, (tirx.For, loops.append))
+    assert tuple(int(loop.extent) for loop in loops[:2]) == tile  # from the innermost on
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
 def test_indices_do_not_make_vectors_shorter(dtype: str) -> None:
     schedule = Schedule(load_ir(gather(dtype).ir))

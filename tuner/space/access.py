@@ -10,6 +10,9 @@ from tuner.tvm_compat import ir, sym, tirx, tvm, tvm_ffi, uses
 WORD_BITS = 32
 MIN_LANES = 4
 """Elements of the shortest vector that a schedule asks for; shorter ones are left to LLVM."""
+NARROW = range(8, 257)
+"""Elements of an axis of which a tile of a transposition has all. Of fewer, a line of memory stays in the cache until it
+was read whole."""
 
 
 def dividing_lanes(extent: int, lanes: int) -> int:
@@ -113,6 +116,19 @@ def turned_axis(definition: Any, unit: int) -> int | None:
         for number, axis in enumerate(axes[:-1]):
             lanes = dividing_lanes(int(axis.dom.extent), unit)
             if lanes > 1 and lane_stride(definition, read.region[-1].min, axis, lanes) == 1:
+                return number
+    return None
+
+
+def narrow_axis(definition: Any) -> int | None:
+    """Position of an axis of NARROW elements along which a transposed read is contiguous, as that of an image's classes,
+    whatever divides it; None where there is no such read."""
+    *others, last = spatial_axes(definition)
+    for read in definition.reads:
+        if not read.region or not _jumps(definition, read, last):
+            continue
+        for number, axis in enumerate(others):
+            if int(axis.dom.extent) in NARROW and lane_stride(definition, read.region[-1].min, axis) == 1:
                 return number
     return None
 

@@ -1,6 +1,6 @@
 """Stages that share nothing with their neighbours, on a CPU: outer loops are parallel, the innermost is vectorised.
 
-A transposition is tiled in squares that are read in vectors.
+A transposition is tiled, in squares that are read in vectors where vectors divide both axes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tuner.space.access import (
     element_bits,
     in_last_only,
     is_flat,
+    narrow_axis,
     spatial_axes,
     strides,
     turned_axis,
@@ -27,6 +28,8 @@ TURNS = 4
 """Chunks per core that a parallel loop has at least, where its extent allows: cores seldom start together."""
 TILE = 8
 """Side of a tile of a transposition, in elements. On AVX-512, 16 by 16 was slower than 8 by 8."""
+COLUMNS = 64
+"""Elements of the last axis in a tile of a transposition whose other axis no vector divides, at most."""
 
 
 def spread(schedule: Any, block: Any, target: Target) -> None:
@@ -40,6 +43,9 @@ def spread(schedule: Any, block: Any, target: Target) -> None:
     steps = math.prod(extents) * math.prod(int(schedule.get(loop).extent) for loop in reductions)
     if not reductions and (turned := turned_axis(definition, unit)) is not None:
         _transpose(schedule, spatial, turned, target, unit, steps)
+        return
+    if not reductions and (narrow := narrow_axis(definition)) is not None and _columns(extents[-1]) >= TILE:
+        _transpose_narrow(schedule, spatial, narrow, target, unit, steps)
         return
     if not reductions and is_flat(definition):
         spatial, extents = [schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]], [math.prod(extents)]
@@ -159,6 +165,22 @@ def _transpose(schedule: Any, spatial: list[Any], turned: int, target: Target, u
     if worth_parallelizing(steps, unit):
         schedule.parallel(outer)
     schedule.vectorize(row)
+
+
+def _transpose_narrow(schedule: Any, spatial: list[Any], narrow: int, target: Target, unit: int, steps: int) -> None:
+    """Tiles a transposition in pieces of the last axis with all of the narrow one: what a tile reads is one piece of memory,
+    which stays in the cache until each of its elements has been written."""
+    others = [loop for number, loop in enumerate(spatial[:-1]) if number != narrow]
+    along, column = schedule.split(spatial[-1], factors=[None, _columns(int(schedule.get(spatial[-1]).extent))])
+    schedule.reorder(*others, along, spatial[narrow], column)
+    outer = fuse_outer(schedule, [*others, along], target)
+    if worth_parallelizing(steps, unit):
+        schedule.parallel(outer)
+
+
+def _columns(extent: int) -> int:
+    """The largest divisor of at most COLUMNS."""
+    return max(divisor for divisor in range(1, COLUMNS + 1) if extent % divisor == 0)
 
 
 def _side(schedule: Any, loop: Any, unit: int) -> int:
