@@ -144,7 +144,7 @@ def prepare(
         relax.backend.DispatchSortScan(),
         legalise,
         transform.CanonicalizeBindings(),  # items of tuples that legalising writes down, which FuseOps takes for calls
-        transform.DeadCodeElimination([MAIN]),  # casts that nothing reads, which would count among the users of a value
+        transform.DeadCodeElimination([MAIN, TRANSFORM]),  # casts that nothing reads, which would count as readers
         transform.AnnotateTIROpPattern(),
         *of_kind.fusion,
         end_long_epilogues,
