@@ -15,6 +15,10 @@ from tuner.space.inlining import inline_producers, root_blocks
 from tuner.space.pieces import pieces_of
 from tuner.tvm_compat import Schedule, load_ir, relax, tirx
 
+torch = pytest.importorskip("torch")
+
+from benchmarks.torch_operator_cases import through_load  # noqa: E402  # needs torch
+
 op = relax.op
 
 
@@ -73,3 +77,29 @@ def test_pieces_without_a_loop_around_them_stay_with_their_cores() -> None:
     mod = scheduled(workload, FOUR)
     assert not any(loop.kind == tirx.ForKind.UNROLLED for loop in loops_of(mod))
     np.testing.assert_array_equal(outputs(mod)[-1], outputs(load_ir(workload.ir))[-1])
+
+
+class Moved(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A stack, a concatenation with an operand of no elements, and a transposition of an axis that no vector divides."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        numbers = torch.randn(6, 32, 20) * 100
+        numbers[0, :2, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
+        numbers = numbers if dtype.is_floating_point else numbers.nan_to_num(0.0, 9.0, -9.0)
+        self.tensors = tuple((numbers > 0 if dtype == torch.bool else numbers.to(dtype)).unbind())
+
+    def forward(self, *parts: Any) -> Any:
+        stacked = torch.stack(parts, 1)
+        joined = torch.cat([parts[0][:, :0], parts[1], parts[2][:, :12]], -1)
+        return stacked, joined, stacked[:, :, :9].permute(1, 2, 0).contiguous()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
+def test_a_model_that_moves_elements_gives_what_pytorch_gives(dtype: str) -> None:
+    module = Moved(getattr(torch, dtype)).eval()
+    expected = [each.float().numpy() for each in module(*module.tensors)]
+    found = [np.asarray(each).astype(np.float32) for each in through_load(module, programs.TARGET)]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)

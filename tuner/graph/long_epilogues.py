@@ -84,8 +84,9 @@ def _carried(def_use: DefUse, patterns: Mapping[Any, int]) -> set[Any]:
 
 def _is_resized(call: Any, arguments: Collection[Any]) -> bool:
     """Whether the result has another number of elements than each of some arguments."""
-    size, *others = (math.prod(static_shape(each) or [0]) for each in (call, *arguments))
-    return size not in others
+    shapes = [static_shape(each) for each in (call, *arguments)]
+    sizes = [math.prod(shape) for shape in shapes if shape is not None]
+    return len(sizes) == len(shapes) and sizes[0] not in sizes[1:]
 
 
 def _copies(function: Any, given: Sequence[int]) -> int:

@@ -98,27 +98,32 @@ def _columns(schedule: Any, target: Target) -> bool:
     chain = find_chain(schedule)
     if chain is not None and sum(bool(stage.reduction) for stage in chain.stages) > 1:
         return False  # Row by row, or column by column, its data is read once.
-    blocks = root_blocks(schedule)
-    divided = [block for block in blocks if divide_columns(schedule, block, target)]
-    for block in blocks if divided else []:
-        if block not in divided:
-            spread(schedule, block, target)
-    return bool(divided)
+    return _where_it_applies(schedule, target, divide_columns)
 
 
 def _windows(schedule: Any, target: Target) -> bool:
     inline_producers(schedule)
+    return _where_it_applies(schedule, target, _unroll_window)
+
+
+def _pieces(schedule: Any, target: Target) -> bool:
+    inline_producers(schedule)
+    return _where_it_applies(schedule, target, spread_pieces)
+
+
+def _where_it_applies(schedule: Any, target: Target, plan: Callable[[Any, Any, Target], bool]) -> bool:
+    """Schedules the blocks that the plan is for, and spreads the others; False where it is for none."""
     blocks = root_blocks(schedule)
-    windows = [each for each in blocks if is_window(schedule.get(each), target) and all(axis_loops(schedule, each))]
-    for block in blocks if windows else []:
-        if block in windows:
-            _unroll_window(schedule, block, target)
-        else:
+    planned = [block for block in blocks if plan(schedule, block, target)]
+    for block in blocks if planned else []:
+        if block not in planned:
             spread(schedule, block, target)
-    return bool(windows)
+    return bool(planned)
 
 
-def _unroll_window(schedule: Any, block: Any, target: Target) -> None:
+def _unroll_window(schedule: Any, block: Any, target: Target) -> bool:
+    if not is_window(schedule.get(block), target) or not all(axis_loops(schedule, block)):
+        return False
     lanes = VectorUnit.of(target, element_bits(schedule.get(block))).lanes
     spatial, window = axis_loops(schedule, block)
     steps = math.prod(int(schedule.get(loop).extent) for loop in [*spatial, *window])
@@ -129,16 +134,7 @@ def _unroll_window(schedule: Any, block: Any, target: Target) -> None:
     for loop in window:
         schedule.unroll(loop)
     schedule.decompose_reduction(block, window[0])
-
-
-def _pieces(schedule: Any, target: Target) -> bool:
-    inline_producers(schedule)
-    blocks = root_blocks(schedule)
-    in_pieces = [block for block in blocks if spread_pieces(schedule, block, target)]
-    for block in blocks if in_pieces else []:
-        if block not in in_pieces:
-            spread(schedule, block, target)
-    return bool(in_pieces)
+    return True
 
 
 def _long_rows(schedule: Any, target: Target) -> bool:
