@@ -3,6 +3,8 @@
     python benchmarks/false_wins.py --json > benchmarks/results/false_wins.json
     python benchmarks/false_wins.py --target cuda --seconds 240 --json > benchmarks/results/false_wins_cuda.json
 
+`--workers 8` compares on eight parts of the cores at a time, and on as many GPUs as there are, one for each worker in turn.
+
 10,000 pairs (`--quick`: 4 of each program) over programs of about 5 us to 5 ms on all cores, or of 3 to 700 us on a GPU,
 some of them bound by memory. Both sides are one program under its schedule: the baseline's trace, and the same trace after
 instructions that only look a block up. Each side is built and timed as in production, through the Sandbox with
@@ -22,10 +24,12 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
-from environment import environment, parser, show
+from environment import environment, parser, show, target_here
 
 from pitchpipe.wire.ids import canonical_json
 from pitchpipe.wire.lease import Purpose
@@ -216,6 +220,31 @@ def row(name: str, found: Sequence[dict[str, Any]], repeated: int, secs: float) 
     }
 
 
+def of_one_worker(
+    kind: str, budget: Mapping[str, int], seconds: float, cores: Sequence[int], gpu: int | None
+) -> dict[str, tuple[list[dict[str, Any]], int, float]]:
+    """On these cores and this GPU of a process that has not begun to use any: by program the pairs, the batches that were
+    repeated because the machine was not steady, and the seconds that passed."""
+    os.sched_setaffinity(0, cores)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    target = detect_target(kind)
+    device, line = fingerprint(target.kind).device_class, toolchain(target).key
+    shares, per_batch = SHARES[kind], PAIRS_PER_BATCH[kind]
+    told = {}
+    with Sandbox(target) as sandbox:
+        for task in programs(target):
+            found: list[dict[str, Any]] = []
+            started = time.monotonic()
+            until = started + shares[task.name] * seconds
+            before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
+            while (left := budget[task.name] - len(found)) > 0 and time.monotonic() < until:
+                found += pairs(sandbox, task, min(left, per_batch), device, line)
+            repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
+            told[task.name] = found, repeated, time.monotonic() - started
+    return told
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--target", choices=sorted(SHARES), default="llvm")
@@ -223,32 +252,49 @@ def main() -> None:
     arguments.add_argument(
         "--seconds", type=float, default=math.inf, help="of all programs, after which fewer pairs are enough"
     )
+    arguments.add_argument("--workers", type=int, default=1, help="processes at a time, each on cores of its own")
     options = arguments.parse_args()
-    target = detect_target(options.target)
-    device, line = fingerprint(target.kind).device_class, toolchain(target).key
-    shares, per_batch = SHARES[target.kind], PAIRS_PER_BATCH[target.kind]
-    budget = {name: QUICK_PAIRS if options.quick else round(share * options.pairs) for name, share in shares.items()}
-    rows: list[dict[str, Any]] = []
+    kind, workers, gpus = target_here(options.target).kind, options.workers, []
+    if kind == "cuda":
+        import torch
+
+        gpus = [*range(torch.cuda.device_count())]
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // workers
+    if not each:
+        arguments.error(f"{workers} workers have no core each of {len(cores)}")
+    budget = {
+        name: QUICK_PAIRS if options.quick else math.ceil(share * options.pairs / workers)
+        for name, share in SHARES[kind].items()
+    }
     result: dict[str, Any] = {
         "environment": environment(
-            gpu=target.kind == "cuda",
-            pairs=budget,
-            per_batch=per_batch,
+            gpu=kind == "cuda",
+            pairs={name: count * workers for name, count in budget.items()},
+            per_batch=PAIRS_PER_BATCH[kind],
             processes_per_side=CONFIRM_PROCESSES,
+            workers=workers,
             nice=os.nice(0),
-        ),
-        "rows": rows,
+        )
     }
-    with Sandbox(target) as sandbox:
-        for task in programs(target):
-            found: list[dict[str, Any]] = []
-            started = time.monotonic()
-            until = started + shares[task.name] * options.seconds
-            before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
-            while (left := budget[task.name] - len(found)) > 0 and time.monotonic() < until:
-                found += pairs(sandbox, task, min(left, per_batch), device, line)
-            repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
-            rows.append(row(task.name, found, repeated, time.monotonic() - started))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        asked = [
+            pool.submit(
+                of_one_worker,
+                kind,
+                budget,
+                options.seconds,
+                cores[at * each : (at + 1) * each],
+                gpus[at % len(gpus)] if gpus else None,
+            )
+            for at in range(workers)
+        ]
+        told = [one.result() for one in asked]
+    rows = []
+    for name in budget:
+        found, repeated, secs = zip(*(one[name] for one in told), strict=True)
+        rows.append(row(name, [pair for of_worker in found for pair in of_worker], sum(repeated), sum(secs)))
+    result["rows"] = rows
     result["environment"]["load_after"] = os.getloadavg()[0]
     trials, wins = sum(row["pairs"] for row in rows), sum(row["false_wins"] for row in rows)
     result["summary"] = {
