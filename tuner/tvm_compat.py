@@ -171,12 +171,13 @@ def pass_layouts_like(name: str, other: str) -> None:
     tvm.ir.register_op_attr(name, attribute, tvm.ir.Op.get(other).get_attr(attribute))
 
 
-def register_pipeline(name: str, last: Any) -> None:
-    """Gives TVM's pipeline for CPUs a name with one more pass, which comes before calls of the runtime are lowered."""
+def register_pipeline(name: str, first: Any, last: Any) -> None:
+    """Gives TVM's pipeline for CPUs a name with two more passes: before all others, and before calls of the runtime are
+    lowered."""
 
     def made() -> tuple[Any, Any, Any]:
         pipeline, of_host, of_device = tirx.get_tir_pipeline("s_tir")
-        return tvm.transform.Sequential([pipeline, last]), of_host, of_device
+        return tvm.transform.Sequential([first, pipeline, last]), of_host, of_device
 
     _PIPELINES[name] = made
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from tuner.lowering.dot_products import INSTRUCTED
 from tuner.lowering.long_values import LONG_VALUES_IN_BUFFERS
+from tuner.lowering.narrow_indices import NARROW_INDICES
 from tuner.lowering.sines import SINES_EXPANDED
 from tuner.tvm_compat import register_pipeline, tirx, tvm, tvm_ffi
 
 PIPELINE = "pitchpipe_cpu"
-"""Name of TVM's pipeline with this pass at its end, and before it those of dot_products.py, sines.py and long_values.py, for
-`tirx.build`, `tvm.compile` and `generate_unchecked`."""
+"""Name of TVM's pipeline with the pass of narrow_indices.py before it, and behind it those of dot_products.py, sines.py and
+long_values.py and this one, for `tirx.build`, `tvm.compile` and `generate_unchecked`."""
 MOST_BYTES = 2048
 """Of a buffer on the stack: what the 32 vector registers of AVX-512 hold."""
 VERSION = 1
@@ -42,5 +43,7 @@ def _function(function: Any, _mod: Any, _context: Any) -> Any:
 
 _SMALL_ON_STACK = tirx.transform.prim_func_pass(_function, opt_level=0, name="pitchpipe.SmallBuffersOnStack")
 register_pipeline(
-    PIPELINE, tvm.transform.Sequential([INSTRUCTED, SINES_EXPANDED, LONG_VALUES_IN_BUFFERS, _SMALL_ON_STACK])
+    PIPELINE,
+    NARROW_INDICES,
+    tvm.transform.Sequential([INSTRUCTED, SINES_EXPANDED, LONG_VALUES_IN_BUFFERS, _SMALL_ON_STACK]),
 )
