@@ -3,7 +3,8 @@
     python benchmarks/false_wins.py --json > benchmarks/results/false_wins.json
     python benchmarks/false_wins.py --target cuda --seconds 240 --json > benchmarks/results/false_wins_cuda.json
 
-`--workers 8` compares on eight parts of the cores at a time, and on as many GPUs as there are, one for each worker in turn.
+`--workers 8` compares on eight parts of the cores at a time, each with a rule of quiet of its own (tuner/measure/quiet.py),
+and on as many GPUs as there are, one for each worker in turn.
 
 10,000 pairs (`--quick`: 4 of each program) over programs of about 5 us to 5 ms on all cores, or of 3 to 700 us on a GPU,
 some of them bound by memory. Both sides are one program under its schedule: the baseline's trace, and the same trace after
@@ -27,6 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from environment import environment, parser, show, target_here
@@ -36,6 +38,7 @@ from pitchpipe.wire.lease import Purpose
 from pitchpipe.wire.measure import Candidate, MeasureConfig, Timed
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Task, Workload
+from tuner.measure import quiet
 from tuner.measure.timing import CONFIRM_PROCESSES, median_interval
 from tuner.tuning.confirm import MeasuredBatch, choose_best
 from workers.device import detect_target, fingerprint, toolchain
@@ -228,20 +231,22 @@ def of_one_worker(
     os.sched_setaffinity(0, cores)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    target = detect_target(kind)
-    device, line = fingerprint(target.kind).device_class, toolchain(target).key
-    shares, per_batch = SHARES[kind], PAIRS_PER_BATCH[kind]
     told = {}
-    with Sandbox(target) as sandbox:
-        for task in programs(target):
-            found: list[dict[str, Any]] = []
-            started = time.monotonic()
-            until = started + shares[task.name] * seconds
-            before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
-            while (left := budget[task.name] - len(found)) > 0 and time.monotonic() < until:
-                found += pairs(sandbox, task, min(left, per_batch), device, line)
-            repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
-            told[task.name] = found, repeated, time.monotonic() - started
+    with TemporaryDirectory() as own:
+        os.environ[quiet.ENVIRONMENT] = f"{own}/quiet.lock"
+        target = detect_target(kind)
+        device, line = fingerprint(target.kind).device_class, toolchain(target).key
+        shares, per_batch = SHARES[kind], PAIRS_PER_BATCH[kind]
+        with Sandbox(target) as sandbox:
+            for task in programs(target):
+                found: list[dict[str, Any]] = []
+                started = time.monotonic()
+                until = started + shares[task.name] * seconds
+                before = sandbox.steadiness.repeated if sandbox.steadiness is not None else 0
+                while (left := budget[task.name] - len(found)) > 0 and time.monotonic() < until:
+                    found += pairs(sandbox, task, min(left, per_batch), device, line)
+                repeated = sandbox.steadiness.repeated - before if sandbox.steadiness is not None else 0
+                told[task.name] = found, repeated, time.monotonic() - started
     return told
 
 

@@ -384,6 +384,16 @@ def test_what_gains_nothing_has_a_part_of_the_share_while_workers_would_wait(spe
     assert [purpose for _, purpose, _ in scene.measurer.submitted].count(Purpose.CONFIRM) == confirmed
 
 
+def test_the_workers_are_counted_once_a_step_however_many_tasks_there_are() -> None:
+    """Counting them asks the database."""
+    scene = in_time(20.0, fake_task("a"), *(fake_task(f"fixed{i}", kind=TaskKind.FIXED) for i in range(40)))
+    asked: list[None] = []
+    scene.measurer.parallel = lambda: asked.append(None) or 1
+    for at in range(5):
+        scene.loop.step(1.0 + at / 10)
+    assert len(asked) == 5
+
+
 def test_confirming_runs_that_nobody_has_begun_when_all_seconds_are_spent_are_withdrawn_and_the_job_ends():
     scene = in_time(20.0, fake_task("a", flops=0.0), fake_task("b", flops=0.0), slow=(Purpose.CONFIRM,))
     for elapsed in (1.0, 1.1, 1.2, 19.9):

@@ -117,6 +117,7 @@ class TuningLoop:
         self.replay_only = replay_only
         self._replaying = dict(replaying or {})
         self._searches: list[_Search] = []
+        self._workers = 1
         self._crashes = [0] * len(tasks)
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
@@ -139,6 +140,7 @@ class TuningLoop:
 
     def step(self, elapsed_secs: float) -> bool:
         """Passes on everything that has finished; True when the job is complete. Raises what searches keep dying of."""
+        self._workers = self.measurer.parallel()
         for batch in self.measurer.collect():
             self._cost.observe(self.tasks[batch.task], batch)
             if batch.purpose.charged:
@@ -200,7 +202,7 @@ class TuningLoop:
         seconds for trials are spent, a worker that is free takes the task that is worth most then."""
         if self.ledger.seconds_limit is None:
             return True
-        workers = self.measurer.parallel()
+        workers = self._workers
         if len(self._confirming) >= workers:
             return False
         measured = sum(task.batches_in_flight for task in self.ledger.tasks) - len(self._searches)
@@ -219,7 +221,7 @@ class TuningLoop:
         """What is left of the share of a budget in seconds that confirming has, in seconds of the job."""
         if self.ledger.seconds_limit is None:
             return math.inf
-        spent_secs = self._cost.spent_secs / self.measurer.parallel()
+        spent_secs = self._cost.spent_secs / self._workers
         return max(0.0, CONFIRMING_SHARE * self.ledger.seconds_limit - spent_secs)
 
     def _keep_time(self, elapsed_secs: float) -> None:
@@ -229,7 +231,7 @@ class TuningLoop:
         # The first counts twice until a run has told what they take: what ends late decides nothing.
         first = [] if self._cost.spent_secs else self._to_confirm[:1]
         to_come = [self.tasks[i] for i in (*left, *first)]
-        self._needed_secs = self._cost.secs(to_come, self.measurer.parallel(), slowness)
+        self._needed_secs = self._cost.secs(to_come, self._workers, slowness)
         self.ledger.held_secs = min(self._needed_secs, self._share_secs)
         if not (self.ledger.time_up(elapsed_secs) or self._gains_too_little(elapsed_secs)):
             return
