@@ -21,11 +21,12 @@ from tuner.ingest.torch_export import from_torch  # noqa: E402  # needs torch
 
 
 class Spectrum(torch.nn.Module):  # type: ignore[misc]
-    """Products with the matrices of a Fourier transform, which are constants, behind a product with a weight or alone."""
+    """Products with the matrices of a Fourier transform of a prime extent, which are constants, behind a product with a weight or
+    alone."""
 
     def __init__(self, weight: bool) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(128, 128) if weight else torch.nn.Identity()
+        self.first = torch.nn.Linear(127, 127) if weight else torch.nn.Identity()
 
     def forward(self, x: Any) -> Any:
         found = torch.fft.rfft(self.first(x))
@@ -34,7 +35,7 @@ class Spectrum(torch.nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("weight", [True, False])
 def test_a_constant_is_laid_out_when_weights_are_bound(weight: bool) -> None:
-    module, x = Spectrum(weight), torch.randn(32, 128)
+    module, x = Spectrum(weight), torch.randn(32, 127)
     data, weights = from_torch(module.eval(), (x,))
     ingested = read_relax(data, DEFAULT_LIMITS)
     finished = schedule_model(ingested, TARGET, {}, defaults=unchecked).module

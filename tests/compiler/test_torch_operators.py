@@ -91,6 +91,23 @@ class Of(nn.Module):  # type: ignore[misc,name-defined]
         return self.function(*tensors)
 
 
+def there_and_back(x: Any) -> Any:
+    """Transforms of a whole and a half spectrum, some of whose frequencies are left out or not given, and their inverses."""
+    extent = x.shape[-1]
+    half, whole = torch.fft.rfft(x), torch.fft.fft(torch.complex(x, x.flip(-1)), norm="ortho")
+    kept = torch.fft.irfft(half[:, : extent // 3], n=extent)
+    others = torch.fft.irfft(half, n=extent - 1), torch.fft.ifft(whole, n=extent + 30).imag, torch.fft.hfft(half)
+    return half.real, half.imag, whole.real, whole.imag, torch.fft.irfft(half, n=extent), kept, *others
+
+
+def long_axes(x: Any) -> Any:
+    """As a neural operator has it: a half spectrum of two axes, most of it left out."""
+    found = torch.fft.rfft2(x, dim=(0, 2), norm="ortho")
+    some = torch.zeros_like(found)
+    some[:12, :, :12] = found[:12, :, :12] * (0.5 + 1j)
+    return torch.fft.irfft2(some, s=(400, 384), dim=(0, 2), norm="ortho"), torch.fft.fft2(x, dim=(-1, 0)).real
+
+
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 RIGHT: dict[str, Of] = {
     "a result twice, an input and a constant": Of(lambda x: (x, x * 2, x, torch.ones(3)), X),
@@ -103,6 +120,19 @@ RIGHT: dict[str, Of] = {
     "several types": Of(lambda x, n: (x + n, n / 2, n * 2.5, x > n), X, torch.arange(6)),
     "a Fourier transform": Of(lambda x: torch.fft.fftn(x, dim=(0, 1)).real, X),
     "angles of frequencies that are real": Of(lambda x: torch.fft.rfft(torch.cat([x, -x])).angle(), X),
+    **{
+        f"a Fourier transform of {extent}, and back": Of(
+            there_and_back, torch.cos(torch.arange(3.0 * extent)).view(3, -1)
+        )
+        for extent in (96, 384, 390, 399, 398, 450, 401)
+    },
+    "a Fourier transform of long axes": Of(long_axes, torch.sin(torch.arange(400.0 * 2 * 384)).view(400, 2, 384)),
+    "angles of a long transform's ends": Of(
+        lambda x: torch.stack(
+            [torch.fft.rfft(y.repeat(1, n // 6))[:, :: n // 2].angle() for y in (x, -x) for n in (390, 384)]
+        ),
+        X,
+    ),
     "a slope that only training draws": Of(lambda x: functional.rrelu(x, 0.1, 0.4) * 2, X),
     "one number in half precision": Of(lambda x: x + torch.full_like(x.bfloat16(), 0.5).float(), X),
     "extrema and their places": Of(lambda x: (*x.max(1), *x.min(0), x.argmax()), X),
