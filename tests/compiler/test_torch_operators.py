@@ -124,12 +124,12 @@ RIGHT: dict[str, Of] = {
         f"a Fourier transform of {extent}, and back": Of(
             there_and_back, torch.cos(torch.arange(3.0 * extent)).view(3, -1)
         )
-        for extent in (96, 384, 390, 399, 398, 450, 401)
+        for extent in (96, 192, 198, 210, 399, 398, 401)
     },
     "a Fourier transform of long axes": Of(long_axes, torch.sin(torch.arange(400.0 * 2 * 384)).view(400, 2, 384)),
     "angles of a long transform's ends": Of(
         lambda x: torch.stack(
-            [torch.fft.rfft(y.repeat(1, n // 6))[:, :: n // 2].angle() for y in (x, -x) for n in (390, 384)]
+            [torch.fft.rfft(y.repeat(1, n // 6))[:, :: n // 2].angle() for y in (x, -x) for n in (198, 384)]
         ),
         X,
     ),

@@ -11,6 +11,7 @@ from tuner.ingest.aten import (  # noqa: F401  # modules register their converte
     binary,
     complex,
     factorisations,
+    fourier,
     gamma,
     grouped,
     histograms,

@@ -1,18 +1,12 @@
-"""Complex numbers between a program's real inputs and outputs: two real tensors, followed while a graph is converted.
-
-Fourier transforms of static extents are products with constant matrices. Long ones are two short ones and a rotation between
-them (Cooley and Tukey, 1965): of an extent a b, an element costs a + b multiplications in place of a b.
-"""
+"""Complex numbers between a program's real inputs and outputs: two real tensors, followed while a graph is converted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, is_tensor, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, is_tensor, shape_of, wide
 from tuner.tvm_compat import relax
 
 op = relax.op
@@ -217,167 +211,6 @@ def logarithm(to: Emitter, x: Pair) -> Pair:
 def exponential(to: Emitter, x: Pair) -> Pair:
     length = to.emit(op.exp(x.re))
     return Pair(to.emit(op.multiply(length, op.cos(x.im))), to.emit(op.multiply(length, op.sin(x.im))))
-
-
-# Fourier transforms
-
-LEAST_DIVIDED = 384
-"""A shorter transform is one product. On CPUs two are faster from 192 on, but a GPU, for which a graph is imported by the
-same rule, starts ten kernels in place of two."""
-WORTH_DIVIDING = 2
-"""Two products and what is between them are worth it where they multiply so many times less."""
-NO_WAVE = 1e-12
-"""A sine or cosine below it is the rounding of pi; of a real one 1e-12 is the extent of six trillion."""
-
-
-def _scale(kind: int, count: int) -> float:
-    """Of PyTorch's normalizations: none, by the root of the number of elements, by that number."""
-    return (1.0, 1 / math.sqrt(count), 1.0 / count)[kind]
-
-
-def _waves(rows: int, columns: int, extent: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of sign * 2 pi r c / extent; the product is reduced before it is rounded.
-
-    At multiples of a right angle they are 0 where they should be, not the rounding of pi: real inputs have real sums there,
-    whose angle would otherwise be pi or -pi by chance.
-    """
-    angles = (np.outer(np.arange(rows), np.arange(columns)) % extent) * (sign * 2 * math.pi / extent)
-    cos, sin = (np.where(np.abs(wave) < NO_WAVE, 0.0, wave) for wave in (np.cos(angles), np.sin(angles)))
-    return cos, sin
-
-
-def _along(to: Emitter, x: Any, dim: int, matrix: np.ndarray) -> Any:
-    """The product of an axis with a matrix [extent, new extent]."""
-    rank = len(shape_of(x))
-    axes = [axis for axis in range(rank) if axis != dim] + [dim]
-    moved = to.permute(x, axes)
-    found = to.emit(op.matmul(moved, to.const(matrix, dtype_of(x))))
-    return to.permute(found, np.argsort(axes).tolist())
-
-
-def _turned(
-    to: Emitter, x: Pair | Any, by: Callable[[Any, np.ndarray], Any], waves: tuple[np.ndarray, np.ndarray]
-) -> Pair:
-    """x, real or not, times cos + i sin, where `by` multiplies a real tensor with a real constant."""
-    cos, sin = waves
-    if not isinstance(x, Pair):
-        return Pair(by(x, cos), by(x, sin))
-    return Pair(
-        to.emit(op.subtract(by(x.re, cos), by(x.im, sin))),
-        to.emit(op.add(by(x.re, sin), by(x.im, cos))),
-    )
-
-
-def _transformed(to: Emitter, x: Pair | Any, dims: Sequence[int], forward: bool) -> Pair | Any:
-    """x, real or not, transformed along the axes."""
-    for dim in dims:
-        extent = shape_of(x.re if isinstance(x, Pair) else x)[dim]
-        x = _transformed_along(to, x, dim, extent, extent, -1 if forward else 1)
-    return x
-
-
-def _transformed_along(to: Emitter, x: Pair | Any, dim: int, extent: int, wanted: int, sign: int) -> Pair:
-    """x, real or not, transformed along an axis as if zeros followed up to `extent`: the first `wanted` frequencies."""
-    shape = shape_of(x.re if isinstance(x, Pair) else x)
-    rank, given = len(shape), shape[dim]
-    slow = _first_of_two(extent)
-    if slow == 1:
-        return _turned(to, x, lambda part, wave: _along(to, part, dim, wave), _waves(given, wanted, extent, sign))
-    # Place n is fast p + q with p < slow and q < fast, frequency k is r + slow s with r < slow and s < fast, and n k is
-    # fast p r + q r + slow q s modulo the extent. Places from `given` on are zero, so that the last p are left out.
-    fast = extent // slow
-    rows, columns = -(-given // fast), -(-wanted // slow)
-    outer = [axis for axis in range(rank) if axis != dim]
-    axes, before = [*outer, dim], [shape[axis] for axis in outer]
-    back = np.argsort(axes).tolist()
-
-    def in_two(part: Any) -> Any:
-        moved = to.permute(part, axes)
-        if rows * fast > given:
-            moved = to.emit(op.nn.pad(moved, [*[0] * (2 * rank - 1), rows * fast - given]))
-        return to.emit(op.reshape(moved, (*before, rows, fast)))
-
-    def times(part: Any, wave: np.ndarray) -> Any:
-        return to.emit(op.matmul(to.const(wave, dtype_of(part)), part))
-
-    def rotated(part: Any, wave: np.ndarray) -> Any:
-        return to.emit(op.multiply(part, to.const(wave, dtype_of(part))))
-
-    def in_one(part: Any) -> Any:
-        whole = to.emit(op.reshape(part, (*before, columns * slow)))
-        some = to.emit(op.strided_slice(whole, [rank - 1], [0], [wanted])) if columns * slow > wanted else whole
-        return to.permute(some, back)
-
-    x = _turned(to, _each(x, in_two), times, _waves(slow, rows, slow, sign))
-    x = _turned(to, x, rotated, _waves(slow, fast, extent, sign))
-    x = _each(x, lambda part: to.permute(part, [*range(rank - 1), rank, rank - 1]))
-    return Pair(*map(in_one, _turned(to, x, times, _waves(columns, fast, fast, sign))))
-
-
-def _each(x: Pair | Any, change: Callable[[Any], Any]) -> Pair | Any:
-    """A change of a real tensor, or of both parts."""
-    return Pair(change(x.re), change(x.im)) if isinstance(x, Pair) else change(x)
-
-
-def _first_of_two(extent: int) -> int:
-    """The largest divisor up to the root of an extent of which two transforms in turn are cheaper than one; else 1.
-
-    What it leaves of an even extent is even: then no rotation stands between a real input and its middle frequency, which
-    is real as well.
-    """
-    for slow in range(math.isqrt(extent), 1, -1):
-        fast = extent // slow
-        if extent % slow == 0 and (extent % 2 or fast % 2 == 0):
-            return slow if extent >= LEAST_DIVIDED and WORTH_DIVIDING * (slow + fast) <= extent else 1
-    return 1
-
-
-def _scaled(to: Emitter, x: Pair, factor: float) -> Pair:
-    if factor == 1:
-        return x
-    number = to.const(factor, dtype_of(x.re))
-    return Pair(to.emit(op.multiply(x.re, number)), to.emit(op.multiply(x.im, number)))
-
-
-def _count(x: Any, dims: Sequence[int]) -> int:
-    return math.prod(shape_of(x)[dim] for dim in dims)
-
-
-@of_complex("_fft_c2c.default")
-def complex_to_complex(to: Emitter, x: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
-    dims = [axis % len(to.shape) for axis in dim]
-    return _scaled(to, _transformed(to, x, dims, forward), _scale(normalization, _count(x.re, dims)))
-
-
-@of_complex("_fft_r2c.default")
-def real_to_complex(to: Emitter, x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
-    dims = [axis % len(to.shape) for axis in dim]
-    last = dims[-1]
-    extent = shape_of(x)[last]
-    found = _transformed_along(to, x, last, extent, extent // 2 + 1 if onesided else extent, -1)
-    return _scaled(to, _transformed(to, found, dims[:-1], True), _scale(normalization, _count(x, dims)))
-
-
-@of_complex("_fft_c2r.default")
-def complex_to_real(to: Emitter, x: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
-    """The last axis holds half of a spectrum whose other half is its conjugate."""
-    dims = [axis % len(to.shape) for axis in dim]
-    last = dims[-1]
-    x = _transformed(to, x, dims[:-1], False)
-    extent, half = last_dim_size, last_dim_size // 2 + 1
-    have = min(shape_of(x.re)[last], half)
-    times = np.full(have, 2.0 * _scale(normalization, _count(x.re, dims[:-1]) * extent))
-    times[0] /= 2
-    if extent % 2 == 0 and have == half:
-        times[half - 1] /= 2
-    rank = len(to.shape)
-    weights = times.reshape([-1 if axis == last else 1 for axis in range(rank)])
-
-    def weighted(part: Any) -> Any:
-        some = to.emit(op.strided_slice(part, [last], [0], [have])) if shape_of(part)[last] > have else part
-        return to.emit(op.multiply(some, to.const(weights, dtype_of(part))))
-
-    return _transformed_along(to, Pair(weighted(x.re), weighted(x.im)), last, extent, extent, 1).re
 
 
 @converter("angle.default")
