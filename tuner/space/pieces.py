@@ -66,7 +66,7 @@ def spread_pieces(schedule: Any, block: Any, target: Target) -> bool:
     else:
         within = math.gcd(found.size, lanes)
         if over is spatial[-1] and within * element_bits(definition) >= FEWEST_VECTOR_BITS:
-            # LLVM would do it, too, and takes half a minute over 64 pieces.
+            # LLVM would do it, too, and takes eleven seconds over 64 pieces.
             over, vector = schedule.split(over, factors=[None, within])
             schedule.vectorize(vector)
         schedule.annotate(over, HINT, 1)

@@ -118,6 +118,7 @@ class TuningLoop:
         self._replaying = dict(replaying or {})
         self._searches: list[_Search] = []
         self._workers = 1
+        """Counted in each step, once: counting asks the database."""
         self._crashes = [0] * len(tasks)
         self._deaths, self._answered = 0, False
         self._confirmations = [0] * len(tasks)
