@@ -105,10 +105,13 @@ tvm_ffi.Array.__iter__ = _iterate
 
 IRModule: Any = tvm.IRModule
 PrimFunc: Any = tirx.PrimFunc
+PARTITION_HINT = "pragma_loop_partition_hint"
+"""Annotation of a loop that TVM's LoopPartition divides where the answers to its body's questions change."""
 SYMBOL_PREFIX = "__tvm_ffi_"
 """Of a tensor function's symbol in machine code."""
 
 __all__ = [
+    "PARTITION_HINT",
     "SYMBOL_PREFIX",
     "IRModule",
     "PrimFunc",

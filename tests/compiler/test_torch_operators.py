@@ -126,6 +126,17 @@ RIGHT: dict[str, Of] = {
         )
         for extent in (96, 192, 198, 210, 399, 398, 401)
     },
+    "a Fourier transform of one row": Of(
+        lambda x: (torch.fft.rfft(x).abs(), torch.fft.irfft(torch.fft.fft(x))), torch.cos(torch.arange(384.0))
+    ),
+    **{
+        f"the real ends of half a Fourier transform of {extent}": Of(
+            lambda x, n: torch.fft.irfft(torch.complex(x, x + n), n=2 * x.shape[-1] - 2),
+            torch.linspace(-1, 1, extent // 2 + 1),
+            torch.tensor([1e9] + [0.0] * (extent // 2 - 1) + [1e9]),
+        )
+        for extent in (10, 210, 384)
+    },
     "a Fourier transform of long axes": Of(long_axes, torch.sin(torch.arange(400.0 * 2 * 384)).view(400, 2, 384)),
     "angles of a long transform's ends": Of(
         lambda x: torch.stack(

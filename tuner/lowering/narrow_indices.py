@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.tvm_compat import IRModule, structural_walk, tirx
+from tuner.tvm_compat import PARTITION_HINT, IRModule, structural_walk, tirx
 
-HINT = "pragma_loop_partition_hint"
-"""Annotation of a loop that is to be divided where the answers to its body's questions change."""
 _MAIN = "main"
 
 
 def _function(function: Any, _mod: Any, _context: Any) -> Any:
     found: list[Any] = []
-    structural_walk(function.body, (tirx.For, lambda loop: found.extend([loop] * (HINT in loop.annotations))))
+    structural_walk(function.body, (tirx.For, lambda loop: found.extend([loop] * (PARTITION_HINT in loop.annotations))))
     if not found:
         return function
     return tirx.transform.ForceNarrowIndexToInt32()(IRModule({_MAIN: function}))[_MAIN]

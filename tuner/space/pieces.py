@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.wire.target import Target
-from tuner.lowering.narrow_indices import HINT
 from tuner.space.access import element_bits, spatial_axes
 from tuner.space.processor import VectorUnit
 from tuner.space.rowwise import worth_parallelizing
 from tuner.space.spread import axis_loops, fuse_outer
-from tuner.tvm_compat import ir, structural_walk, sym, tirx, tvm_ffi, uses
+from tuner.tvm_compat import PARTITION_HINT, ir, structural_walk, sym, tirx, tvm_ffi, uses
 
 MOST_PIECES = 64
 """Each is a loop of its own in the code."""
@@ -69,7 +68,7 @@ def spread_pieces(schedule: Any, block: Any, target: Target) -> bool:
             # LLVM would do it, too, and takes eleven seconds over 64 pieces.
             over, vector = schedule.split(over, factors=[None, within])
             schedule.vectorize(vector)
-        schedule.annotate(over, HINT, 1)
+        schedule.annotate(over, PARTITION_HINT, 1)
     outer = fuse_outer(schedule, spatial[: found.axis], target)
     if worth_parallelizing(math.prod(extents), lanes):
         schedule.parallel(outer)

@@ -176,15 +176,14 @@ def complex_to_real(to: Emitter, x: Pair, dim: Sequence[int], normalization: int
     x = _transformed(to, x, dims[:-1], False)
     extent, half = last_dim_size, last_dim_size // 2 + 1
     have = min(shape_of(x.re)[last], half)
-    times = np.full(have, 2.0 * _scale(normalization, _count(x.re, dims[:-1]) * extent))
-    times[0] /= 2
-    if extent % 2 == 0 and have == half:
-        times[half - 1] /= 2
-    rank = len(to.shape)
-    weights = times.reshape([-1 if axis == last else 1 for axis in range(rank)])
+    ends = [0, half - 1] if extent % 2 == 0 and have == half else [0]  # These are real, whatever is given.
+    times = np.full((2, have), 2.0 * _scale(normalization, _count(x.re, dims[:-1]) * extent))
+    times[0, ends], times[1, ends] = times[0, ends] / 2, 0.0
+    shape = [-1 if axis == last else 1 for axis in range(len(to.shape))]
 
-    def weighted(part: Any) -> Any:
+    def weighted(part: Any, factors: np.ndarray) -> Any:
         some = to.emit(op.strided_slice(part, [last], [0], [have])) if shape_of(part)[last] > have else part
-        return to.emit(op.multiply(some, to.const(weights, dtype_of(part))))
+        return to.emit(op.multiply(some, to.const(factors.reshape(shape), dtype_of(part))))
 
-    return _transformed_along(to, Pair(weighted(x.re), weighted(x.im)), last, extent, extent, 1, real=True)
+    spectrum = Pair(*map(weighted, x, times))
+    return _transformed_along(to, spectrum, last, extent, extent, 1, real=True)
