@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import InvalidInput
-from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.cores import with_tvm_threads
 from pitchpipe.run_function import ALIGNMENT, RunFunction, aligned
 from pitchpipe.target_kind import Step
 from pitchpipe.wire.target import Target
@@ -284,8 +284,8 @@ def _copied(result: Any) -> Any:
 
 
 def _runtime(target: Target) -> Any:
-    """TVM with its thread count set before first use: on its own it would use half of the cores (see docs/operations.md)."""
-    os.environ.setdefault("TVM_NUM_THREADS", str(target.num_cores or usable_cores()))
+    """TVM with its threads told before first use: on its own it would use half of the cores (see docs/operations.md)."""
+    os.environ.update(with_tvm_threads(os.environ, target.num_cores))
     if "torch" in sys.modules:
         return importlib.import_module("tvm")
     sys.modules["torch"] = None  # type: ignore[assignment]  # TVM would import an installed torch: 2 s for nothing

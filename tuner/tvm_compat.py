@@ -3,7 +3,8 @@
 What importing this module does, once per process, and why:
 
 * `TVM_NUM_THREADS` is set to the number of cores this process may use, unless it is set already. TVM's runtime
-  believes that every x86 core is a hyper-thread and would use half of them.
+  believes that every x86 core is a hyper-thread and would use half of them. `TVM_BIND_THREADS` is 0 unless there is a
+  thread for each core of the machine: TVM binds to its first cores, whichever the process may use.
 * torch is kept out: TVM imports torch when it is installed (2 s) and needs it only for zero-copy exchange. A process
   that imported torch before keeps it; importing torch afterwards works and exchanges through DLPack.
 * The package `tvm.s_tir.tensor_intrin` is replaced by an empty one with the same path. Its `__init__` parses the
@@ -30,13 +31,13 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from pitchpipe.errors import InvalidModel
-from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.cores import with_tvm_threads
 from pitchpipe.target_kind import HOST, kind_named, kind_of
 from pitchpipe.wire.target import Target, Toolchain
 
 
 def _import_tvm() -> Any:
-    os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
+    os.environ.update(with_tvm_threads(os.environ))
     hide_torch = "torch" not in sys.modules
     if hide_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]  # the import system's word for "not installed"

@@ -16,7 +16,7 @@ from pitchpipe.cli.options import HERE
 from pitchpipe.cli.tables import show
 from pitchpipe.deploy.artifact import cache_dir
 from pitchpipe.errors import InvalidInput
-from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.cores import usable_cores, with_tvm_threads
 from pitchpipe.processes.plugins import MissingExtra, step
 from pitchpipe.wire._base import Wire
 
@@ -63,6 +63,7 @@ def _of_commands() -> Iterator[Setting]:
         "PITCHPIPE_TRUSTED_KEYS": str(trusted_folder()),
         "PITCHPIPE_QUIET_LOCK": "one per user in the temporary folder",
         "TVM_NUM_THREADS": f"{usable_cores()}, the cores that this process may use",
+        "TVM_BIND_THREADS": f"{with_tvm_threads({})['TVM_BIND_THREADS']}, 1 with a thread for each core of the machine",
     }
     for name, default in defaults.items():
         given = os.environ.get(name)

@@ -29,7 +29,7 @@ from pitchpipe.deploy.identity import machine_key, read_json, write_json
 from pitchpipe.errors import ArtifactRefused, NotFound, WrongResult
 from pitchpipe.model.comparison import Agreement
 from pitchpipe.model.reference import NoSource, Source
-from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.cores import with_tvm_threads
 from pitchpipe.processes.launch import Completed, run
 from pitchpipe.wire._base import Digest, Instant, Wire
 from pitchpipe.wire.comparison import Comparison, not_compared
@@ -142,9 +142,9 @@ def _tried(folder: Path, timeout_secs: float, evidence: Evidence | Comparison | 
             evidence.write(Path(scratch))
             arguments.append(scratch)
             timeout_secs *= 1 + len(evidence.expected.inputs)
-        threads = {"TVM_NUM_THREADS": str(manifest.target.num_cores or usable_cores())}  # as pitchpipe/vm.py has it
+        environment = with_tvm_threads(os.environ, manifest.target.num_cores)  # as pitchpipe/vm.py has it
         try:
-            ended = run(f"{__name__}:main", *arguments, timeout_secs=timeout_secs, environment=threads | os.environ)
+            ended = run(f"{__name__}:main", *arguments, timeout_secs=timeout_secs, environment=environment)
         except TimeoutError:
             detail = f"the proof run was still going after {timeout_secs:.0f} s"
         else:

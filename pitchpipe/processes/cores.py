@@ -1,9 +1,10 @@
-"""How many cores this process may use: fewer than the machine has where an affinity mask or a container says so."""
+"""Which cores this process may use, fewer than the machine has where an affinity mask or a container says so, and what TVM
+is told of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -16,9 +17,26 @@ def usable_cores(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
 
     `membership` and `mount` are for tests: see `processor_quota`.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(allowed_cores())
     quota = processor_quota(membership, mount)
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def allowed_cores() -> set[int]:
+    """The numbers of the cores of the affinity mask."""
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def with_tvm_threads(environment: Mapping[str, str], threads: int | None = None) -> dict[str, str]:
+    """The environment variables and, where they are absent, those that TVM reads when it starts its threads: how many they
+    are, by default one for each usable core, and whether TVM binds each to a core.
+
+    TVM binds to the first cores of the machine, outside of the affinity mask too: of eight processes with two threads each,
+    all would compute on the same two cores. So it binds only where there is a thread for each core of the machine.
+    """
+    told = {"TVM_NUM_THREADS": str(threads or usable_cores()), **environment}
+    whole = told["TVM_NUM_THREADS"] == str(os.cpu_count()) == str(len(allowed_cores()))
+    return {"TVM_BIND_THREADS": str(int(whole)), **told}
 
 
 def processor_quota(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> float | None:

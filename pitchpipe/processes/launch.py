@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from pitchpipe.processes.cores import usable_cores
+from pitchpipe.processes.cores import with_tvm_threads
 from pitchpipe.processes.process import FORK, FORK_WITH_TORCH, Executed, Forked, Process, number, readable
 
 START_SECS = 180.0
@@ -138,8 +138,7 @@ def launch(
         "function": function,
         "arguments": list(arguments),
         # What tuner/tvm_compat.py sets where it is imported, and for a fork that was elsewhere.
-        "environment": {"TVM_NUM_THREADS": str(usable_cores())}
-        | dict(os.environ if environment is None else environment),
+        "environment": with_tvm_threads(os.environ if environment is None else environment),
         "folder": str(folder or Path.cwd()),
         "path": None if isolated else [str(Path(entry or ".").absolute()) for entry in sys.path],
         "niceness": os.nice(0),

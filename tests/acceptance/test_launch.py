@@ -114,6 +114,7 @@ def test_a_child_has_what_it_is_given_and_no_more(kind: type[Process], tmp_path:
         found = told("bodies:tell", 3, {"a": [1]}, environment={"A": SECRET}, folder=tmp_path)
     assert found["arguments"] == [3, {"a": [1]}]
     assert found["environment"].pop("TVM_NUM_THREADS")
+    assert found["environment"].pop("TVM_BIND_THREADS")
     found["environment"].pop("LC_CTYPE", None)  # Python sets it when it is started without a locale.
     assert found["environment"] == {"A": SECRET}
     assert found["folder"] == str(tmp_path)

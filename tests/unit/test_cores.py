@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pitchpipe.processes.cores import processor_quota, usable_cores
+from pitchpipe.processes import cores
+from pitchpipe.processes.cores import processor_quota, usable_cores, with_tvm_threads
 
 
 def machine(folder: Path, membership: str, files: dict[str, str]) -> tuple[Path, Path]:
@@ -70,3 +71,29 @@ def test_where_there_is_no_mask_all_cores_are_usable(tmp_path: Path, monkeypatch
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert usable_cores(*machine(tmp_path, "0::/\n", {})) == 6
+
+
+@pytest.mark.parametrize(
+    ("mask", "given", "threads", "expected"),
+    [
+        (range(8), {}, None, ("8", "1")),
+        (range(8), {}, 2, ("2", "0")),
+        (range(8), {"TVM_NUM_THREADS": "2"}, 8, ("2", "0")),
+        (range(8), {"TVM_BIND_THREADS": "1"}, 2, ("2", "1")),
+        (range(4, 8), {}, 4, ("4", "0")),
+        (range(4, 8), {}, 8, ("8", "0")),
+    ],
+)
+def test_tvm_binds_threads_only_where_there_is_one_for_each_core_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    mask: range,
+    given: dict[str, str],
+    threads: int | None,
+    expected: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(cores, "allowed_cores", lambda: set(mask))
+    monkeypatch.setattr(cores, "usable_cores", lambda: len(mask))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    found = with_tvm_threads({"A": "1", **given}, threads)
+    assert (found["TVM_NUM_THREADS"], found["TVM_BIND_THREADS"]) == expected
+    assert found["A"] == "1"

@@ -28,7 +28,7 @@ import numpy as np
 
 from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
 from tuner.graph.epilogue import epilogue_step
-from tuner.graph.half_precision import HALF, SUM
+from tuner.graph.one_function import HALF, SUMS
 from tuner.tvm_compat import relax, te, tirx, topi
 
 _LAYOUT = {1: "NWC", 2: "NHWC"}
@@ -85,7 +85,7 @@ def _epilogue(def_use: DefUse, variable: Any) -> list[Any]:
     """The element-wise calls that follow, one on the result of the other, with an operand for each channel at most."""
     steps: list[Any] = []
     while def_use.has_one_use(variable):
-        variable = def_use.last_users[variable]
+        variable = def_use.users[variable][-1]
         call = def_use.values.get(variable)
         step = None if call is None else epilogue_step(def_use, call)
         if step is None or (step.operand is not None and any(n != 1 for n in (static_shape(step.operand) or [0])[:-1])):
@@ -144,7 +144,7 @@ def _sum_of_phases(x: Any, weight: Any, shape: list[int], strides: list[int], be
         moved = [(each + pad) // step for each, pad, step in zip(phase, before, strides, strict=True)]
         at = [p + m + tap for p, m, tap in zip(place, moved, reduced, strict=True)]
         factors = padded[(image, *at, channel)], weight[(*phase, *reduced, channel, output)]
-        left, right = (each.astype(SUM) for each in factors) if str(x.dtype) in HALF else factors
+        left, right = (each.astype(SUMS) for each in factors) if str(x.dtype) in HALF else factors
         return te.sum(left * right, axis=[*reduced, channel])
 
     split = [extent for pair in zip(places, strides, strict=True) for extent in pair]
@@ -246,7 +246,7 @@ def _sum(x: Any, weight: Any, shape: list[int], attrs: Any) -> Any:
         hits = [i % stride == 0 for i, stride in zip(at, strides, strict=True) if stride > 1]
         data = tirx.if_then_else(tirx.all(*hits), read, zero) if hits else read
         factors = data, weight[(*taps, from_channel, to)]
-        left, right = (each.astype(SUM) for each in factors) if str(x.dtype) in HALF else factors
+        left, right = (each.astype(SUMS) for each in factors) if str(x.dtype) in HALF else factors
         return te.sum(left * right, axis=[*taps, channel])
 
     return te.compute(tuple(shape), product, name="transposed")

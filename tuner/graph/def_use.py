@@ -69,12 +69,9 @@ class DefUse:
     def __init__(self, function: Any) -> None:
         self.values: dict[Any, Any] = {}
         """What each variable is bound to."""
-        self.uses: dict[Any, int] = {}
-        """How many operands a variable is; the result of the function counts as one."""
         self.users: dict[Any, list[Any]] = {}
-        """The variables of the bindings that read a variable, in order; None for the result of the function."""
-        self.last_users: dict[Any, Any] = {}
-        """The last of these."""
+        """The variables of the bindings that read a variable, in order, one for each operand that it is; None for the result
+        of the function."""
         count = int((function.attrs or {}).get("num_input", 0))
         self.inputs = set(function.params[:count])
         self.weights = set(function.params[count:])
@@ -91,9 +88,7 @@ class DefUse:
 
     def _use(self, value: Any, user: Any) -> None:
         if isinstance(value, relax.Var):
-            self.uses[value] = self.uses.get(value, 0) + 1
             self.users.setdefault(value, []).append(user)
-            self.last_users[value] = user
         for part in _parts(value):
             self._use(part, user)
 
@@ -109,7 +104,7 @@ class DefUse:
 
     def has_one_use(self, expr: Any) -> bool:
         """Whether an expression is a variable that is one operand of one binding, or the result of the function."""
-        return isinstance(expr, relax.Var) and self.uses.get(expr, 0) == 1
+        return isinstance(expr, relax.Var) and len(self.users.get(expr, ())) == 1
 
     def calls(self, name: str) -> Iterator[tuple[Any, Any]]:
         """(variable, call) of every binding to a call of the operator, in order."""

@@ -36,7 +36,7 @@ def even_biases(mod: Any) -> Any:
 
 def _has_bias(def_use: DefUse, product: Any) -> bool:
     """Whether the only use of a product is a sum with one weight for each column."""
-    call: Any = def_use.values.get(def_use.last_users[product]) if def_use.has_one_use(product) else None
+    call: Any = def_use.values.get(def_use.users[product][-1]) if def_use.has_one_use(product) else None
     if op_name(call) != "relax.add" or not call.args[0].same_as(product) or not def_use.from_weights(call.args[1]):
         return False
     return static_shape(call.args[1]) == (static_shape(product) or [])[-1:]

@@ -14,7 +14,8 @@ from typing import Any
 
 from tuner.graph.convolutions import CONVOLUTIONS
 from tuner.graph.def_use import DefUse, op_name
-from tuner.graph.half_precision import SUM, is_half
+from tuner.graph.half_precision import is_half
+from tuner.graph.one_function import SUMS
 from tuner.tvm_compat import PyExprMutator, mutator, relax, with_function
 
 
@@ -36,7 +37,7 @@ class _Fold(PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return self.visit_expr_post_order(call)
         data, given = call.args[0], [self.visit_expr(each) for each in call.args]
         emit = self.builder_.emit
-        dtype = SUM if is_half(call.args[0]) else str(data.ty.dtype)
+        dtype = SUMS if is_half(call.args[0]) else str(data.ty.dtype)
         x, gamma, beta, mean, variance = (self._cast(each, dtype) for each in given)
         deviation = emit(relax.op.sqrt(emit(relax.op.add(variance, relax.const(float(call.attrs.epsilon), dtype)))))
         scale = emit(relax.op.divide(gamma if call.attrs.scale else relax.const(1.0, dtype), deviation))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, permutation, replace_calls, reshaped, static_shape
-from tuner.graph.half_precision import SUM, is_half
+from tuner.graph.half_precision import is_half
+from tuner.graph.one_function import SUMS
 from tuner.tvm_compat import Schedule, relax, te, topi
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -36,7 +37,7 @@ def fold_transposes(mod: Any) -> Any:
         if left.tensor.same_as(right.tensor):
             continue
         computed = not any(def_use.from_weights(argument) for argument in call.args)
-        last = def_use.values.get(def_use.last_users[variable]) if computed and def_use.has_one_use(variable) else None
+        last = def_use.values.get(def_use.users[variable][-1]) if computed and def_use.has_one_use(variable) else None
         axes = permutation(last)
         if axes and axes[-1] == len(axes) - 1:
             replacements[last] = _einsum(left, right, "".join((batch + "xz")[axis] for axis in axes))
@@ -114,7 +115,7 @@ def _convolution_of(call: Any, permuted: Any) -> Replacement:
         x, weight = permuted.args[0], current(call.args[1])
         placeholders = [te.placeholder(static_shape(each), str(each.ty.dtype)) for each in (x, weight)]
         attrs = call.attrs
-        dtype = SUM if is_half(call) else str(call.ty.dtype)
+        dtype = SUMS if is_half(call) else str(call.ty.dtype)
         result = topi.nn.conv2d(
             topi.transpose(placeholders[0], permutation(permuted)),
             placeholders[1],

@@ -148,7 +148,7 @@ def _on_to_product(def_use: DefUse, x: Any) -> list[Any]:
     """The variables behind x up to the product whose left operand comes from x, in order; none where there is none."""
     found: list[Any] = []
     while len(found) < MAX_EPILOGUE and def_use.has_one_use(x):
-        user = def_use.last_users[x]
+        user = def_use.users[x][-1]
         call: Any = def_use.values.get(user)
         if op_name(call) == "relax.matmul":
             is_left = call.args[0].same_as(x) and _is_of_matrices(def_use, call)
@@ -165,7 +165,7 @@ def _tail(def_use: DefUse, read: Any) -> Iterator[Any]:
     """The variables of element-wise calls behind a product, and that of a permutation if one follows, in order."""
     x = read
     for _ in range(MAX_EPILOGUE):
-        user = def_use.last_users[x] if def_use.has_one_use(x) else None
+        user = def_use.users[x][-1] if def_use.has_one_use(x) else None
         call = def_use.values.get(user)
         if permutation(call):
             yield user

@@ -22,11 +22,9 @@ from typing import Any
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls
 from tuner.graph.epilogue import BINARY, UNARY
 from tuner.graph.legalise import legalise
+from tuner.graph.one_function import HALF, SUMS
 from tuner.tvm_compat import IRModule, PrimFunc, PyExprMutator, Schedule, ir, mutator, relax, tirx, with_function
 
-HALF = frozenset(("float16", "bfloat16"))
-SUM = "float32"
-"""The type that half precision is computed in."""
 WHOLE = "whole"
 """A function of one operator and its casts."""
 PRODUCTS = frozenset(
@@ -89,9 +87,7 @@ def fold_casts(mod: Any) -> Any:
     for name in ("relax.nn.softmax", "relax.nn.log_softmax"):
         for variable, call in def_use.calls(name):
             widened = def_use.definition(call.args[0])
-            narrowed: Any = (
-                def_use.definition(def_use.last_users.get(variable)) if def_use.has_one_use(variable) else None
-            )
+            narrowed: Any = def_use.definition(def_use.users[variable][-1]) if def_use.has_one_use(variable) else None
             if op_name(widened) != "relax.astype" or op_name(narrowed) != "relax.astype":
                 continue
             if is_half(narrowed) and str(narrowed.ty.dtype) == str(widened.args[0].ty.dtype):
@@ -126,7 +122,7 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
     def visit_call_(self, call: Any) -> Any:
         name = op_name(call)
-        if name == "relax.astype" and is_half(call.args[0]) and str(call.ty.dtype) == SUM:
+        if name == "relax.astype" and is_half(call.args[0]) and str(call.ty.dtype) == SUMS:
             return self._float32(call.args[0], COMPUTED)
         if not is_half(call) or name not in COMPUTED | STAGES:
             return self.visit_expr_post_order(call)
@@ -134,7 +130,7 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if name in STAGES:
             return self._function(call, dtype)
         if name == EINSUM:
-            found = self._function(call, SUM)
+            found = self._function(call, SUMS)
         elif name in PRODUCTS:
             found = summing_in_float32(call, [self.visit_expr(each) for each in call.args])
         else:
@@ -168,9 +164,9 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def _reading_half(self, call: Any, wide: dict[Any, Any]) -> Any:
         """An element-wise operator that itself reads the operands that are not in `wide` in half precision."""
         given = [wide[each] if each in wide else self.visit_expr(each) for each in call.args]
-        function = _tensor_function(call, given, given, SUM, inlined=False)  # as casts and an operator that were fused
+        function = _tensor_function(call, given, given, SUMS, inlined=False)  # as casts and an operator that were fused
         name = op_name(call).rpartition(".")[2]
-        return relax.call_tir(self.builder_.add_func(function, name), given, relax.TensorType(call.ty.shape, SUM))
+        return relax.call_tir(self.builder_.add_func(function, name), given, relax.TensorType(call.ty.shape, SUMS))
 
     def _float32(self, expr: Any, unrounded: Collection[str]) -> Any:
         """An operand in float32: as it was before it was rounded, where this is its only use and one of the operators
@@ -179,12 +175,12 @@ class _Widen(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if not is_half(new):
             return new
         if isinstance(new, ir.GenericConst) and not new.ty.shape.values:
-            return relax.const(float(new.value.numpy()), SUM)
+            return relax.const(float(new.value.numpy()), SUMS)
         if self.def_use.has_one_use(expr) and self._origin(expr) in unrounded:
             rounding = self.lookup_binding(new)
-            if op_name(rounding) == "relax.astype" and str(rounding.args[0].ty.dtype) == SUM:
+            if op_name(rounding) == "relax.astype" and str(rounding.args[0].ty.dtype) == SUMS:
                 return rounding.args[0]
-        return self.builder_.emit(relax.op.astype(new, SUM))
+        return self.builder_.emit(relax.op.astype(new, SUMS))
 
     def _origin(self, expr: Any) -> str:
         """The operator that gives a tensor; of a tensor function's sums in float32, which were rounded, an einsum."""
@@ -209,12 +205,12 @@ def summing_in_float32(call: Any, arguments: Sequence[Any]) -> Any:
     """A product, or a convolution, of such arguments that gives its sums in float32."""
     name = op_name(call).removeprefix("relax.")
     if name == "matmul":
-        return relax.op.matmul(*arguments, out_dtype=SUM)
+        return relax.op.matmul(*arguments, out_dtype=SUMS)
     fields = ["strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout"]
     if name.endswith("_transpose"):
         fields.append("output_padding")
     given = {field: getattr(call.attrs, field) for field in fields}
-    return getattr(relax.op.nn, name.removeprefix("nn."))(*arguments, **given, out_dtype=SUM)
+    return getattr(relax.op.nn, name.removeprefix("nn."))(*arguments, **given, out_dtype=SUMS)
 
 
 def _tensor_function(
@@ -228,7 +224,7 @@ def _tensor_function(
     variables = [relax.Var(f"a{at}", each.ty) for at, each in enumerate(tensors)]
     with builder.function(WHOLE, variables):
         with builder.dataflow():
-            wide = [builder.emit(relax.op.astype(each, SUM)) if is_half(each) else each for each in variables]
+            wide = [builder.emit(relax.op.astype(each, SUMS)) if is_half(each) else each for each in variables]
             given = iter(wide)
             operands = [
                 relax.Tuple([next(given) for _ in argument.fields])
@@ -239,7 +235,7 @@ def _tensor_function(
                 for argument in arguments
             ]
             found = builder.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
-            result = builder.emit_output(found if dtype == SUM else relax.op.astype(found, dtype))
+            result = builder.emit_output(found if dtype == SUMS else relax.op.astype(found, dtype))
         builder.emit_func_output(result)
     lowered = legalise(builder.get())
     fused = _fused(lowered, variables)

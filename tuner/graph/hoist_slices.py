@@ -45,7 +45,7 @@ def _demands(def_use: DefUse) -> dict[Any, Demand]:
     found: dict[Any, Demand] = {}
     for variable, value in reversed(def_use.values.items()):
         demands = asked.get(variable, [])
-        if op_name(value) and static_shape(value) is not None and len(demands) == def_use.uses.get(variable, 0):
+        if op_name(value) and static_shape(value) is not None and len(demands) == len(def_use.users.get(variable, ())):
             first, *others = demands or [ALL]
             demand = {axis: part for axis, part in first.items() if all(other.get(axis) == part for other in others)}
             found |= {variable: demand} if demand else {}

@@ -60,7 +60,7 @@ class _Mergeable:
             return None
         chain, signatures = [call], [tuple[Any, ...]()]
         while def_use.has_one_use(variable):
-            user = def_use.last_users[variable]
+            user = def_use.users[variable][-1]
             signature = _signature(def_use, user, variable)
             if signature is None:
                 break

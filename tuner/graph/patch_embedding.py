@@ -53,7 +53,7 @@ class _Patches:
             return None
         last, bias = call, None
         if def_use.has_one_use(variable):
-            user: Any = def_use.values.get(def_use.last_users[variable])
+            user: Any = def_use.values.get(def_use.users[variable][-1])
             if op_name(user) == "relax.add" and user.args[0].same_as(variable):
                 along = static_shape(user.args[1])
                 if along in ([1, kernel[0], 1, 1], [kernel[0], 1, 1]) and def_use.from_weights(user.args[1]):

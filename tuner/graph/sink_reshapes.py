@@ -25,7 +25,7 @@ def sink_reshapes(mod: Any) -> Any:
             continue
         chain = [variable]
         while def_use.has_one_use(chain[-1]) and _follows(def_use, call, chain):
-            chain.append(def_use.last_users[chain[-1]])
+            chain.append(def_use.users[chain[-1]][-1])
         if len(chain) > 1:
             replacements[def_use.values[chain[-1]]] = _sunk(def_use, call, chain)
     return replace_calls(mod, replacements)
@@ -33,7 +33,7 @@ def sink_reshapes(mod: Any) -> Any:
 
 def _follows(def_use: DefUse, reshape: Any, chain: list[Any]) -> bool:
     """Whether the one reader of the last of a chain can be computed before the reshape, and is better computed there."""
-    call: Any = def_use.values.get(def_use.last_users[chain[-1]])
+    call: Any = def_use.values.get(def_use.users[chain[-1]][-1])
     if op_name(call) in UNARY:
         return len(call.args) == 1 and static_shape(call) is not None
     if op_name(call) not in BINARY or not def_use.has_one_use(reshape.args[0]):

@@ -33,7 +33,7 @@ def _with_views(mod: Any, *, of_inputs: bool) -> Any:
     for variable, call in def_use.calls("relax.strided_slice"):
         if not is_view(def_use, variable, of_inputs=of_inputs):
             continue
-        user = def_use.last_users.get(variable) if def_use.has_one_use(variable) else None
+        user = def_use.users[variable][-1] if def_use.has_one_use(variable) else None
         is_reshaped = isinstance(user, relax.DataflowVar) and op_name(def_use.values[user]) == "relax.reshape"
         last = def_use.values[user] if is_reshaped else call
         replacements[last] = _view(call, _offset(def_use, call), static_shape(last))

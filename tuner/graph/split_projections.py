@@ -26,7 +26,9 @@ def split_projections(mod: Any) -> Any:
         slices.setdefault(call.args[0], []).append(variable)
     replacements: dict[Any, Replacement] = {}
     for whole, parts in slices.items():
-        if def_use.uses.get(whole) != len(parts) or any(is_view(def_use, part, of_inputs=True) for part in parts):
+        if len(def_use.users.get(whole, ())) != len(parts) or any(
+            is_view(def_use, part, of_inputs=True) for part in parts
+        ):
             continue
         if (projection := _Projection.found(def_use, whole)) is not None:
             cuts = [projection.cut(def_use.values[part]) for part in parts]

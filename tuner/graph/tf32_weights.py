@@ -22,7 +22,7 @@ from tuner.graph.turned_params import Order, reading_turned
 from tuner.templates.contraction import Contraction, find_contraction
 from tuner.tvm_compat import IRModule, ir, relax, structural_walk, te, tirx, with_function
 
-HALF, MASK = 1 << 12, -(1 << 13)
+HALF_STEP, MASK = 1 << 12, -(1 << 13)
 """Half of the last bit of a fraction that is kept, and all bits that are."""
 SIGN_MASK, INFINITY = 0x7FFFFFFF, 0x7F800000
 Array = NDArray[np.float32]
@@ -145,7 +145,7 @@ def _transforming(mod: Any, kept: list[int], made: list[tuple[int, Order]]) -> A
 def nearest(values: Array) -> Array:
     """The float32 numbers that TF32 has nearest to these, halves rounded away from zero."""
     bits = values.view(np.int32)
-    return np.where(np.isnan(values), values, ((bits + HALF) & MASK).view(np.float32))
+    return np.where(np.isnan(values), values, ((bits + HALF_STEP) & MASK).view(np.float32))
 
 
 def _nearest(shape: list[int], order: Order) -> Any:
@@ -157,7 +157,7 @@ def _nearest(shape: list[int], order: Order) -> Any:
         x = weight[tuple(at[axis] for axis in range(len(order)))]
         bits = tirx.reinterpret("int32", x)
         is_number = (bits & SIGN_MASK) <= INFINITY
-        return tirx.Select(is_number, tirx.reinterpret("float32", (bits + HALF) & MASK), x)
+        return tirx.Select(is_number, tirx.reinterpret("float32", (bits + HALF_STEP) & MASK), x)
 
     result = te.compute([shape[axis] for axis in order], element, "nearest")
     return te.create_prim_func([weight, result], index_dtype_override="int64").without_attr("global_symbol")

@@ -1,8 +1,8 @@
 """Binding threads to cores, so that each thread of the process that is timed has a core of its own.
 
-TVM binds every thread of its pool to a core, except the calling one, which also computes and may run on any core. When that
-one wakes while its usual core is busy for a moment, the kernel may put it on a core that has a bound thread: the two take
-turns, and the program takes exactly twice as long for tens of samples, which says nothing about the schedule.
+Left to the kernel, the thread that calls may be woken on a core that has another thread of the kernel's: the two take turns,
+and the program takes exactly twice as long for tens of samples, which says nothing about the schedule. TVM's own binding
+is to the first cores of the machine, whichever the process may use, and leaves out the thread that calls.
 """
 
 from __future__ import annotations
@@ -10,31 +10,25 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from pitchpipe.processes.cores import allowed_cores
 from tuner.measure.build import threads
 
 
 def spread_threads() -> None:
-    """Keeps the calling thread off the cores that the pool's threads are bound to, unless that leaves it none.
+    """Gives the calling thread and each of TVM's pool a core of its own, where the process may use as many as there are
+    threads; otherwise all of them may run on all of its cores.
 
     Starts TVM's thread pool: call it only in a fork that will compute. New threads inherit the restriction.
     """
+    cores, before = sorted(allowed_cores()), _threads()
     threads()
-    with suppress(OSError):
-        allowed = os.sched_getaffinity(0)
-        others = [int(name) for name in os.listdir("/proc/self/task") if int(name) != os.getpid()]
-        free = allowed - bound_cores([cores for thread in others if (cores := _cores_of(thread)) is not None])
-        if free and free != allowed:
-            os.sched_setaffinity(0, free)
+    pool = sorted(_threads() - before)
+    alone = len(cores) == len(pool) + 1
+    for place, thread in enumerate([0, *pool]):  # 0 is the calling thread
+        with suppress(OSError):
+            os.sched_setaffinity(thread, cores[place : place + 1] if alone else cores)
 
 
-def bound_cores(affinities: list[set[int]]) -> set[int]:
-    """The cores that a thread is bound to, given the set of allowed cores of each thread."""
-    return {core for cores in affinities if len(cores) == 1 for core in cores}
-
-
-def _cores_of(thread: int) -> set[int] | None:
-    """The cores that a thread may run on; None for a thread that has ended."""
-    try:
-        return os.sched_getaffinity(thread)
-    except OSError:
-        return None
+def _threads() -> set[int]:
+    """The kernel's numbers of this process's threads."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
