@@ -25,6 +25,7 @@ from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.deploy.default_check import Answer, Checked, Named, check_defaults
 from tuner.deploy.forks import Lost, in_forks
+from tuner.measure.ahead import import_ahead
 from tuner.tvm_compat import import_object_loader, tvm
 
 CHECK_SECS = 120.0
@@ -50,6 +51,7 @@ def checked_defaults(
         return found
     kind_of(target).load_intrinsics()
     import_object_loader()
+    import_ahead()
     at_once = max(1, min(MOST_AT_ONCE, len(unknown) // (TURNS * usable_cores())))
     # Neighbours in a model are alike, so they go to different forks.
     count = -(-len(unknown) // at_once)

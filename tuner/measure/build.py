@@ -13,6 +13,7 @@ from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.target import Target
 from tuner.lowering.fastmath import expand_intrinsics
 from tuner.lowering.stack import PIPELINE
+from tuner.measure.ahead import import_ahead
 from tuner.schedule.packing import Packing, packings_of, without_packings
 from tuner.schedule.tensor_type import TensorType
 from tuner.schedule.trace import apply_trace
@@ -104,6 +105,7 @@ def warm_up(target: Target) -> None:
     three later ones, the first use of the timer 25 ms. Starts no thread.
     """
     kind_of(target).load_intrinsics()
+    import_ahead()
     n = 64
     a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
     k = te.reduce_axis((0, n), name="k")
