@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pitchpipe.processes.lost_threads import with_threads
+
 RUN, MEMORY = "main_run", "main_memory"
 """Names of the function, and of the one that tells what memory it needs."""
 ALIGNMENT = 64
@@ -25,7 +27,7 @@ class RunFunction:
 
         told = json.loads(described)
         scratch = aligned(max((offset + size for offset, size in told["pieces"]), default=0))
-        self.call = call
+        self.call = with_threads(call)
         """(inputs, results, memory) -> 0, or something else where the virtual machine has to be asked. Inputs and results
         are TVM's tensors, contiguous and aligned; no result shares memory with anything else."""
         self.results: list[tuple[tuple[int, ...], str]] = [(tuple(shape), dtype) for shape, dtype in told["results"]]

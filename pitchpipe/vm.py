@@ -22,6 +22,7 @@ from typing import Any
 
 from pitchpipe.errors import InvalidInput
 from pitchpipe.processes.cores import with_tvm_threads
+from pitchpipe.processes.lost_threads import guard_forks, with_threads
 from pitchpipe.run_function import ALIGNMENT, RunFunction, aligned
 from pitchpipe.target_kind import Step
 from pitchpipe.wire.target import Target
@@ -49,7 +50,7 @@ class MachineModel:
         self._tvm, self._inputs, self._specs = tvm, inputs, params
         self._device, self._module = tvm.device(DEVICE, 0), module
         self._machine = importlib.import_module("tvm.relax").VirtualMachine(module, self._device)
-        self._main = self._machine["main"]
+        self._main = with_threads(self._machine["main"])
         self._params: list[Any] = []
         self._turn = threading.Lock()
         self._whole = _WholeRun.of(self._machine, inputs)
@@ -65,7 +66,7 @@ class MachineModel:
                 raise InvalidInput(f"no weight named {param.name!r} was given")
             params.append(self._tensor(param, weights[param.name], copy=True))
         with self._turn:
-            self._params = list(self._machine["main_transform_params"](params))
+            self._params = list(with_threads(self._machine["main_transform_params"])(params))
             if self._whole is not None:
                 self._whole.bind(self._params)
 
@@ -93,7 +94,7 @@ class MachineModel:
             run = self._whole.prepared(tensors)
         else:
             self._machine.set_input("main", *tensors, *self._params)
-            run = functools.partial(self._machine.invoke_stateful, "main")
+            run = functools.partial(with_threads(self._machine.invoke_stateful), "main")
 
         def secs(repeats: int) -> list[float]:
             found = []
@@ -120,12 +121,13 @@ class MachineModel:
             return 0  # go on
 
         machine.set_input("main", *self._tensors(arrays), *self._params)
-        machine.invoke_stateful("main")
+        run = with_threads(machine.invoke_stateful)
+        run("main")
         machine.set_instrument(watched)
         runs = []
         for _ in range(repeats):
             events.clear()
-            machine.invoke_stateful("main")
+            run("main")
             runs.append(_innermost(events))
         taken = [statistics.median(run[at][1] for run in runs) for at in range(len(runs[0]))]
         watching = min(taken, default=0.0)
@@ -285,6 +287,7 @@ def _copied(result: Any) -> Any:
 
 def _runtime(target: Target) -> Any:
     """TVM with its threads told before first use: on its own it would use half of the cores (see docs/operations.md)."""
+    guard_forks()
     os.environ.update(with_tvm_threads(os.environ, target.num_cores))
     if "torch" in sys.modules:
         return importlib.import_module("tvm")

@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm.relax import VirtualMachine
 
 from pitchpipe.deploy.artifact import Manifest
+from pitchpipe.processes.lost_threads import with_threads
 from pitchpipe.run_function import ALIGNMENT, RunFunction
 from pitchpipe.torch_backend.tensors import by_life, check_indices, in_stride, stamps, unusual_stride
 
@@ -47,7 +48,7 @@ class Runner:
         """is_weight: for each placeholder. results: fake tensors of the outputs, whose strides are kept. bounds: as
         `check_indices` takes them."""
         self._machine = VirtualMachine(library, tvm.cpu())
-        self._main, self._function = self._machine["main"], RunFunction.of(self._machine)
+        self._main, self._function = with_threads(self._machine["main"]), RunFunction.of(self._machine)
         self._is_weight, self._is_input = list(is_weight), [not weight for weight in is_weight]
         self._bounds, self._weight_bounds = by_life(bounds, is_weight)
         self._strides = [unusual_stride(result) for result in results]
@@ -104,7 +105,7 @@ class Runner:
         self._bound = None
         with torch.no_grad():
             aliases = [weight.detach() for weight in weights]
-        transform = self._machine["main_transform_params"]
+        transform = with_threads(self._machine["main_transform_params"])
         self._params = list(transform([adopted(one) for one in aliases]))
         self._memory = [] if self._function is None else self._function.memory(self._params)
         self._sample = Sample(aliases)
