@@ -100,6 +100,32 @@ def test_a_lower_median_within_the_noise_does_not_win() -> None:
     assert best.secs == best.baseline_secs
 
 
+@pytest.mark.parametrize(("secs", "served"), [(0.95e-3, FAST), (1.05e-3, BASELINE_TRACE)])
+def test_where_nothing_is_shown_the_default_schedule_is_served_rather_than_a_slower_baseline(
+    secs: float, served: str
+) -> None:
+    task = TASK.model_copy(update={"fixed": FAST})
+    results = {
+        BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3, spread=0.2)),
+        FAST: timed(FAST, around(secs, spread=0.2)),
+        FASTER: timed(FASTER, around(0.9e-3, spread=0.2)),
+    }
+    best = choose_best(task, batch(results))
+    assert best is not None
+    assert best.trace == served
+    assert best.secs == min(secs, 1e-3)
+    assert not undecided(task, batch(results), best)
+
+
+def test_a_default_schedule_that_was_not_shown_to_be_faster_is_tried_again_after_a_load() -> None:
+    task = TASK.model_copy(update={"fixed": FAST})
+    results = {
+        trace: timed(trace, around(secs, 0.2), reference_ratio=1.3)
+        for trace, secs in ((BASELINE_TRACE, 1e-3), (FAST, 0.9e-3))
+    }
+    assert undecided(task, batch(results), choose_best(task, batch(results)))
+
+
 def test_the_lowest_median_with_a_wide_interval_loses_to_a_sure_one() -> None:
     results = {
         BASELINE_TRACE: timed(BASELINE_TRACE, around(1e-3)),

@@ -1,11 +1,13 @@
 """The confirming run's verdict: which candidate is served.
 
-A candidate is served only if the interval of its median lies below that of the baseline by at least
-WORTHWHILE, both timed interleaved in one run, each in several fresh processes; among those the lowest median wins.
-Otherwise the baseline is served (never slower). How often this verdict is wrong is stated where the interval is computed
-(tuner/measure/timing.py, run_interval), and measured by benchmarks/false_wins.py, which compares a baseline with itself. A
-baseline that times out is slower than any candidate that does not: all have the same limit, and no candidate makes fewer
-calls than the baseline.
+A candidate is served only if the interval of its median lies below that of the baseline by at least WORTHWHILE, both timed
+interleaved in one run, each in several fresh processes; among those the lowest median wins. Where there is none, the
+baseline is served, or the default schedule where its median is lower: that is what runs where nobody measured anything, and
+a run that shows nothing does not put the naive program in its place (ADR 0112).
+
+How often this verdict is wrong is stated where the interval is computed (tuner/measure/timing.py, run_interval), and
+measured by benchmarks/false_wins.py, which compares a baseline with itself. A baseline that times out is slower than any
+candidate that does not: all have the same limit, and no candidate makes fewer calls than the baseline.
 """
 
 from __future__ import annotations
@@ -97,13 +99,13 @@ def choose_best(task: Task, batch: MeasuredBatch) -> Best | None:
     ]
     baseline = _result_of(task.baseline, batch)
     if isinstance(baseline, Timed):
-        limit = interval_of(baseline)[0] * (1 - WORTHWHILE)
-        faster = [entry for entry in timed if interval_of(entry[0])[1] < limit] or [(baseline, task.baseline, None)]
+        unshown = [(baseline, task.baseline, None), *(entry for entry in timed if entry[1] == task.fixed)]
+        faster = [entry for entry in timed if _shown_faster(entry[0], baseline)] or [min(unshown, key=_secs)]
     elif timed and baseline is not None and baseline.kind is FailureKind.RUN_TIMEOUT:
         faster = timed
     else:
         return None
-    winner, trace, record = min(faster, key=lambda entry: entry[0].secs)
+    winner, trace, record = min(faster, key=_secs)
     low, high = later_interval(*interval_of(winner))
     return Best(
         record=record,
@@ -128,14 +130,26 @@ def undecided(task: Task, batch: MeasuredBatch, best: Best | None) -> bool:
     """
     if not batch.whole:
         return True
-    if best is not None and best.trace != task.baseline:
-        return best.baseline_secs is None and any(map(_busy, batch.results))
-    limit_secs = math.inf if best is None else best.secs * (1 - WORTHWHILE)
+    baseline = _result_of(task.baseline, batch)
+    winner = None if best is None or best.trace == task.baseline else _result_of(best.trace, batch)
+    if isinstance(winner, Timed) and not isinstance(baseline, Timed):
+        return any(map(_busy, batch.results))
+    if isinstance(winner, Timed) and isinstance(baseline, Timed) and _shown_faster(winner, baseline):
+        return False
+    limit_secs = baseline.secs * (1 - WORTHWHILE) if isinstance(baseline, Timed) else math.inf
     return any(
         _kept_from_winning(result, limit_secs)
         for candidate, result in zip(batch.candidates, batch.results, strict=True)
         if candidate.trace != task.baseline
     )
+
+
+def _shown_faster(candidate: Timed, baseline: Timed) -> bool:
+    return interval_of(candidate)[1] < interval_of(baseline)[0] * (1 - WORTHWHILE)
+
+
+def _secs(entry: tuple[Timed, str, str | None]) -> float:
+    return entry[0].secs
 
 
 def _kept_from_winning(result: Measurement, limit_secs: float) -> bool:
