@@ -31,7 +31,7 @@ import numpy as np
 from environment import environment, parser, show
 from numpy.typing import NDArray
 from replay_models import Fixed, Learning, pretrained
-from replay_search import TRIALS, Replayed, Scorer, Strategy, after, best_so_far, replay
+from replay_search import RANKED_AFTER, TRIALS, Replayed, Scorer, Strategy, after, best_so_far, replay
 
 from tuner.search.cost_model import CostModel, held_out_metrics
 
@@ -92,6 +92,7 @@ def strategies(scores: Scores) -> list[Strategy]:
         Strategy(name="cost model from nothing, no evolution", scorer=Learning, evolves=False),
         Strategy(name="cost model from nothing, no seeds", scorer=Learning, seeded=False),
         Strategy(name="pretrained", scorer=known),
+        Strategy(name="pretrained, after 32 trials", scorer=known, ranked_after=RANKED_AFTER),
         Strategy(name="pretrained, no evolution", scorer=known, evolves=False),
         Strategy(name="pretrained, no seeds", scorer=known, seeded=False),
         Strategy(name="pretrained, seeds in the order of scores", scorer=known, first="seeds by score"),
@@ -107,6 +108,7 @@ PARTS = {
     "seeds with a cost model from nothing": ("cost model from nothing", "cost model from nothing, no seeds"),
     "evolution with a cost model from nothing": ("cost model from nothing", "cost model from nothing, no evolution"),
     "a pretrained cost model": ("pretrained", "seeds and evolution, no cost model"),
+    "a pretrained cost model in the first 32 trials": ("pretrained", "pretrained, after 32 trials"),
     "pretraining": ("pretrained", "cost model from nothing"),
     "pretraining where there are no seeds": ("pretrained, no seeds", "cost model from nothing, no seeds"),
     "seeds with a pretrained model": ("pretrained", "pretrained, no seeds"),

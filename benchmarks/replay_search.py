@@ -5,7 +5,8 @@ A replayed search decides as tuner/search/evolution.py does, with its shares, on
 - *random points* are the set's own (origin `random`) in random order, and when they are used up any candidate;
 - *children* of a candidate are the candidates of its sketch that differ from it in at most NEAR decisions, where a search
   would make new ones. Parents are the fastest that are measured, or, while nothing is, those with the best scores;
-- *without a cost model* a round takes analytic seeds, then children, then random points;
+- *without a cost model* a round takes analytic seeds, then children, then random points: of the first RANKED_AFTER trials
+  as many of each as there are, later three quarters seeds and children;
 - *with one* it ranks the next analytic seeds, some random points and some children, and takes a few random points besides.
   A workload's first round is of analytic seeds, and a quarter of random points.
 """
@@ -30,6 +31,8 @@ ANALYTIC_SHARE, CHILDREN_SHARE, EPSILON, RANDOM_RATIO, CHILDREN_RATIO, MAX_TIES 
 """As in the search; CHILDREN_RATIO is that of all generations."""
 ELITES = 8
 """Parents, at most."""
+RANKED_AFTER = 32
+"""Trials after which the search uses a cost model, and random points besides what seeds and children leave."""
 NEAR = 2
 """Decisions in which a child differs, at most."""
 
@@ -104,6 +107,8 @@ class Strategy:
     evolves: bool = True
     """Whether children are."""
     first: First = "analytic"
+    ranked_after: int = 0
+    """Trials before the cost model is used."""
     random_ratio: float = RANDOM_RATIO
     """Random points that a cost model ranks, per candidate wanted."""
 
@@ -157,7 +162,9 @@ class _Replay:
 
     def run(self) -> Indices:
         for wanted in BATCHES:
-            chosen = self._unguided(wanted) if self.scorer.scores(_FIRST) is None else self._guided(wanted)
+            early = len(self.order) < self.strategy.ranked_after
+            guided = not early and self.scorer.scores(_FIRST) is not None
+            chosen = self._guided(wanted) if guided else self._unguided(wanted)
             if not len(chosen):
                 break
             self.order += chosen.tolist()
@@ -166,8 +173,9 @@ class _Replay:
         return np.array(self.order, dtype=np.int64)
 
     def _unguided(self, wanted: int) -> Indices:
-        seeds = self._open(self.seeds)[: math.ceil(ANALYTIC_SHARE * wanted)]
-        most = max(0, math.floor(CHILDREN_SHARE * wanted) - len(seeds))
+        early = len(self.order) < RANKED_AFTER
+        seeds = self._open(self.seeds)[: math.ceil((1.0 if early else ANALYTIC_SHARE) * wanted)]
+        most = max(0, math.floor((1.0 if early else CHILDREN_SHARE) * wanted) - len(seeds))
         children = self.rng.permutation(self._children(self._fastest()))[:most]
         return _distinct([seeds, children, self._open(self.drawn)], wanted)
 

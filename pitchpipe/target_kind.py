@@ -227,6 +227,10 @@ class TargetKind(ABC):
     replays_candidates: ClassVar[bool] = False
     """Whether `replayed` finds faults often enough to be asked before a candidate is issued."""
 
+    ranked_after: ClassVar[int] = 0
+    """Candidates of a task that are measured before a cost model ranks others. Until then a search takes analytic seeds and
+    children of the fastest, and no random points."""
+
     def replayed(self, module: Any, trace: str, target: Target) -> None:  # noqa: B027 - most kinds build what applies
         """Applies a candidate's trace to the workload's module as a worker does, and looks at what can be seen without
         machine code. Raises PitchpipeError, or whatever the compiler raises, where it would not be built.

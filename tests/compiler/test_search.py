@@ -63,7 +63,8 @@ def model_of(workload: Workload, proposals: list[Proposal]) -> bytes:
 
 @pytest.fixture(scope="module")
 def first() -> list[Proposal]:
-    return propose(request(programs.conv(), n=24))
+    """So many that a cost model ranks the next ones."""
+    return propose(request(programs.conv(), n=CpuKind.ranked_after))
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,7 @@ def model(first: list[Proposal]) -> bytes:
 
 def test_proposals_are_distinct_valid_candidates_with_features(first: list[Proposal]) -> None:
     workload = programs.conv()
-    assert len(first) == 24
-    assert len({p.candidate.digest for p in first}) == 24
+    assert len({p.candidate.digest for p in first}) == len(first) == CpuKind.ranked_after
     for proposal in first[:4]:
         assert decode_trace(proposal.candidate.trace) == proposal.candidate.trace
         assert proposal.candidate.digest == candidate_digest(workload.digest, proposal.candidate.trace)
@@ -151,6 +151,28 @@ def test_the_best_predicted_come_first(first: list[Proposal], model: bytes) -> N
     assert predicted == sorted(predicted, key=lambda s: -(s or 0))
     recomputed = CostModel.load(model).predict([unpack_features(p.features or b"") for p in guided])
     assert predicted == [pytest.approx(score) for score in recomputed]
+
+
+def test_while_few_are_measured_seeds_come_first_and_nothing_is_predicted(model: bytes) -> None:
+    seeds = [encode_trace(seed) for seed in space_of(programs.conv(), programs.TARGET).analytic_seeds]
+    proposals: list[Proposal] = []
+    for _ in range(2):
+        seen = frozenset(p.candidate.digest for p in proposals)
+        measured = tuple(measured_of(proposals))
+        proposals += propose(request(programs.conv(), n=5, model=model, measured=measured, seen=seen))
+    assert [without_postproc(p.candidate.trace) for p in proposals] == seeds[:10]
+    assert all(p.candidate.predicted is None for p in proposals)
+
+
+def test_children_of_the_fastest_follow_the_seeds() -> None:
+    workload = programs.dense(rows=128, reduction=256, columns=256)
+    seeds = propose(request(workload, n=len(space_of(workload, programs.TARGET).analytic_seeds)))
+    seen, measured = frozenset(p.candidate.digest for p in seeds), tuple(measured_of(seeds))
+    children = propose(request(workload, n=6, seen=seen, measured=measured))
+    parents = {family_of(without_postproc(trace)) for trace, _ in sorted(measured, key=lambda pair: pair[1])[:8]}
+    assert len(children) == 6
+    # A child that is known already gives its place to a random point.
+    assert sum(family_of(without_postproc(p.candidate.trace)) in parents for p in children) >= 4
 
 
 @pytest.mark.parametrize("poison", [b"", b"PPCM\x01", b"\x00" * 500])

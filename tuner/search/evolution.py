@@ -17,6 +17,8 @@ One round, for `n` wanted candidates:
    ones (epsilon-greedy), so that the search leaves local optima and the cost model is trained on more than its favourites.
    Without a cost model nothing can be ranked, and only as many candidates are made as are wanted.
 
+While few are measured (`TargetKind.ranked_after`) there is neither a cost model nor a random point, but seeds, and children
+of the fastest where these do not fill a round (ADR 0113).
 MetaSchedule's own EvolutionarySearch is not used: it draws from per-thread streams (two threads are not reproducible),
 its 512 x 5 candidates a round cost 20 ms of CPU each, and it does not know what was issued before it was created.
 """
@@ -27,6 +29,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ import structlog
 
 from pitchpipe.errors import InvalidTrace, PitchpipeError
 from pitchpipe.processes.cores import usable_cores
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.measure import Candidate, FailureKind
 from tuner.measure import quiet
 from tuner.schedule.trace import decode_trace, encode_trace
@@ -57,6 +61,8 @@ FAMILY_ELITES = 12
 """... but no more than this of one family, so that a good sketch does not displace those that were explored less."""
 ANALYTIC_SHARE = 0.75
 """Share of a round's proposals that analytic seeds may take: the rest explores the other sketches."""
+FEW_ELITES = 8
+"""Parents while no cost model ranks what is made of them."""
 RANDOM_RATIO = 0.5
 """Random candidates drawn per wanted one, when a cost model ranks them."""
 RANDOM_SHARE = 0.25
@@ -67,8 +73,7 @@ CHILDREN_RATIO = 1.0
 EPSILON = 0.1
 """Share of the proposals drawn at random rather than by score."""
 MAX_TIES = 2
-"""Proposals of one batch with the same predicted score: the model cannot tell them apart, so more of them teach
-little."""
+"""Proposals of one batch with the same predicted score: the model cannot tell them apart, so more teach little."""
 PRESSURE = 4.0
 """A family, then a parent in it, is chosen in proportion to fitness ** PRESSURE; 0 is uniform, a large value greedy."""
 MAX_DRAWS = 16
@@ -76,7 +81,7 @@ MAX_DRAWS = 16
 MAX_THREADS = 4
 """TVM builds a candidate outside the interpreter's lock for four fifths of the time; more threads would wait for it."""
 TURN = 8
-"""Candidates built in a few hundredths of a second, after which the search lets a timing on this host go first."""
+"""Candidates after which, a few hundredths of a second, the search lets a timing on this host go first."""
 MAX_ROUNDS = 6
 """Rounds of one `propose`; a space that gave too few new candidates in as many counts as exhausted."""
 MAX_IN_VAIN = 2
@@ -120,7 +125,8 @@ class _Round:
     def __init__(self, request: ProposeRequest, parallel: Callable[..., Iterable[Any]]) -> None:
         self.request, self.parallel = request, parallel
         self.space = space_of(request.workload, request.target)
-        self.model = _load_model(request.model)
+        self.early = len(request.measured) < kind_of(request.target).ranked_after
+        self.model = None if self.early else _load_model(request.model)
         self.rng = np.random.default_rng([request.seed, int(request.workload.digest[:8], 16)])
         known = [identified(trace) for trace, _ in request.measured]
         self.keys = {key for key, _ in known}
@@ -166,15 +172,16 @@ class _Round:
 
     def _fill(self, wanted: int) -> None:
         """Finds `wanted` new candidates; with a cost model, which can choose among them, more."""
-        self.seeded += (seeded := self._grow(self._next_analytic_seeds, math.ceil(wanted * ANALYTIC_SHARE)))
+        analytic_share, random_share = (1.0, 0.0) if self.early else (ANALYTIC_SHARE, RANDOM_SHARE)
+        self.seeded += (seeded := self._grow(self._next_analytic_seeds, math.ceil(wanted * analytic_share)))
         found = len(seeded)
         if self.model is not None:
             self.explored += self._grow(self._draws, math.ceil(wanted * RANDOM_RATIO))
             for _ in range(GENERATIONS):
                 self._grow(self._mutations, math.ceil(wanted * CHILDREN_RATIO))
             return
-        if self.families:
-            found += len(self._grow(self._mutations, math.floor(wanted * (1 - RANDOM_SHARE)) - found))
+        for _ in range(GENERATIONS if self.families and self.early else bool(self.families)):
+            found += len(self._grow(self._mutations, math.floor(wanted * (1 - random_share)) - found))
         self._grow(self._draws, wanted - found)
 
     def _add_elites(self) -> None:
@@ -183,7 +190,7 @@ class _Round:
         elites: list[tuple[float, str, str]] = []
         for secs, trace in measured:
             key, family = identified(trace)
-            if len(elites) < ELITES and counts[family] < FAMILY_ELITES:
+            if len(elites) < (FEW_ELITES if self.early else ELITES) and counts[family] < FAMILY_ELITES:
                 counts[family] += 1
                 elites.append((target_of(measured[0][0], secs), family, key))
         parents = self.parallel(lambda key: parent_of(self.space, key), [key for _, _, key in elites])
@@ -359,7 +366,7 @@ class _Round:
         given = [item for item in ranked if item[1].key in self.transferred]
         for limit, queue, max_ties in (
             (n, given, n),
-            (n - share if fresh else 0, seeded, n),
+            (n - share if fresh or self.early else 0, seeded, n),
             (n - share, ranked, MAX_TIES if guided else n),
             (n, drawn, n),
             (n, ranked, n),
@@ -380,20 +387,14 @@ class _Round:
             return None
         predicted = score if self.model is not None else None
         candidate = Candidate.of(self.request.workload.digest, trace, predicted)
-        return (
-            None
-            if candidate.digest in self.request.seen
-            else Proposal(
-                candidate=candidate, features=individual.features, source=self.transferred.get(individual.key)
-            )
-        )
+        if candidate.digest in self.request.seen:
+            return None
+        source = self.transferred.get(individual.key)
+        return Proposal(candidate=candidate, features=individual.features, source=source)
 
 
 def _load_model(data: bytes | None) -> CostModel | None:
     """The cost model is advisory: without it, or with a bad one, the search is slower and no result is wrong."""
-    if data is None:
-        return None
-    try:
-        return CostModel.load(data)
-    except PitchpipeError:
-        return None
+    with suppress(PitchpipeError):
+        return None if data is None else CostModel.load(data)
+    return None

@@ -41,6 +41,7 @@ class CpuKind(TargetKind):
     needs_linker = True
     needs_compiler = True
     multiplies_tf32 = False
+    ranked_after = 32
 
     def fit(self, asking: Target, stored: Target) -> Fit:
         from tuner.target_kinds.cpu import isa
