@@ -4,7 +4,7 @@
 
 As many processes of `--threads` threads as the machine has cores for, of each side:
 
-    default       what `pitchpipe.load` gives without schedules
+    untuned       what `pitchpipe.load` gives without schedules
     bound         the same with TVM's own binding of threads to cores, which begins at the first core in every process
     eager, onnxruntime, openvino    as latency.py has them, where they are installed
 
@@ -37,20 +37,22 @@ ROUNDS, QUICK_ROUNDS = 6, 2
 def rows_of(name: str, options: Any, folder: Path) -> list[dict[str, Any]]:
     """A row for each side."""
     libraries = [peer for peer, library in LIBRARIES.items() if find_spec(library) is not None]
-    bound = {"default": "0", "bound": "1"}
+    bound = {"untuned": "0", "bound": "1"}
     threads = {"TVM_NUM_THREADS": str(options.threads)}
     count = usable_cores() // options.threads
     with ExitStack() as stack:
         sides: dict[str, list[Contestant]] = {}
         for side in (*bound, "eager", *libraries):
-            command = [SCRIPT, "default" if side in bound else side, str(options.models.absolute()), name, str(folder)]
+            command = [SCRIPT, "untuned" if side in bound else side, str(options.models.absolute()), name, str(folder)]
             told = threads | ({"TVM_BIND_THREADS": bound[side]} if side in bound else {})
             sides[side] = []
             for many in (1, count - 1):  # The first builds what the others find in the cache.
-                begun = [Contestant(side, command, told, folder / f"{side}.log") for _ in range(many)]
-                sides[side] += [stack.enter_context(contestant) for contestant in begun]
+                begun = [
+                    stack.enter_context(Contestant(side, command, told, folder / f"{side}.log")) for _ in range(many)
+                ]
                 for contestant in begun:
                     contestant.ready()
+                sides[side] += begun
         alone: dict[str, list[float]] = {side: [] for side in sides}
         together: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(QUICK_ROUNDS if options.quick else ROUNDS):

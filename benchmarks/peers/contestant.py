@@ -146,6 +146,14 @@ def default(module: Any, inputs: Any, _folder: Path) -> Call:
     return lambda: compiled(*inputs)
 
 
+def untuned(module: Any, inputs: Any, folder: Path) -> Call:
+    """The same, from the folder's cache: the first process builds, and those beside it load."""
+    import pitchpipe
+
+    compiled = pitchpipe.load(module, None, inputs, cache=folder / "artifacts")
+    return lambda: compiled(*inputs)
+
+
 def deployed(module: Any, inputs: Any, folder: Path) -> Call:
     """Pitchpipe as the checkout around this interpreter has it, with what the database in the folder serves.
 
@@ -257,7 +265,9 @@ def main(peer: str, models: str, name: str, folder: str) -> None:
     torch.manual_seed(SEED)
     module, inputs = models_of(models)[name]()
     with torch.inference_mode(not module.training):
-        call = {**PEERS, "default": default, "deployed": deployed}[peer](module, inputs, Path(folder))
+        call = {**PEERS, "default": default, "untuned": untuned, "deployed": deployed}[peer](
+            module, inputs, Path(folder)
+        )
         if module.training:
             call = stepping(module, call)
         for _ in range(WARM_RUNS):

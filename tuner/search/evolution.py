@@ -55,14 +55,12 @@ __all__ = ["propose"]
 
 log = structlog.get_logger("pitchpipe.search")
 
-ELITES = 32
-"""Measured traces that become parents, the fastest first ..."""
+ELITES, FEW_ELITES = 32, 8
+"""Measured traces that become parents, the fastest first; fewer while no cost model ranks what is made of them ..."""
 FAMILY_ELITES = 12
 """... but no more than this of one family, so that a good sketch does not displace those that were explored less."""
 ANALYTIC_SHARE = 0.75
 """Share of a round's proposals that analytic seeds may take: the rest explores the other sketches."""
-FEW_ELITES = 8
-"""Parents while no cost model ranks what is made of them."""
 RANDOM_RATIO = 0.5
 """Random candidates drawn per wanted one, when a cost model ranks them."""
 RANDOM_SHARE = 0.25
@@ -180,7 +178,8 @@ class _Round:
             for _ in range(GENERATIONS):
                 self._grow(self._mutations, math.ceil(wanted * CHILDREN_RATIO))
             return
-        for _ in range(GENERATIONS if self.families and self.early else bool(self.families)):
+        generations = 0 if not self.families else GENERATIONS if self.early else 1
+        for _ in range(generations):
             found += len(self._grow(self._mutations, math.floor(wanted * (1 - random_share)) - found))
         self._grow(self._draws, wanted - found)
 
