@@ -37,14 +37,14 @@ ROUNDS, QUICK_ROUNDS = 6, 2
 def rows_of(name: str, options: Any, folder: Path) -> list[dict[str, Any]]:
     """A row for each side."""
     libraries = [peer for peer, library in LIBRARIES.items() if find_spec(library) is not None]
-    bound = {"untuned": "0", "bound": "1"}
+    binds = {"untuned": "0", "bound": "1"}
     threads = {"TVM_NUM_THREADS": str(options.threads)}
     count = usable_cores() // options.threads
     with ExitStack() as stack:
         sides: dict[str, list[Contestant]] = {}
-        for side in (*bound, "eager", *libraries):
-            command = [SCRIPT, "untuned" if side in bound else side, str(options.models.absolute()), name, str(folder)]
-            told = threads | ({"TVM_BIND_THREADS": bound[side]} if side in bound else {})
+        for side in (*binds, "eager", *libraries):
+            command = [SCRIPT, "untuned" if side in binds else side, str(options.models.absolute()), name, str(folder)]
+            told = threads | ({"TVM_BIND_THREADS": binds[side]} if side in binds else {})
             sides[side] = []
             for many in (1, count - 1):  # The first builds what the others find in the cache.
                 begun = [

@@ -21,7 +21,7 @@ def test_the_worker_survives_hostile_candidates_and_nothing_is_left_of_them() ->
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     assert [row["kind"] for row in result["rows"]] == KINDS
-    assert result["summary"]["survived"] == result["summary"]["cases"] == 2 * len(KINDS), result["rows"]
+    assert result["summary"]["survived"] == result["summary"]["cases"] == 2 * len(KINDS), json.dumps(result["rows"])
     leaked = {key: value for key, value in result["summary"].items() if key.startswith("leaked")}
     assert len(leaked) == 3
     assert not any(leaked.values())
