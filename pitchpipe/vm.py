@@ -23,6 +23,7 @@ from typing import Any
 from pitchpipe.errors import InvalidInput
 from pitchpipe.processes.cores import with_tvm_threads
 from pitchpipe.processes.lost_threads import guard_forks, with_threads
+from pitchpipe.processes.shared_threads import share_threads
 from pitchpipe.run_function import ALIGNMENT, RunFunction, aligned
 from pitchpipe.target_kind import Step
 from pitchpipe.wire.target import Target
@@ -37,7 +38,9 @@ rarely begins where compiled code needs it to."""
 
 def load_library(path: Path, target: Target) -> Any:
     """The library in the file; opening it runs its code."""
-    return _runtime(target).runtime.load_module(str(path))
+    library = _runtime(target).runtime.load_module(str(path))
+    share_threads(library)
+    return library
 
 
 class MachineModel:

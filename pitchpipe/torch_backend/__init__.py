@@ -32,6 +32,7 @@ from pitchpipe.torch_backend.chosen import Chosen
 from pitchpipe.torch_backend.decompositions import for_training, whole_operators
 from pitchpipe.torch_backend.options import Options, parse
 from pitchpipe.torch_backend.program import Program
+from pitchpipe.torch_backend.recurrent_layers import capture_recurrent_layers
 from pitchpipe.torch_backend.report import CompileReport, ProgramReport
 from pitchpipe.torch_backend.uncompiled import uncompiled
 from pitchpipe.torch_backend.warning import BackendWarning, forget_warnings, warn_once
@@ -197,3 +198,6 @@ def _otherwise(module: Any, inputs: Sequence[Any], options: Options, report: Pro
         return eager
     report.runs = "inductor"
     return compiled
+
+
+capture_recurrent_layers(backend)

@@ -26,7 +26,6 @@ from pitchpipe.torch_backend.part import Part, Trials
 from pitchpipe.torch_backend.partition import PREFIX, fuse, is_static, tensors_of
 from pitchpipe.torch_backend.report import GraphReport, PartitionReport
 from pitchpipe.torch_backend.schedules import Found, Wanted, find, follow, is_silent
-from pitchpipe.torch_backend.threads import run_small_ones_alone
 from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.record import Tier
 from pitchpipe.wire.target import Target
@@ -47,8 +46,6 @@ class Prepared:
 
     def install(self) -> None:
         """Later calls with such sizes run it."""
-        if any(part.compiled for part in self.parts):
-            run_small_ones_alone(self.module)
         self.graph.installed[self.key] = self.module.forward
 
 

@@ -30,7 +30,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pitchpipe import torch_backend  # noqa: E402
-from pitchpipe.torch_backend import cutting, graphs, paired_benchmark, part, run, threads  # noqa: E402
+from pitchpipe.torch_backend import cutting, graphs, paired_benchmark, part, run  # noqa: E402
 from pitchpipe.torch_backend.options import parse  # noqa: E402
 
 WAITING = 600
@@ -551,32 +551,6 @@ def test_inductor_takes_over_where_it_is_asked_to(warm: None, monkeypatch: pytes
                 assert torch.equal(torch.compile(model, backend="pitchpipe", options=options)(x), model(x))
             torch._dynamo.reset()
     assert len(taken) == 2
-
-
-def test_small_operators_beside_compiled_code_take_one_thread(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.net = nn.Embedding(16, 8), mlp()
-
-        def forward(self, x: Any) -> Any:
-            return self.net(self.words(x + 1))  # nobody can look at these indices before a run
-
-    before = torch.get_num_threads()
-    seen: list[int] = []
-    embedding = torch.ops.aten.embedding.default
-
-    def looked_at(module: Any) -> None:
-        for node in module.graph.find_nodes(op="call_function", target=embedding):
-            node.target = lambda *given: (seen.append(torch.get_num_threads()), embedding(*given))[1]
-        threads.run_small_ones_alone(module)
-
-    monkeypatch.setattr(graphs, "run_small_ones_alone", looked_at)
-    model, x = Words().eval(), torch.arange(6)
-    with torch.no_grad():
-        assert close(torch.compile(model, backend="pitchpipe", options=DEFAULT)(x), model(x))
-    assert set(seen) == {1}
-    assert torch.get_num_threads() == before > 1
 
 
 def test_an_index_out_of_range_is_still_an_error(warm: None) -> None:

@@ -104,8 +104,6 @@ def test_kinds_are_told_apart_nowhere_else() -> None:
         if asks.search(line)
     }
     allowed = {
-        # Which devices' tensors PyTorch computes with on the host: a question about PyTorch's threads.
-        "pitchpipe/torch_backend/threads.py",
         # What the wire needs of each kind to accept a target: the service parses without any implementation.
         "pitchpipe/wire/target.py",
         # Kernels among the functions of a lowered module, in the code generator for CUDA.

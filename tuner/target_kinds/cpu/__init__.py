@@ -121,7 +121,7 @@ class CpuKind(TargetKind):
 
     def save(self, compiled: Any, path: Path) -> None:
         try:
-            compiled.export_library(str(path))
+            compiled.export_library(str(path), addons=[str(Path(__file__).with_name("launch.c"))])
         except (RuntimeError, OSError) as error:
             raise PitchpipeError(f"the library could not be linked: {str(error).strip().splitlines()[-1]}") from error
         if not path.exists():
