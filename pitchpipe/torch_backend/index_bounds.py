@@ -16,6 +16,13 @@ from pitchpipe.torch_backend.partition import name_of
 
 Bounds = dict[str, Interval]
 """Placeholder -> the least and the largest number that it may hold."""
+_ALONG_AN_AXIS = frozenset(
+    {
+        *("gather", "index_select", "index_add", "index_copy", "index_fill", "index_reduce"),
+        *("scatter", "scatter_add", "scatter_reduce"),
+    }
+)
+"""Operators that take a tensor, an axis of it, and indices along that axis."""
 
 
 def bounds(graph: Any, proved: Collection[str]) -> Bounds:
@@ -77,9 +84,9 @@ def _indices(node: Any) -> Iterator[tuple[Any, int, int]]:
     match name_of(node):
         case "embedding":
             yield node.args[1], 0, node.args[0].meta["val"].shape[0] - 1
-        case "gather" | "index_select":
+        case name if name in _ALONG_AN_AXIS:
             yield node.args[2], 0, _extent(node) - 1
-        case "index":
+        case "index" | "index_put":
             for index, extent in zip(node.args[1], node.args[0].meta["val"].shape, strict=False):
                 if index is not None:
                     yield index, -extent, extent - 1

@@ -31,6 +31,12 @@ _VALUES_AND_PLACES = frozenset({"max", "min", "topk", "sort", "kthvalue", "media
 """Operators that give numbers, and their places along an axis."""
 _LAST = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "mode"})
 """Those whose axis is the last one where none is named."""
+_POOLS = {
+    name.replace("#", str(axes)): axes
+    for name in ("max_pool#d_with_indices", "adaptive_max_pool#d", "fractional_max_pool#d")
+    for axes in (2, 3)
+}
+"""Operators that give maxima, and their places in an image, by the number of the image's axes."""
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -72,6 +78,8 @@ def _found(node: Any) -> Interval | None:
         return interval(source)
     if node.target is operator.getitem:
         source, item = node.args
+        if item == 1 and name_of(source) in _POOLS:
+            return 0, source.args[0].meta["val"].shape[-_POOLS[name_of(source)] :].numel() - 1
         return _place(source) if name_of(source) in _VALUES_AND_PLACES and item == 1 else None
     name = name_of(node)
     if name in _PLACES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,21 @@ import pytest
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.deploy.finish import finish
+from tuner.graph.gathered_scatters import gather_scatters
 from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel
 from tuner.tvm_compat import relax
 
+FIRST: Callable[[Any], Any] = lambda mod: mod  # noqa: E731
+"""The rewrite that comes before a CPU's."""
 DATA = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.fixture(params=["on a CPU", "on a GPU"], autouse=True)
+def of_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the scatters of a GPU, too, which compute the same on a CPU."""
+    if request.param == "on a GPU":
+        monkeypatch.setitem(globals(), "FIRST", gather_scatters)
 
 
 def result(scatter: Any, *inputs: np.ndarray) -> np.ndarray:
@@ -25,7 +36,7 @@ def result(scatter: Any, *inputs: np.ndarray) -> np.ndarray:
             y = builder.emit_output(scatter(*params))
         builder.emit_func_output(y)
     model = IngestedModel(ir=b"", inputs=(), params=())
-    (found,) = run(finish(prepare(builder.get(), TARGET), TARGET), model, {}, list(inputs))
+    (found,) = run(finish(prepare(FIRST(builder.get()), TARGET), TARGET), model, {}, list(inputs))
     return np.asarray(found)
 
 
@@ -51,7 +62,7 @@ def test_elements_go_where_indices_say_one_after_another(reduction: str, axis: i
         to = (indices[at], at[1]) if axis == 0 else (at[0], indices[at])
         expected[to] = REDUCTIONS[reduction](expected[to], updates[at])
     found = result(lambda data, i, u: relax.op.scatter_elements(data, i, u, axis, reduction), DATA, indices, updates)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)  # a GPU's sums begin with nothing
 
 
 @pytest.mark.parametrize("reduction", ["update", "add"])
@@ -62,7 +73,7 @@ def test_slices_go_where_tuples_of_indices_say(reduction: str) -> None:
     for at in np.ndindex(2, 2):
         expected[indices[at][0]] = REDUCTIONS[reduction](expected[indices[at][0]], updates[at])
     found = result(lambda data, i, u: relax.op.scatter_nd(data, i, u, reduction), DATA, indices, updates)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)  # a GPU's sums begin with nothing
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -93,3 +104,34 @@ def test_a_sum_of_a_thousand_updates_to_one_element_loses_none() -> None:
         lambda data, i, v: relax.op.index_put(data, (i,), v, True), np.zeros(3, np.float32), indices, updates
     )
     np.testing.assert_array_equal(found, [1000, 0, 0])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("width", [5, 40, 3000])
+def test_an_index_that_is_repeated_moves_slices(reduction: str, width: int) -> None:
+    rng = np.random.default_rng(2)
+    data, updates = (rng.uniform(0.5, 1.5, (extent, width)).astype(np.float32) for extent in (7, 50))
+    rows = rng.integers(-9, 9, (50, 1))  # some of them are out of bounds
+    expected = data.copy()
+    for row, update in zip(rows[:, 0], updates, strict=True):
+        if -7 <= row < 7:
+            expected[row] = REDUCTIONS[reduction](expected[row], update)
+
+    def scatter(data: Any, rows: Any, updates: Any) -> Any:
+        return relax.op.scatter_elements(data, relax.op.broadcast_to(rows, updates.ty.shape), updates, 0, reduction)
+
+    found = result(scatter, data, rows, updates)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_threads_divide_what_stays_where_it_is(axis: int) -> None:
+    rng = np.random.default_rng(3)
+    data, updates = np.zeros((20, 30, 50), np.float32), rng.normal(size=(20, 30, 50)).astype(np.float32)
+    indices = rng.integers(0, data.shape[axis], updates.shape)
+    expected = data.copy()
+    places = [*np.indices(updates.shape)]
+    places[axis] = indices
+    np.add.at(expected, tuple(places), updates)
+    found = result(lambda data, i, u: relax.op.scatter_elements(data, i, u, axis, "add"), data, indices, updates)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -7,6 +7,7 @@ from tuner.graph.batch_groups import batch_groups
 from tuner.graph.even_biases import even_biases
 from tuner.graph.fold_head_split import fold_head_split
 from tuner.graph.fold_transposes import fold_input_transpose, fold_transposes
+from tuner.graph.gathered_scatters import gather_scatters
 from tuner.graph.gathers import mark_gathers
 from tuner.graph.group_attention import group_attention
 from tuner.graph.group_rows import group_rows
@@ -27,7 +28,7 @@ from tuner.graph.wide_reductions import reduce_in_32_bits
 from tuner.target_kinds.cuda.serial import serial_functions
 
 REWRITES = Rewrites(
-    always=(decompose_scans, reduce_in_32_bits, *ALWAYS),
+    always=(gather_scatters, decompose_scans, reduce_in_32_bits, *ALWAYS),
     products=(
         *PARTS,
         even_biases,
