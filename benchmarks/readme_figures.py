@@ -104,7 +104,7 @@ def claims(found: Results) -> str:
         (
             "a program beside itself",
             "; on a GPU ".join(
-                f"{summaries[name]['false_wins']} false wins in {summaries[name]['pairs']:,},"
+                f"false wins: {summaries[name]['false_wins']} of {summaries[name]['pairs']:,},"
                 f" below {percent(summaries[name]['rate_upper95'])} with 95 % confidence"
                 for name in ("false_wins", "false_wins_cuda")
             ),
