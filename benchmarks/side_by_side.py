@@ -5,7 +5,6 @@
 As many processes of `--threads` threads as the machine has cores for, of each side:
 
     untuned       what `pitchpipe.load` gives without schedules
-    bound         the same with TVM's own binding of threads to cores, which begins at the first core in every process
     eager, onnxruntime, openvino    as latency.py has them, where they are installed
 
 In each round a side's first process has a turn alone, then all of its processes have one together; those of the other sides
@@ -37,18 +36,16 @@ ROUNDS, QUICK_ROUNDS = 6, 2
 def rows_of(name: str, options: Any, folder: Path) -> list[dict[str, Any]]:
     """A row for each side."""
     libraries = [peer for peer, library in LIBRARIES.items() if find_spec(library) is not None]
-    binds = {"untuned": "0", "bound": "1"}
     threads = {"TVM_NUM_THREADS": str(options.threads)}
     count = usable_cores() // options.threads
     with ExitStack() as stack:
         sides: dict[str, list[Contestant]] = {}
-        for side in (*binds, "eager", *libraries):
-            command = [SCRIPT, "untuned" if side in binds else side, str(options.models.absolute()), name, str(folder)]
-            told = threads | ({"TVM_BIND_THREADS": binds[side]} if side in binds else {})
+        for side in ("untuned", "eager", *libraries):
+            command = [SCRIPT, side, str(options.models.absolute()), name, str(folder)]
             sides[side] = []
             for many in (1, count - 1):  # The first builds what the others find in the cache.
                 begun = [
-                    stack.enter_context(Contestant(side, command, told, folder / f"{side}.log")) for _ in range(many)
+                    stack.enter_context(Contestant(side, command, threads, folder / f"{side}.log")) for _ in range(many)
                 ]
                 for contestant in begun:
                     contestant.ready()

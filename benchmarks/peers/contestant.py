@@ -142,7 +142,7 @@ def default(module: Any, inputs: Any, _folder: Path) -> Call:
     import pitchpipe
 
     with tempfile.TemporaryDirectory() as cache:
-        compiled = pitchpipe.load(module, None, inputs, cache=Path(cache))
+        compiled = pitchpipe.load(module, None, inputs, target="cpu", cache=Path(cache))
     return lambda: compiled(*inputs)
 
 
@@ -150,7 +150,7 @@ def untuned(module: Any, inputs: Any, folder: Path) -> Call:
     """The same, from the folder's cache: the first process builds, and those beside it load."""
     import pitchpipe
 
-    compiled = pitchpipe.load(module, None, inputs, cache=folder / "artifacts")
+    compiled = pitchpipe.load(module, None, inputs, target="cpu", cache=folder / "artifacts")
     return lambda: compiled(*inputs)
 
 
