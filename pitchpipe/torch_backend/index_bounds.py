@@ -8,6 +8,7 @@ right whatever the graph is given, such as places of extrema (index_intervals.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -86,6 +87,8 @@ def _indices(node: Any) -> Iterator[tuple[Any, int, int]]:
             yield node.args[1], 0, node.args[0].meta["val"].shape[0] - 1
         case name if name in _ALONG_AN_AXIS:
             yield node.args[2], 0, _extent(node) - 1
+        case "max_unpool2d" | "max_unpool3d":
+            yield node.args[1], 0, math.prod(node.args[2]) - 1
         case "index" | "index_put":
             for index, extent in zip(node.args[1], node.args[0].meta["val"].shape, strict=False):
                 if index is not None:

@@ -38,8 +38,14 @@ RESIZES = frozenset(
     for overload in ("vec", "default")
 )
 """Operators that resize images."""
-WHOLE = RESIZES | {aten.roll.default}
-"""What stays whole: of a resize torch makes look-ups of every neighbour."""
+SCATTERS = frozenset(
+    {
+        *(aten.index_add.default, aten.index_copy.default, aten.max_unpool2d.default, aten.max_unpool3d.default),
+        *(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor),
+    }
+)
+WHOLE = RESIZES | SCATTERS | {aten.roll.default}
+"""What stays whole: of a resize torch makes look-ups of every neighbour, of a scatter along one axis one over all axes."""
 COMPOSED = (aten.dist.default, aten.lcm.default, aten.ldexp.Tensor, aten.var_mean.correction)
 """Operators that torch.export leaves whole, and torch takes apart."""
 

@@ -105,6 +105,19 @@ def holds(outer: Any, inner: Any) -> bool:
     return any(loop.same_as(inner) for loop in found)
 
 
+@pytest.mark.parametrize("rows", [4, 400])
+def test_pieces_of_whole_numbers_of_64_bits_are_unrolled(rows: int) -> None:
+    """Their indices cannot be made narrow, without which TVM divides no loop."""
+
+    def indices(b: Any, x: Any, y: Any) -> Any:
+        return op.concat([b.emit(op.astype(each, "int64")) for each in (x, y)], axis=1)
+
+    workload = programs.workload(indices, (rows, 1), (rows, 1))
+    mod = scheduled(workload, FOUR)
+    generate(mod, to_tvm_target(FOUR))
+    np.testing.assert_array_equal(outputs(mod)[-1], outputs(load_ir(workload.ir))[-1])
+
+
 @pytest.mark.parametrize("name", NOT)
 def test_nothing_else_is_in_pieces(name: str) -> None:
     make, shapes = NOT[name]

@@ -33,9 +33,13 @@ def _replacement(scatter: Scatter) -> Replacement:
 
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         data, *indices, values = [current(each) for each in scatter.inputs]
+
+        def called(function: Callable[..., Any], *given: Any) -> Any:
+            return builder.emit(builder.call_te(function, *given, primfunc_name_hint="scatter"))
+
         if scatter.reduction == "update":
-            last = builder.emit(builder.call_te(asking.of_all(asking.number, te.max), values, *indices))
-            return builder.call_te(asking.put, data, values, last)
+            last = called(asking.of_all(asking.number, te.max), values, *indices)
+            return called(asking.put, data, values, last)
         start = _start(scatter.reduction, str(scatter.call.ty.dtype))
         reduce: Any = te.comm_reducer(combine, lambda _: start, name=scatter.reduction)
 
@@ -45,9 +49,7 @@ def _replacement(scatter: Scatter) -> Replacement:
         def with_data(data: Any, found: Any) -> Any:
             return te.compute(asking.shape, lambda *place: combine(data(*place), found(*place)), name="scatter")
 
-        return builder.call_te(
-            with_data, data, builder.emit(builder.call_te(asking.of_all(term, reduce), values, *indices))
-        )
+        return called(with_data, data, called(asking.of_all(term, reduce), values, *indices))
 
     return replacement
 

@@ -58,8 +58,10 @@ def spread_pieces(schedule: Any, block: Any, target: Target) -> bool:
     if math.prod(extents[: found.axis]) < (target.num_cores or 1):
         return False
     lanes = VectorUnit.of(target, element_bits(definition)).lanes
-    over = spatial[found.axis]
-    if not found.compared:
+    over, parts = spatial[found.axis], extents[found.axis] // found.size
+    if not found.compared or not _can_be_divided(schedule.mod["main"]):
+        if parts > MOST_PIECES:
+            return False
         over, _ = schedule.split(over, factors=[None, found.size])
         schedule.unroll(over)
     else:
@@ -97,6 +99,12 @@ def pieces_of(definition: Any) -> Pieces | None:
         if 0 < (len(boundaries) if compared else extent // size - 1) < MOST_PIECES:
             return Pieces(axis=position, boundaries=tuple(sorted(boundaries)), size=size, compared=compared)
     return None
+
+
+def _can_be_divided(function: Any) -> bool:
+    """Whether TVM divides loops of the function: their indices are made narrow first (tuner/lowering/narrow_indices.py),
+    which it refuses beside buffers of 64-bit whole numbers."""
+    return all(str(param.ty.dtype) != "int64" for param in function.params)
 
 
 def _question(call: Any) -> list[Any]:

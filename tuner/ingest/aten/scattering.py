@@ -52,8 +52,16 @@ def index_put(to: Emitter, x: Any, indices: Sequence[Any], values: Any, accumula
     first, end = list(range(before, before + len(common))), len(common) + len(kept)
     values = to.permute(values, [*first, *(axis for axis in range(end) if axis not in first)])
     order = [*axes, *kept]
-    places = relax.Tuple([to.broadcast(each, common) for _, each in given])
-    found = to.emit(op.index_put(to.permute(x, order), places, values, accumulate))
+    moved = [have[axis] for axis in order]
+    x, count = to.permute(x, order), math.prod(common)
+    if len(axes) == 1:
+        places = to.reshape(given[0][1], [count, *[1] * len(kept)])
+        values = to.reshape(values, [count, *moved[1:]])
+        found = scattered(to, x, 0, to.broadcast(places, [count, *moved[1:]]), values, "sum" if accumulate else None)
+    else:
+        each = [to.reshape(to.broadcast(places, common), [*common, 1]) for _, places in given]
+        places = to.emit(op.concat(each, len(common)))
+        found = to.emit(op.scatter_nd(x, places, values, "add" if accumulate else "update"))
     return to.permute(found, [order.index(axis) for axis in range(len(have))])
 
 
