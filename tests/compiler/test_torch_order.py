@@ -110,7 +110,34 @@ def with_masks(x: Any, mask: Any, rows: Any, values: Any) -> Any:
     return each, one, added, inner
 
 
+def puts(x: Any, i: Any, j: Any, values: Any) -> Any:
+    put = torch.ops.aten.index_put
+    return (
+        *(put(x, [i - 4], values[:, :, None], True), put(x, [i, None, j], values, True)),
+        *(put(x, [None, j], values[:, 0, None], True), put(x, [i.view(2, 3), j.view(2, 3)], values[0, :3], True)),
+        *(x.index_add(1, j, values[:4, :6, None].expand(4, 6, 3), alpha=2), x.index_fill(2, j[:1], 7.0)),
+        *(x.index_copy(0, i[:1], values[None, 0, :, None].expand(1, 7, 3)),),
+        *(x.index_reduce(0, i, values[:, :, None].expand(6, 7, 3), kind) for kind in ("prod", "mean", "amax", "amin")),
+        *(
+            x.scatter_reduce(
+                0, i.view(6, 1, 1).expand(6, 7, 3), values[:, :, None].expand(6, 7, 3), kind, include_self=own
+            )
+            for kind in ("sum", "prod", "mean", "amax", "amin")
+            for own in (False, True)
+        ),
+        functional.max_unpool1d(*functional.max_pool1d(x, 3, return_indices=True), 3),
+        functional.max_unpool2d(*functional.max_pool2d(x, 3, return_indices=True), 3),
+    )
+
+
 RIGHT: dict[str, Of] = {
+    "what is put at places": Of(
+        puts,
+        torch.randint(-8, 8, (4, 7, 3), generator=generator()).float(),
+        torch.tensor([3, 0, 3, 1, 0, 3]),
+        torch.tensor([0, 2, 2, 1, 0, 2]),
+        torch.randint(1, 3, (6, 7), generator=generator()).float(),
+    ),
     "places of float16 are rounded": Of(samples("bilinear"), IMAGE.half(), GRID.half()),
     "places of bfloat16 are rounded": Of(samples("nearest"), IMAGE.bfloat16(), GRID.bfloat16()),
     "half precision overflows where PyTorch's does": Of(
