@@ -65,8 +65,18 @@ def rows_kept(rows: int, read: Callable[[Any, Any, Any], Any], *, beside: bool =
     return te.create_prim_func([a, b, *results]).with_attr("global_symbol", "main")
 
 
-def test_rows_beyond_the_last_that_nobody_reads_are_no_zeros() -> None:
-    function = rows_kept(LAST, lambda c, i, j: c[i, j] + 1.0)
+def copied(rows: int, place: Callable[[Any], Any] = lambda i: i) -> Any:
+    """The same behind a copy of all rows, as of a register tile before what follows the product."""
+    a, b = te.placeholder((LAST, 16), name="a"), te.placeholder((16, 32), name="b")
+    k = te.reduce_axis((0, 16), name="k")
+    c = te.compute((ROWS, 32), lambda i, j: te.sum(padded(a, i, k) * b[k, j], axis=k), name="c")
+    copy = te.compute((ROWS, 32), lambda i, j: c[place(i), j], name="copy")
+    kept = te.compute((rows, 32), lambda i, j: copy[i, j] + 1.0, name="d")
+    return te.create_prim_func([a, b, kept]).with_attr("global_symbol", "main")
+
+
+@pytest.mark.parametrize("function", [rows_kept(LAST, lambda c, i, j: c[i, j] + 1.0), copied(LAST)])
+def test_rows_beyond_the_last_that_nobody_reads_are_no_zeros(function: Any) -> None:
     changed = without_branches(function)
     assert (choices(function.body), choices(changed.body)) == (["prim.if_then_else"], [])
     a, b = np.random.default_rng(0).normal(size=(2, 16, 32)).astype(np.float32)
@@ -85,6 +95,8 @@ def test_rows_beyond_the_last_that_nobody_reads_are_no_zeros() -> None:
         rows_kept(LAST, lambda c, i, j: c[i + 1, j]),
         rows_kept(LAST, lambda c, i, j: c[ROWS - 1 - i, j]),
         rows_kept(LAST, lambda c, i, j: c[i, j], beside=True),
+        copied(LAST + 1),
+        copied(LAST, lambda i: ROWS - 1 - i),
     ],
 )
 def test_rows_beyond_the_last_that_somebody_reads_are_zeros(function: Any) -> None:
