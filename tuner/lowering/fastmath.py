@@ -44,6 +44,7 @@ from tuner.lowering.extrema import has_exponentials, keep_nan
 from tuner.lowering.inequalities import hold_for_nan
 from tuner.lowering.padded_reads import without_branches
 from tuner.lowering.remainders import split_remainders
+from tuner.lowering.selections import select_values
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
 MATH_VERSION = 2
@@ -93,9 +94,10 @@ def expand_intrinsics(mod: Any) -> Any:
     """The module with arithmetic in place of the intrinsics in its tensor functions; for code generators of CPUs.
 
     Loops over remainders are split for them as well (remainders.py), padding of rows is read without a branch
-    (padded_reads.py), vectorised loops that bind variables are made plain (bindings.py), booleans between stages are bytes
-    (booleans.py), bfloat16 is computed in float32 (bfloat16.py), maxima keep NaN (extrema.py), and it is unequal to all
-    (inequalities.py). Products of bytes are calls (dot_products.py), of which PIPELINE of stack.py makes instructions.
+    (padded_reads.py), choices between values are selections (selections.py), vectorised loops that bind variables are made
+    plain (bindings.py), booleans between stages are bytes (booleans.py), bfloat16 is computed in float32 (bfloat16.py),
+    maxima keep NaN (extrema.py), and it is unequal to all (inequalities.py). Products of bytes are calls (dot_products.py),
+    of which PIPELINE of stack.py makes instructions.
     Sines, cosines and tangents stay calls, which PIPELINE expands (sines.py).
     Before TVM lowers the module: loops are still to be vectorised. Variables that are bound here are unique; passes that
     copy statements keep them so. Other functions of the module stay as they are.
@@ -122,7 +124,7 @@ def _expanded_power(call: Any) -> Any:
 
 
 def _expand_function(function: Any, _mod: Any, _context: Any) -> Any:
-    function = mark(without_branches(split_remainders(function)))
+    function = select_values(mark(without_branches(split_remainders(function))))
     exponentials = has_exponentials(function)
     body = tvm_ffi.structural_map(function.body, [(ir.Call, _expanded)])
     function = expand_bfloat16(function if body.same_as(function.body) else function.with_body(body))

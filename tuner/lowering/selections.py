@@ -1,0 +1,112 @@
+"""Choices between values, by values, without a branch.
+
+    c(x) ? a(x) : b(x)
+
+is a branch in TVM's code, and a vectorised loop around it becomes scalar: with an ELU or a softplus behind it a convolution
+took two to eight times as long. Where the condition is about numbers that were read, not about places, where both
+sides are plain arithmetic, and where all that they read lies within its buffer whatever the condition, both are computed and
+one is selected, which vectors do as well. What is read is bound to variables: TVM makes a branch again of a selection that
+reads memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.tvm_compat import ir, structural_walk, sym, tirx, tvm, tvm_ffi
+
+_CHOICE = "prim.if_then_else"
+_CHEAP = frozenset(
+    f"tirx.{name}"
+    for name in (
+        "exp",
+        "log",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "sqrt",
+        "rsqrt",
+        "fabs",
+        "floor",
+        "ceil",
+        "isnan",
+        "reinterpret",
+    )
+)
+"""Functions that vector units have, or that are made of what they have (fastmath.py); none of them traps."""
+_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+def select_values(function: Any) -> Any:
+    """The tensor function with such choices as selections; what it computes is the same. Before TVM lowers it, and before
+    its functions become arithmetic."""
+    blocks: list[Any] = []
+    structural_walk(function.body, (tvm.s_tir.SBlock, blocks.append))
+    places = _Places([axis for block in blocks for axis in block.iter_vars])
+    body = tvm_ffi.structural_map(function.body, [(tirx.BufferStore, lambda store: _stored(store, places))])
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+def _stored(store: Any, places: _Places) -> Any:
+    bound: list[tuple[Any, Any]] = []
+
+    def variable(load: Any) -> Any:
+        for name, known in bound:
+            if tvm_ffi.structural_equal(known, load):
+                return name
+        bound.append((tirx.Var("read", load.ty), load))
+        return bound[-1][0]
+
+    def chosen(call: Any) -> Any:
+        if getattr(call.op, "name", "") != _CHOICE or not _can_be_selected(call, places):
+            return call
+        return tirx.Select(*(tvm_ffi.structural_map(each, [(ir.TensorLoad, variable)]) for each in call.args))
+
+    value = tvm_ffi.structural_map(store.value, [(ir.Call, chosen)])
+    if value.same_as(store.value):
+        return store
+    for name, load in reversed(bound):
+        value = tirx.Let(name, load, value)
+    return tirx.BufferStore(store.buffer, value, store.indices)
+
+
+def _can_be_selected(call: Any, places: _Places) -> bool:
+    condition, *sides = call.args
+    loads = [load for each in call.args for load in _nodes(each, ir.TensorLoad)]
+    return not places.are_in(condition) and all(map(_is_plain, sides)) and all(map(places.are_within, loads))
+
+
+class _Places:
+    """The axes of a tensor function's blocks, which are bounded by their extents wherever a block runs."""
+
+    def __init__(self, axes: Sequence[Any]) -> None:
+        self._axes, self._analyzer = [axis.var for axis in axes], sym.Analyzer()
+        for axis in axes:
+            self._analyzer.bind(axis.var, axis.dom)
+
+    def are_in(self, expression: Any) -> bool:
+        """Whether the expression is about one of the axes, but for what it reads there."""
+        without = tvm_ffi.structural_map(expression, [(ir.TensorLoad, lambda load: tirx.Var("read", load.ty))])
+        return any(each.same_as(axis) for each in _nodes(without, ir.Var) for axis in self._axes)
+
+    def are_within(self, load: Any) -> bool:
+        """Whether what is read lies within its buffer."""
+        prove = self._analyzer.can_prove
+        return all(
+            prove(index >= 0) and prove(index < extent)
+            for index, extent in zip(load.indices, load.source.shape, strict=True)
+        )
+
+
+def _is_plain(expression: Any) -> bool:
+    """Arithmetic that may be computed whatever its operands hold."""
+    names = [str(getattr(call.op, "name", "")) for call in _nodes(expression, ir.Call)]
+    divisors = [each.b for kind in _DIVISIONS for each in _nodes(expression, kind) if "int" in str(each.ty.dtype)]
+    return _CHEAP.issuperset(names) and all(isinstance(each, tirx.IntImm) and int(each) != 0 for each in divisors)
+
+
+def _nodes(expression: Any, kind: Any) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(expression, (kind, found.append))
+    return found
