@@ -84,3 +84,17 @@ def preparation(result: dict[str, Any]) -> Lines:
         yield ""
         times = {"time": lambda row: time(row["median_secs"]), "ratio": lambda row: ratio(row["ratio"])}
         yield from table(timed, plain("variant", "layers", "kernels") | times)
+
+
+def side_by_side(result: dict[str, Any]) -> Lines:
+    """What a process of each side takes alone and in company, and the slowest turn."""
+    times = {
+        name: lambda row, field=field: time(row[field])
+        for name, field in (
+            ("alone", "alone_secs"),
+            ("together", "together_secs"),
+            ("slowest together", "slowest_together_secs"),
+        )
+    }
+    cost = {"together over alone": lambda row: ratio(row["together_secs"] / row["alone_secs"])}
+    return table(result["rows"], plain("model", "side", "processes") | times | cost)

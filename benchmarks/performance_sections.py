@@ -215,6 +215,13 @@ SECTIONS = (
         script="memory_bound_cuda",
         table=gpu_tables.memory_bound_cuda,
     ),
+    Section(
+        file="side_by_side",
+        title="Processes side by side",
+        script="side_by_side",
+        table=operator_tables.side_by_side,
+        more="On 32 cores, with schedules that nobody tuned.",
+    ),
     Section(file="preparation", title="Graph preparation", script="preparation", table=operator_tables.preparation),
     Section(file="throughput", title="Trials a second, CPU", script="throughput", table=tables.throughput),
     Section(file="throughput_cuda", title="Trials a second, GPU", script="throughput", table=tables.throughput),
