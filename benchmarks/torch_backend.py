@@ -1,6 +1,7 @@
 """torch.compile(backend="pitchpipe"): against eager, inductor and pitchpipe.load, inference and training steps.
 
     python benchmarks/torch_backend.py --json > benchmarks/results/torch_backend.json
+    python benchmarks/torch_backend.py --models benchmarks/irregular.py --seconds 40 --json
     python benchmarks/torch_backend.py --work build/torch_backend --only resnet18 --phase tune
     python benchmarks/torch_backend.py --work build/torch_backend --only resnet18 --phase time
     python benchmarks/torch_backend.py --work build/torch_backend --phase report --json
