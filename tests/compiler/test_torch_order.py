@@ -131,6 +131,10 @@ def puts(x: Any, i: Any, j: Any, values: Any) -> Any:
 
 
 RIGHT: dict[str, Of] = {
+    "running extrema and sums of exponentials": Of(
+        lambda x: (*x.cummax(-1), *x.cummin(0), x.logcumsumexp(1), x.logcumsumexp(0)),
+        torch.tensor([[1.0, NAN, 3.0, -2.0], [INF, -INF, 2.0, 2.0], [-INF, -INF, 0.5, 90.0], [-90.0, 1.0, INF, INF]]),
+    ),
     "what is put at places": Of(
         puts,
         torch.randint(-8, 8, (4, 7, 3), generator=generator()).float(),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, lowest, shape_of, wide
+from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
 from tuner.ingest.aten.sorting import keys
-from tuner.tvm_compat import relax, te, tirx
+from tuner.ingest.aten.unary import log1p_of
+from tuner.tvm_compat import ir_builder, relax, te, tir_script, tirx
 
 op = relax.op
 
@@ -92,49 +94,63 @@ def _running(to: Emitter, x: Any, dim: int, largest: bool) -> tuple[Any, Any]:
     else:
         ordered = to.emit(op.bitwise_not(keys(to, x)))
 
-    def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
-        value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype_of(ordered))), axis=k)
+    def place(given: Any, at: Any, before: Any) -> Any:
+        best = given[0][(*at[:dim], before, *at[dim + 1 :])]
+        return tirx.Select(given[0][at] >= best, tirx.Cast("int64", at[dim]), before)
 
-    best = to.compute("running", body, shape, ordered)
-
-    def place(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
-        equal = given[0](*at[:dim], k.var, *at[dim + 1 :]) == given[1](*at)
-        return te.max(tirx.if_then_else(tirx.all(k.var <= at[dim], equal), k.var, int64(-1)), axis=k)
-
-    places = to.compute("place", place, shape, ordered, best)
+    places = _one_after_another(to, "running", dim, "int64", place, lambda *_: int64(0), ordered)
     return gathered(to, x, dim, places), places
 
 
 @converter("logcumsumexp.default")
 def logcumsumexp(to: Emitter, x: Any, dim: int) -> Any:
+    """log(e^a + e^b) = m + log1p(e^(l - m)) of the sum before and the next element, m the larger and l the smaller one."""
     dtype, shape = wide(to.dtype), shape_of(x)
     if not shape:
         return x
     dim %= len(shape)
-    x = to.cast(x, dtype)
-    peak, _ = _running_max(to, x, dim, dtype, shape)
 
-    def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
-        value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        top = given[1](*at)
-        term = tirx.if_then_else(value == top, tirx.const(1, dtype), tirx.exp(value - top))
-        return te.sum(tirx.if_then_else(k.var <= at[dim], term, tirx.const(0, dtype)), axis=k)
+    def step(given: Any, at: Any, before: Any) -> Any:
+        value = given[0][at]
+        larger, smaller = tirx.max(value, before), tirx.min(value, before)
+        total = larger + log1p_of(tirx.exp(smaller - larger))
+        total = tirx.if_then_else(tirx.EQ(larger, smaller), larger + tirx.const(math.log(2), dtype), total)
+        return tirx.if_then_else(tirx.isnan(value), value, tirx.if_then_else(tirx.isnan(before), before, total))
 
-    total = to.compute("sum", body, shape, x, peak)
-    return to.cast(to.emit(op.add(to.emit(op.log(total)), peak)), to.dtype)
+    found = _one_after_another(to, "logsum", dim, dtype, step, lambda given, at: given[0][at], to.cast(x, dtype))
+    return to.cast(found, to.dtype)
 
 
-def _running_max(to: Emitter, x: Any, dim: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Any]:
-    def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(shape[dim])), "k")
-        value = given[0](*at[:dim], k.var, *at[dim + 1 :])
-        return te.max(tirx.if_then_else(k.var <= at[dim], value, lowest(dtype)), axis=k)
+def _one_after_another(
+    to: Emitter,
+    name: str,
+    dim: int,
+    dtype: str,
+    step: Callable[[Any, Any, Any], Any],
+    first: Callable[[Any, Any], Any],
+    *tensors: Any,
+) -> Any:
+    """A tensor whose elements along an axis are step(tensors, indices, the one before), and first(tensors, indices). All
+    tensors have its shape. On a GPU each line along the axis is a thread."""
+    shape = shape_of(tensors[0])
+    others = [axis for axis in range(len(shape)) if axis != dim and shape[axis] > 1]
 
-    return to.compute("running", body, shape, x), None
+    def kernel(given: Any, out: Any) -> Any:
+        with ir_builder.IRBuilder() as builder:
+            with contextlib.ExitStack() as nest:
+                at = [int64(0)] * len(shape)
+                for axis in (*others, dim):
+                    at[axis] = nest.enter_context(tir_script.serial(0, int64(shape[axis])))
+                place = at[dim]
+                last = out[(*at[:dim], tirx.max(place - 1, int64(0)), *at[dim + 1 :])]
+                value = tirx.if_then_else(place > 0, step(given, tuple(at), last), first(given, tuple(at)))
+                tir_script.buffer_store(out, value, at)
+            return builder.get()
+
+    def made(*given: Any) -> Any:
+        return te.extern([shape], list(given), lambda ins, outs: kernel(ins, outs[0]), dtype=dtype, name=name)
+
+    return to.te(name, made, *tensors)
 
 
 @converter("histc.default")
