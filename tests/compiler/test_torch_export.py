@@ -64,6 +64,19 @@ def test_a_module_computes_the_same_after_its_journey() -> None:
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_two_examples_that_are_one_tensor_stay_two_inputs() -> None:
+    class Difference(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, one: Any, others: list[Any], *, last: Any) -> Any:
+            return one - 2 * others[0] + 4 * others[1] - 8 * last
+
+    x = torch.ones(3)
+    data, _ = from_torch(Difference().eval(), (x, [x, torch.zeros(3)]), {"last": x})
+    ingested = ingest(data, ModelFormat.RELAX)
+    given = [np.full(3, value, np.float32) for value in (1, 2, 3, 4)]
+    (found,) = run(finish(prepare(load_ir(ingested.ir), TARGET), TARGET), ingested, {}, given)
+    assert found.tolist() == [1 - 2 * 2 + 4 * 3 - 8 * 4] * 3
+
+
 def test_parameters_and_buffers_are_named_as_in_the_state_dict() -> None:
     module, inputs = example()
     _, weights = from_torch(module, inputs)

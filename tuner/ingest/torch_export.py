@@ -65,14 +65,29 @@ def from_torch(
     """
     if getattr(module, "training", False):
         raise InvalidModel("the module is in training mode: call module.eval() first")
-    # Of views of one tensor torch's decompositions take every extent for a variable.
-    examples = tuple(each.clone() if getattr(each, "_base", None) is not None else each for each in example_inputs)
+    examples, named = _apart((tuple(example_inputs), dict(keywords or {})))
     with quiet(), torch.no_grad(), _unvalidated():
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             module = module_of_torchscript(module, examples)
         within = _Inside.PREFIX if _has_attributes_of_graphs(module) else ""
-        program = _exported(_Inside(module) if within else module, examples, dict(keywords or {}))
+        program = _exported(_Inside(module) if within else module, examples, named)
     return from_exported_program(program, numbers=numbers, within=within)
+
+
+def _apart(arguments: Any) -> Any:
+    """The arguments with copies of views, and of a tensor that is there twice. Of views torch's decompositions take every
+    extent for a variable; of two arguments that are one tensor torch.export reads the second alone, whatever comes later."""
+    seen: set[int] = set()
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf._base is not None or id(leaf) in seen:
+            return leaf.clone()
+        seen.add(id(leaf))
+        return leaf
+
+    return torch.utils._pytree.tree_map(one, arguments)
 
 
 class _Inside(torch.nn.Module):  # type: ignore[misc]
