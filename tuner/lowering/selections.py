@@ -35,6 +35,8 @@ _CHEAP = frozenset(
     )
 )
 """Functions that vector units have, or that are made of what they have (fastmath.py); none of them traps."""
+_UNTOUCHED = "bfloat16"
+"""bfloat16.py, which comes later, takes no statement apart that binds variables beside numbers of this type."""
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
@@ -49,6 +51,9 @@ def select_values(function: Any) -> Any:
 
 
 def _stored(store: Any, places: _Places) -> Any:
+    made = [each for kind in (ir.Call, ir.TensorLoad, tirx.Cast) for each in _nodes(store.value, kind)]
+    if any(str(getattr(each.ty, "dtype", "")) == _UNTOUCHED for each in made):
+        return store
     bound: list[tuple[Any, Any]] = []
 
     def variable(load: Any) -> Any:
