@@ -192,6 +192,13 @@ SECTIONS = (
     ),
     Section(file="torch_backend", title="torch.compile", script="torch_backend", table=tables.torch_backend),
     Section(
+        file="torch_backend_irregular",
+        title="torch.compile of models that recur, scatter and choose",
+        script="torch_backend",
+        table=tables.torch_backend,
+        more="Those of `benchmarks/irregular.py`, each tuned for 30 s.",
+    ),
+    Section(
         file="operators", title="MetaSchedule's own workloads", script="operators", table=operator_tables.operators
     ),
     Section(
