@@ -90,6 +90,18 @@ def test_a_choice_that_may_guard_something_stays(body: Callable[..., Any], dtype
     assert tvm_ffi.structural_equal(select_values(function), function)
 
 
+def test_what_is_read_where_a_bound_number_says_stays_behind_its_binding() -> None:
+    """The place is within the buffer, whatever the number is."""
+
+    def body(i: Any, j: Any, x: Any, k: Any) -> Any:
+        place = tirx.Var("place", "int32")
+        chosen = tirx.if_then_else(x[i, j] > ZERO, x[i, tirx.max(tirx.min(place, 15), 0)], ZERO)
+        return tirx.Let(place, k[i, j] + 1, chosen)
+
+    function = chosen(body, "float32", "int32")
+    assert tvm_ffi.structural_equal(select_values(function), function)
+
+
 @pytest.mark.parametrize("name", ["elu", "selu", "celu", "softplus", "mish", "leaky_relu", "logsigmoid", "hardshrink"])
 def test_activations_behind_a_product_are_what_pytorch_gives(name: str) -> None:
     functional = torch.nn.functional

@@ -92,11 +92,13 @@ class _Places:
 
     def are_in(self, expression: Any) -> bool:
         """Whether the expression is about one of the axes, but for what it reads there."""
-        without = tvm_ffi.structural_map(expression, [(ir.TensorLoad, lambda load: tirx.Var("read", load.ty))])
-        return any(each.same_as(axis) for each in _nodes(without, ir.Var) for axis in self._axes)
+        return any(each.same_as(axis) for each in _variables(expression) for axis in self._axes)
 
     def are_within(self, load: Any) -> bool:
-        """Whether what is read lies within its buffer."""
+        """Whether what is read lies within its buffer, and where depends on the axes and on what is read alone: not on what
+        the statement binds."""
+        if any(not any(each.same_as(axis) for axis in self._axes) for at in load.indices for each in _variables(at)):
+            return False
         prove = self._analyzer.can_prove
         return all(
             prove(index >= 0) and prove(index < extent)
@@ -109,6 +111,12 @@ def _is_plain(expression: Any) -> bool:
     names = [str(getattr(call.op, "name", "")) for call in _nodes(expression, ir.Call)]
     divisors = [each.b for kind in _DIVISIONS for each in _nodes(expression, kind) if "int" in str(each.ty.dtype)]
     return _CHEAP.issuperset(names) and all(isinstance(each, tirx.IntImm) and int(each) != 0 for each in divisors)
+
+
+def _variables(expression: Any) -> list[Any]:
+    """Those outside of what it reads."""
+    zero = [(ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype)))]
+    return _nodes(tvm_ffi.structural_map(expression, zero), ir.Var)
 
 
 def _nodes(expression: Any, kind: Any) -> list[Any]:
