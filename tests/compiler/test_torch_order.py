@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,16 @@ from pitchpipe.errors import UnsupportedOperator, UnsupportedShape  # noqa: E402
 from pitchpipe.model.comparison import difference  # noqa: E402
 from pitchpipe.model.reference import torch_runner  # noqa: E402
 from pitchpipe.model.reference.torch_runner import TorchRunner  # noqa: E402
+from pitchpipe.target_kind import kind_of  # noqa: E402
 from pitchpipe.torch_operators.arrays import to_array  # noqa: E402
 from pitchpipe.torch_operators.ties import TiesByPlace  # noqa: E402
-from tests.compiler.programs import TARGET  # noqa: E402
+from tests.compiler.programs import TARGET, UNOPTIMISED, workloads_of  # noqa: E402
 from tests.compiler.test_torch_operators import Of  # noqa: E402
+from tuner.deploy.forks import in_forks  # noqa: E402
+from tuner.ingest import parse_container  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
+from tuner.measure.build import apply, compile_module  # noqa: E402
+from tuner.tvm_compat import load_ir, tensor_in, tvm  # noqa: E402
 
 functional = torch.nn.functional
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unoptimised")]
@@ -99,6 +106,43 @@ def samples(mode: str) -> Any:
         for padding in ("zeros", "reflection")
         for align in (False, True)
     ]
+
+
+def beside_forbidden_pages(array: Any) -> Any:
+    """A tensor with the bytes of an array of whole pages, behind which a read ends the process."""
+    memory = mmap.mmap(-1, array.nbytes + (1 << 20))
+    found = np.frombuffer(memory, np.uint8)
+    behind = ctypes.c_void_p(found.ctypes.data + array.nbytes)
+    assert array.nbytes % mmap.PAGESIZE == 0
+    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(1 << 20), 0) == 0
+    found[: array.nbytes] = array.reshape(-1).view(np.uint8)
+    return tensor_in(found[: array.nbytes], array.shape, str(array.dtype))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+def test_a_sample_reads_nothing_beyond_the_image(padding: str) -> None:
+    x, grid = torch.randn(1, 8, 16, 16, generator=generator()), GRID * 2
+    grid[0, 0, 0, 0], grid[0, 0, 1, 1] = NAN, INF
+    module = Of(lambda x, grid: functional.grid_sample(x, grid, padding_mode=padding), x, grid)
+    ir = parse_container(from_torch(module.eval(), module.tensors)[0]).ir
+    (sample,) = (w for w in workloads_of(ir, TARGET).values() if "floor" in str(load_ir(w.ir)))
+    trace = kind_of(TARGET).default_trace(sample, TARGET)
+    program = compile_module(apply(load_ir(sample.ir), trace), UNOPTIMISED).get_function("main", query_imports=True)
+
+    def run(_: int) -> bytes:
+        out = tvm.runtime.empty((1, 5, 6, 8), "float32")
+        program(
+            beside_forbidden_pages(np.ascontiguousarray(x.permute(0, 2, 3, 1).numpy())),
+            tvm.runtime.tensor(grid.numpy()),
+            out,
+        )
+        return out.numpy().tobytes()
+
+    (found,) = in_forks(run, 1, processes=1, limit_secs=60)
+    assert isinstance(found, bytes), found
+    expected = module(x, grid).permute(0, 2, 3, 1).numpy()
+    ours = np.frombuffer(found, np.float32).reshape(expected.shape)
+    np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
 def with_masks(x: Any, mask: Any, rows: Any, values: Any) -> Any:

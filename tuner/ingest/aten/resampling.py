@@ -149,7 +149,8 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
 
     Modes: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 the border, 2 reflection. Where x is of half precision PyTorch
     rounds places to it, step by step, and so does this: one of bfloat16 beyond 16 is off by up to a sixteenth, which shows
-    in what is read there; its linear sums are rounded as well.
+    in what is read there; its linear sums are rounded as well. Channels are the last axis of the tensor functions: what one
+    reads at a place lies together, and the place is computed once.
     """
     spatial = shape_of(x)[2:]
     rank = len(spatial)
@@ -157,7 +158,9 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
     if result == "bfloat16" and interpolation_mode == 2:
         raise NotImplementedError("cubic sampling in bfloat16, whose weights PyTorch rounds away")
     dtype = wide(result)
-    x, grid = to.cast(x, dtype), to.cast(grid, dtype)
+    x = to.permute(to.cast(x, dtype), [0, *range(2, rank + 2), 1])
+    grid = to.cast(grid, dtype)
+    shape = [to.shape[0], *to.shape[2:], to.shape[1]]
 
     def near(value: Any) -> Any:
         return value if dtype == result else rounded(value, result)
@@ -175,7 +178,7 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
         if padding_mode == 2:
             place = reflected(place, extent)
         if padding_mode:
-            place = tirx.max(tirx.min(place, number(extent - 1)), number(0))
+            place = tirx.Select(place > number(0), tirx.min(place, number(extent - 1)), number(0))
         return place
 
     def reflected(place: Any, extent: int) -> Any:
@@ -187,55 +190,73 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
         rest = away - tirx.trunc(near(away / period)) * period
         return near(tirx.min(rest, period - rest) + number(low))
 
-    def read(given: Any, at: Any, places: Sequence[Any]) -> Any:
-        inside, index = [], []
-        for place, extent in zip(places, spatial, strict=True):
-            inside += [place >= number(0), place <= number(extent - 1)]
-            safe = tirx.max(tirx.min(place, number(extent - 1)), number(0))
-            index.append(safe.astype("int64"))
-        return tirx.if_then_else(tirx.all(*inside), given[0](at[0], at[1], *index), number(0))
+    def position(place: Any, extent: int) -> Any:
+        """A whole place as an index; one outside, at most two from the ends, where it is outside or no number."""
+        return tirx.Select(place > number(-2), tirx.min(place, number(extent)), number(-2)).astype("int32")
+
+    def positions(places: Sequence[Any]) -> list[Any]:
+        return [position(*each) for each in zip(places, spatial, strict=True)]
+
+    def read(given: Any, at: Any, indices: Sequence[Any]) -> Any:
+        """The element, 0 outside. Both sides of a Select are evaluated, and TVM, which takes the condition to hold where the
+        element is read, would drop the bounds of an index there: of the index as an unsigned number it concludes nothing."""
+        inside = [
+            index.astype("uint32") < tirx.const(extent, "uint32")
+            for index, extent in zip(indices, spatial, strict=True)
+        ]
+        safe = [
+            tirx.max(tirx.min(index, extent - 1), 0).astype("int64")
+            for index, extent in zip(indices, spatial, strict=True)
+        ]
+        return tirx.Select(tirx.all(*inside), given[0](at[0], *safe, at[-1]), number(0))
 
     def place_of(tensor: Any, at: Any, axis: int) -> Any:
         return in_pixels(tensor(*at, int64(rank - 1 - axis)), spatial[axis])
 
-    def rounded_place(axis: int) -> Any:
-        """As a tensor of its own: written out in the sum below, the roundings of all places would be a large expression."""
+    def places_along(axis: int) -> Any:
+        """As a tensor of its own, where places written out in the sum below would be a large expression."""
         shape = shape_of(grid)[:-1]
         found = to.compute("place", lambda given, at: place_of(given[0], at, axis), shape, grid)
         if interpolation_mode == 2 or not padding_mode:
             return found
         return to.compute("place", lambda given, at: bounded(given[0](*at), spatial[axis]), shape, found)
 
+    def indices_along(axis: int, places: Any) -> Any:
+        """Of the four elements around places that a cubic sum reads, the first axis."""
+
+        def index(given: Any, at: Any) -> Any:
+            near_by = tirx.floor(given[0](*at[1:])) + (at[0] - 1).astype(dtype)
+            return position(bounded(near_by, spatial[axis]), spatial[axis])
+
+        return to.compute("index", index, [4, *shape_of(places)], places)
+
     def body(given: Any, at: Any) -> Any:
-        own = [at[0], *at[2:]]
-        if dtype != result:
-            places = [tensor(*own) for tensor in given[1:]]
+        own = at[:-1]
+        if of_their_own:
+            places = [tensor(*own) for tensor in given[1 : rank + 1]]
         else:
-            places = [place_of(given[1], own, axis) for axis in range(rank)]
+            places = [bounded(place_of(given[1], own, axis), spatial[axis]) for axis in range(rank)]
         if interpolation_mode == 2:
-            return _cubic(given, at, places, spatial, bounded, read, number)
-        if dtype == result:
-            places = [bounded(place, extent) for place, extent in zip(places, spatial, strict=True)]
+            return _cubic(places, lambda y, x: read(given, at, [given[3](y, *own), given[4](x, *own)]), number)
         if interpolation_mode == 1:
-            return read(given, at, [tirx.nearbyint(place) for place in places])
+            return read(given, at, positions([tirx.nearbyint(place) for place in places]))
         lows = [tirx.floor(place) for place in places]
+        first = positions(lows)
         total = number(0)
         for corner in itertools.product((0, 1), repeat=rank):
             weight = number(1)
             for place, low, side in zip(places, lows, corner, strict=True):
                 weight = weight * (place - low if side else number(1) - (place - low))
-            total = total + weight * read(
-                given, at, [low + number(side) for low, side in zip(lows, corner, strict=True)]
-            )
+            total = total + weight * read(given, at, [low + side for low, side in zip(first, corner, strict=True)])
         return total
 
     def rounded_sum(places: Sequence[Any]) -> Any:
         """Corner after corner, tensors of their own for the same reason; weights multiplied from the innermost axis."""
-        total = to.emit(op.zeros(relax.ShapeExpr(to.shape), dtype))
+        total = to.emit(op.zeros(relax.ShapeExpr(shape), dtype))
         for corner in itertools.product((0, 1), repeat=rank):
 
             def add(given: Any, at: Any, corner: Any = corner) -> Any:
-                here = [tensor(at[0], *at[2:]) for tensor in given[2:]]
+                here = [tensor(*at[:-1]) for tensor in given[2:]]
                 lows = [tirx.floor(place) for place in here]
                 parts = [
                     place - low if side else number(1) - (place - low)
@@ -244,19 +265,24 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
                 weight = parts[-1]
                 for part in parts[-2::-1]:
                     weight = near(weight * part)
-                value = read(given, at, [low + number(side) for low, side in zip(lows, corner, strict=True)])
+                value = read(given, at, [low + side for low, side in zip(positions(lows), corner, strict=True)])
                 return near(given[1](*at) + near(weight * value))
 
-            total = to.compute("corner", add, to.shape, x, total, *places)
+            total = to.compute("corner", add, shape, x, total, *places)
         return total
 
-    where = [grid] if dtype == result else [rounded_place(axis) for axis in range(rank)]
+    of_their_own = dtype != result or interpolation_mode == 2 or padding_mode == 2
+    where = [places_along(axis) for axis in range(rank)] if of_their_own else [grid]
+    if interpolation_mode == 2:
+        where += [indices_along(axis, where[axis]) for axis in range(rank)]
     if dtype != result and interpolation_mode == 0:
-        return to.cast(rounded_sum(where), result)
-    return to.cast(to.compute("grid_sample", body, to.shape, x, *where), result)
+        found = rounded_sum(where)
+    else:
+        found = to.compute("grid_sample", body, shape, x, *where)
+    return to.cast(to.permute(found, [0, rank + 1, *range(1, rank + 1)]), result)
 
 
-def _cubic(given: Any, at: Any, raw: Any, spatial: Any, bounded: Any, read: Any, number: Any) -> Any:
+def _cubic(places: Sequence[Any], read: Callable[[int, int], Any], number: Callable[[float], Any]) -> Any:
     a = CUBIC
 
     def weights(t: Any) -> list[Any]:
@@ -269,12 +295,8 @@ def _cubic(given: Any, at: Any, raw: Any, spatial: Any, bounded: Any, read: Any,
         one, two = number(1), number(2)
         return [far(t + one), near(t), near(one - t), far(two - t)]
 
-    lows = [tirx.floor(place) for place in raw]
-    parts = [weights(place - low) for place, low in zip(raw, lows, strict=True)]
+    parts = [weights(place - tirx.floor(place)) for place in places]
     total = number(0)
     for y, x in itertools.product(range(4), repeat=2):
-        places = [
-            bounded(low + number(offset - 1), extent) for low, offset, extent in zip(lows, (y, x), spatial, strict=True)
-        ]
-        total = total + parts[0][y] * parts[1][x] * read(given, at, places)
+        total = total + parts[0][y] * parts[1][x] * read(y, x)
     return total
