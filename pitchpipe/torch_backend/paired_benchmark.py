@@ -21,6 +21,7 @@ import torch
 from pitchpipe.deploy.identity import machine_key, read_json
 from pitchpipe.model import comparison
 from pitchpipe.torch_backend.own_code import own_code
+from pitchpipe.torch_operators.ties import TiesByPlace
 from pitchpipe.wire._base import Wire
 from pitchpipe.wire.ids import json_digest
 
@@ -131,11 +132,18 @@ class PairedBenchmark:
 def compared(
     ours: Callable[[], Outcome], theirs: Callable[[], Outcome], nudged: Callable[[], Outcome] | None = None
 ) -> str | None:
-    """How the results of both sides differ, by one run of each; None when they do not."""
+    """How the results of both sides differ, by one run of each; None when they do not.
+
+    Where they differ, they are compared again with equal elements in one order, which PyTorch leaves open (`TiesByPlace`).
+    """
     found, expected = ours(), theirs()
     wrong = difference(found.tensors, expected.tensors, computed=found.computed)
-    if wrong is not None and nudged is not None:
-        wrong = difference(found.tensors, expected.tensors, nudged().tensors, computed=found.computed)
+    if wrong is not None:
+        with TiesByPlace():
+            expected = theirs()
+            wrong = difference(found.tensors, expected.tensors, computed=found.computed)
+            if wrong is not None and nudged is not None:
+                wrong = difference(found.tensors, expected.tensors, nudged().tensors, computed=found.computed)
     if wrong is None and found.facts != expected.facts:
         at = next(i for i, (a, r) in enumerate(zip(found.facts, expected.facts, strict=True)) if a != r)
         wrong = f"result {at} is {found.facts[at]}, eager's {expected.facts[at]}"

@@ -15,22 +15,22 @@ from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, reshaped, static_shape
 from tuner.graph.one_function import HALF, SUMS, dtype_of
+from tuner.graph.sorts import Sort, sorts
 from tuner.tvm_compat import relax, te, tirx
 
 _PRODUCT = te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype), name="product")
 _SCANS = {"relax.cumprod": (_PRODUCT, 1), "relax.cumsum": (te.sum, 0)}
-_SORTS = ("relax.argsort", "relax.sort", "relax.topk")
 
 
 def decompose_scans(mod: Any) -> Any:
     """The module with cumulative operators and sorts of main as reductions. Bindings must be canonical."""
     def_use = DefUse(mod["main"])
-    replacements: dict[Any, Replacement] = {}
-    for name in (*_SCANS, *_SORTS):
+    replacements: dict[Any, Replacement] = {call: _sort(call) for call in sorts(mod)}
+    for name in _SCANS:
         for _, call in def_use.calls(name):
             shape = static_shape(call.args[0])
             if shape and 0 not in shape and dtype_of(call.args[0]) != "bool":
-                replacements[call] = _scan(call) if name in _SCANS else _sort(call)
+                replacements[call] = _scan(call)
     return replace_calls(mod, replacements)
 
 
@@ -62,23 +62,21 @@ def _scan(call: Any) -> Replacement:
 
 
 def _sort(call: Any) -> Replacement:
-    name, attrs = op_name(call), call.attrs
-    axis = int(attrs.axis) % len(static_shape(call.args[0]) or [0])
-    descending = bool(attrs.largest) if name == "relax.topk" else bool(attrs.descending)
+    sort = Sort.of(call)
 
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         x = current(call.args[0])
-        count = int(attrs.k) if name == "relax.topk" else (static_shape(x) or [])[axis]
-        count = count if count > 0 else (static_shape(x) or [])[axis]
 
         def part(places: bool) -> Any:
-            dtype = str(attrs.dtype) if places else dtype_of(x)
+            dtype = str(call.attrs.dtype) if places else dtype_of(x)
             hint = "argsort" if places else "sort"
-            return builder.call_te(_sorted, x, axis, descending, count, dtype, places, primfunc_name_hint=hint)
+            return builder.call_te(
+                _sorted, x, sort.axis, sort.descending, sort.count, dtype, places, primfunc_name_hint=hint
+            )
 
-        if name != "relax.topk" or str(attrs.ret_type) != "both":
-            return part(name == "relax.argsort" or (name == "relax.topk" and str(attrs.ret_type) == "indices"))
-        return relax.Tuple([builder.emit(part(places)) for places in (False, True)])
+        if sort.values and sort.places:
+            return relax.Tuple([builder.emit(part(places)) for places in (False, True)])
+        return part(sort.places)
 
     return replacement
 

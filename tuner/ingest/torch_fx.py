@@ -17,6 +17,7 @@ from torch import fx
 from tuner.graph.double_norms import decompose_double_norms
 from tuner.graph.half_precision import compute_in_float32
 from tuner.graph.legalise import legalise
+from tuner.graph.sorts import SORTS
 from tuner.ingest import DEFAULT_LIMITS, TensorSpec, container
 from tuner.ingest.aten import import_graph, randomness
 from tuner.ingest.aten.strides import lies_the_same
@@ -48,8 +49,11 @@ RANGED = frozenset({"binary_cross_entropy", "binary_cross_entropy_backward", "hi
 """Operators that raise in PyTorch for values out of a range, which compiled code would take."""
 DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 """Operators for which a zero among whole divisors is an error in PyTorch, and ends the process in compiled code."""
-LOWERED = frozenset({"relax.call_tir", "relax.reshape", "relax.cumprod", "relax.cumsum"})
-"""What is left of an operator that can be compiled; preparation makes tensor functions of the last two in its own way."""
+SORTING = frozenset({"argsort", "kthvalue", "median", "nanmedian", "sort", "topk"})
+MOST_COMPARISONS = 1 << 27
+"""Of an operator that compares every two elements of a line, which takes tens of microseconds on a GPU; PyTorch sorts."""
+LOWERED = frozenset({"relax.call_tir", "relax.reshape", "relax.cumprod", "relax.cumsum", *SORTS})
+"""What is left of an operator that can be compiled; preparation makes tensor functions of all but the first two."""
 DTYPES = frozenset(
     {
         torch.float32,
@@ -104,6 +108,8 @@ def unsupported(node: Any, *, indices_checked: bool = False) -> str | None:
         return reason
     if node.target is torch.ops.aten.as_strided.default and not lies_the_same(node):
         return f"{node.target.__name__} reads memory, which a compiled program arranges as it likes"
+    if (reason := _compares_all(node)) is not None:
+        return reason
     # Results as well: the same arguments may have a result that is used in one place and not in another.
     given, got = fx.node.map_arg((node.args, node.kwargs), _type_text), [_type_text(each) for each in results_of(node)]
     key = f"{node.target}|{given}|{got}|{indices_checked}"
@@ -179,6 +185,17 @@ def _divides_whole_numbers(node: Any) -> bool:
     value, divisor = node.meta["val"], node.args[1]
     whole = not (value.is_floating_point() or value.is_complex())
     return whole and (isinstance(divisor, fx.Node) or divisor == 0)
+
+
+def _compares_all(node: Any) -> str | None:
+    """Why it stays with PyTorch: it would compare too many elements with one another, as a mode does and a GPU's sorts."""
+    name, given = node.target.__name__, node.all_input_nodes
+    kind = name.partition(".")[0]
+    if not given or not (kind == "mode" or (kind in SORTING and given[0].meta["val"].is_cuda)):
+        return None
+    shape = given[0].meta["val"].shape
+    line = shape.numel() if name in ("median.default", "nanmedian.default") else max(shape, default=1)
+    return f"{name} of lines that are too long" if shape.numel() * line > MOST_COMPARISONS else None
 
 
 def _not_lowered(module: Any) -> str | None:

@@ -10,38 +10,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tuner.graph.sorts import key_of
 from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
 from tuner.ingest.aten.reductions import arg_extremum
-from tuner.tvm_compat import relax, te, tirx
+from tuner.tvm_compat import relax, te
 
 op = relax.op
 
 
 def keys(to: Emitter, x: Any) -> Any:
-    """Whole numbers of 32 or 64 bits in the order of the elements.
-
-    Bits of floating-point numbers are in the order of their sizes; those of negative numbers are turned over.
-    """
+    """Whole numbers of 32 or 64 bits in the order of the elements."""
     have = dtype_of(x)
     if not is_float(have):
         return x if have in ("int32", "int64") else to.cast(x, "int32")
     x = to.cast(x, wide(have))
-    kind, mantissa, exponent = ("int64", 52, 11) if have == "float64" else ("int32", 23, 8)
-    width = mantissa + exponent
-    largest, infinity = (1 << width) - 1, ((1 << exponent) - 1) << mantissa
-
-    def number(value: int) -> Any:
-        return tirx.const(value, kind)
-
-    def body(given: Any, at: Any) -> Any:
-        bits = tirx.reinterpret(kind, given[0](*at))
-        size = bits & number(largest)
-        ordered = bits ^ ((bits >> number(width)) & number(largest))
-        ordered = tirx.Select(size == number(0), number(0), ordered)
-        return tirx.Select(size > number(infinity), number(largest), ordered)
-
-    return to.compute("keys", body, shape_of(x), x)
+    return to.compute("keys", lambda given, at: key_of(given[0](*at)), shape_of(x), x)
 
 
 def _sorted(to: Emitter, x: Any, dim: int, descending: bool) -> tuple[Any, Any]:

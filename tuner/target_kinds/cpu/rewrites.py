@@ -16,12 +16,13 @@ from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
 from tuner.graph.slice_views import slice_views
+from tuner.graph.sorts import decompose_sorts
 from tuner.graph.taps_of_padding import drop_taps_of_padding
 from tuner.target_kinds.cpu.even_columns import even_columns
 from tuner.target_kinds.cpu.even_positions import even_positions
 
 REWRITES = Rewrites(
-    always=(decompose_scatters, *ALWAYS),
+    always=(decompose_scatters, decompose_sorts, *ALWAYS),
     products=(
         *PARTS,
         drop_taps_of_padding,
