@@ -69,6 +69,8 @@ def run(scheduled: Any, target: Any, arguments: Sequence[np.ndarray]) -> Lowered
     return lowered
 
 
+_ATOMIC = {"add_to": np.add, "mul_to": np.multiply, "max_to": np.maximum, "min_to": np.minimum}
+"""Functions of tuner/lowering/atomics.py."""
 _KEPT = re.compile(r"\s*\w+ (v_\w*) = (.*);")
 _STORED = re.compile(r"\s*(?:\*\(\w+\*\)\()?(\w+_ptr)\b[^=;]* = ")
 
@@ -346,6 +348,8 @@ class _Kernel:
             return self._if_then_else(*arguments, mask=mask)
         if name == "tvm_storage_sync":
             return self._barrier(mask)
+        if name.removesuffix("_wide") in _ATOMIC:
+            return self._combine(name, *arguments, mask=mask)
         if name in ("cuda.__activemask", "tvm_warp_activemask"):
             return np.zeros(self.threads, dtype=np.uint32)
         if "shfl" in name:
@@ -393,6 +397,28 @@ class _Kernel:
         }[next(kind for kind in ("down", "up", "xor", "sync") if kind in name)]
         inside = (wanted >= 0) & (wanted < width) & (start + wanted < (self.block_of + 1) * self.in_block)
         return value[np.where(inside, start + wanted, number)]
+
+    def _combine(self, name: str, pointer: Any, value: Any, *, mask: np.ndarray) -> int:
+        """An atomic operation on an element of a tensor, or on four neighbours, of one thread after another."""
+        function, wide = _ATOMIC[name.removesuffix("_wide")], name.endswith("_wide")
+        memory, at = self._elements(pointer, 4 if wide else 1, mask)
+        if wide:
+            of, read = self._elements(value, 4, mask)
+            values = self._read(of, read, mask)
+        else:
+            values = np.broadcast_to(self.value(value, mask), (self.threads,))[:, None]
+        _, places, _ = self._places(memory, at, mask)
+        function.at(memory.data, places, values[mask].astype(memory.data.dtype))
+        return 0
+
+    def _elements(self, pointer: Any, count: int, mask: np.ndarray) -> tuple[_Memory, np.ndarray]:
+        """The tensor that an address is in, and the elements from there on, which are aligned."""
+        (load,) = pointer.args
+        (index,) = load.indices
+        memory, first = self.memory[load.source], np.broadcast_to(self.value(index, mask), (self.threads,))
+        if memory.scope != "global" or (first[mask] % count).any():
+            raise OutOfBounds("an atomic operation that is not aligned, or not on a tensor")
+        return memory, first[:, None] + np.arange(count)
 
     # -- asynchronous copies
 

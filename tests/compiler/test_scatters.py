@@ -11,6 +11,7 @@ import pytest
 from tests.compiler.programs import TARGET
 from tests.compiler.test_graph import run
 from tuner.deploy.finish import finish
+from tuner.graph import atomic_scatters
 from tuner.graph.gathered_scatters import gather_scatters
 from tuner.graph.prepare import prepare
 from tuner.ingest import IngestedModel
@@ -21,11 +22,13 @@ FIRST: Callable[[Any], Any] = lambda mod: mod  # noqa: E731
 DATA = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-@pytest.fixture(params=["on a CPU", "on a GPU"], autouse=True)
+@pytest.fixture(params=["on a CPU", "small on a GPU", "large on a GPU"], autouse=True)
 def of_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the scatters of a GPU, too, which compute the same on a CPU."""
-    if request.param == "on a GPU":
-        monkeypatch.setitem(globals(), "FIRST", gather_scatters)
+    monkeypatch.setattr(atomic_scatters, "FEWEST_COMPARISONS", 0)
+    if request.param != "on a CPU":
+        first = gather_scatters if request.param == "small on a GPU" else atomic_scatters.combine_scatters
+        monkeypatch.setitem(globals(), "FIRST", first)
 
 
 def result(scatter: Any, *inputs: np.ndarray) -> np.ndarray:
@@ -74,6 +77,31 @@ def test_slices_go_where_tuples_of_indices_say(reduction: str) -> None:
         expected[indices[at][0]] = REDUCTIONS[reduction](expected[indices[at][0]], updates[at])
     found = result(lambda data, i, u: relax.op.scatter_nd(data, i, u, reduction), DATA, indices, updates)
     np.testing.assert_allclose(found, expected, rtol=1e-6)  # a GPU's sums begin with nothing
+
+
+@pytest.mark.parametrize("reduction", ["min", "max"])
+def test_extrema_are_no_number_where_one_is_and_may_be_infinite(reduction: str) -> None:
+    values = [np.nan, -np.inf, np.inf, -1.5, -1e-40, 0, 3.5]
+    data = np.array(values * len(values), np.float32)
+    updates = np.repeat(np.array(values, np.float32), len(values))
+    rows = np.arange(len(data))
+    found = result(lambda data, i, u: relax.op.scatter_elements(data, i, u, 0, reduction), data, rows, updates)
+    np.testing.assert_array_equal(found, REDUCTIONS[reduction](data, updates))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "float16", "float64"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_elements_of_all_types_are_combined(reduction: str, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    data, updates = (rng.integers(-2, 3, extent).astype(dtype) for extent in (20, 30))
+    rows = rng.integers(-25, 25, 30)
+    expected = data.copy()
+    for row, update in zip(rows, updates, strict=True):
+        if -20 <= row < 20:
+            expected[row] = REDUCTIONS[reduction](expected[row], update)
+    found = result(lambda data, i, u: relax.op.scatter_elements(data, i, u, 0, reduction), data, rows, updates)
+    assert found.dtype == data.dtype
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -20,6 +20,7 @@ import numpy as np
 import tuner.schedule.reducers  # noqa: F401  # so that TVM lowers them between threads
 from pitchpipe.gpu.program import Buffer, Kernel, Launch, Place, Pointer, Program, Scalar, TensorMap
 from pitchpipe.target_kind import kind_named
+from tuner.lowering.atomics import with_atomics
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.device_extrema import KEEP_NAN, begin_with_infinities, defined
 from tuner.lowering.early_launch import beginning_early, launches_early
@@ -178,7 +179,7 @@ def _source(device: Any, target: Any) -> str:
         # Otherwise TVM would compile at once, and hold the result in a module that needs a GPU.
         os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
         try:
-            return defined(str(codegen_build(device, target).inspect_source("cuda")))
+            return with_atomics(defined(str(codegen_build(device, target).inspect_source("cuda"))))
         finally:
             del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.graph.precision import multiplies_tf32
 from tuner.measure.build import parameters
+from tuner.schedule.combining import find_combining
 from tuner.schedule.recurrence import DTYPE, STATE_WEIGHTS, find_recurrence
 from tuner.schedule.tensor_type import TensorType
 from tuner.tvm_compat import structural_walk
@@ -134,6 +135,8 @@ def inspect(mod: Any) -> WorkloadProperties:
         reduction_bits = min(reduction_bits, TF32_BITS)
     if (layer := find_recurrence(function)) is not None:  # an opaque block, whose sums are in loops
         reduction, reduction_bits, exact, shrinks = layer.units, _BITS[DTYPE], False, True
+    if (found := find_combining(function)) is not None:  # the same
+        reduction, reduction_bits = found.most, significand_bits(str(found.out.dtype)) or 53
     if not written:
         raise ValueError("the workload writes none of its parameters")
     return WorkloadProperties(

@@ -34,7 +34,10 @@ KERNELS: Mapping[str, tuple[int, int, int, bool]] = {
 }
 """Name of a rewrite -> rows and units of a GPU's thread block, parts of a sum, and whether one kernel holds the loop over
 steps. See tuner/schedule/recurrence_kernels.py."""
-REWRITES = WINOGRAD.keys() | PANELS.keys() | KERNELS.keys()
+ATOMIC: Mapping[str, int] = {"atomic-1.1": 1, "atomic-4.1": 4}
+"""Name of a rewrite of functions that combine updates into elements -> updates of a thread. See
+tuner/schedule/combining.py."""
+REWRITES = WINOGRAD.keys() | PANELS.keys() | KERNELS.keys() | ATOMIC.keys()
 
 
 def rewrite_of(instructions: Sequence[Any]) -> str | None:
@@ -59,4 +62,8 @@ def rewritten(mod: Any, name: str) -> Any:
 
         rows, units, parts, held = KERNELS[name]
         return in_kernels(mod, Kernels(rows=rows, units=units, parts=parts, held=held))
+    if name in ATOMIC:
+        from tuner.schedule import combining
+
+        return combining.in_kernels(mod, ATOMIC[name])
     raise InvalidTrace(f"there is no rewrite {name[:64]!r}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.schedule.combining import find_combining
 from tuner.schedule.recurrence import find_recurrence
 from tuner.tvm_compat import ir, tirx, tvm, tvm_ffi, uses
 
@@ -43,7 +44,7 @@ def compulsory_bytes(function: Any) -> float:
     These are all bytes except those that strided windows skip: a 1x1 convolution of stride 2 reads a quarter of its input,
     also through a copy or a padding.
     """
-    if find_recurrence(function) is not None:
+    if find_recurrence(function) is not None or find_combining(function) is not None:
         return float(sum(_elements(param) * _item_bytes(param) for param in function.params))
     blocks = _blocks(function)
     results = {region.source for block in blocks for region in block.writes}

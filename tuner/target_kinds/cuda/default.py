@@ -17,6 +17,7 @@ from pitchpipe.wire.task import Workload
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space.gpu.attention import schedule_attention
+from tuner.space.gpu.combining import atomic_kernels
 from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_products
@@ -52,7 +53,7 @@ def default_schedule(mod: Any, target: Target) -> Any:
 
 def _chosen(mod: Any, target: Target) -> str:
     load_cuda_intrinsics()
-    if kernels := recurrent_kernels(mod, target):
+    if kernels := recurrent_kernels(mod, target) or atomic_kernels(mod):
         return encode_trace(kernels[0].trace)
     tvm_target, limits = to_tvm_target(target), Limits.of(target)
     for name, rule in RULES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.graph.align_layouts import align_layouts
+from tuner.graph.atomic_scatters import combine_scatters
 from tuner.graph.batch_groups import batch_groups
 from tuner.graph.even_biases import even_biases
 from tuner.graph.fold_head_split import fold_head_split
@@ -28,7 +29,7 @@ from tuner.graph.wide_reductions import reduce_in_32_bits
 from tuner.target_kinds.cuda.serial import serial_functions
 
 REWRITES = Rewrites(
-    always=(gather_scatters, decompose_scans, reduce_in_32_bits, *ALWAYS),
+    always=(combine_scatters, gather_scatters, decompose_scans, reduce_in_32_bits, *ALWAYS),
     products=(
         *PARTS,
         even_biases,

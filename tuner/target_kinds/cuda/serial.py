@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tuner.schedule.combining import find_combining
 from tuner.schedule.recurrence import find_recurrence
 from tuner.schedule.statements import integer
 from tuner.tvm_compat import PrimFunc, ir, structural_walk, tirx, tvm, tvm_ffi
@@ -24,6 +25,8 @@ def serial_functions(mod: Any) -> Any:
     """The module of fused tensor functions in which those of one block without axes are kernels."""
     for variable, function in list(mod.functions.items()):
         if not isinstance(function, PrimFunc) or find_recurrence(function) is not None:
+            continue
+        if find_combining(function) is not None:
             continue
         if (stage := _only_block(function)) is not None:
             mod.update_func(variable, _kernel(function, stage))
