@@ -186,14 +186,25 @@ def test_large_scatters_have_kernels_with_atomic_operations(reduction: str, dtyp
     assert [int(each) for each in one.out.shape] == ([400, 1] if reduction == "update" else [400, 8])
 
 
-def test_small_scatters_ask() -> None:
+@pytest.mark.parametrize(
+    ("elements", "updates", "asks"),
+    [(30, 16, True), (30, 17, False), (4096, 16, True), (4097, 16, False), (30, 0, True)],
+)
+def test_scatters_with_few_comparisons_ask(elements: int, updates: int, asks: bool) -> None:
     scatter = lambda data, i, v: relax.op.index_put(data, (i,), v, True)  # noqa: E731
-    found = prepared(scatter, ((30,), "float32"), ((40,), "int64"), ((40,), "float32"))
-    assert not any(find_combining(each) for each in found.functions.values() if isinstance(each, PrimFunc))
+    specs = ((elements,), "float32"), ((updates,), "int64"), ((updates,), "float32")
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"x{at}", relax.TensorType(shape, dtype)) for at, (shape, dtype) in enumerate(specs)]
+    with builder.function("main", params, attrs={"num_input": len(params)}):
+        with builder.dataflow():
+            y = builder.emit_output(scatter(*params))
+        builder.emit_func_output(y)
+    functions = atomic_scatters.combine_scatters(builder.get()).functions.values()
+    assert asks is not any(isinstance(each, PrimFunc) for each in functions)
 
 
 def test_a_tensor_of_one_number_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_scatters, "FEWEST_COMPARISONS", 0)
+    monkeypatch.setattr(atomic_scatters, "MOST_ASKED", 0)
 
     def counted(rows: Any) -> Any:
         ones = relax.op.broadcast_to(relax.const(1, "float32"), relax.ShapeExpr([40]))

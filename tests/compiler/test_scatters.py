@@ -25,7 +25,7 @@ DATA = np.arange(24, dtype=np.float32).reshape(4, 6)
 @pytest.fixture(params=["on a CPU", "small on a GPU", "large on a GPU"], autouse=True)
 def of_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the scatters of a GPU, too, which compute the same on a CPU."""
-    monkeypatch.setattr(atomic_scatters, "FEWEST_COMPARISONS", 0)
+    monkeypatch.setattr(atomic_scatters, "MOST_ASKED", 0)
     if request.param != "on a CPU":
         first = gather_scatters if request.param == "small on a GPU" else atomic_scatters.combine_scatters
         monkeypatch.setitem(globals(), "FIRST", first)
