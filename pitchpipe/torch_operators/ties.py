@@ -1,12 +1,9 @@
-"""PyTorch with equal elements in the order of their places, and places in sequences that are not sorted. Needs torch.
+"""PyTorch with equal elements in the order of their places. Needs torch.
 
 Without `stable=True`, PyTorch promises no order of equal elements: which places sort, argsort, topk, kthvalue and mode give
 for them depends on the extent, the type, the processor's vector unit and the C++ library. Compiled models take the order of
 places (of a mode the last, as PyTorch does for up to sixteen elements), which is one that PyTorch may give. So does the
 framework's side of a comparison under this mode; values are the same in either order, and everything else is untouched.
-
-Of a sequence that is not sorted, as drawn inputs are not, PyTorch promises no place: it bisects. Compiled models count the
-elements that are before a value, and so does this mode.
 """
 
 from __future__ import annotations
@@ -55,29 +52,11 @@ def _mode(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
     return value, place
 
 
-def _searchsorted(
-    sequence: Any, value: Any, *, right: bool = False, side: str | None = None, sorter: Any = None, **more: Any
-) -> Any:
-    operator = aten.searchsorted.Tensor if isinstance(value, torch.Tensor) else aten.searchsorted.Scalar
-    given = sequence if sorter is None else sequence.take_along_dim(sorter, -1)
-    if not isinstance(value, torch.Tensor) or (given[..., 1:] >= given[..., :-1]).all():
-        return operator(sequence, value, right=right, side=side, sorter=sorter, **more)
-    compare = torch.le if right or side == "right" else torch.lt
-    count = compare(given.unsqueeze(-2), value.unsqueeze(-1)).sum(-1)
-    return count.to(torch.int32 if more.get("out_int32") else torch.int64)
-
-
-def _bucketize(value: Any, boundaries: Any, *, right: bool = False, **more: Any) -> Any:
-    return _searchsorted(boundaries, value, right=right, **more)
-
-
 ORDERED: dict[Any, Callable[..., Any]] = {
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
     aten.topk.default: _topk,
     aten.kthvalue.default: _kthvalue,
     aten.mode.default: _mode,
-    aten.searchsorted.Tensor: _searchsorted,
-    aten.bucketize.Tensor: _bucketize,
 }
-"""Operator -> one with the same results, equal elements in the order of their places, what is not sorted counted."""
+"""Operator -> one with the same results, equal elements in the order of their places."""

@@ -20,8 +20,11 @@ from tuner.deploy.build import schedule_model  # noqa: E402
 from tuner.graph.prepare import prepare, workload_module  # noqa: E402
 from tuner.ingest import parse_container  # noqa: E402
 from tuner.ingest.torch_export import from_torch  # noqa: E402
-from tuner.target_kinds.cuda.serial import serial_functions  # noqa: E402
-from tuner.tvm_compat import IRModule, PrimFunc, load_ir  # noqa: E402
+from tuner.schedule.rewrites import THREADS  # noqa: E402
+from tuner.target_kinds.cpu import CpuKind  # noqa: E402
+from tuner.target_kinds.cuda.default import default_schedule  # noqa: E402
+from tuner.tasks import split  # noqa: E402
+from tuner.tvm_compat import PrimFunc, load_ir  # noqa: E402
 
 WHOLE = torch.arange(1, 204).reshape(7, 29)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, int]] = {
@@ -45,20 +48,33 @@ def functions(function: Callable[..., Any], inputs: tuple[Any, ...], target: Any
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_what_the_host_does(name: str) -> None:
     function, inputs, wanted, threads = CASES[name]
-    (plain,) = [each for name, each in functions(function, inputs, TARGET).items() if name.startswith(wanted)]
-    (kernel,) = [each for name, each in functions(function, inputs, GPU).items() if name.startswith(wanted)]
-    given = arguments_of(workload_module(plain), 0)
-    expected, found = on_the_host(workload_module(plain), given), [each.copy() for each in given]
-    (call,) = run(workload_module(kernel), GPU, found).calls
+    (workload,) = [
+        workload_module(each) for name, each in functions(function, inputs, GPU).items() if name.startswith(wanted)
+    ]
+    given = arguments_of(workload, 0)
+    expected, found = on_the_host(workload, given), [each.copy() for each in given]
+    (call,) = run(default_schedule(workload, GPU), GPU, found).calls
     assert call.grid[0] * call.block[0] == threads
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_other_functions_stay() -> None:
-    plain = functions(lambda x: (x @ x).softmax(1).relu(), (torch.rand(8, 8),), TARGET)
-    made = serial_functions(IRModule(plain))
-    assert all(made[name].same_as(function) for name, function in plain.items())
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_one_has_tasks_on_a_gpu() -> None:
+    data, _ = from_torch(Of(lambda x, y: torch.gcd(x, y)).eval(), (WHOLE, WHOLE.flip(1)))
+    (task,) = split(prepare(load_ir(parse_container(data).ir), GPU), GPU)
+    assert THREADS in task.fixed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_threads_of_a_cpu_divide_lines_that_do_not_meet() -> None:
+    def threads(function: Callable[..., Any], *inputs: Any) -> list[bool]:
+        made = functions(function, inputs, TARGET).values()
+        return ["T.parallel" in str(CpuKind().default_schedule(workload_module(each), TARGET)) for each in made]
+
+    assert threads(lambda x: x.logcumsumexp(1), torch.rand(64, 100)) == [True]
+    assert threads(lambda x: x.logcumsumexp(0), torch.rand(6400, 1)) == [False]
+    assert threads(lambda x: x.logcumsumexp(1), torch.rand(4, 10)) == [False]
 
 
 @pytest.mark.skipif(not here(), reason="needs NVRTC or nvcc")

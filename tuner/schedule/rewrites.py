@@ -37,7 +37,9 @@ steps. See tuner/schedule/recurrence_kernels.py."""
 ATOMIC: Mapping[str, int] = {"atomic-1.1": 1, "atomic-4.1": 4}
 """Name of a rewrite of functions that combine updates into elements -> updates of a thread. See
 tuner/schedule/combining.py."""
-REWRITES = WINOGRAD.keys() | PANELS.keys() | KERNELS.keys() | ATOMIC.keys()
+THREADS, PARALLEL = "threads.1", "parallel.1"
+"""Rewrites of functions that no schedule applies to, for a GPU and for a CPU. See tuner/schedule/lines.py."""
+REWRITES = WINOGRAD.keys() | PANELS.keys() | KERNELS.keys() | ATOMIC.keys() | {THREADS, PARALLEL}
 
 
 def rewrite_of(instructions: Sequence[Any]) -> str | None:
@@ -66,4 +68,8 @@ def rewritten(mod: Any, name: str) -> Any:
         from tuner.schedule import combining
 
         return combining.in_kernels(mod, ATOMIC[name])
+    if name in (THREADS, PARALLEL):
+        from tuner.schedule import lines
+
+        return lines.in_threads(mod) if name == THREADS else lines.in_parallel(mod)
     raise InvalidTrace(f"there is no rewrite {name[:64]!r}")

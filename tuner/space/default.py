@@ -12,9 +12,11 @@ from typing import Any
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
+from tuner.schedule.rewrites import PARALLEL
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space.access import element_bits
 from tuner.space.inlining import inline_producers, root_blocks
+from tuner.space.lines import divided_lines
 from tuner.space.long_rows import has_long_rows, schedule_long_rows
 from tuner.space.metaschedule import generate
 from tuner.space.pieces import spread_pieces
@@ -37,7 +39,8 @@ def default_trace(workload: Workload, target: Target) -> str:
 def default_traces(workload: Workload, target: Target) -> Iterator[str]:
     """The default schedule of a workload, and what comes after it where that turns out not to be right.
 
-    A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a convolution of 3 x 3 by
+    A recurrent layer runs in the panels that the model in tuner/space/recurrence.py ranks best, a function that is written
+    out with its outermost loop in parallel (tuner/schedule/lines.py), a convolution of 3 x 3 by
     Winograd's algorithm where tuner/space/winograd.py offers it, any other contraction in the register tile that the model
     in tuner/space/tiles.py ranks best, sums of columns by rows (tuner/space/spread.py), pools of
     images whose channels come first by unrolled windows (tuner/space/windows.py), concatenations piece by piece
@@ -49,6 +52,8 @@ def default_traces(workload: Workload, target: Target) -> Iterator[str]:
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
         yield encode_trace(panels[0].trace)
+    if (divided := divided_lines(mod, PARALLEL)) is not None:
+        yield encode_trace(divided.trace)
     for form, sketches_of in (("winograd", winograd_sketches), ("register tiles", tiled_sketches)):
         if (contracted := _contraction(form, sketches_of, mod, workload, target)) is not None:
             yield contracted

@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.ingest.aten.emitter import Emitter, converter, dtype_of, int64, is_float, shape_of, wide
 from tuner.ingest.aten.indexing import gathered
+from tuner.ingest.aten.iteration import Iteration, iterated_at
 from tuner.ingest.aten.sorting import keys
 from tuner.ingest.aten.unary import log1p_of
 from tuner.tvm_compat import ir_builder, relax, te, tir_script, tirx
@@ -23,7 +24,10 @@ op = relax.op
 def searchsorted(
     to: Emitter, sorted_sequence: Any, x: Any, right: bool = False, side: Any = None, sorter: Any = None, **_: Any
 ) -> Any:
-    """How many elements of the sequence, innermost axis, are before each value."""
+    """How many elements of the sequence, innermost axis, are before each value.
+
+    By bisection in the steps that PyTorch takes, so that of a sequence that is not sorted, too, the result is PyTorch's.
+    """
     if sorter is not None:
         sorted_sequence = gathered(to, sorted_sequence, len(shape_of(sorted_sequence)) - 1, sorter)
     dtype = dtype_of(sorted_sequence)
@@ -34,16 +38,24 @@ def searchsorted(
     right = right or side == "right"
     extent, common = shape_of(sorted_sequence)[-1], len(shape_of(sorted_sequence)) == 1
 
-    def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(extent)), "k")
-        element = given[0](k.var) if common else given[0](*at[:-1], k.var)
-        value = given[1](*at)
-        before = element <= value if right else element < value
-        if is_float(dtype):
-            before = tirx.Or(before, tirx.isnan(value))
-        return te.sum(before.astype("int64"), axis=k)
+    def body(at: Any, sequence: Any, value: Any) -> Iteration:
+        def step(_: Any, start: Any, end: Any) -> tuple[Any, Any]:
+            middle = start + ((end - start) >> int64(1))
+            inside = tirx.min(middle, int64(extent - 1))
+            element = sequence(inside) if common else sequence(*at[:-1], inside)
+            behind = element > value(*at) if right else element >= value(*at)
+            # Where start meets end it is done, and stays.
+            next_start = tirx.min(tirx.Select(behind, start, middle + int64(1)), end)
+            return next_start, tirx.Select(behind, middle, end)
 
-    return to.cast(to.compute("searchsorted", body, shape_of(values), sorted_sequence, values), to.dtype)
+        return Iteration(
+            states=(int64(0), int64(extent)),
+            steps=int64(extent.bit_length()),
+            step=step,
+            result=lambda start, _: start,
+        )
+
+    return iterated_at(to, "searchsorted", body, shape_of(values), to.dtype, sorted_sequence, values)
 
 
 @converter("bucketize.Tensor", "bucketize.Scalar")

@@ -26,7 +26,6 @@ from tuner.graph.slice_views import slice_views_of_inputs
 from tuner.graph.split_norms import split_norms
 from tuner.graph.vector_products import vector_products
 from tuner.graph.wide_reductions import reduce_in_32_bits
-from tuner.target_kinds.cuda.serial import serial_functions
 
 REWRITES = Rewrites(
     always=(combine_scatters, gather_scatters, decompose_scans, reduce_in_32_bits, *ALWAYS),
@@ -50,5 +49,5 @@ REWRITES = Rewrites(
         group_rows,
     ),
     fusion=(mark_gathers,),
-    fused=(batch_groups, serial_functions),
+    fused=(batch_groups,),
 )
