@@ -2,10 +2,11 @@
 
 `prepare` (before tuning) works in this order, one pass a file of this folder:
 
-1. Scatters are decomposed (scatters.py, for a GPU atomic_scatters.py and gathered_scatters.py), for a GPU scans and
-   sorts as well (scans.py), and whole numbers of few bits are reduced in 32 (wide_reductions.py). For every target,
-   indices are wrapped and clamped (guard_indices.py), attention (decompose_attention.py) and norms of float64
-   (double_norms.py) are decomposed, constants are folded (fold_constants.py) and the graph is simplified (simplify/).
+1. Scatters (scatters.py, for a GPU atomic_scatters.py and gathered_scatters.py) and sorts (sorts.py, for a GPU
+   scans.py) are decomposed; for a GPU scans are as well, and whole numbers of few bits are reduced in 32
+   (wide_reductions.py). For every target, indices are wrapped and clamped (guard_indices.py), attention
+   (decompose_attention.py) and norms of float64 (double_norms.py) are decomposed, constants are folded
+   (fold_constants.py) and the graph is simplified (simplify/).
 2. Casts around a softmax of half precision are removed (half_precision.py). Batch norms are folded into convolutions
    (fold_batch_norm.py). TVM's FoldBatchnormToConv2D needs weights that are constants; here they are arguments.
 3. Products are brought into the layouts in which they are read. Splits become slices (split_slices.py,

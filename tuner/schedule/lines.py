@@ -134,20 +134,24 @@ def _divided(function: Any, body: Any) -> tuple[list[Any], Any]:
 
 
 def _is_independent(loop: Any, shared: Sequence[Any]) -> bool:
-    """Whether all accesses to what the loop writes of shared buffers have its variable in one place."""
+    """Whether all accesses to what the loop writes of shared buffers have its variable in one place, and nothing is called
+    that may write."""
     accessed: list[tuple[Any, Any]] = []
     written: list[Any] = []
+    called: list[Any] = []
 
     def store(found: Any) -> None:
         accessed.append((found.buffer, found.indices))
         written.append(found.buffer)
 
-    visitors = [(tirx.BufferStore, store), (ir.TensorLoad, lambda load: accessed.append((load.source, load.indices)))]
-    structural_walk(loop.body, visitors)
+    def load(found: Any) -> None:
+        accessed.append((found.source, found.indices))
+
+    structural_walk(loop.body, [(tirx.BufferStore, store), (ir.TensorLoad, load), (tirx.Evaluate, called.append)])
     for result in shared:
         if any(result.same_as(each) for each in written):
             indices = [each for buffer, each in accessed if buffer.same_as(result)]
             places = [{at for at, index in enumerate(each) if index.same_as(loop.loop_var)} for each in indices]
             if not set.intersection(*places):
                 return False
-    return True
+    return not called

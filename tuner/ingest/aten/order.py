@@ -182,13 +182,17 @@ def histc(to: Emitter, x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> A
     else:
         low, high = (to.reshape(to.const(float(end), work), [1]) for end in (min, max))
 
-    def body(given: Any, at: Any) -> Any:
-        k = te.reduce_axis((int64(0), int64(size)), "k")
-        value, first, last = given[0](k.var), given[1](int64(0)), given[2](int64(0))
+    def place(given: Any, at: Any) -> Any:
+        """Of an interval; behind them of an element outside."""
+        value, first, last = given[0](*at), given[1](int64(0)), given[2](int64(0))
+        found = tirx.floor((value - first) * tirx.const(bins, work) / (last - first))
+        found = tirx.min(found, tirx.const(bins - 1, work))
         inside = tirx.all(value >= first, value <= last)
-        place = tirx.floor((value - first) * tirx.const(bins, work) / (last - first))
-        place = tirx.min(place, tirx.const(bins - 1, work))
-        mine = tirx.all(inside, place == at[0].astype(work))
-        return te.sum(tirx.if_then_else(mine, tirx.const(1, "int64"), int64(0)), axis=k)
+        return tirx.Select(inside, found, tirx.const(bins, work)).astype("int64")
 
-    return to.cast(to.compute("histc", body, [bins], x, low, high), to.dtype)
+    places = to.compute("places", place, [size], x, low, high)
+    none, one = (
+        to.emit(make(relax.ShapeExpr([count]), "int64")) for make, count in ((op.zeros, bins + 1), (op.ones, size))
+    )
+    counts = to.emit(op.scatter_elements(none, places, one, axis=0, reduction="add"))
+    return to.cast(to.emit(op.strided_slice(counts, [0], [0], [bins])), to.dtype)
