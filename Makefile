@@ -89,7 +89,7 @@ format: setup
 
 QUICK ?= --quick
 BENCHMARKS := throughput isolation false_wins agreement memory_bound operators lookup preparation latency torch_backend
-BENCHMARKS += coverage onnx_nodes other_frontends torch_operators before_after kernels budgets dashboard_load learning template_trials untuned quantised side_by_side
+BENCHMARKS += coverage onnx_nodes other_frontends torch_operators before_after kernels budgets dashboard_load learning template_trials untuned quantised side_by_side operator_latency
 
 # The peers that the benchmarks compare with, and what reads their data; the product needs none of them.
 bench-setup: setup $(VENV)/.torch

@@ -53,6 +53,31 @@ def operators(result: dict[str, Any]) -> Lines:
         yield ("Where nothing of ours was found, the seconds were over before a winner was confirmed.")
 
 
+def operator_latency(result: dict[str, Any]) -> Lines:
+    def over(side: str) -> Callable[[Row], str]:
+        def cell(row: Row) -> str:
+            interval = row[f"{side}_over_ours_interval"]
+            text = ratio(row[f"{side}_over_ours"], interval)
+            return f"**{text}**" if interval[1] < 1 else text
+
+        return cell
+
+    yield from table(
+        result["rows"],
+        {
+            "operator": lambda row: row["operator"],
+            **{side: lambda row, side=side: time(row[f"{side}_secs"]) for side in ("eager", "inductor", "ours")},
+            **{f"{side} / ours": over(side) for side in ("eager", "inductor")},
+            "error": lambda row: f"{row['error']:.1e}",
+        },
+    )
+    yield ""
+    means = ", ".join(
+        f"{value:.2f} over {name.removesuffix('_over_ours')}" for name, value in result["summary"].items()
+    )
+    yield f"Geometric means: {means}. Slower for certain is set in bold."
+
+
 def memory_bound(result: dict[str, Any]) -> Lines:
     def speed(side: str) -> Callable[[Row], str]:
         return lambda row: f"{row[f'{side}_gb_per_sec']:.1f}"

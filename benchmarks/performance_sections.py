@@ -199,6 +199,12 @@ SECTIONS = (
         more="Those of `benchmarks/irregular.py`, each tuned for 30 s.",
     ),
     Section(
+        file="operator_latency",
+        title="PyTorch's operators, untuned",
+        script="operator_latency",
+        table=operator_tables.operator_latency,
+    ),
+    Section(
         file="operators", title="MetaSchedule's own workloads", script="operators", table=operator_tables.operators
     ),
     Section(

@@ -6,7 +6,7 @@ is a branch in TVM's code, and a vectorised loop around it becomes scalar: with 
 took two to eight times as long. Where the condition is about numbers that were read, not about places, where both
 sides are plain arithmetic, and where all that they read lies within its buffer whatever the condition, both are computed and
 one is selected, which vectors do as well. What is read is bound to variables: TVM makes a branch again of a selection that
-reads memory.
+reads memory, also of one that was a selection from the start.
 """
 
 from __future__ import annotations
@@ -63,12 +63,18 @@ def _stored(store: Any, places: _Places) -> Any:
         bound.append((tirx.Var("read", load.ty), load))
         return bound[-1][0]
 
-    def chosen(call: Any) -> Any:
-        if getattr(call.op, "name", "") != _CHOICE or not _can_be_selected(call, places):
-            return call
-        return tirx.Select(*(tvm_ffi.structural_map(each, [(ir.TensorLoad, variable)]) for each in call.args))
+    def selected(choice: Any, parts: Sequence[Any]) -> Any:
+        if not _can_be_selected(parts, places):
+            return choice
+        return tirx.Select(*(tvm_ffi.structural_map(each, [(ir.TensorLoad, variable)]) for each in parts))
 
-    value = tvm_ffi.structural_map(store.value, [(ir.Call, chosen)])
+    def called(call: Any) -> Any:
+        return selected(call, call.args) if getattr(call.op, "name", "") == _CHOICE else call
+
+    def select(choice: Any) -> Any:
+        return selected(choice, (choice.condition, choice.true_value, choice.false_value))
+
+    value = tvm_ffi.structural_map(store.value, [(ir.Call, called), (tirx.Select, select)])
     if value.same_as(store.value):
         return store
     for name, load in reversed(bound):
@@ -76,9 +82,10 @@ def _stored(store: Any, places: _Places) -> Any:
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
-def _can_be_selected(call: Any, places: _Places) -> bool:
-    condition, *sides = call.args
-    loads = [load for each in call.args for load in _nodes(each, ir.TensorLoad)]
+def _can_be_selected(parts: Sequence[Any], places: _Places) -> bool:
+    """parts: a condition and what is chosen."""
+    condition, *sides = parts
+    loads = [load for each in parts for load in _nodes(each, ir.TensorLoad)]
     return not places.are_in(condition) and all(map(_is_plain, sides)) and all(map(places.are_within, loads))
 
 
