@@ -7,7 +7,7 @@ import importlib
 _MODULES = (
     "numpy.random",
     "tuner.measure.reference_program",
-    *(f"tuner.schedule.{name}" for name in ("recurrence", "recurrence_kernels", "reducers", "winograd")),
+    *(f"tuner.schedule.{name}" for name in ("lines", "recurrence", "recurrence_kernels", "reducers", "winograd")),
     *(f"tuner.space.{name}" for name in ("default", "recurrence", "rowwise", "tiles", "winograd")),
 )
 
