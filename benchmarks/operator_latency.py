@@ -44,7 +44,7 @@ def cases() -> dict[str, Case]:
     sampled = functional.grid_sample
     return {
         "sort 256x2048": (lambda x: x.sort(-1)[0], [x]),
-        "argsort 256x2048": (lambda x: x.argsort(-1, stable=True), [x]),
+        "argsort 256x2048": (lambda x: x.argsort(dim=-1, stable=True), [x]),
         "topk 10 of 256x2048": (lambda x: x.topk(10)[0], [x]),
         "topk 10 of 524288": (lambda x: x.topk(10)[0], [x.flatten()]),
         "topk 300 of 8400": (lambda x: x.topk(300)[1], [normal(1, 8400)]),
