@@ -49,15 +49,20 @@ def of(combine: str, dtype: str, shape: Sequence[int] = SHAPE, count: int = COUN
     return workload_module(function)
 
 
-def prepared(scatter: Any, *specs: tuple[tuple[int, ...], str]) -> Any:
-    """For a GPU, of a scatter of tensors of these types."""
+def scattering(scatter: Any, *specs: tuple[tuple[int, ...], str]) -> Any:
+    """A module of a scatter of tensors of these types."""
     builder = relax.BlockBuilder()
     params = [relax.Var(f"x{at}", relax.TensorType(shape, dtype)) for at, (shape, dtype) in enumerate(specs)]
     with builder.function("main", params, attrs={"num_input": len(params)}):
         with builder.dataflow():
             y = builder.emit_output(scatter(*params))
         builder.emit_func_output(y)
-    return prepare(builder.get(), GPU)
+    return builder.get()
+
+
+def prepared(scatter: Any, *specs: tuple[tuple[int, ...], str]) -> Any:
+    """The same, for a GPU."""
+    return prepare(scattering(scatter, *specs), GPU)
 
 
 @pytest.mark.parametrize(("combine", "dtype"), MEETING)
@@ -190,13 +195,7 @@ def test_large_scatters_have_kernels_with_atomic_operations(reduction: str, dtyp
 def test_scatters_with_few_comparisons_ask(elements: int, updates: int, asks: bool) -> None:
     scatter = lambda data, i, v: relax.op.index_put(data, (i,), v, True)  # noqa: E731
     specs = ((elements,), "float32"), ((updates,), "int64"), ((updates,), "float32")
-    builder = relax.BlockBuilder()
-    params = [relax.Var(f"x{at}", relax.TensorType(shape, dtype)) for at, (shape, dtype) in enumerate(specs)]
-    with builder.function("main", params, attrs={"num_input": len(params)}):
-        with builder.dataflow():
-            y = builder.emit_output(scatter(*params))
-        builder.emit_func_output(y)
-    functions = atomic_scatters.combine_scatters(builder.get()).functions.values()
+    functions = atomic_scatters.combine_scatters(scattering(scatter, *specs)).functions.values()
     assert asks is not any(isinstance(each, PrimFunc) for each in functions)
 
 

@@ -51,7 +51,7 @@ def order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "uint8", "uint64"])
 @pytest.mark.parametrize(
     ("shape", "axis"), [((2, 50), 1), ((3, 300), 1), ((200, 3), 0), ((5000,), 0), ((64, 300, 2), 1)]
 )

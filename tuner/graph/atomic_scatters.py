@@ -211,7 +211,7 @@ def _keys_of_minima(x: Any) -> Any:
 
 
 def _keys(x: Any, no_number: int) -> Any:
-    """A whole number in the order of the float32, as sorts have (tuner/ingest/aten/sorting.py), but -0 is below 0."""
+    """A whole number in the order of the float32, as sorts have (sorts.py), but -0 is below 0, so that none is lost."""
     bits = tirx.reinterpret("int32", x)
     return tirx.Select((bits & _LARGEST) > _INFINITY, tirx.const(no_number, "int32"), _turned(bits))
 

@@ -83,6 +83,8 @@ def key_of(value: Any) -> Any:
     Bits of floating-point numbers are in the order of their sizes; those of negative numbers are turned over.
     """
     dtype = str(value.ty.dtype)
+    if dtype == "uint64":
+        return value.astype("int64") ^ tirx.min_value("int64")
     if not dtype.startswith(("float", "bfloat")):
         return value if dtype in ("int32", "int64") else value.astype("int64" if dtype == "uint32" else "int32")
     value = value if dtype == "float64" else value.astype("float32")

@@ -22,9 +22,12 @@ op = relax.op
 def keys(to: Emitter, x: Any) -> Any:
     """Whole numbers of 32 or 64 bits in the order of the elements."""
     have = dtype_of(x)
-    if not is_float(have):
-        return x if have in ("int32", "int64") else to.cast(x, "int32")
-    x = to.cast(x, wide(have))
+    if have == "bool":
+        return to.cast(x, "int32")
+    if have in ("int32", "int64"):
+        return x
+    if is_float(have):
+        x = to.cast(x, wide(have))
     return to.compute("keys", lambda given, at: key_of(given[0](*at)), shape_of(x), x)
 
 

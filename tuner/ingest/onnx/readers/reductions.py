@@ -220,7 +220,7 @@ def top_k(node: Node) -> Any:
 
 
 SORTED_OTHERWISE = {"uint16": "int64", "uint32": "int64", "int16": "int64", "bfloat16": "float32"}
-"""Type that TVM's functions do not sort -> one that they do, in the same order."""
+"""Type -> another in the same order, in which it is sorted."""
 
 
 @reader("OneHot")

@@ -1,4 +1,4 @@
-"""Functions that no schedule applies to, on a GPU: kernels in which what can be is divided among threads."""
+"""Functions that no schedule applies to: what can be is divided among threads, of a GPU and of a CPU."""
 
 from __future__ import annotations
 
