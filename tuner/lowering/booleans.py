@@ -3,6 +3,7 @@
 TVM 0.27 gives a buffer of its own that is read and written in vectors of one width alone the type of such a vector, of bytes
 where its elements are booleans, and leaves the accesses as they were: what is read is a byte where a boolean is expected, so
 `not` of it is never zero. With one and zero stored, and what is read compared with zero, both types are said.
+What a variable is bound to stays the byte: TVM bounds such a value, and has no bounds for a comparison of vectors.
 """
 
 from __future__ import annotations
@@ -38,9 +39,17 @@ def expand_booleans(function: Any) -> Any:
         value = tirx.Select(store.value, tirx.const(1, BYTE), tirx.const(0, BYTE))
         return tirx.BufferStore(store.buffer, value, store.indices)
 
+    def bound(let: Any) -> Any:
+        if not isinstance(let.value, tirx.NE) or str(let.var.ty.dtype) != "bool":
+            return let
+        byte = tirx.Var(let.var.name, let.value.a.ty)
+        named = [(ir.Var, lambda each: tirx.NE(byte, tirx.const(0, BYTE)) if each.same_as(let.var) else each)]
+        return tirx.Let(byte, let.value.a, tvm_ffi.structural_map(let.body, named))
+
     visitors = [
         (ir.Var, lambda variable: own.get(variable, variable)),
         (ir.TensorLoad, loaded),
         (tirx.BufferStore, stored),
+        (tirx.Let, bound),
     ]
     return function.with_body(tvm_ffi.structural_map(function.body, visitors))
