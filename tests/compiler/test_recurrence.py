@@ -35,7 +35,7 @@ HALF_LAYERS = [
     if dtype != "float32"
 ]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-"""Of the largest value: sums and gates are computed in float32, states are rounded in every step."""
+"""Of the largest value: sums and gates are computed in float32, so that a state is rounded up here and down there."""
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -43,7 +43,11 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def expected_of(layer: Recurrence) -> list[np.ndarray]:
-    """The layer in NumPy, in float64."""
+    """The layer in NumPy, in float64 but for its states, which are of the layer's type between steps."""
+
+    def kept(state: np.ndarray) -> np.ndarray:
+        return state.astype(dtype_of(layer.dtype)).astype(np.float64)
+
     wide = {name: array.astype(np.float64) for name, array in _arrays(layer).items()}
     h, c, size = wide["h"], wide["c"], layer.units
     y = np.zeros((layer.steps, layer.rows, size))
@@ -51,14 +55,14 @@ def expected_of(layer: Recurrence) -> list[np.ndarray]:
         x, u = (np.split(one, layer.gates, axis=-1) for one in (wide["x"][t], h @ wide["w"]))
         if layer.cell == "lstm":
             i, f, g, o = (a + b for a, b in zip(x, u, strict=True))
-            c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+            c = kept(_sigmoid(f) * c + _sigmoid(i) * np.tanh(g))
             h = _sigmoid(o) * np.tanh(c)
         elif layer.cell == "gru":
             new = np.tanh(x[2] + _sigmoid(x[0] + u[0]) * (u[2] + wide["b"]))
             h = new + _sigmoid(x[1] + u[1]) * (h - new)
         else:
             h = np.tanh(x[0] + u[0]) if layer.cell == "tanh" else np.maximum(x[0] + u[0], 0)
-        y[t] = h
+        y[t] = h = kept(h)
     return [one.astype(np.float32) for one in ((y, c) if layer.cell == "lstm" else (y,))]
 
 
