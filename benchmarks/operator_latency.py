@@ -4,8 +4,8 @@
     python benchmarks/operator_latency.py --only sort,grid_sample
 
 Each is a module of that operator alone. Ours is a call of the loaded model, whose default schedules were checked and never
-timed; beside it eager PyTorch, in one process on the same threads, in turn (rounds.py). A call
-of ours copies its results out of the program's memory, and that is part of it.
+timed; beside it eager PyTorch, in one process on the same threads, in turn (rounds.py). A call of ours copies small results
+out of the program's memory, and that is part of it.
 `error` is the largest difference from eager's results over their largest element.
 """
 

@@ -31,6 +31,9 @@ from pitchpipe.wire.target import Target
 DEVICE = "cpu"
 RUNTIME = "vm.builtin."
 """How the names of the virtual machine's own functions begin."""
+COPIED_BYTES = 1 << 20
+"""Results of at most so many bytes are copied out of memory that every run writes. With a larger one, all are written where
+they are given: new memory costs less than a copy."""
 STAGED_BYTES = 16 << 10
 """NumPy's arrays of at most so many bytes are copied into memory of ours: that costs no more than to share theirs, which
 rarely begins where compiled code needs it to."""
@@ -44,8 +47,8 @@ def load_library(path: Path, target: Target) -> Any:
 
 
 class MachineModel:
-    """A compiled model. Safe for concurrent calls, which take turns: until they are copied, its results lie in buffers that
-    it uses again."""
+    """A compiled model. Safe for concurrent calls, which take turns: what it computes lies in buffers that it uses again,
+    small results among it until they are copied."""
 
     def __init__(self, module: Any, inputs: Sequence[Any], params: Sequence[Any], target: Target) -> None:
         """inputs, params: name, shape and NumPy dtype name of each."""
@@ -182,8 +185,10 @@ class _WholeRun:
         """Raises TypeError or BufferError for a type that NumPy lacks or does not hand over."""
         self._function, self._run = function, function.call
         self._inputs = [_Input(spec) for spec in inputs]
-        self._results = [_aligned_array(shape, dtype) for shape, dtype in function.results]
-        self._rest: list[Any] = []
+        room = self._new_room()
+        self._kept = room if all(array.nbytes <= COPIED_BYTES for array, _ in room) else None
+        """Where every run writes; None where each has memory of its own."""
+        self._memory: list[Any] = []
 
     @staticmethod
     def of(machine: Any, inputs: Sequence[Any]) -> _WholeRun | None:
@@ -196,7 +201,7 @@ class _WholeRun:
 
     def bind(self, params: Sequence[Any]) -> None:
         """params: weights as main takes them."""
-        self._rest = [*(tensor for _, tensor in self._results), *self._function.memory(params)]
+        self._memory = self._function.memory(params)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """The results; None where the virtual machine has to look more closely at what was given."""
@@ -204,15 +209,20 @@ class _WholeRun:
             tensors = [one.taken(array) for one, array in zip(self._inputs, arrays, strict=True)]
         except Exception:  # noqa: BLE001 - whatever an array library raises; who is asked next says what is wrong
             return None
-        if self._run(*tensors, *self._rest):
+        room = self._kept or self._new_room()
+        if self._run(*tensors, *[tensor for _, tensor in room], *self._memory):
             return None
-        if self._function.in_tuple:
-            return tuple([array.copy() for array, _ in self._results])
-        return self._results[0][0].copy()
+        results = [array.copy() if self._kept else array for array, _ in room]
+        return tuple(results) if self._function.in_tuple else results[0]
 
     def prepared(self, tensors: Sequence[Any]) -> Callable[[], int]:
         """A run on tensors that fit, whose results nobody gets."""
-        return functools.partial(self._run, *tensors, *self._rest)
+        room = self._kept or self._new_room()
+        return functools.partial(self._run, *tensors, *[tensor for _, tensor in room], *self._memory)
+
+    def _new_room(self) -> list[tuple[Any, Any]]:
+        """An array, and TVM's tensor of its memory, for each result. Raises TypeError or BufferError as said above."""
+        return [_aligned_array(shape, dtype) for shape, dtype in self._function.results]
 
 
 class _Input:

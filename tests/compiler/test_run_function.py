@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pitchpipe import vm
 from pitchpipe.deploy.artifact import CompiledModel, Manifest
 from pitchpipe.errors import InvalidInput
 from pitchpipe.run_function import RUN
@@ -145,8 +146,12 @@ def _listed(found: Any) -> Sequence[Any]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.parametrize("copied_bytes", [vm.COPIED_BYTES, 0])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_straight_line_of_kernels_runs_without_the_virtual_machine(name: str) -> None:
+def test_a_straight_line_of_kernels_runs_without_the_virtual_machine(
+    name: str, copied_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vm, "COPIED_BYTES", copied_bytes)
     body, right = MODELS[name]
     model = without_the_machine(compiled(body))
     given = [X, X + 1, X]
