@@ -40,11 +40,12 @@ def expand_booleans(function: Any) -> Any:
         return tirx.BufferStore(store.buffer, value, store.indices)
 
     def bound(let: Any) -> Any:
-        if not isinstance(let.value, tirx.NE) or str(let.var.ty.dtype) != "bool":
+        read = let.value.a if isinstance(let.value, tirx.NE) else None
+        if not isinstance(read, ir.TensorLoad) or read.source not in bytes_:
             return let
-        byte = tirx.Var(let.var.name, let.value.a.ty)
+        byte = tirx.Var(let.var.name, read.ty)
         named = [(ir.Var, lambda each: tirx.NE(byte, tirx.const(0, BYTE)) if each.same_as(let.var) else each)]
-        return tirx.Let(byte, let.value.a, tvm_ffi.structural_map(let.body, named))
+        return tirx.Let(byte, read, tvm_ffi.structural_map(let.body, named))
 
     visitors = [
         (ir.Var, lambda variable: own.get(variable, variable)),
