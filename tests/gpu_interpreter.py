@@ -325,6 +325,9 @@ class _Kernel:
     def _get_Not(self, node: Any, mask: np.ndarray) -> Any:
         return ~np.asarray(self.value(node.a, mask), dtype=bool)
 
+    def _get_BitwiseNot(self, node: Any, mask: np.ndarray) -> Any:
+        return ~np.asarray(self.value(node.a, mask))
+
     def _get_Select(self, node: Any, mask: np.ndarray) -> Any:
         condition = self.value(node.condition, mask)
         a, b = _aligned(self.value(node.true_value, mask), self.value(node.false_value, mask))

@@ -354,6 +354,32 @@ def test_scans_are_reductions(operator: str, axis: int | None, exclusive: bool) 
     check(graph, lambda emit: emit(make(x, axis, exclusive=exclusive)), target=GPU)
 
 
+@pytest.mark.parametrize("operator", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize(("shape", "axis"), [((300, 2), 0), ((2, 5000), 1), ((20_000,), 0)], ids=str)
+def test_long_scans_are_scans_of_parts(
+    shape: tuple[int, ...], axis: int, dtype: str, exclusive: bool, operator: str
+) -> None:
+    graph = Graph()
+    x = graph.tensor(*shape, dtype=dtype)
+    drawn = np.random.default_rng(0).uniform(-1, 1, shape)
+    drawn = np.round(drawn * 3) if dtype == "int64" else 1 + drawn / 100 if operator == "cumprod" else drawn
+    graph.values[0] = drawn.astype(dtype)
+    make = getattr(relax.op, operator)
+    prepared = prepare(graph.module(lambda emit: emit(make(x, axis, exclusive=exclusive)), 1), GPU)
+    (found,) = run_here(prepared, graph.values, [])
+    expected = getattr(np, operator)(graph.values[0].astype("float64"), axis)
+    if exclusive:
+        expected = np.roll(expected, 1, axis)
+        np.moveaxis(expected, axis, 0)[0] = operator == "cumprod"
+    assert found.dtype == dtype
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=np.abs(expected).max() * (1e-3 if dtype == "float16" else 1e-5)
+    )
+    assert len(call_counts(prepared)) == (5 if shape == (20_000,) else 3), "each part is summed, and what is before it"
+
+
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_sorts_are_reductions_that_keep_the_order_of_equal_elements(descending: bool, axis: int) -> None:

@@ -1,11 +1,11 @@
 """Cumulative sums and products, and sorts, as reductions: a GPU runs them with the schedules of any other reduction.
 
-    cumsum: y[i] = sum over k <= i of x[k]
+    cumsum: y[i] = sum over k <= i of x[k]; beyond LONGEST elements over those of its part, behind that of all parts before
     sort:   rank[i] = number of k with x[k] before x[i];  y[r] = the x[i] of rank r, which is a sum with one term
 
 An element comes before another one that is larger, or equal and behind it, so that equal elements keep their order; what is
 no number is the largest. TVM's functions for a GPU are scheduled already, and call runtime functions that no program of ours
-has. The work grows with the square of the length: for thousands of elements a launch hides it, for millions it does not.
+has. Ranks are for short lines, as their work grows with the square of the length; longer ones are sorted by run_sorts.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, reshaped, static_shape
 from tuner.graph.one_function import HALF, SUMS, dtype_of
-from tuner.graph.sorts import Sort, sorts
+from tuner.graph.run_sorts import is_long, places_in_order
+from tuner.graph.sorts import Sort, elements_at, sorts
 from tuner.tvm_compat import relax, te, tirx
 
 _PRODUCT = te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype), name="product")
 _SCANS = {"relax.cumprod": (_PRODUCT, 1), "relax.cumsum": (te.sum, 0)}
+_SCANNED: dict[str, Callable[[Any, Any], Any]] = {
+    "relax.cumprod": lambda a, b: a * b,
+    "relax.cumsum": lambda a, b: a + b,
+}
+LONGEST = 256
+"""Elements along an axis that are scanned by one kernel, each from the first one."""
+CHUNK = 64
+"""Elements of a part of a longer one."""
 
 
 def decompose_scans(mod: Any) -> Any:
@@ -36,29 +45,54 @@ def decompose_scans(mod: Any) -> Any:
 
 def _scan(call: Any) -> Replacement:
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
-        x, dtype = current(call.args[0]), dtype_of(call)
+        x, dtype, name = current(call.args[0]), dtype_of(call), op_name(call)
         if call.attrs.axis is None:
             x = builder.emit(reshaped(x, static_shape(call) or []))
         axis = int(call.attrs.axis or 0) % len(static_shape(x) or [])
-        reduce, neutral = _SCANS[op_name(call)]
         sums = SUMS if dtype in HALF else dtype
-        last = -1 if int(call.attrs.exclusive or 0) else 0
-
-        def compute(given: Any) -> Any:
-            k = te.reduce_axis((0, given.shape[axis]), name="k")
-
-            def element(*at: Any) -> Any:
-                value = given[_with(at, axis, k)].astype(sums)
-                return reduce(tirx.Select(k <= at[axis] + last, value, tirx.const(neutral, sums)), axis=k)
-
-            found = te.compute(given.shape, element, name="scan")
-            return (
-                found if sums == dtype else te.compute(given.shape, lambda *at: found[at].astype(dtype), name="rounded")
-            )
-
-        return builder.call_te(compute, x, primfunc_name_hint=op_name(call).removeprefix("relax."))
+        return _scanned(builder, name, x, axis, bool(call.attrs.exclusive or 0), sums, dtype)
 
     return replacement
+
+
+def _scanned(builder: Any, name: str, x: Any, axis: int, exclusive: bool, sums: str, dtype: str) -> Any:
+    """Of x along an axis, in parts of CHUNK elements if there are more, each behind the scan of the parts' results. Computed
+    in the type `sums`."""
+    (reduce, neutral), extent = _SCANS[name], (static_shape(x) or [])[axis]
+    chunk = extent if extent <= LONGEST else CHUNK
+    start = tirx.const(neutral, sums)
+
+    def part(given: Any) -> Any:
+        k = te.reduce_axis((0, chunk), name="k")
+
+        def element(*at: Any) -> Any:
+            place = at[axis] * chunk + k
+            value = tirx.if_then_else(place < extent, given[_with(at, axis, place)].astype(sums), start)
+            return reduce(value, axis=k)
+
+        return te.compute(_with(tuple(given.shape), axis, -(-extent // chunk)), element, name="part")
+
+    def scan(given: Any, *before: Any) -> Any:
+        k = te.reduce_axis((0, chunk), name="k")
+
+        def element(*at: Any) -> Any:
+            place = at[axis] - at[axis] % chunk + k if before else k
+            value = given[_with(at, axis, tirx.min(place, extent - 1) if before else place)].astype(sums)
+            return reduce(tirx.Select(place < at[axis] if exclusive else place <= at[axis], value, start), axis=k)
+
+        found = te.compute(given.shape, element, name="scan")
+        if before:
+            behind = _SCANNED[name]
+            found = te.compute(
+                given.shape, lambda *at: behind(before[0][_with(at, axis, at[axis] // chunk)], found[at])
+            )
+        return found if sums == dtype else te.compute(given.shape, lambda *at: found[at].astype(dtype), name="rounded")
+
+    before = []
+    if chunk < extent:
+        parts = builder.emit(builder.call_te(part, x, primfunc_name_hint="parts"))
+        before = [builder.emit(_scanned(builder, name, parts, axis, True, sums, sums))]
+    return builder.call_te(scan, x, *before, primfunc_name_hint=name.removeprefix("relax."))
 
 
 def _sort(call: Any) -> Replacement:
@@ -66,6 +100,12 @@ def _sort(call: Any) -> Replacement:
 
     def replacement(builder: Any, current: Callable[[Any], Any]) -> Any:
         x = current(call.args[0])
+        if is_long(sort):
+            places = places_in_order(builder, x, sort, str(call.attrs.dtype) if sort.places else "int64")
+            if not sort.values:
+                return places
+            values = builder.call_te(elements_at, x, places, sort.axis, primfunc_name_hint="sorted")
+            return relax.Tuple([builder.emit(values), places]) if sort.places else values
 
         def part(places: bool) -> Any:
             dtype = str(call.attrs.dtype) if places else dtype_of(x)

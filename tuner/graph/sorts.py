@@ -111,13 +111,14 @@ def _replacement(call: Any) -> Replacement:
         places = builder.emit(builder.call_te(lambda x: _places(x, sort, dtype), x, primfunc_name_hint="sort"))
         if not sort.values:
             return places
-        values = builder.call_te(_elements, x, places, sort.axis, primfunc_name_hint="sorted")
+        values = builder.call_te(elements_at, x, places, sort.axis, primfunc_name_hint="sorted")
         return relax.Tuple([builder.emit(values), places]) if sort.places else values
 
     return replacement
 
 
-def _elements(x: Any, places: Any, axis: int) -> Any:
+def elements_at(x: Any, places: Any, axis: int) -> Any:
+    """The elements of x at places of each line along an axis."""
     return te.compute(places.shape, lambda *at: x[(*at[:axis], places[at], *at[axis + 1 :])], name="sorted")
 
 

@@ -49,7 +49,6 @@ RANGED = frozenset({"binary_cross_entropy", "binary_cross_entropy_backward", "hi
 """Operators that raise in PyTorch for values out of a range, which compiled code would take."""
 DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 """Operators for which a zero among whole divisors is an error in PyTorch, and ends the process in compiled code."""
-SORTING = frozenset({"argsort", "kthvalue", "median", "nanmedian", "sort", "topk"})
 MOST_COMPARISONS = 1 << 27
 """Of an operator that compares every two elements of a line, which takes tens of microseconds on a GPU; PyTorch sorts."""
 LOWERED = frozenset({"relax.call_tir", "relax.reshape", "relax.cumprod", "relax.cumsum", *SORTS})
@@ -188,14 +187,12 @@ def _divides_whole_numbers(node: Any) -> bool:
 
 
 def _compares_all(node: Any) -> str | None:
-    """Why it stays with PyTorch: it would compare too many elements with one another, as a mode does and a GPU's sorts."""
+    """Why it stays with PyTorch: it would compare too many elements with one another, as a mode does."""
     name, given = node.target.__name__, node.all_input_nodes
-    kind = name.partition(".")[0]
-    if not given or not (kind == "mode" or (kind in SORTING and given[0].meta["val"].is_cuda)):
+    if not given or name.partition(".")[0] != "mode":
         return None
     shape = given[0].meta["val"].shape
-    line = shape.numel() if name in ("median.default", "nanmedian.default") else max(shape, default=1)
-    return f"{name} of lines that are too long" if shape.numel() * line > MOST_COMPARISONS else None
+    return f"{name} of lines that are too long" if shape.numel() * max(shape, default=1) > MOST_COMPARISONS else None
 
 
 def _not_lowered(module: Any) -> str | None:

@@ -39,7 +39,9 @@ ATOMIC: Mapping[str, int] = {"atomic-1.1": 1, "atomic-4.1": 4}
 tuner/schedule/combining.py."""
 THREADS, PARALLEL = "threads.1", "parallel.1"
 """Rewrites of functions that no schedule applies to, for a GPU and for a CPU. See tuner/schedule/lines.py."""
-REWRITES = WINOGRAD.keys() | PANELS.keys() | KERNELS.keys() | ATOMIC.keys() | {THREADS, PARALLEL}
+NETWORK = "network.1"
+"""A rewrite of functions that sort runs. See tuner/schedule/sorting.py."""
+REWRITES = WINOGRAD.keys() | PANELS.keys() | KERNELS.keys() | ATOMIC.keys() | {THREADS, PARALLEL, NETWORK}
 
 
 def rewrite_of(instructions: Sequence[Any]) -> str | None:
@@ -68,6 +70,10 @@ def rewritten(mod: Any, name: str) -> Any:
         from tuner.schedule import combining
 
         return combining.in_kernels(mod, ATOMIC[name])
+    if name == NETWORK:
+        from tuner.schedule import sorting
+
+        return sorting.in_kernel(mod)
     if name in (THREADS, PARALLEL):
         from tuner.schedule import lines
 

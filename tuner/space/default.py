@@ -16,7 +16,7 @@ from tuner.schedule.rewrites import PARALLEL
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space.access import element_bits
 from tuner.space.inlining import inline_producers, root_blocks
-from tuner.space.lines import divided_lines
+from tuner.space.lines import whole_rewrite
 from tuner.space.long_rows import has_long_rows, schedule_long_rows
 from tuner.space.metaschedule import generate
 from tuner.space.pieces import spread_pieces
@@ -52,7 +52,7 @@ def default_traces(workload: Workload, target: Target) -> Iterator[str]:
     mod = load_ir(workload.ir)
     if panels := recurrent_sketches(mod, target):
         yield encode_trace(panels[0].trace)
-    if (divided := divided_lines(mod, PARALLEL)) is not None:
+    if (divided := whole_rewrite(mod, PARALLEL)) is not None:
         yield encode_trace(divided.trace)
     for form, sketches_of in (("winograd", winograd_sketches), ("register tiles", tiled_sketches)):
         if (contracted := _contraction(form, sketches_of, mod, workload, target)) is not None:

@@ -15,7 +15,7 @@ from pitchpipe.errors import InvalidTrace
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
 from tuner.measure.gpu_code import lower
-from tuner.schedule.rewrites import THREADS
+from tuner.schedule.rewrites import NETWORK, THREADS
 from tuner.schedule.trace import apply_trace, encode_trace
 from tuner.space.gpu.attention import schedule_attention
 from tuner.space.gpu.combining import atomic_kernels
@@ -23,7 +23,7 @@ from tuner.space.gpu.limits import Limits, NoSchedule
 from tuner.space.gpu.plan import schedule_memory_bound
 from tuner.space.gpu.product import schedule_products
 from tuner.space.gpu.recurrence import recurrent_kernels
-from tuner.space.lines import divided_lines
+from tuner.space.lines import whole_rewrite
 from tuner.space.refusals import tell_refused
 from tuner.tensor_intrinsics import load_cuda_intrinsics
 from tuner.tvm_compat import Schedule, dlight, load_ir, to_tvm_target, tvm_ffi
@@ -57,8 +57,9 @@ def _chosen(mod: Any, target: Target) -> str:
     load_cuda_intrinsics()
     if kernels := recurrent_kernels(mod, target) or atomic_kernels(mod):
         return encode_trace(kernels[0].trace)
-    if (divided := divided_lines(mod, THREADS)) is not None:
-        return encode_trace(divided.trace)
+    for rewrite in (NETWORK, THREADS):
+        if (whole := whole_rewrite(mod, rewrite)) is not None:
+            return encode_trace(whole.trace)
     tvm_target, limits = to_tvm_target(target), Limits.of(target)
     for name, rule in RULES:
         try:
