@@ -44,8 +44,11 @@ SCATTERS = frozenset(
         *(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor),
     }
 )
-WHOLE = RESIZES | SCATTERS | {aten.roll.default}
-"""What stays whole: of a resize torch makes look-ups of every neighbour, of a scatter along one axis one over all axes."""
+WINDOWS = frozenset({aten.im2col.default, aten.col2im.default})
+"""`unfold` and `fold`."""
+WHOLE = RESIZES | SCATTERS | WINDOWS | {aten.roll.default}
+"""What stays whole: of a resize torch makes look-ups of every neighbour, of a scatter along one axis one over all axes, of
+windows look-ups and scatters by tensors of indices."""
 COMPOSED = (aten.dist.default, aten.lcm.default, aten.ldexp.Tensor, aten.var_mean.correction)
 """Operators that torch.export leaves whole, and torch takes apart."""
 

@@ -121,7 +121,8 @@ def _side_by_side_mapping(chain: Chain, limits: Limits) -> Mapping:
         most = min(SHARING_THREADS, limits.threads) // width
         while threads < most and 4 * threads < chain.columns and rows * threads < FULL:
             threads *= 2
-        return Mapping(rows=width, threads=threads, lanes=lanes)
+        if width * threads >= limits.warp:  # else rows are many: each is one thread's
+            return Mapping(rows=width, threads=threads, lanes=lanes)
     width, lanes = limits.warp, chain.lanes
     while lanes > 1 and chain.rows // lanes < 2 * MULTIPROCESSORS * limits.warp:
         lanes //= 2

@@ -13,7 +13,7 @@ Where there are few tiles and k is long, k is divided among blocks, and a second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuner.space.gpu.limits import Limits, NoSchedule
@@ -32,12 +32,14 @@ from tuner.space.gpu.stages import axis_loops, fused
 from tuner.space.gpu.tensor_cores import tensor_type, tiled_for_tensor_cores
 from tuner.space.gpu.tiles import PLAIN_STEP, Product, Tile, best_tile
 from tuner.space.inlining import is_reduction, root_blocks
-from tuner.tvm_compat import tirx
+from tuner.tvm_compat import tirx, uses
 
 FEW = 16
 """Rows or columns below which a product is bound by memory, and rows.py has the better kernel."""
 FEW_OF_BATCH = 4
 """The same of columns in a batch of products, such as the groups of a convolution."""
+FEW_OF_WINDOWS = 2
+"""The same of columns where rows are windows, whose elements are read once into shared memory for many of them."""
 UNROLL = 512
 
 
@@ -126,10 +128,22 @@ def product_of(definition: Any) -> Product:
         if axis.var in kinds:
             extent[kinds[axis.var]] *= int(axis.dom.extent)
     few_columns = FEW if extent["s"] == 1 else FEW_OF_BATCH
+    if extent["s"] == 1 and _reads_windows(definition, kinds):
+        few_columns = FEW_OF_WINDOWS
     if extent["i"] < FEW or extent["j"] < few_columns or extent["k"] < PLAIN_STEP:
         raise NoSchedule("too small for tiles")
     *_, run = (int(axis.dom.extent) for axis in definition.iter_vars if kinds.get(axis.var) == "k")
     return Product(**extent, run=run)
+
+
+def _reads_windows(definition: Any, kinds: Mapping[Any, str]) -> bool:
+    """Whether an element of the first operand is in several rows: an index has an axis of rows and one that is summed."""
+    rows, summed = ([axis for axis, kind in kinds.items() if kind == wanted] for wanted in "ik")
+    return any(
+        any(uses(dim.min, axis) for axis in rows) and any(uses(dim.min, axis) for axis in summed)
+        for read in definition.reads
+        for dim in read.region
+    )
 
 
 # -- the kernel

@@ -85,6 +85,7 @@ TILES = tuple(
         (64, 32, 4, 4),
         (32, 32, 2, 4),
         (16, 64, 2, 4),
+        (128, 16, 4, 4),
     )
 )
 """For plain cores."""
@@ -140,8 +141,9 @@ CACHE_BYTES = 3000
 """... and all together."""
 LATENCY = 800
 """From the request of a step's parts to their arrival, mostly from memory."""
-STEP_CYCLES = 500
-"""A step on plain cores: its parts are loaded, then used, and nothing overlaps within a block."""
+STEP_CYCLES = 1200
+"""A step on plain cores: its parts are loaded, then used, and nothing overlaps within a block. Products of 13 to 16 steps,
+whose blocks had a multiprocessor each, took 1200 to 1900 of an H200."""
 BARRIERS = 120
 """Two of a block for each step, and the first fragments."""
 FRAGMENT_CYCLES = 40

@@ -15,6 +15,7 @@ from tuner.graph.group_rows import group_rows
 from tuner.graph.hoist_slices import hoist_slices
 from tuner.graph.lift_reshapes import lift_reshapes
 from tuner.graph.merge_matmuls import merge_matmuls
+from tuner.graph.moved_reductions import reduce_what_is_moved
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, PARTS, Rewrites
 from tuner.graph.reassociate import reassociate
@@ -48,6 +49,6 @@ REWRITES = Rewrites(
         split_norms,
         group_rows,
     ),
-    fusion=(mark_gathers,),
+    fusion=(mark_gathers, reduce_what_is_moved),
     fused=(batch_groups,),
 )
