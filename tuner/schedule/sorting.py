@@ -1,49 +1,45 @@
 """Tensor functions that sort runs of a line by a network of comparisons, and their kernel for a GPU.
 
-    for every line along an axis, for every run of RUN elements of it:
-        held[i] = (key of the element, its place in the line)
+    for every line along an axis, for every run of it:
+        held[i] = the words of the run, and behind the end of the line the largest one
         for s = 0, 1, ..., for h = s, s - 1, ..., 0:  # after step s, all of 2^(s+1) neighbours are in order
-            for every pair:  put the two elements held in order
-        out[i] = the place of held[i], for the first `count`
+            for every pair:  put the two words in order
+        out[i] = held[i], for the first `count`
 
 In the first turn of a step (h = s) element i of 2^(s+1) meets the one as far from their end, in each other turn the one 2^h
-behind it; the earlier one goes to the lower place always (K. E. Batcher, "Sorting networks and their applications", 1968, in
-the form in which all comparisons have one direction). Keys are whole numbers in the order of the elements (graph/sorts.py).
-Elements with equal keys are in the order of their places, so no two are equal, and any schedule has the same result.
-
-A function may be given which places of a line it sorts, as those that other runs have found. The place behind the line, an
-extent, is none: it comes last.
+behind it; the smaller one goes to the lower place always (K. E. Batcher, "Sorting networks and their applications", 1968, in
+the form in which all comparisons have one direction). A word of 64 bits is a key and a place, so no two are equal
+(graph/run_sorts.py), and any schedule has the same result.
 
 The pairs of a turn have no element in common, which TVM does not prove, so the workload is one opaque block. In its kernel
-(`in_kernel`) a run is a thread block that holds it in shared memory, and threads divide the pairs.
+(`in_kernel`) a run is a thread block that holds it in shared memory. A thread does several turns at a time with the words in
+registers: those that such turns put in order among themselves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
 from tuner.schedule.statements import INDEX_TYPE, buffer, integer, loop, whole
 from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
 
+WORD = "int64"
+_PLACE = "int32"
+"""Of a word in a run."""
 RUN = 2048
-"""Elements that a thread block sorts, at most."""
-THREADS = 1024
-"""Of a thread block, at most."""
-_PLACE_BITS = 32
+"""Elements that a thread block sorts, at most: two copies of their words fit into static shared memory."""
+LONG, DEPTH, DEPTH_OF_SHORT = 512, 3, 2
+"""A thread has 2^DEPTH words in registers in runs of LONG elements and more, and fewer in shorter ones, for a whole warp."""
+PAD = 3
+"""After every 2^PAD words of shared memory one is left out, so that threads that read every 2^PAD-th are in other banks."""
 
 Each = Callable[[int, Callable[[Any], Any]], Any]
 """(extent, body) -> a statement that does body(i) for every i below the extent, in any order."""
-Held = tuple[Any, ...]
-"""What holds a run: one buffer of words, each a key above a place, or for keys of 64 bits one of keys and one of places."""
-Turn = Callable[[Any, Any, Held, Held], Any]
-"""(s, h, from, to) -> a statement that puts all pairs of a turn in order. Where it reads and where it writes may be one."""
-Turns = Callable[[int, Turn], tuple[Any, Held]]
-"""(steps, turn) -> a statement that does turn(s, h, ..., ...) for every s below the steps, and for h = s, s - 1, ..., 0; and
-where the run is after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +47,15 @@ class Sorting:
     """What such a function sorts, and how much of it is asked for."""
 
     shape: tuple[int, ...]
-    """Of the keys."""
-    dtype: str
-    """Of the keys: int32 or int64."""
+    """Of the words."""
     axis: int
-    given: int | None
-    """Places of each line that are given; None where all elements of a line are sorted."""
     count: int
     """Of the first elements in order of a run that are written, at most half of a run's; or all of a run."""
 
     @property
     def elements(self) -> int:
-        """Elements of a line that are sorted."""
-        return self.shape[self.axis] if self.given is None else self.given
+        """Of a line."""
+        return self.shape[self.axis]
 
     @property
     def run(self) -> int:
@@ -77,53 +69,63 @@ class Sorting:
 
     @property
     def written(self) -> int:
-        """Places that are written of a line."""
+        """Elements that are written of a line."""
         return self.elements if self.count == self.run else self.runs * self.count
 
-    def along(self, extent: int) -> tuple[int, ...]:
-        """The shape of the keys with another extent of the lines."""
-        return (*self.shape[: self.axis], extent, *self.shape[self.axis + 1 :])
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape of what is written."""
+        return (*self.shape[: self.axis], self.written, *self.shape[self.axis + 1 :])
 
 
 def workload(sorting: Sorting) -> Any:
-    """A function (keys, places that are given, if any, places that are found); places are int32."""
+    """A function (words, words in order)."""
     tensors = _Tensors.of(sorting)
+    held = buffer("held", (sorting.run,), WORD)
 
     def lines(axes: Sequence[int], at: tuple[Any, ...]) -> Any:
         if axes:
             return loop(f"i{axes[0]}", sorting.shape[axes[0]], lambda i: lines(axes[1:], (*at, i)))
-        return loop("run", sorting.runs, lambda run: _run(sorting, tensors, at, run, each, turns))
+        return loop("run", sorting.runs, lambda run: sort(at, run))
 
-    def each(extent: int, do: Callable[[Any], Any]) -> Any:
-        return loop("i", extent, do)
-
-    def turns(steps: int, turn: Turn) -> tuple[Any, Held]:
-        (held,) = tensors.held
-
+    def sort(line: tuple[Any, ...], run: Any) -> Any:
         def step(s: Any) -> Any:
             back = ir.Var("back", INDEX_TYPE)
-            return tirx.For(back, integer(0), s + integer(1), tirx.ForKind.SERIAL, turn(s, s - back, held, held))
+            return tirx.For(back, integer(0), s + integer(1), tirx.ForKind.SERIAL, turn(s, s - back))
 
-        return loop("step", steps, step), held
+        def turn(s: Any, h: Any) -> Any:
+            def pair(p: Any) -> Any:
+                one = integer(1)
+                i = p + tirx.shift_left(tirx.shift_right(p, h), h)  # the bits above h make room for a zero
+                mask = tirx.Select(tirx.EQ(s, h), tirx.shift_left(integer(2), h) - one, tirx.shift_left(one, h))
+                return _in_order(held, i, tirx.bitwise_xor(i, mask))
+
+            return loop("pair", sorting.run // 2, pair)
+
+        return tirx.SeqStmt(
+            [
+                loop("i", sorting.run, lambda i: tirx.BufferStore(held, tensors.read(line, run, i), [i])),
+                loop("step", sorting.run.bit_length() - 1, step),
+                loop("i", sorting.count, lambda i: tensors.write(line, run, i, held[i])),
+            ]
+        )
 
     others = [axis for axis in range(len(sorting.shape)) if axis != sorting.axis]
-    return tensors.function(lines(others, ()))
+    return tensors.function(tensors.block(lines(others, ()), [held]))
 
 
 def find_sorting(function: Any) -> Sorting | None:
     """What a function sorts; None where it is no such function."""
-    if len(function.params) not in (2, 3) or any(not hasattr(param, "shape") for param in function.params):
+    if len(function.params) != 2 or any(not hasattr(param, "shape") for param in function.params):
         return None
-    keys, *given, out = function.params
-    shape, written = (tuple(map(int, each.shape)) for each in (keys, out))
-    if str(keys.dtype) not in ("int32", "int64") or len(written) != len(shape):
+    shape, written = (tuple(map(int, each.shape)) for each in function.params)
+    if len(written) != len(shape):
         return None
     for axis, extent in enumerate(written):
-        of_line = int(given[0].shape[axis]) if given and len(given[0].shape) == len(shape) else None
-        found = Sorting(shape=shape, dtype=str(keys.dtype), axis=axis, given=of_line, count=1)
+        found = Sorting(shape=shape, axis=axis, count=1)
         for count in {found.run, -(-extent // found.runs)}:
-            found = Sorting(shape=shape, dtype=str(keys.dtype), axis=axis, given=of_line, count=count)
-            if count <= found.run and found.along(found.written) == written and _is_of(found, function):
+            found = Sorting(shape=shape, axis=axis, count=count)
+            if count <= found.run and found.result == written and _is_of(found, function):
                 return found
     return None
 
@@ -141,138 +143,161 @@ def in_kernel(mod: Any) -> Any:
     sorting = find_sorting(mod["main"])
     if sorting is None:
         raise InvalidTrace("the workload sorts no runs")
-    tensors = _Tensors.of(sorting, "shared", copies=2)
-    threads = min(THREADS, max(sorting.run // 2, 1))
-    block, thread = ir.Var("block", "int64"), ir.Var("thread", INDEX_TYPE)
+    tensors = _Tensors.of(sorting)
+    most = min(DEPTH if sorting.run >= LONG else DEPTH_OF_SHORT, sorting.run.bit_length() - 1)
+    threads = sorting.run >> most
+    copies = [buffer(f"held{copy}", (_padded(sorting.run),), WORD, "shared") for copy in range(2)]
+    first, words = buffer("first", (1,), _PLACE, "local"), buffer("words", (1 << most,), WORD, "local")
+    block, thread = ir.Var("block", INDEX_TYPE), ir.Var("thread", INDEX_TYPE)
 
     def each(extent: int, do: Callable[[Any], Any]) -> Any:
-        def turn(number: Any) -> Any:
+        def part(number: Any) -> Any:
             i = number * threads + thread
             return do(i) if extent % threads == 0 else tirx.IfThenElse(i < extent, do(i), None)
 
-        return loop("turn", -(-extent // threads), turn)
-
-    def turns(steps: int, turn: Turn) -> tuple[Any, Held]:
-        """Each turn on its own, so that the compiler computes what is known of it; from one buffer to the other and back, so
-        that threads meet once a turn."""
-        one, other, statements = *tensors.held, list[Any]()
-        for s in range(steps):
-            for h in reversed(range(s + 1)):
-                statements.append(turn(integer(s), integer(h), one, other))
-                one, other = other, one
-        return tirx.SeqStmt(statements), one
+        return loop("part", -(-extent // threads), part)
 
     place, at = tirx.floordiv(block, sorting.runs), list[Any]()
     for axis in reversed([axis for axis in range(len(sorting.shape)) if axis != sorting.axis]):
         at.insert(0, tirx.floormod(place, integer(sorting.shape[axis])))
         place = tirx.floordiv(place, integer(sorting.shape[axis]))
-    body = tensors.block(_run(sorting, tensors, tuple(at), tirx.floormod(block, sorting.runs), each, turns))
-    lines = math.prod(sorting.shape) // sorting.shape[sorting.axis]
+    line, run = tuple(at), tirx.floormod(block, sorting.runs)
+    one, other = copies
+    statements = [each(sorting.run, lambda i: tirx.BufferStore(one, tensors.read(line, run, i), [_padded(i)]))]
+    for group in _groups(sorting.run.bit_length() - 1, most):
+        do = partial(group.in_order, source=one, to=other, first=first, words=words)
+        statements.append(each(sorting.run >> len(group.basis), do))
+        one, other = other, one  # so that threads meet once
+    statements.append(each(sorting.count, lambda i: tensors.write(line, run, i, one[_padded(i)])))
+    body = tensors.block(tirx.SeqStmt(statements), [*copies, first, words])
+    lines = math.prod(sorting.shape) // sorting.elements
     for variable, extent, name in ((thread, threads, "threadIdx.x"), (block, lines * sorting.runs, "blockIdx.x")):
-        bound = tirx.IterVar(None, ir.Var(name, "int64"), tirx.IterVar.ThreadIndex, name)
+        bound = tirx.IterVar(None, ir.Var(name, INDEX_TYPE), tirx.IterVar.ThreadIndex, name)
         body = tirx.For(variable, integer(0), integer(extent), tirx.ForKind.THREAD_BINDING, body, bound)
-    return IRModule({"main": tensors.function(body, held=()).with_attrs(dict(mod["main"].attrs or {}))})
+    return IRModule({"main": tensors.function(body).with_attrs(dict(mod["main"].attrs or {}))})
+
+
+def _groups(steps: int, most: int) -> Iterator[_Group]:
+    """All turns in order, as many at a time as groups of 2^most words allow."""
+    group = _Group()
+    for s in range(steps):
+        for h in reversed(range(s + 1)):
+            mask = (2 << h) - 1 if s == h else 1 << h
+            if len((wider := group.with_turn(h, mask)).basis) > most:
+                yield group
+                wider = _Group().with_turn(h, mask)
+            group = wider
+    yield group
+
+
+def _padded(i: Any) -> Any:
+    """The place in shared memory of a word of a run; also how many words are before it."""
+    return i + (i >> PAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Words that some consecutive turns put in order among themselves.
+
+    A turn compares places that differ by a mask whose highest bit is h. Places that differ by masks of the turns, or by an
+    exclusive or of them, are a group: a coset of the space over two elements that the masks span. Its first place has none
+    of the highest bits of a basis in echelon form.
+    """
+
+    turns: tuple[tuple[int, int], ...] = ()
+    """(h, mask) of each."""
+    basis: tuple[int, ...] = ()
+    """Of the masks, each with another highest bit."""
+
+    def with_turn(self, h: int, mask: int) -> _Group:
+        """The groups of one more turn."""
+        left = mask
+        for each in sorted(self.basis, reverse=True):
+            left = min(left, left ^ each)
+        return _Group(turns=(*self.turns, (h, mask)), basis=(*self.basis, left) if left else self.basis)
+
+    def in_order(self, i: Any, source: Any, to: Any, first: Any, words: Any) -> Any:
+        """A statement that reads group i, puts it in order and writes it. first, words: registers."""
+        offsets, zero = [0], integer(0)
+        make_room: list[Any] = [tirx.BufferStore(first, tirx.Cast(_PLACE, i), [zero])]
+        for each in sorted(self.basis):
+            highest = tirx.const(each.bit_length() - 1, _PLACE)
+            above = tirx.shift_left(tirx.shift_right(first[zero], highest), highest)
+            make_room.append(tirx.BufferStore(first, first[zero] + above, [zero]))  # a zero at the highest bit
+            offsets += [at ^ each for at in offsets]
+        places = [
+            (integer(at), _padded(tirx.bitwise_xor(first[zero], tirx.const(of, _PLACE))))
+            for at, of in enumerate(offsets)
+        ]
+        return tirx.SeqStmt(
+            [
+                *make_room,
+                *(tirx.BufferStore(words, source[place], [at]) for at, place in places),
+                *(
+                    _in_order(words, integer(one), integer(offsets.index(at ^ mask)))
+                    for h, mask in self.turns
+                    for one, at in enumerate(offsets)
+                    if not at >> h & 1  # The one at the lower place: h is a highest bit of the basis.
+                ),
+                *(tirx.BufferStore(to, words[at], [place]) for at, place in places),
+            ]
+        )
+
+
+def _in_order(words: Any, i: Any, j: Any) -> Any:
+    """A statement that puts the smaller of two words at i, the other one at j."""
+    low, high = ir.Var("low", INDEX_TYPE), ir.Var("high", INDEX_TYPE)
+    one, other = ir.Var("one", WORD), ir.Var("other", WORD)
+    return tirx.SeqStmt(
+        [
+            *(tirx.Bind(low, i), tirx.Bind(high, j)),
+            *(tirx.Bind(one, words[low]), tirx.Bind(other, words[high])),
+            tirx.BufferStore(words, tirx.min(one, other), [low]),
+            tirx.BufferStore(words, tirx.max(one, other), [high]),
+        ]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tensors:
-    """The buffers of such a function."""
+    """The parameters of such a function."""
 
-    keys: Any
-    given: Any | None
+    sorting: Sorting
+    words: Any
     out: Any
-    held: tuple[Held, ...]
-    """Of which the first one gets the run."""
 
     @classmethod
-    def of(cls, sorting: Sorting, scope: str = "global", copies: int = 1) -> _Tensors:
-        types = ("int64",) if sorting.dtype == "int32" else ("int64", "int32")
+    def of(cls, sorting: Sorting) -> _Tensors:
+        """New ones."""
+        return cls(sorting=sorting, words=buffer("words", sorting.shape, WORD), out=buffer("out", sorting.result, WORD))
 
-        def held(copy: int) -> Held:
-            return tuple(buffer(f"held{copy}_{at}", (sorting.run,), dtype, scope) for at, dtype in enumerate(types))
+    def read(self, line: tuple[Any, ...], run: Any, i: Any) -> Any:
+        """Word i of a run of a line, whose indices along the other axes are given."""
+        position = run * self.sorting.run + i
+        word = self.words[self._at(line, position)]
+        if self.sorting.elements == self.sorting.runs * self.sorting.run:
+            return word
+        return tirx.if_then_else(position < self.sorting.elements, word, tirx.max_value(WORD))
 
-        return cls(
-            keys=buffer("keys", sorting.shape, sorting.dtype),
-            given=None if sorting.given is None else buffer("given", sorting.along(sorting.given), "int32"),
-            out=buffer("out", sorting.along(sorting.written), "int32"),
-            held=tuple(map(held, range(copies))),
-        )
+    def write(self, line: tuple[Any, ...], run: Any, i: Any, word: Any) -> Any:
+        """A statement that writes word i in order."""
+        position = run * self.sorting.count + i
+        written = tirx.BufferStore(self.out, word, self._at(line, position))
+        if self.sorting.written == self.sorting.runs * self.sorting.count:
+            return written
+        return tirx.IfThenElse(position < self.sorting.written, written, None)
 
-    def block(self, body: Any) -> Any:
-        """An opaque block around statements, with the buffers that hold a run."""
-        reads = [whole(each) for each in (self.keys, self.given) if each is not None]
-        held = [each for copy in self.held for each in copy]
-        block = tvm.s_tir.SBlock([], reads, [whole(self.out)], "sorting", body, None, held, [], {})
+    def _at(self, line: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
+        return (*line[: self.sorting.axis], index, *line[self.sorting.axis :])
+
+    def block(self, body: Any, held: Sequence[Any]) -> Any:
+        """An opaque block around statements, with the buffers that it keeps meanwhile."""
+        reads, writes = [whole(self.words)], [whole(self.out)]
+        block = tvm.s_tir.SBlock([], reads, writes, "sorting", body, None, list(held), [], {})
         return tvm.s_tir.SBlockRealize([], True, block)
 
-    def function(self, body: Any, held: Sequence[Any] | None = None) -> Any:
-        """The function of a body, which is put into a block unless it holds one."""
-        body = self.block(body) if held is None else body
+    def function(self, body: Any) -> Any:
+        """The function of a body that holds such a block."""
         root = tvm.s_tir.SBlock([], [], [], "root", body, None, [], [], {})
-        params = [each for each in (self.keys, self.given, self.out) if each is not None]
-        return tirx.PrimFunc(params, tvm.s_tir.SBlockRealize([], True, root)).with_attrs({"tirx.noalias": True})
-
-
-def _run(sorting: Sorting, tensors: _Tensors, line: tuple[Any, ...], run: Any, each: Each, turns: Turns) -> Any:
-    """Statements that sort a run of a line; line: its indices along the other axes."""
-    extent, elements, last = sorting.shape[sorting.axis], sorting.elements, sorting.runs * sorting.run
-
-    def at(index: Any) -> tuple[Any, ...]:
-        return (*line[: sorting.axis], index, *line[sorting.axis :])
-
-    def load(i: Any) -> Any:
-        position, place = run * sorting.run + i, ir.Var("place", "int32")
-        found = tirx.Cast("int32", position) if tensors.given is None else tensors.given[at(position)]
-        if elements < last:
-            found = tirx.if_then_else(position < elements, found, tirx.const(extent, "int32"))
-        key = tensors.keys[at(tirx.Cast("int64", place))]
-        if elements < last or tensors.given is not None:
-            key = tirx.if_then_else(place < extent, key, tirx.max_value(sorting.dtype))
-        held = tensors.held[0]
-        if len(held) == 1:
-            word = (tirx.Cast("int64", key) << tirx.const(_PLACE_BITS, "int64")) | tirx.Cast("int64", place)
-            stores = [tirx.BufferStore(held[0], word, [i])]
-        else:
-            stores = [tirx.BufferStore(held[0], key, [i]), tirx.BufferStore(held[1], place, [i])]
-        return tirx.SeqStmt([tirx.Bind(place, found), *stores])
-
-    def turn(s: Any, h: Any, source: Held, to: Held) -> Any:
-        def pair(p: Any) -> Any:
-            one, above = integer(1), tirx.shift_right(p, h)
-            i = p + tirx.shift_left(above, h)  # the bits above h make room for a zero
-            mask = tirx.Select(tirx.EQ(s, h), tirx.shift_left(integer(2), h) - one, tirx.shift_left(one, h))
-            return _in_order(source, to, i, tirx.bitwise_xor(i, mask))
-
-        return each(sorting.run // 2, pair)
-
-    def store(i: Any) -> Any:
-        place = held[-1][i]
-        place = tirx.Cast("int32", place & tirx.const((1 << _PLACE_BITS) - 1, "int64")) if len(held) == 1 else place
-        position = run * sorting.count + i
-        written = tirx.BufferStore(tensors.out, place, at(position))
-        if sorting.written < sorting.runs * sorting.count:
-            return tirx.IfThenElse(position < sorting.written, written, None)
-        return written
-
-    in_order, held = turns(sorting.run.bit_length() - 1, turn)
-    return tirx.SeqStmt([each(sorting.run, load), in_order, each(sorting.count, store)])
-
-
-def _in_order(source: Held, to: Held, i: Any, j: Any) -> Any:
-    """A statement that writes two elements, the one before the other first."""
-    low, high = ir.Var("low", INDEX_TYPE), ir.Var("high", INDEX_TYPE)
-    binds: list[Any] = [tirx.Bind(low, i), tirx.Bind(high, j)]
-    ones, others = list[Any](), list[Any]()
-    for at, each in enumerate(source):
-        one, other = (ir.Var(f"{name}{at}", str(each.dtype)) for name in ("one", "other"))
-        binds += [tirx.Bind(one, each[low]), tirx.Bind(other, each[high])]
-        ones.append(one)
-        others.append(other)
-    swaps = others[0] < ones[0]
-    if len(source) == 2:
-        swaps = tirx.any(swaps, tirx.all(tirx.EQ(ones[0], others[0]), others[1] < ones[1]))
-    stores = list[Any]()
-    for each, one, other in zip(to, ones, others, strict=True):
-        stores.append(tirx.BufferStore(each, tirx.Select(swaps, other, one), [low]))
-        stores.append(tirx.BufferStore(each, tirx.Select(swaps, one, other), [high]))
-    return tirx.SeqStmt([*binds, *stores])
+        function = tirx.PrimFunc([self.words, self.out], tvm.s_tir.SBlockRealize([], True, root))
+        return function.with_attrs({"tirx.noalias": True})
