@@ -117,3 +117,51 @@ def test_an_odd_number_of_rows_makes_no_blocks_of_one_warp() -> None:
     many, few = made(32 * 9), made(32)
     assert "__launch_bounds__(256)" in source_of(many)
     assert "__launch_bounds__(32)" in source_of(few)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("count", "rows"), [(2, True), (1, False)])
+def test_threads_go_along_what_is_looked_up_where_more_is_loaded_than_stored(count: int, rows: bool) -> None:
+    """Sums of rows of a table, written as columns: [48, 100] of places [100, count] in a table [300, 48]."""
+
+    def make(table: Any, at: Any) -> list[Any]:
+        def element(c: Any, n: Any) -> Any:
+            return sum((table[at[n, k], c] for k in range(count)), tirx.const(0, F))
+
+        return [te.compute((48, 100), element, name="sum")]
+
+    source = source_of(one_function(make, ((300, 48), F), ((100, count), "int64")))
+    (stored,) = (line for line in source.splitlines() if "sum_ptr[" in line and " = " in line)
+    assert ("* 100)" in stored.partition(" = ")[0]) is rows, "neighbouring threads store what is a row apart"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [F, H])
+@pytest.mark.parametrize(("taps", "columns"), [((9, 9, 32), 3), ((3, 3, 32), 9), ((3, 1, 40), 2)])
+def test_a_convolution_of_few_channels_has_tiles(taps: tuple[int, ...], columns: int, dtype: str) -> None:
+    def make(b: Any, x: Any, w: Any) -> Any:
+        y = b.emit(op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", out_dtype=F))
+        return op.astype(y, dtype)
+
+    height, width, channels = taps
+    (mod,) = functions(make, ((1, 10 + height, 10 + width, channels), dtype), ((*taps, columns), dtype))
+    assert "shared" in check(mod, HOPPER).lowered.source, "threads share what several of them read"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_many_rows_side_by_side_have_a_thread_each() -> None:
+    """28 columns are no 32 threads: blocks that divide them had eight."""
+    (mod,) = functions(lambda b, x: op.sum(x, [2]), ((8, 16, 49, 28, 28), F))
+    (call,) = check(mod, HOPPER).lowered.calls
+    assert call.block[0] * call.block[1] >= 32
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parts_of_a_sum_with_an_odd_number_of_columns_are_added() -> None:
+    def make(b: Any, x: Any, w: Any, bias: Any) -> Any:
+        return op.add(b.emit(op.matmul(x, w)), bias)
+
+    (mod,) = functions(make, ((64, 429), F), ((429, 429), F), ((429,), F))
+    calls = check(mod, HOPPER).lowered.calls
+    assert len(calls) == 2
+    assert all(call.grid[0] * call.block[0] * call.block[1] >= 429 * 16 for call in calls), "the tiles are not given up"

@@ -252,11 +252,11 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
 
     def rounded_sum(places: Sequence[Any]) -> Any:
         """Corner after corner, tensors of their own for the same reason; weights multiplied from the innermost axis."""
-        total = to.emit(op.zeros(relax.ShapeExpr(shape), dtype))
+        total: list[Any] = []
         for corner in itertools.product((0, 1), repeat=rank):
 
             def add(given: Any, at: Any, corner: Any = corner) -> Any:
-                here = [tensor(*at[:-1]) for tensor in given[2:]]
+                here = [tensor(*at[:-1]) for tensor in given[1 : rank + 1]]
                 lows = [tirx.floor(place) for place in here]
                 parts = [
                     place - low if side else number(1) - (place - low)
@@ -266,10 +266,11 @@ def grid_sample(to: Emitter, x: Any, grid: Any, interpolation_mode: int, padding
                 for part in parts[-2::-1]:
                     weight = near(weight * part)
                 value = read(given, at, [low + side for low, side in zip(positions(lows), corner, strict=True)])
-                return near(given[1](*at) + near(weight * value))
+                before = [tensor(*at) for tensor in given[rank + 1 :]]
+                return near(sum(before, number(0)) + near(weight * value))
 
-            total = to.compute("corner", add, shape, x, total, *places)
-        return total
+            total = [to.compute("corner", add, shape, x, *places, *total)]
+        return total[0]
 
     of_their_own = dtype != result or interpolation_mode == 2 or padding_mode == 2
     where = [places_along(axis) for axis in range(rank)] if of_their_own else [grid]

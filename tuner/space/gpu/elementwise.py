@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 from tuner.space.access import spatial_axes
 from tuner.space.gpu.limits import BLOCK_THREADS, MULTIPROCESSORS, Limits
 from tuner.space.gpu.stages import fused
-from tuner.space.gpu.transposition import find_transposition, schedule_transposition
+from tuner.space.gpu.transposition import (
+    LEAST_ELEMENTS,
+    LEAST_EXTENT,
+    SECTOR_BYTES,
+    find_transposition,
+    schedule_transposition,
+)
 from tuner.space.gpu.vectors import computed_lanes, lanes_of, step, uniform_lanes
-from tuner.tvm_compat import ScheduleError, ir, structural_walk, tirx
+from tuner.tvm_compat import ScheduleError, ir, structural_walk, tirx, tvm
 
 MAX_VECTORS = 4
 """Vectors of a thread, at most: more of them in flight hide more of the memory's latency."""
+MUCH = 2
+"""Times fewer bytes that threads along another axis have to move than along the last one."""
 FULL_BLOCKS = 16 * MULTIPROCESSORS
 """Thread blocks of a kernel from which on the start of one is felt: small ones take longer to start than to run."""
 
@@ -30,6 +39,11 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
     axes = spatial_axes(definition)
     if (turned := find_transposition(definition, axes)) is not None:
         schedule_transposition(schedule, block, turned, limits)
+        return
+    if (along := _axis_of_loads(definition, axes)) is not None:
+        loops = list(schedule.get_loops(block))
+        schedule.reorder(*(loop for at, loop in enumerate(loops) if at != along), loops[along])
+        spread(schedule, fused(schedule, block, list(schedule.get_loops(block))), 1, BLOCK_THREADS, inner=[])
         return
     loops = list(schedule.get_loops(block))
     total = math.prod(int(axis.dom.extent) for axis in axes)
@@ -56,6 +70,45 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
         schedule.unroll(vector)
     else:
         schedule.vectorize(vector)
+
+
+def _axis_of_loads(definition: Any, axes: list[Any]) -> int | None:
+    """Along which axis neighbouring threads had better go: where elements are looked up, as channels of an image at places
+    that were computed, what is loaded may lie side by side along another axis than the last, along which it is stored. None
+    for the last."""
+    long = [at for at, axis in enumerate(axes) if int(axis.dom.extent) > 1]
+    if not long:
+        return None
+    loads: list[Any] = []
+    choices: list[Any] = []
+    structural_walk(definition.body, (ir.TensorLoad, loads.append))
+    structural_walk(definition.body, (ir.Call, lambda call: choices.append(call) if _chooses(call) else None))
+    branches = 1 + sum(all(map(_loads_any, call.args[1:])) for call in choices)  # of which one is taken
+    counts = Counter(load.source for load in loads)
+    regions = [
+        *((read, counts[read.source] / branches) for read in definition.reads),
+        *((each, 1) for each in definition.writes),
+    ]
+
+    def bytes_moved(at: int) -> float:
+        """For each element."""
+        moved = 0.0
+        for region, count in regions:
+            apart = step(definition, region, [axes[at]], 2)
+            size = int(tvm.runtime.DataType(str(region.source.dtype)).bits) // 8
+            is_small = math.prod(map(int, region.source.shape)) < LEAST_ELEMENTS
+            moved += count * (0 if apart == 0 else size if apart == 1 or is_small else SECTOR_BYTES)
+        return moved
+
+    *others, last = long
+    best = min((at for at in others if int(axes[at].dom.extent) >= LEAST_EXTENT), key=bytes_moved, default=last)
+    return best if MUCH * bytes_moved(best) < bytes_moved(last) else None
+
+
+def _loads_any(expression: Any) -> bool:
+    loads: list[Any] = []
+    structural_walk(expression, (ir.TensorLoad, loads.append))
+    return bool(loads)
 
 
 def _vectorised_lanes(definition: Any, axes: list[Any], lanes: int) -> int:

@@ -77,11 +77,13 @@ def find_chain(schedule: Any, blocks: Sequence[Any]) -> Chain | None:
         )
         for block, definition, axes in zip(blocks, definitions, shared, strict=True)
     )
+    row_extents = tuple(_extent(definitions[0], [axis]) for axis in shared[0])
     return Chain(
         stages=stages,
-        row_extents=tuple(_extent(definitions[0], [axis]) for axis in shared[0]),
+        row_extents=row_extents,
         side_by_side=side_by_side,
-        lanes=min(map(_row_lanes, definitions, shared)) if side_by_side else 1,
+        # A vector of two rows of the last axis would be no part of what a thread keeps between stages.
+        lanes=math.gcd(min(map(_row_lanes, definitions, shared)), *row_extents[-1:]) if side_by_side else 1,
         shuffled=all(
             str(region.source.dtype) in SHUFFLED
             for definition in definitions
