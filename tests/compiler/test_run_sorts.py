@@ -39,7 +39,7 @@ def test_a_network_sorts_runs_on_the_host_and_thread_by_thread(given: Sorting) -
     lines = math.prod(given.shape) // given.shape[given.axis]
     assert call.grid[0] == lines * given.runs
     assert call.block[0] in (given.run // 8, given.run // 4, 1)
-    assert found.lowered.source.count("__syncthreads()") <= 1 + math.comb(given.run.bit_length(), 2)
+    assert found.lowered.source.count("__syncthreads()") < 9, "turns are in loops"
     if here():
         from tuner.measure.device_compiler import DeviceCompiler
 
@@ -118,9 +118,9 @@ def test_what_compares_otherwise_is_no_such_workload() -> None:
     function = workload(given)
 
     def other(found: Any) -> Any:
-        return tirx.Max(found.a, found.b)
+        return tirx.Select(found.condition, found.false_value, found.true_value)
 
-    turned = function.with_body(tvm_ffi.structural_map(function.body, (tirx.Min, other)))
+    turned = function.with_body(tvm_ffi.structural_map(function.body, (tirx.Select, other)))
     assert find_sorting(function) == given
     assert find_sorting(turned) is None
     with pytest.raises(InvalidTrace):

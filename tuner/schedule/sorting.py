@@ -13,15 +13,15 @@ the form in which all comparisons have one direction). A word of 64 bits is a ke
 
 The pairs of a turn have no element in common, which TVM does not prove, so the workload is one opaque block. In its kernel
 (`in_kernel`) a run is a thread block that holds it in shared memory. A thread does several turns at a time with the words in
-registers: those that such turns put in order among themselves.
+registers: those that such turns put in order among themselves. Turns are in loops though they are known: one after the other
+they are 46 KB of code, each instruction of which a multiprocessor would have to fetch to use it once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
@@ -143,12 +143,12 @@ def in_kernel(mod: Any) -> Any:
     sorting = find_sorting(mod["main"])
     if sorting is None:
         raise InvalidTrace("the workload sorts no runs")
-    tensors = _Tensors.of(sorting)
-    most = min(DEPTH if sorting.run >= LONG else DEPTH_OF_SHORT, sorting.run.bit_length() - 1)
-    threads = sorting.run >> most
-    copies = [buffer(f"held{copy}", (_padded(sorting.run),), WORD, "shared") for copy in range(2)]
-    first, words = buffer("first", (1,), _PLACE, "local"), buffer("words", (1 << most,), WORD, "local")
+    tensors, steps = _Tensors.of(sorting), sorting.run.bit_length() - 1
+    depth = min(DEPTH if sorting.run >= LONG else DEPTH_OF_SHORT, steps)
+    threads = sorting.run >> depth
+    held, words = buffer("held", (_padded(sorting.run),), WORD, "shared"), buffer("words", (1 << depth,), WORD, "local")
     block, thread = ir.Var("block", INDEX_TYPE), ir.Var("thread", INDEX_TYPE)
+    group = _Group(held=held, words=words, first=buffer("first", (1,), _PLACE, "local"), depth=depth)
 
     def each(extent: int, do: Callable[[Any], Any]) -> Any:
         def part(number: Any) -> Any:
@@ -157,37 +157,34 @@ def in_kernel(mod: Any) -> Any:
 
         return loop("part", -(-extent // threads), part)
 
+    def step(number: Any) -> Any:
+        """Step s = number + depth: its first turns, then the others, of which the last group may do some again."""
+        s = tirx.Cast(_PLACE, number) + depth
+        rest = ir.Var("rest", INDEX_TYPE)
+        low = tirx.max(s - (2 * depth - 1) - depth * tirx.Cast(_PLACE, rest), tirx.const(0, _PLACE))
+        others = group.in_order(thread, low, [(h, 1 << h) for h in reversed(range(depth))])
+        count = tirx.floordiv(number, integer(depth)) + integer(1)
+        turns = tirx.For(rest, integer(0), count, tirx.ForKind.SERIAL, others)
+        return tirx.SeqStmt([group.mirrored(thread, s - (depth - 1)), turns])
+
     place, at = tirx.floordiv(block, sorting.runs), list[Any]()
     for axis in reversed([axis for axis in range(len(sorting.shape)) if axis != sorting.axis]):
         at.insert(0, tirx.floormod(place, integer(sorting.shape[axis])))
         place = tirx.floordiv(place, integer(sorting.shape[axis]))
     line, run = tuple(at), tirx.floormod(block, sorting.runs)
-    one, other = copies
-    statements = [each(sorting.run, lambda i: tirx.BufferStore(one, tensors.read(line, run, i), [_padded(i)]))]
-    for group in _groups(sorting.run.bit_length() - 1, most):
-        do = partial(group.in_order, source=one, to=other, first=first, words=words)
-        statements.append(each(sorting.run >> len(group.basis), do))
-        one, other = other, one  # so that threads meet once
-    statements.append(each(sorting.count, lambda i: tensors.write(line, run, i, one[_padded(i)])))
-    body = tensors.block(tirx.SeqStmt(statements), [*copies, first, words])
+    within = [(h, (2 << h) - 1 if s == h else 1 << h) for s in range(depth) for h in reversed(range(s + 1))]
+    statements = [
+        each(sorting.run, lambda i: tirx.BufferStore(held, tensors.read(line, run, i), [_padded(i)])),
+        group.in_order(thread, tirx.const(0, _PLACE), within),
+        *([loop("step", steps - depth, step)] if steps > depth else []),
+        each(sorting.count, lambda i: tensors.write(line, run, i, held[_padded(i)])),
+    ]
+    body = tensors.block(tirx.SeqStmt(statements), [held, words, group.first])
     lines = math.prod(sorting.shape) // sorting.elements
     for variable, extent, name in ((thread, threads, "threadIdx.x"), (block, lines * sorting.runs, "blockIdx.x")):
         bound = tirx.IterVar(None, ir.Var(name, INDEX_TYPE), tirx.IterVar.ThreadIndex, name)
         body = tirx.For(variable, integer(0), integer(extent), tirx.ForKind.THREAD_BINDING, body, bound)
     return IRModule({"main": tensors.function(body).with_attrs(dict(mod["main"].attrs or {}))})
-
-
-def _groups(steps: int, most: int) -> Iterator[_Group]:
-    """All turns in order, as many at a time as groups of 2^most words allow."""
-    group = _Group()
-    for s in range(steps):
-        for h in reversed(range(s + 1)):
-            mask = (2 << h) - 1 if s == h else 1 << h
-            if len((wider := group.with_turn(h, mask)).basis) > most:
-                yield group
-                wider = _Group().with_turn(h, mask)
-            group = wider
-    yield group
 
 
 def _padded(i: Any) -> Any:
@@ -197,49 +194,53 @@ def _padded(i: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Words that some consecutive turns put in order among themselves.
+    """The words of a run that a thread has at a time: 2^depth, whose places differ in `depth` neighbouring bits, or in all
+    bits below as well (`mirrored`)."""
 
-    A turn compares places that differ by a mask whose highest bit is h. Places that differ by masks of the turns, or by an
-    exclusive or of them, are a group: a coset of the space over two elements that the masks span. Its first place has none
-    of the highest bits of a basis in echelon form.
-    """
+    held: Any
+    words: Any
+    first: Any
+    """The place of the first of them: all of the bits are zero."""
+    depth: int
 
-    turns: tuple[tuple[int, int], ...] = ()
-    """(h, mask) of each."""
-    basis: tuple[int, ...] = ()
-    """Of the masks, each with another highest bit."""
+    def in_order(self, i: Any, low: Any, turns: Sequence[tuple[int, int]]) -> Any:
+        """A statement that reads group i, the lowest of whose bits is `low`, does turns, and writes it.
 
-    def with_turn(self, h: int, mask: int) -> _Group:
-        """The groups of one more turn."""
-        left = mask
-        for each in sorted(self.basis, reverse=True):
-            left = min(left, left ^ each)
-        return _Group(turns=(*self.turns, (h, mask)), basis=(*self.basis, left) if left else self.basis)
+        turns: (h, mask): compared are words whose numbers in the group differ by the mask, of which h is the highest bit.
+        """
+        pairs = [(k, k ^ mask) for h, mask in turns for k in self._numbers if not k >> h & 1]
+        return self._done(i, low, lambda first, k: first + (k << low), pairs)
 
-    def in_order(self, i: Any, source: Any, to: Any, first: Any, words: Any) -> Any:
-        """A statement that reads group i, puts it in order and writes it. first, words: registers."""
-        offsets, zero = [0], integer(0)
-        make_room: list[Any] = [tirx.BufferStore(first, tirx.Cast(_PLACE, i), [zero])]
-        for each in sorted(self.basis):
-            highest = tirx.const(each.bit_length() - 1, _PLACE)
-            above = tirx.shift_left(tirx.shift_right(first[zero], highest), highest)
-            make_room.append(tirx.BufferStore(first, first[zero] + above, [zero]))  # a zero at the highest bit
-            offsets += [at ^ each for at in offsets]
-        places = [
-            (integer(at), _padded(tirx.bitwise_xor(first[zero], tirx.const(of, _PLACE))))
-            for at, of in enumerate(offsets)
-        ]
+    def mirrored(self, i: Any, low: Any) -> Any:
+        """The same for the first turns of a step, whose first one compares places that differ in all bits up to the group's
+        highest one: what has that bit has the others turned over."""
+        top = self.depth - 1
+        mask = (tirx.const(2 << top, _PLACE) << low) - 1
+
+        def place(first: Any, k: int) -> Any:
+            own = first + ((k & ~(1 << top)) << low)
+            return own ^ mask if k >> top else own
+
+        rest = [
+            (k, k ^ 1 << h) for h in reversed(range(top)) for k in self._numbers if (k >> h & 1) == k >> top
+        ]  # the one at the lower place, whose bit is zero once it is turned over
+        return self._done(i, low, place, [(k, k ^ 1 << top) for k in self._numbers if not k >> top] + rest)
+
+    @property
+    def _numbers(self) -> range:
+        return range(1 << self.depth)
+
+    def _done(self, i: Any, low: Any, place: Callable[[Any, int], Any], pairs: Sequence[tuple[int, int]]) -> Any:
+        first, zero = self.first[integer(0)], integer(0)
+        above = tirx.shift_right(tirx.Cast(_PLACE, i), low) << low
+        room = tirx.BufferStore(self.first, tirx.Cast(_PLACE, i) + above * ((1 << self.depth) - 1), [zero])
+        places = [(integer(k), _padded(place(first, k))) for k in self._numbers]
         return tirx.SeqStmt(
             [
-                *make_room,
-                *(tirx.BufferStore(words, source[place], [at]) for at, place in places),
-                *(
-                    _in_order(words, integer(one), integer(offsets.index(at ^ mask)))
-                    for h, mask in self.turns
-                    for one, at in enumerate(offsets)
-                    if not at >> h & 1  # The one at the lower place: h is a highest bit of the basis.
-                ),
-                *(tirx.BufferStore(to, words[at], [place]) for at, place in places),
+                room,
+                *(tirx.BufferStore(self.words, self.held[at], [k]) for k, at in places),
+                *(_in_order(self.words, integer(one), integer(other)) for one, other in pairs),
+                *(tirx.BufferStore(self.held, self.words[k], [at]) for k, at in places),
             ]
         )
 
@@ -252,8 +253,8 @@ def _in_order(words: Any, i: Any, j: Any) -> Any:
         [
             *(tirx.Bind(low, i), tirx.Bind(high, j)),
             *(tirx.Bind(one, words[low]), tirx.Bind(other, words[high])),
-            tirx.BufferStore(words, tirx.min(one, other), [low]),
-            tirx.BufferStore(words, tirx.max(one, other), [high]),
+            tirx.BufferStore(words, tirx.Select(other < one, other, one), [low]),
+            tirx.BufferStore(words, tirx.Select(other < one, one, other), [high]),
         ]
     )
 
